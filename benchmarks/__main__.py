@@ -28,34 +28,38 @@ from benchmarks.rows import ALIASES, MEASURES
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--only", type=click.Choice([*MEASURES, *ALIASES]), multiple=True, metavar="NAME", help="May be given again."
+    "--only",
+    type=click.Choice([*MEASURES, *ALIASES]),
+    multiple=True,
+    metavar="NAME",
+    help="May be given several times.",
 )
-@click.option("--group", "groups", type=click.Choice(list(GROUPS)), multiple=True, help="May be given again.")
-@click.option("--quick", is_flag=True, help="Few messages: whether it works, not how fast.")
+@click.option("--group", "groups", type=click.Choice(list(GROUPS)), multiple=True, help="May be given several times.")
+@click.option("--quick", is_flag=True, help="Few messages: checks that it works, not how fast it is.")
 @click.option(
     "--rounds",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Go through all rows so often; the one with the median value counts.",
+    help="Run all rows this many times; the round with the median value counts.",
 )
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option(
     "--results",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write bench.md, bench.json and charts into this directory, too.",
+    help="Also write bench.md, bench.json and charts into this directory.",
 )
 @click.option(
     "--dir",
     "directory",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Where nodes have their data: on the disk that is to be measured. Default: the temporary directory.",
+    help="Directory of the nodes' data, on the disk to measure. Default: the temporary directory.",
 )
 @click.option(
     "--profile",
     "profiles",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Run the nodes under cProfile, and put a profile for each thread into this directory, and its top as text.",
+    help="Run the nodes under cProfile. Write a profile for each thread into this directory, and its top as text.",
 )
 @click.option("--list", "list_rows", is_flag=True, help="List the measurements.")
 def main(
@@ -69,7 +73,7 @@ def main(
     profiles: Path | None,
     list_rows: bool,
 ) -> None:
-    """Measure nodes of this machine, and print the figures beside the goals of the design."""
+    """Measure nodes on this machine, and print the figures with the goals of the design."""
     rows = chosen(only, groups)
     if list_rows:
         width = max(len(row.name) for row in rows)
@@ -96,13 +100,14 @@ def main(
 
 
 def chosen(only: Sequence[str], groups: Sequence[str]) -> list[Row]:
-    """The rows of these names and of these groups; all, if none is named. In the order of the table."""
+    """Return the rows of these names and groups, in the order of the table; all rows if none is named."""
     names = {ALIASES.get(name, name) for name in only}
     return [row for row in MEASURES.values() if not (only or groups) or row.name in names or row.group in groups]
 
 
 def run(rows: Sequence[Row], where: Where, quick: bool, rounds: int) -> tuple[dict[str, list[Measured]], list[str]]:
-    """All rows, round by round, so that what disturbs the machine for a while disturbs all; what failed besides."""
+    """Run all rows, round by round, so that a disturbance of the machine affects all rows alike. Returns results and
+    failures."""
     log = Console(stderr=True)
     measured: dict[str, list[Measured]] = {row.name: [] for row in rows}
     failures: list[str] = []
@@ -113,7 +118,7 @@ def run(rows: Sequence[Row], where: Where, quick: bool, rounds: int) -> tuple[di
                 with log.status(f"{row.name} ...") if log.is_terminal else log:
                     found = row.measure(Setting(where, row.name, quick))
             except Exception as error:
-                # One that fails takes the others' figures with it otherwise.
+                # otherwise a row that fails would lose the figures of the others
                 log.print(traceback.format_exc(), highlight=False, markup=False)
                 failures.append(f"{row.name} failed: {str(error).splitlines()[0] if str(error) else repr(error)}")
                 continue
@@ -129,7 +134,7 @@ def run(rows: Sequence[Row], where: Where, quick: bool, rounds: int) -> tuple[di
 
 
 def about(directory: Path | None, rounds: int, quick: bool) -> dict[str, Any]:
-    """What the figures depend on."""
+    """Return the conditions on which the figures depend."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "sandq": sandq.__version__,

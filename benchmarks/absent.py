@@ -1,4 +1,4 @@
-"""What it costs to cancel messages that are not there, beside large rows on the disk."""
+"""Measure the cost of cancelling unknown message ids next to large rows on disk."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from sandq.storage.stores import LevelStores
 STORE = 1
 IDS, QUICK_IDS = 1000, 20
 ROWS_MS, ABSENT_MS, NOW_MS = 10, 5, 1_000_000
-"""Between the rows; ids that are not there behind a row; when they are cancelled."""
+"""Due times between the rows; positions of the unknown ids after a row; time of the cancel."""
 ROUNDS = 3
 
 
 def cancels(row_bytes: int, large_rows: int, setting: Setting) -> Measured:
-    """CPU time of one command. The ids are spread evenly behind the rows."""
+    """Return the CPU time of one command. The ids are spread evenly after the rows."""
     ids, large_rows = setting.count(IDS, QUICK_IDS), setting.count(large_rows, 2)
     with data_directory(setting.where) as directory:
         stores = LevelStores(directory / "stores")
@@ -64,14 +64,14 @@ def _cancelled(replica: PartitionReplica, stores: LevelStores, row_bytes: int, l
 
 
 def _row(name: str, what: str, row_bytes: int, large_rows: int) -> Row:
-    what = f"{IDS:,} ids that are not there are cancelled at once, {what}"
+    what = f"{IDS:,} unknown ids are cancelled together, {what}"
     return Row(f"absent_{name}", "held", what, partial(cancels, row_bytes, large_rows), "ms", driver="none")
 
 
 _MB = 1_000_000
 ROWS = (
-    _row("small", "beside rows of 100 B", 100, 1000),
-    _row("1mb", "beside a row of 1 MB", _MB, 1),
-    _row("10mb", "beside a row of 10 MB", 10 * _MB, 1),
-    _row("spread", "each beside another row of 1 MB", _MB, IDS),
+    _row("small", "next to rows of 100 B", 100, 1000),
+    _row("1mb", "next to a row of 1 MB", _MB, 1),
+    _row("10mb", "next to a row of 10 MB", 10 * _MB, 1),
+    _row("spread", "each next to a different row of 1 MB", _MB, IDS),
 )

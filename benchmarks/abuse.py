@@ -1,7 +1,7 @@
-"""What others notice of clients that mean harm: eight of a kind at once, and one that produces and waits.
+"""Measure how abusive clients affect others: eight of one kind run while a victim produces and waits.
 
-What bounds each of them is in docs/operations.md; that the bounds hold is tested (tests/integration/test_abuse.py).
-Here is shown what is left of them: the victim's time to an answer, what the node takes of processor and memory.
+docs/operations.md lists the limits for each kind; tests/integration/test_abuse.py tests them. This measures the rest:
+the victim's response time, and the node's use of processor and memory.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from benchmarks.result import Goal, Measured, Row, Setting
 
 P99 = Goal(50, "ms", at_least=False)
 MEMORY_MB = 256
-"""Over the node before, that is the goal as well."""
+"""Memory in addition to that of the node before; also the goal."""
 ABUSERS = 8
 SETTLE_S = 1.0
 LOOK_S = 0.02
 
 
 def beside(kind: str, setting: Setting) -> Measured:
-    """The 99th percentile of the victim's times."""
+    """The 99th percentile of the victim's response times."""
     seconds = float(setting.count(6, 2))
     with running(setting.where, setting.name) as node, ExitStack() as stack:
         assert node.pid is not None
@@ -44,37 +44,37 @@ def beside(kind: str, setting: Setting) -> Measured:
         at_s = time.perf_counter() + TOGETHER_S
         for load in (*abusers, victim):
             load.go(at_s)
-        told = victim.told()
+        result = victim.result()
         used_s = meter.cpu_s()
-        asked = sum(load.told().messages for load in abusers)
+        asked = sum(load.result().messages for load in abusers)
         highest = memory.stop()
-    assert told.latency is not None
+    assert result.latency is not None
     return Measured(
-        told.messages,
-        told.latency.at(0.99),
-        latency=told.latency,
+        result.messages,
+        result.latency.at(0.99),
+        latency=result.latency,
         details={
             "MB over before": (highest - before) / 1e6,
-            "node's CPU %": used_s / told.seconds * 100,
+            "node's CPU %": used_s / result.seconds * 100,
             "asked": float(asked),
-            **told.details,
+            **result.details,
         },
     )
 
 
 class _Highest:
-    """The most memory that a node has had, looked at all the time."""
+    """The largest memory of a node, sampled all the time."""
 
     def __init__(self, node: MeteredNode) -> None:
         self._pid = node.pid or 0
         self._bytes = 0
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self._ended.wait(LOOK_S):
-            with suppress(OSError, KeyError):  # it is about to end
+            with suppress(OSError, KeyError):  # the process is about to end
                 self._bytes = max(self._bytes, memory_bytes(self._pid)["anonymous"])
 
     def stop(self) -> int:
@@ -88,6 +88,6 @@ def _row(kind: str, what: str) -> Row:
 
 
 ROWS = (
-    _row("", "one client that produces and waits, with nobody beside it"),
-    *[_row(kind, f"the same beside {ABUSERS} abusers: {kind.replace('_', ' ')}") for kind in KINDS],
+    _row("", "one client that produces and waits, alone"),
+    *[_row(kind, f"the same with {ABUSERS} abusers: {kind.replace('_', ' ')}") for kind in KINDS],
 )

@@ -1,4 +1,4 @@
-"""What it costs to know who asks, and to look what that one may do: in this process, with nothing else around it."""
+"""Measure the cost of authentication and authorization: in this process, without anything else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _measured(count: int, work: Callable[[int], None]) -> Measured:
 
 
 def tokens(setting: Setting) -> Measured:
-    """Say who shows a token, as for each connection."""
+    """Authenticate a token, as for each connection."""
     texts = [token_text(secrets.token_bytes(TOKEN_BYTES)) for _ in range(IDENTITIES)]
     records = [
         IdentityRecord(f"token:t{number}", GRANTS, token_hash(text), 0, None, {}, "")
@@ -54,7 +54,7 @@ def tokens(setting: Setting) -> Measured:
 
 
 def rights(setting: Setting) -> Measured:
-    """Look whether a request is allowed, as for each."""
+    """Check whether a request is allowed, as for each request."""
     access = Access.of("token:app", GRANTS, {})
     frames = [[Type.PRODUCE, 1, f"team{number % 20}.topic{number}", 0, 0, 0, 0, 0, b""] for number in range(TOPICS)]
     check = RULES[Type.PRODUCE].check
@@ -72,7 +72,7 @@ ROWS = (
     Row(
         "access_token",
         "access",
-        f"a token, of {IDENTITIES:,} that there are",
+        f"one of {IDENTITIES:,} tokens",
         tokens,
         US,
         Goal(20, US, at_least=False),

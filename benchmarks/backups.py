@@ -1,4 +1,4 @@
-"""Backups: how fast they are made and restored, and how late messages are beside that."""
+"""Measure how fast backups are created and restored, and how late messages are meanwhile."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ PER_S = 1000
 MESSAGES, QUICK_MESSAGES = 20_000, 500
 LEAD_MS, QUICK_LEAD_MS = 1000, 15_000
 RATE = 20_000_000
-"""Of what goes on beside other work: without it they have what the machine has."""
+"""Rate limit of backups that run together with other work; alone they have no limit."""
 AT_ONCE = 5000
 RISEN_S = 30.0
 
 
 async def _filled(client: sandq.Client, total: int) -> None:
-    """A topic of so many bytes, in messages of `VALUE_BYTES` that nothing compresses, due in hours."""
+    """Create a topic of this size, in messages of `VALUE_BYTES` that do not compress, due in hours."""
     await client.admin.create_topic(KEPT, partitions=PARTITIONS)
     left = max(1, total // VALUE_BYTES)
     while left:
@@ -58,7 +58,7 @@ Work = Callable[[sandq.Client, Place], Awaitable[Manifest]]
 def _timed(
     setting: Setting, prepare: Work | None, work: Callable[[sandq.Client, Place, str], Awaitable[int]]
 ) -> Measured:
-    """MB/s of rows."""
+    """Return MB/s of rows."""
 
     async def run(node: MeteredNode) -> tuple[int, float, Meter]:
         async with sandq.connect(f"127.0.0.1:{node.port}", timeout="60s", delivery_timeout="120s") as client:
@@ -86,17 +86,17 @@ async def _restore(client: sandq.Client, place: Place, backup_id: str) -> int:
 
 
 def create(setting: Setting) -> Measured:
-    """A backup of 1 GB."""
+    """Create a backup of 1 GB."""
     return _timed(setting, None, _create)
 
 
 def restore(setting: Setting) -> Measured:
-    """The same, restored beside itself."""
+    """Restore such a backup under a different topic name."""
     return _timed(setting, lambda client, place: create_backup(client, place, topics=[KEPT]), _restore)
 
 
 class _Beside:
-    """Backups and restores, one after the other, by a thread, until it is ended."""
+    """Create and restore backups in a loop, in a thread, until it is stopped."""
 
     def __init__(self, node: MeteredNode, total: int) -> None:
         self._node = node
@@ -108,11 +108,11 @@ class _Beside:
         self._thread.start()
 
     def ready(self) -> None:
-        """The topic is there that is backed up."""
+        """Start after the topic exists."""
         self._ready.wait()
 
     def stop(self) -> None:
-        """End it. Raises what ended it before."""
+        """Stop the loop. Raises the error that ended it earlier."""
         self._over.set()
         self._thread.join()
         if self._error is not None:
@@ -140,7 +140,7 @@ class _Beside:
 
 
 def lateness(setting: Setting) -> Measured:
-    """Messages that are due evenly, while backups are made and restored."""
+    """Deliver messages that are due evenly, while backups are created and restored."""
     messages = setting.count(MESSAGES, QUICK_MESSAGES)
     with node_with(setting, TOPIC, lease="60s") as node:
         beside = _Beside(node, setting.count(BESIDE_BYTES, QUICK_BYTES))
@@ -150,10 +150,10 @@ def lateness(setting: Setting) -> Measured:
             load.ready()
             meter = Meter(node.metered)
             load.go()
-            told = load.told()
+            result = load.result()
             used = meter.stop()
         beside.stop()
-    measured = Measured.of(told, used)
+    measured = Measured.of(result, used)
     assert measured.latency is not None
     measured.value = measured.latency.at(0.99)
     measured.cpu_us = measured.fsyncs = None
@@ -164,11 +164,11 @@ def lateness(setting: Setting) -> Measured:
 _WHAT = f"1 GB in messages of {VALUE_BYTES:,} B, {PARTITIONS} partitions"
 ROWS = (
     Row("backup_create", "backups", f"{_WHAT}: a backup to a directory", create, "MB/s", FAST, "client"),
-    Row("backup_restore", "backups", f"{_WHAT}: restored beside itself", restore, "MB/s", FAST, "client"),
+    Row("backup_restore", "backups", f"{_WHAT}: restored under a different name", restore, "MB/s", FAST, "client"),
     Row(
         "backup_lateness",
         "backups",
-        f"{PER_S:,} messages/s due, beside backups and restores of 300 MB at 20 MB/s: p99",
+        f"{PER_S:,} messages/s due, during backups and restores of 300 MB at 20 MB/s: p99",
         lateness,
         "ms",
         LATENESS,

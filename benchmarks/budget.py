@@ -1,8 +1,8 @@
 """`python -m benchmarks.budget ROW ...`: where the CPU time of a message goes, by thread, layer and function.
 
-A row is run twice under a profiler that counts CPU time, with few messages and with many, and once without one. What
-is told is the difference of the two, so that the start of the node is not in it, scaled to what the third run took.
-Profiling makes calls of small functions dearer than they are: a layer with many calls has less than its share.
+A row runs twice under a profiler that counts CPU time, with few messages and with many, and once without a profiler.
+The report shows the difference of the first two, which excludes the start of the node, scaled to the CPU time of the
+third. Profiling makes calls of small functions more expensive: a layer with many calls appears larger than it is.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from benchmarks.result import Setting, short
 from benchmarks.rows import MEASURES
 
 Function = tuple[str, int, str]
-"""File, line, name, as profiles have it; of what is not Python's, the file is `~`."""
+"""File, line and name, as profiles have them; `~` is the file of functions that are not Python."""
 Cost = tuple[int, float]
-"""Calls, and seconds of its own."""
+"""Number of calls, and seconds in the function itself."""
 
 LAYERS: Final = (
     ("sandq/server", "connections, requests, answers"),
@@ -49,14 +49,14 @@ LEAST_US: Final = 0.05
 
 @dataclass(slots=True)
 class Layer:
-    """What one layer of one thread takes for a message."""
+    """Cost of one layer of one thread per message."""
 
     thread: str
     name: str
     us: float = 0.0
     calls: float = 0.0
     functions: dict[str, float] = field(default_factory=dict)
-    """Microseconds of each."""
+    """Microseconds per message of each function."""
 
     def row(self) -> str:
         top = sorted(self.functions.items(), key=lambda one: -one[1])[:TOP]
@@ -65,7 +65,7 @@ class Layer:
 
 
 def layer_of(function: Function) -> str:
-    """The layer of a function of Python, or of the system."""
+    """Return the layer of a function of Python, or of the system."""
     file, _, name = function
     if file == "~":
         return SYSTEM if any(part in name for part in _SYSTEM) else OTHER
@@ -73,7 +73,8 @@ def layer_of(function: Function) -> str:
 
 
 def own_costs(stats: Mapping[Function, Any]) -> dict[tuple[str, str], Cost]:
-    """Calls and seconds by (layer, function). What C does counts for who calls it; the system is a layer."""
+    """Return calls and seconds by (layer, function). Time in C functions counts for their caller; the system is a
+    layer."""
     found: dict[tuple[str, str], Cost] = {}
 
     def add(layer: str, name: str, calls: int, seconds: float) -> None:
@@ -91,7 +92,7 @@ def own_costs(stats: Mapping[Function, Any]) -> dict[tuple[str, str], Cost]:
 
 
 def named(function: Function) -> str:
-    """As it is shown: `module.name` of Python's, the bare name of C's."""
+    """Return the name to show: `module.name` for Python functions, the bare name for C functions."""
     file, _, name = function
     if file == "~":
         return name.removeprefix("<built-in method ").removeprefix("<method ").rstrip(">").replace("' of '", " of ")
@@ -101,7 +102,8 @@ def named(function: Function) -> str:
 def difference(
     few: Mapping[str, Mapping[tuple[str, str], Cost]], many: Mapping[str, Mapping[tuple[str, str], Cost]], messages: int
 ) -> list[Layer]:
-    """By thread: what `messages` more have cost, for one of them; the dearest layer of each thread first."""
+    """Return the cost of one of `messages` additional messages, by thread; the most expensive layer of each thread
+    first."""
     layers: dict[tuple[str, str], Layer] = {}
     for thread, costs in many.items():
         for (name, function), (calls, seconds) in costs.items():
@@ -115,7 +117,7 @@ def difference(
 
 
 def scaled(layers: list[Layer], total_us: float) -> list[Layer]:
-    """The same, for a total that was measured without a profiler."""
+    """Return the costs scaled to a total that was measured without a profiler."""
     factor = total_us / (sum(layer.us for layer in layers) or 1.0)
     for layer in layers:
         layer.us *= factor
@@ -124,7 +126,7 @@ def scaled(layers: list[Layer], total_us: float) -> list[Layer]:
 
 
 def profile(row: str, quick: bool) -> tuple[int, dict[str, dict[tuple[str, str], Cost]]]:
-    """Run a row under a profiler: its messages, and costs by thread."""
+    """Run a row under a profiler; return its messages, and costs by thread."""
     with tempfile.TemporaryDirectory(prefix="sandq-budget-") as directory:
         where = Where(None, Path(directory))
         measured = MEASURES[row].measure(Setting(where, row, quick))
@@ -136,7 +138,7 @@ def profile(row: str, quick: bool) -> tuple[int, dict[str, dict[tuple[str, str],
 
 
 def table(layers: Iterable[Layer]) -> str:
-    """For people, and for documents."""
+    """Return the costs as a table for people and documents."""
     head = "| thread | layer | us a message | calls | of it |\n| --- | --- | ---: | ---: | --- |"
     kept = [layer for layer in layers if layer.us >= LEAST_US]
     total = sum(layer.us for layer in kept)
@@ -146,7 +148,7 @@ def table(layers: Iterable[Layer]) -> str:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("rows", type=click.Choice(list(MEASURES)), nargs=-1, required=True)
 def main(rows: tuple[str, ...]) -> None:
-    """Tell where a node's CPU time goes for one message of ROWS (see `python -m benchmarks --list`)."""
+    """Show where a node's CPU time goes for one message of ROWS (see `python -m benchmarks --list`)."""
     for row in rows:
         few, costs_of_few = profile(row, quick=True)
         many, costs_of_many = profile(row, quick=False)

@@ -1,4 +1,4 @@
-"""Charts of what a picture tells better than a table. Needs matplotlib, which the Spark extra brings."""
+"""Charts of results that a picture shows better than a table. Needs matplotlib, which the Spark extra installs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _NAMES[1, "lock", 16] = "produce_lock_step"
 
 Found = dict[str, Result]
 Draw = Callable[[Any, Found], bool]
-"""Draws into a figure; whether there was anything to draw."""
+"""Draws into a figure; returns whether there was anything to draw."""
 
 
 def write(directory: Path, results: Sequence[Result]) -> list[str]:
-    """Those that there are figures for; their file names."""
+    """Draw the charts that have figures; return their file names."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -31,7 +31,7 @@ def write(directory: Path, results: Sequence[Result]) -> list[str]:
     found = {result.row.name: result for result in results}
     names = []
     for name, draw in CHARTS.items():
-        # A figure of its own, not pyplot's: no window system is looked for, and nothing is kept.
+        # A figure of its own instead of pyplot's: it looks for no window system and keeps nothing.
         figure = Figure(figsize=_INCHES, dpi=_DPI, layout="constrained")
         if draw(figure, found):
             names.append(f"bench-{name}.png")
@@ -40,7 +40,7 @@ def write(directory: Path, results: Sequence[Result]) -> list[str]:
 
 
 def _produce(figure: Any, found: Found) -> bool:
-    """Rates by the messages of a batch."""
+    """Draw rates by the number of messages per batch."""
     axes, sizes = figure.subplots(), sorted(WINDOWS)
     for mode, what in (("pipe", "pipelined"), ("lock", "lock-step")):
         for connections in (16, 1):
@@ -59,13 +59,13 @@ def _produce(figure: Any, found: Found) -> bool:
 
 
 def _lateness(figure: Any, found: Found) -> bool:
-    """Percentiles of lateness."""
+    """Draw percentiles of lateness."""
     axes = figure.subplots()
     for name in ("idle", "loaded", "dense", "burst", "failover"):
         result = found.get(f"lateness_{name}")
         if result is not None and result.measured.latency is not None:
             axes.plot(range(len(SHARES)), result.measured.latency.shares_ms, marker="o", label=name)
-    axes.set_yscale("symlog", linthresh=1.0)  # what is early would be below 0
+    axes.set_yscale("symlog", linthresh=1.0)  # early messages would be below 0
     axes.set_xticks(
         range(len(SHARES)), ["least", *(f"{share:.1%}".replace(".0%", "%") for share in SHARES[1:-1]), "max"]
     )
@@ -73,7 +73,7 @@ def _lateness(figure: Any, found: Found) -> bool:
 
 
 def _pending(figure: Any, found: Found) -> bool:
-    """Memory and the time of a restart by the number of messages that wait."""
+    """Draw memory and restart time by the number of pending messages."""
     rows = [result for name in pending.COUNTS if (result := found.get(f"pending_{name}")) is not None]
     left, right = figure.subplots(1, 2)
     if not rows:
@@ -90,7 +90,7 @@ def _pending(figure: Any, found: Found) -> bool:
 
 
 def _sizes(figure: Any, found: Found) -> bool:
-    """Messages and bytes by the size of values."""
+    """Draw messages and bytes a second by the size of values."""
     rows = [(size, found[f"size_{name}"].measured) for name, size in shape.SIZES.items() if f"size_{name}" in found]
     left, right = figure.subplots(1, 2)
     if not rows:
@@ -106,7 +106,7 @@ def _sizes(figure: Any, found: Found) -> bool:
 
 
 def _partitions(figure: Any, found: Found) -> bool:
-    """Rate by the number of partitions."""
+    """Draw rates by the number of partitions."""
     rows = [(count, found[f"partitions_{count}"]) for count in shape.PARTITIONS if f"partitions_{count}" in found]
     axes = figure.subplots()
     if rows:
@@ -115,12 +115,12 @@ def _partitions(figure: Any, found: Found) -> bool:
 
 
 def _of(result: Result, name: str) -> float:
-    """A figure that may be the row's value, and is among its details otherwise."""
+    """Return a figure that is the row's value or one of its details."""
     return result.measured.details.get(name, result.measured.value)
 
 
 def _finish(axes: Any, title: str, x: str, y: str) -> bool:
-    """Whether anything was drawn."""
+    """Return whether anything was drawn."""
     handles, _ = axes.get_legend_handles_labels()
     axes.set_title(title)
     axes.set_xlabel(x)

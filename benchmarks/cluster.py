@@ -1,4 +1,4 @@
-"""Three nodes: what an acknowledgement costs that is on the disks of a majority."""
+"""Measure three nodes: the cost of an acknowledgement that is on the disks of a majority."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NODES = 3
 START_S = 30.0
 BATCHED = Goal(200_000, "msg/s")
 ENTRIES = Goal(60_000, "entries/s")
-"""Of Raft alone; through the whole broker each is a message of its own."""
+"""Messages per entry of Raft alone; through the whole broker each entry is one message."""
 LARGE = Goal(100, "MB/s")
 COMMIT = Goal(2.0, "ms", at_least=False)
 COMMIT_CPU = Goal(1500, "us of CPU, all nodes", at_least=False, of=CPU)
@@ -36,7 +36,7 @@ GROUPS = 300
 
 
 class Cluster(demo.cluster.Cluster):
-    """Processes of three nodes that have formed a cluster, and what they take."""
+    """Processes of three nodes that have formed a cluster, and their resource use."""
 
     def __init__(self, directory: Path, program: tuple[str, ...]) -> None:
         self._http_ports: dict[str, int] = {}
@@ -52,11 +52,11 @@ class Cluster(demo.cluster.Cluster):
         return [(node, self._http_ports[name]) for name, node in self.nodes.items()]
 
     def cpu_s(self) -> float:
-        """Of all nodes that run."""
+        """Resource use of all running nodes."""
         return sum(cpu_s(node.pid) for node in self.nodes.values() if node.pid is not None)
 
     def form(self, topic: str = TOPIC, partitions: int = 1, replicas: int = NODES, **settings: Any) -> list[str]:
-        """Make a topic once all nodes are registered; the node that leads each partition."""
+        """Create a topic once all nodes are registered; return the leader of each partition."""
 
         async def run() -> list[str]:
             async with sandq.connect(*self.addresses) as client:
@@ -69,7 +69,7 @@ class Cluster(demo.cluster.Cluster):
 
 @contextlib.contextmanager
 def cluster(setting: Setting, **settings: str) -> Iterator[Cluster]:
-    """Three nodes that serve; their data is removed at the end."""
+    """Three serving nodes; their data is removed at the end."""
     with data_directory(setting.where) as directory:
         made = Cluster(directory, program_of(setting.where, setting.name))
         for node in made.nodes.values():
@@ -88,9 +88,9 @@ def produce(
     size: int, partitions: int, window: int, batches: int, quick_batches: int, setting: Setting, *,
     replicas: int = NODES, merged: bool = True, **spec: Any,
 ) -> Measured:  # fmt: skip
-    """`batches` of `size` messages into each partition, over a connection to its leader.
+    """Send `batches` of `size` messages to each partition, over a connection to its leader.
 
-    `merged`: batches that wait together become one Raft entry, as always.
+    `merged`: waiting batches become one Raft entry, as always.
     """
     settings = {} if merged else {"LIMITS__ENTRY_MESSAGES": "1"}
     with cluster(setting, **settings) as nodes:
@@ -101,14 +101,14 @@ def produce(
 
 
 def large(setting: Setting) -> Measured:
-    """Bytes through one group."""
+    """Send bytes through one group."""
     measured = produce(1, 1, 64, 5000, 100, setting, merged=False, value_bytes=LARGE_BYTES)
     measured.value *= LARGE_BYTES / 1e6
     return measured
 
 
 def commit(setting: Setting) -> Measured:
-    """One message after the other."""
+    """Send one message after the other."""
     measured = produce(1, 1, 1, 3000, 100, setting)
     assert measured.latency is not None
     measured.value = measured.latency.at(0.5)
@@ -116,7 +116,7 @@ def commit(setting: Setting) -> Measured:
 
 
 def raft(setting: Setting) -> Measured:
-    """The part of it that replication itself takes: no clients, no state machines."""
+    """Measure the share of replication itself: no clients, no state machines."""
     count = setting.count(200_000, 5000)
     ports = [f"node{at}={free_port()}" for at in range(NODES)]
     nodes: list[subprocess.Popen[str]] = []
@@ -144,7 +144,7 @@ def raft(setting: Setting) -> Measured:
 
 
 def idle(setting: Setting) -> Measured:
-    """Groups in which nothing happens: the CPU of a node."""
+    """Measure the CPU of a node with idle groups."""
     groups, seconds = setting.count(GROUPS, 30), setting.count(10, 2)
     with cluster(setting) as nodes:
         nodes.form(partitions=groups)
@@ -156,7 +156,7 @@ def idle(setting: Setting) -> Measured:
 
 
 def failover(setting: Setting) -> Measured:
-    """kill -9 of the node that leads, until the next message is acknowledged: the slowest."""
+    """Kill the leader with SIGKILL; measure the time to the next acknowledged message. The slowest counts."""
     times = setting.count(12, 1)
     with cluster(setting) as nodes:
         nodes.form()
@@ -179,7 +179,7 @@ async def _kill_leader(nodes: Cluster) -> float:
 
 
 async def _until_up(client: sandq.Client) -> None:
-    """Until all nodes are registered and there."""
+    """Wait until all nodes are registered and reachable."""
     for _ in range(int(START_S / 0.05)):
         nodes = (await client.admin.cluster())["nodes"]
         if sum(row["up"] for row in nodes) == NODES:
@@ -203,7 +203,7 @@ def _row(
 ROWS = (
     _row(
         "cluster_1000",
-        "3 replicas, 6 partitions, batches of 1000 x 100 B, 4 on the way to each",
+        "3 replicas, 6 partitions, batches of 1000 x 100 B, 4 in flight to each",
         partial(produce, 1000, 6, 4, 250, 10),
         "msg/s",
         BATCHED,
@@ -246,7 +246,7 @@ ROWS = (
     ),
     _row(
         "cluster_idle",
-        f"3 replicas, {GROUPS} groups in which nothing happens: CPU of a node",
+        f"3 replicas, {GROUPS} idle groups: CPU of a node",
         idle,
         "% of a core",
         IDLE,

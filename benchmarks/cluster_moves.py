@@ -1,5 +1,4 @@
-"""Clusters that change while messages come and go: a node more, and nodes that are started anew. What producers and
-consumers notice of it."""
+"""Measure how producers and consumers are affected when a node is added, and when nodes restart."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import sandq
 from benchmarks.cluster import NODES, Cluster, cluster
 from benchmarks.driver import Load
 from benchmarks.produce import TOPIC
-from benchmarks.result import Goal, Measured, Row, Setting, Told
+from benchmarks.result import Goal, LoadResult, Measured, Row, Setting
 from demo.node import Node
 from sandq.errors import SandqError
 
@@ -31,9 +30,9 @@ SETTINGS: dict[str, Any] = {"lease": "5s", "max_attempts": None}
 
 
 @asynccontextmanager
-async def noticed(nodes: Cluster) -> AsyncIterator[list[Told]]:
-    """Another process produces to a topic and consumes it while the block runs; it tells at the end."""
-    found: list[Told] = []
+async def noticed(nodes: Cluster) -> AsyncIterator[list[LoadResult]]:
+    """Produce to a topic and consume it in another process while the block runs; it reports at the end."""
+    found: list[LoadResult] = []
     with Load("client_notice", addresses=nodes.addresses, topic=LIVE) as load:
         load.ready()
         load.go()
@@ -41,7 +40,7 @@ async def noticed(nodes: Cluster) -> AsyncIterator[list[Told]]:
         yield found
         await anyio.sleep(STEADY_S)
         load.stop()
-        found.append(load.told())
+        found.append(load.result())
 
 
 async def _until(ask: Callable[[], Awaitable[bool]]) -> None:
@@ -51,7 +50,7 @@ async def _until(ask: Callable[[], Awaitable[bool]]) -> None:
                 if await ask():
                     return
             except SandqError:
-                pass  # nobody leads the metadata just now
+                pass  # the metadata group has no leader at the moment
             await anyio.sleep(0.05)
 
 
@@ -70,16 +69,16 @@ async def _until_up(client: sandq.Client, count: int) -> None:
 
 
 def join(setting: Setting) -> Measured:
-    """A fourth node comes, until it holds its share."""
+    """Add a fourth node, and wait until it holds its share."""
     partitions, each = setting.count(PARTITIONS, 8), setting.count(EACH, 20)
     with cluster(setting) as nodes:
-        seconds, told, used_s = anyio.run(partial(_join, nodes, partitions, each), backend="trio")
-    measured = _measured(told, seconds)
+        seconds, result, used_s = anyio.run(partial(_join, nodes, partitions, each), backend="trio")
+    measured = _measured(result, seconds)
     measured.details["CPU of all nodes s"] = used_s
     return measured
 
 
-async def _join(nodes: Cluster, partitions: int, each: int) -> tuple[float, Told, float]:
+async def _join(nodes: Cluster, partitions: int, each: int) -> tuple[float, LoadResult, float]:
     async with sandq.connect(*nodes.addresses) as client:
         await _until_up(client, NODES)
         await client.admin.create_topic(TOPIC, partitions=partitions, replicas=NODES)
@@ -94,42 +93,42 @@ async def _join(nodes: Cluster, partitions: int, each: int) -> tuple[float, Told
             held = sum("node4" in row.nodes for row in placed)
             return abs(held - share) <= 2 and not any(row.moving for row in placed)
 
-        async with noticed(nodes) as told:
+        async with noticed(nodes) as result:
             node = nodes.add("node4")
             before_s, began_s = nodes.cpu_s(), anyio.current_time()
             node.start()
             await _until(has_its_share)
             seconds = anyio.current_time() - began_s
             used_s = nodes.cpu_s() - before_s
-        return seconds, told[0], used_s
+        return seconds, result[0], used_s
 
 
 def rolling(setting: Setting) -> Measured:
-    """SIGTERM to each node in turn, and its start."""
+    """Send SIGTERM to each node in turn, and start it again."""
     with cluster(setting) as nodes:
-        told = anyio.run(partial(_roll, nodes, setting.count(3, 1)), backend="trio")
-    assert told.latency is not None
-    return _measured(told, told.latency.at(0.99) / 1000)
+        result = anyio.run(partial(_roll, nodes, setting.count(3, 1)), backend="trio")
+    assert result.latency is not None
+    return _measured(result, result.latency.at(0.99) / 1000)
 
 
-async def _roll(nodes: Cluster, rounds: int) -> Told:
+async def _roll(nodes: Cluster, rounds: int) -> LoadResult:
     async with sandq.connect(*nodes.addresses) as client:
         await _until_up(client, NODES)
         await client.admin.create_topic(LIVE, partitions=6, replicas=NODES, **SETTINGS)
-        async with noticed(nodes) as told:
+        async with noticed(nodes) as result:
             for node in list(nodes.nodes.values()) * rounds:
                 await anyio.to_thread.run_sync(node.stop)
-                node.start()  # on this thread: it ends with it
+                node.start()  # on this thread, because the node ends with the thread that starts it
                 await _until_serves(node)
                 await _until_up(client, NODES)
-        return told[0]
+        return result[0]
 
 
-def _measured(told: Told, value: float) -> Measured:
-    client_cpu_us = told.cpu_s * 1e6 / told.messages
+def _measured(result: LoadResult, value: float) -> Measured:
+    client_cpu_us = result.cpu_s * 1e6 / result.messages
     return Measured(
-        told.messages, value, client_cpu_us=client_cpu_us, latency=told.latency, errors=told.errors,
-        details=told.details,
+        result.messages, value, client_cpu_us=client_cpu_us, latency=result.latency, errors=result.errors,
+        details=result.details,
     )  # fmt: skip
 
 

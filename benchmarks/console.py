@@ -1,7 +1,7 @@
-"""How soon a view of the console is there, with a thousand topics: in a real browser, from recorded answers.
+"""Measure how fast views of the console appear with a thousand topics: in a real browser, from recorded responses.
 
-The answers are made once, by the code that makes them for a cluster, and replayed by a server that does nothing else:
-what is measured is the page, and what has to come to it.
+The responses are created once, by the code that creates them for a cluster, and replayed by a server that does nothing
+else. So the row measures the page and its transfers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ look();
 
 
 def recorded() -> dict[str, tuple[str, bytes]]:
-    """Answers of a cluster of three nodes, by path: media type, body."""
+    """Responses of a cluster of three nodes, by path: media type and body."""
     topics, named = {}, []
     for number in range(TOPICS):
         name = f"team{number % 40}.topic{number:04}"
@@ -99,7 +99,7 @@ def recorded() -> dict[str, tuple[str, bytes]]:
 
 @contextmanager
 def replayed() -> Iterator[str]:
-    """The address of a server that answers what was recorded."""
+    """Return the address of a server that replays the recorded responses."""
     answers, ended = recorded(), threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -121,7 +121,7 @@ def replayed() -> Iterator[str]:
                 ended.wait()
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing: it is measured."""
+            """Block until the process is killed."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
@@ -137,7 +137,7 @@ def replayed() -> Iterator[str]:
 
 
 def views(setting: Setting) -> Measured:
-    """Load the console, and go from view to view. The value is the slowest view's median."""
+    """Load the console, and visit each view. The value is the slowest view's median."""
     found: dict[str, list[float]] = {"topics": [], "groups": [], "cluster": []}
     rounds = setting.count(15, 1)
     with tempfile.TemporaryDirectory(prefix="sandq-bench-", ignore_cleanup_errors=True) as profile, replayed() as base:
@@ -154,7 +154,7 @@ def views(setting: Setting) -> Measured:
                 times = {"topics": driver.execute_async_script(_PAINTED)}
                 for name in ("groups", "cluster"):
                     times[name] = driver.execute_async_script(_GO, f"#/{name}", name)
-                if turn:  # the first time the browser itself begins
+                if turn:  # the first view includes the start of the browser
                     for name, ms in times.items():
                         found[name].append(ms)
         finally:

@@ -1,4 +1,4 @@
-"""Consuming: acks gathered into ranges, an ack for each message, beside a producer; the client's own subscription."""
+"""Measure consuming: acks as ranges, an ack for each message, with a producer, and the client's subscription."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ BOTH_PER_S = 100_000
 BOTH_BATCH = 100
 BOTH_CONNECTIONS = 4
 TRIMMED_BATCH = 10
-"""A log row each: there are many rows to walk over, if anything did."""
+"""Each message has a log row: many rows to scan, if anything scanned them."""
 
 
 def consume(setting: Setting, *, each: bool) -> Measured:
-    """Everything of a topic that is due, one connection, until the last ack is confirmed."""
+    """Consume all due messages of a topic over one connection, until the last ack is confirmed."""
     messages = setting.count(1_000_000, 40_000)
     with node_with(setting, TOPIC, PARTITIONS, lease=LEASE) as node:
         return measure(node.metered, "consume", port=node.port, messages=messages, size=BATCH, each=each)
 
 
 def client(setting: Setting, *, batches: bool) -> Measured:
-    """`async for message` and `message.ack()`, or whole batches, one client: what a Python program gets."""
+    """Consume with `async for message` and `message.ack()`, or in whole batches, with one client: the speed of a Python
+    program."""
     messages = setting.count(300_000, 20_000)
     with node_with(setting, TOPIC, PARTITIONS, lease=LEASE) as node:
         return measure(
@@ -39,7 +40,7 @@ def client(setting: Setting, *, batches: bool) -> Measured:
 
 
 def both(setting: Setting) -> Measured:
-    """One process produces at a rate, another one takes and acks each message: from the intended send to there."""
+    """Produce at a rate in one process; receive and ack each message in another. Times count from the planned send."""
     count = setting.count(BOTH_PER_S * 5, BOTH_PER_S // 2) // BOTH_BATCH // BOTH_CONNECTIONS
     messages = count * BOTH_BATCH * BOTH_CONNECTIONS
     with node_with(setting, TOPIC, PARTITIONS, lease=LEASE) as node:
@@ -54,7 +55,7 @@ def both(setting: Setting) -> Measured:
             meter, began_s = Meter(node.metered), time.perf_counter() + TOGETHER_S
             consumer.go(began_s)
             producer.go(began_s)
-            produced, consumed = producer.told(), consumer.told()
+            produced, consumed = producer.result(), consumer.result()
             used = meter.stop()
     consumed.cpu_s += produced.cpu_s
     measured = Measured.of(consumed, used)
@@ -68,9 +69,9 @@ def both(setting: Setting) -> Measured:
 
 
 def trimming(setting: Setting) -> Measured:
-    """Whether reading at the cursor stays as cheap as it was while all that was read before is trimmed behind it.
+    """Check that reading at the cursor stays cheap while everything before it is trimmed.
 
-    The value is the node's CPU for the last tenth over that for the second (the first one warms up).
+    The value is the node's CPU for the last tenth divided by that for the second tenth (the first one warms up).
     """
     messages = setting.count(3_000_000, 40_000)
     with node_with(setting, TOPIC, 1, lease=LEASE) as node:
@@ -79,7 +80,7 @@ def trimming(setting: Setting) -> Measured:
         )
     marks = [measured.details.pop(name) for name in list(measured.details) if name.startswith("mark")]
     parts = [after - before for before, after in pairwise(marks)]
-    rate, base = measured.value, parts[1] or 0.01  # the clock of the system is as fine
+    rate, base = measured.value, parts[1] or 0.01  # the resolution of the system clock
     measured.value = parts[-1] / base
     measured.details |= {"msg/s": rate, "most of a tenth, x": max(parts[1:]) / base}
     return measured

@@ -1,4 +1,4 @@
-"""Figures of a data directory that is in memory are worth nothing: its syncs are free."""
+"""Refuse data directories in memory: their syncs are free, so their figures are worthless."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 
 class NoDisk(click.ClickException):
-    """The directory is in memory; the text says which, and what to do."""
+    """The directory is in memory; the text names it and says what to do."""
 
 
 def check_disk(path: Path) -> None:
-    """NoDisk when what is written there never reaches a disk."""
+    """Raise NoDisk if data written there never reaches a disk."""
     found = filesystem_of_directory(path)
     if found in IN_MEMORY:
         raise NoDisk(
@@ -25,17 +25,17 @@ def check_disk(path: Path) -> None:
 
 
 def filesystem_of_directory(path: Path) -> str:
-    """The type of the file system that a directory is on."""
+    """Return the type of the file system of a directory."""
     return filesystem_of(path.resolve(), _MOUNTS.read_text())
 
 
 def filesystem_of(path: Path, mounts: str) -> str:
-    """The type of the file system that an absolute path is on, by the text of /proc/self/mountinfo."""
+    """Return the type of the file system of an absolute path, from the text of /proc/self/mountinfo."""
     best, found = -1, "unknown"
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
         point = Path(before.split()[4].encode().decode("unicode_escape"))
-        # Of several mounts on one place the last one hides the others.
+        # If several file systems are mounted at one path, the last one hides the others.
         if path.is_relative_to(point) and len(point.parts) >= best:
             best, found = len(point.parts), after.split()[0]
     return found

@@ -1,4 +1,4 @@
-"""The parent's end of a load: a process that is told what to do, says when it is ready, and is let go."""
+"""The parent's side of a load: starts the process, waits until it is ready, and lets it run."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 
 from benchmarks.process import Meter, Metered, MeteredNode, running
-from benchmarks.result import Measured, Setting, Told
+from benchmarks.result import LoadResult, Measured, Setting
 from benchmarks.wire import Wire
 from demo.node import ROOT
 
 TOGETHER_S = 0.1
-"""After it is told to go a load waits so long, so that others can be told as well."""
+"""Delay between the start signal and the load, so that several loads can start together."""
 END_S = 10.0
 _LINES = 12
 
 
 class LoadFailed(Exception):
-    """A load ended by itself; the text has the end of what it said."""
+    """A load ended by itself; the text has the end of its output."""
 
 
 class Load:
-    """`python -m benchmarks.load`, which is ended with the block."""
+    """Run `python -m benchmarks.load`; it ends with the block."""
 
     def __init__(self, do: str, **spec: Any) -> None:
         self._name = do
@@ -50,28 +50,28 @@ class Load:
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._errors):
-            # What was not read in time by a process that is gone now stays in the pipe.
+            # Output of an ended process that was not read in time stays in the pipe.
             with contextlib.suppress(BrokenPipeError):
                 stream.close()  # type: ignore[union-attr]
 
     def ready(self) -> dict[str, Any]:
-        """Wait until everything is prepared; what the load says of itself."""
+        """Wait until everything is prepared; return the load's own data."""
         return self._hear()
 
     def go(self, at_s: float | None = None) -> None:
-        """Let it run from a moment of `time.perf_counter` on, which all processes share; from now on without one."""
+        """Let the load run from a time of `time.perf_counter`, which all processes share; without a time, from now."""
         self._say(f"go {time.perf_counter() if at_s is None else at_s!r}")
 
     def stop(self) -> None:
-        """Tell a load that has no end of its own to come to one."""
+        """Ask an endless load to finish."""
         self._say("stop")
 
-    def told(self) -> Told:
-        """Wait until it is through."""
-        return Told.of(self._hear())
+    def result(self) -> LoadResult:
+        """Wait for the result."""
+        return LoadResult.of(self._hear())
 
     def check(self) -> None:
-        """LoadFailed when it has ended already."""
+        """Raise LoadFailed if it has already ended."""
         if self._process.poll() is not None:
             raise self._failed()
 
@@ -99,14 +99,14 @@ class Load:
 
 
 def measure(nodes: Metered, do: str, **spec: Any) -> Measured:
-    """Run one load; what it and the nodes took."""
+    """Run one load; return its result with the resource use of the nodes."""
     with Load(do, **spec) as load:
         load.ready()
         meter = Meter(nodes)
         load.go()
-        told = load.told()
+        result = load.result()
         used = meter.stop()
-    return Measured.of(told, used)
+    return Measured.of(result, used)
 
 
 @contextlib.contextmanager
@@ -118,7 +118,7 @@ def node_with(
     node_settings: Mapping[str, str] = MappingProxyType({}),
     **settings: Any,
 ) -> Iterator[MeteredNode]:
-    """A new node with a topic, whose settings are the last ones."""
+    """A new node with a topic; the last arguments are the topic's settings."""
     with running(setting.where, setting.name, **node_settings) as node:
         wire = Wire(node.port)
         wire.create_topic(topic, partitions, **settings)

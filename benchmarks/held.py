@@ -1,4 +1,4 @@
-"""What one request costs a partition's state machine, by how much is held besides what it is about."""
+"""Measure the cost of one request to a partition's state machine, by the number of messages that it holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sandq.partition.state_machine import TimerPartition
 from sandq.storage.stores import MemoryStores
 
 RANGES = (10, 100, 1000)
-"""Of the lease, or of what waits: each a message of a row of its own."""
+"""Messages of the lease, or waiting messages; each is in a row of its own."""
 GROUPS = (10, 100, 900)
 HELD = (1000, 10_000, 100_000)
 """Messages that are leased in the group, by leases of 1,000."""
@@ -39,7 +39,7 @@ class Partition:
         self.apply(0, c.OpenGroup("g", "earliest"))
 
     def apply(self, at_ms: int, *commands: c.Command) -> Any:
-        """One run of the apply thread: an entry, what the loop is told, and the rows. The first command's result."""
+        """Run the apply thread once for an entry, with notifications and rows; return the first command's result."""
         self._index += 1
         result = self._machine.apply(self._index, c.Entry(at_ms, commands), self._view)[0]
         self._machine.status(self._view)
@@ -48,7 +48,7 @@ class Partition:
         return result
 
     def append(self, count: int, at_ms: int, due_ms: int, *, ttl_ms: int | None = None, keys: bool = False) -> None:
-        """Messages of rows of their own."""
+        """Store messages in rows of their own."""
         columns: dict[int, Any] = {Column.VALUE: [b"v"] * count, Column.DELIVER_MS: [due_ms] * count}
         if ttl_ms is not None:
             columns[Column.TTL_MS] = [ttl_ms] * count
@@ -57,13 +57,13 @@ class Partition:
         self.apply(at_ms, c.Append(encode(columns), split=True))
 
     def lease(self, limit: int, at_ms: int, lease_ms: int = LEASE_MS, consumer: str = "c", group: str = "g") -> Any:
-        """The only lease that is granted."""
+        """Return the only lease."""
         (lease,) = self.apply(at_ms, c.Lease(group, at_ms, (c.Grant(consumer, limit, lease_ms),)))
         return lease
 
 
 Step = Callable[[], object]
-"""One request."""
+"""Measure one request."""
 
 
 def acks(ranges: int) -> Iterator[Step]:
@@ -73,7 +73,7 @@ def acks(ranges: int) -> Iterator[Step]:
 
 
 def nacks(ranges: int) -> Iterator[Step]:
-    """Of messages that have had an attempt before, each by itself: a history for each."""
+    """Measure messages that already had an attempt each, so that each has a history."""
     partition = Partition()
     partition.append(ranges, 0, DUE_MS)
     first = partition.lease(ranges, NOW_MS)
@@ -91,7 +91,7 @@ def extends(ranges: int) -> Iterator[Step]:
 
 
 def retakes(ranges: int, ttl_ms: int | None = None) -> Iterator[Step]:
-    """One message at a time out of an entry of expired ones."""
+    """Measure leasing one message at a time from an entry of expired ones."""
     while True:
         partition = Partition()
         partition.append(ranges, 0, DUE_MS, ttl_ms=ttl_ms)
@@ -102,7 +102,7 @@ def retakes(ranges: int, ttl_ms: int | None = None) -> Iterator[Step]:
 
 
 def cancels(held: int) -> Iterator[Step]:
-    """Too late, one between two leases."""
+    """Measure a cancel that is too late, between two leases."""
     partition = Partition()
     for _ in range(held // BATCH):
         partition.append(BATCH, 0, DUE_MS)
@@ -114,7 +114,7 @@ def cancels(held: int) -> Iterator[Step]:
 
 
 def runs(groups: int) -> Iterator[Step]:
-    """Something happens to one group among idle ones, all of which have yet to take what is due."""
+    """Measure an event for one group among idle groups that have not yet seen the due messages."""
     partition = Partition()
     partition.append(1, 0, DUE_MS)
     partition.apply(0, *[c.OpenGroup(f"idle{number}", "earliest") for number in range(groups)])
@@ -148,7 +148,7 @@ def _run(partition: Partition, at_ms: int) -> None:
 
 
 def measured(steps: Callable[[int], Iterator[Step]], sizes: tuple[int, ...], each: int, setting: Setting) -> Measured:
-    """CPU time of a request with the most held; in the details, with less."""
+    """Return the CPU time of a request with most messages held; the details have it with fewer."""
     wanted = setting.count(OPERATIONS, QUICK)
     found: dict[int, float] = {}
     done = 0
@@ -156,7 +156,7 @@ def measured(steps: Callable[[int], Iterator[Step]], sizes: tuple[int, ...], eac
         used_s = 0.0
         done = 0
         while done < wanted:
-            # What is set up in between does not count.
+            # the set-up in between does not count
             for step in steps(size):
                 began_s = time.thread_time()
                 step()

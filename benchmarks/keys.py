@@ -1,4 +1,4 @@
-"""Compacted topics: writing, reading, scanning and watching keys, and what is left on the disk of many overwrites."""
+"""Measure compacted topics: writing, reading, scanning and watching keys, and disk use after many overwrites."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAGE = 1000
 OVERWRITES = 10_000_000
 OVERWRITE_BATCH = 1000
 SETTLE_S = 120.0
-"""For compaction to have nothing more to do."""
+"""Time limit until compaction has nothing more to do."""
 STILL_S = 10.0
 
 
@@ -43,20 +43,20 @@ def node_with_keys(setting: Setting, **settings: str) -> Iterator[MeteredNode]:
 
 
 def operate(do: str, size: int, window: int, operations: int, setting: Setting) -> Measured:
-    """Puts or gets over raw connections, `size` a request."""
+    """Put or get keys over raw connections, `size` per request."""
     count = max(4, setting.count(operations, 10_000) // size // CONNECTIONS)
     with node_with_keys(setting) as node:
         return measure(node.metered, do, port=node.port, connections=CONNECTIONS, size=size, count=count, window=window)
 
 
 def scan(setting: Setting) -> Measured:
-    """All keys again and again."""
+    """Scan all keys repeatedly."""
     with node_with_keys(setting) as node:
         return measure(node.metered, "kv_scan", port=node.port, page=PAGE, rounds=setting.count(50, 2), window=2)
 
 
 def client(kind: str, setting: Setting) -> Measured:
-    """What a Python program gets of `put_many`, `get_many` and `scan`."""
+    """Use `put_many`, `get_many` and `scan` of the Python client."""
     with node_with_keys(setting) as node:
         return measure(
             node.metered, "kv_client", address=node.address, port=node.port, kind=kind, rounds=setting.count(20, 2)
@@ -64,7 +64,7 @@ def client(kind: str, setting: Setting) -> Measured:
 
 
 def watch(replicas: int, setting: Setting) -> Measured:
-    """From when a put was to be begun until who watches has it: p99."""
+    """Return p99 of the time from the planned put until a watcher has the change."""
     spec: dict[str, Any] = {"changes": setting.count(2000, 100)}
     if replicas == 1:
         with node_with_keys(setting) as node:
@@ -79,7 +79,7 @@ def watch(replicas: int, setting: Setting) -> Measured:
 
 
 def disk(setting: Setting) -> Measured:
-    """What `stores.level` holds once compaction has nothing more to do; the write-ahead log is not counted."""
+    """Return the size of `stores.level` once compaction has nothing more to do; the write-ahead log is not counted."""
     batches = setting.count(OVERWRITES, 200_000) // OVERWRITE_BATCH
     count = min(200, batches)
     with node_with_keys(setting, history="0s") as node:
@@ -100,7 +100,7 @@ def disk(setting: Setting) -> Measured:
 
 
 def _settled(store: Path, most_s: float) -> int:
-    """The size once it has not changed for `STILL_S`."""
+    """Return the size once it has not changed for `STILL_S`."""
     until, size, since = time.perf_counter() + most_s, _size(store), time.perf_counter()
     while time.perf_counter() < until and time.perf_counter() - since < STILL_S:
         time.sleep(0.5)
@@ -117,12 +117,12 @@ def _size(store: Path) -> int:
             try:
                 total += (Path(directory) / name).stat().st_size
             except FileNotFoundError:
-                continue  # LevelDB replaces its files
+                continue  # LevelDB replaces its files meanwhile
     return total
 
 
-def _way(window: int) -> str:
-    return f"{CONNECTIONS} connections, {window} on the way on each"
+def _window_text(window: int) -> str:
+    return f"{CONNECTIONS} connections, {window} in flight on each"
 
 
 ROWS = (
@@ -130,7 +130,7 @@ ROWS = (
         Row(
             f"kv_put_{size}",
             "keys",
-            f"batches of {size} x {VALUE_BYTES} B to {KEYS:,} keys, {_way(window)}",
+            f"batches of {size} x {VALUE_BYTES} B to {KEYS:,} keys, {_window_text(window)}",
             partial(operate, "kv_put", size, window, 300_000),
             PUTS.unit,
             PUTS,
@@ -141,7 +141,7 @@ ROWS = (
         Row(
             f"kv_get_{size}",
             "keys",
-            f"{size} key{'s' if size > 1 else ''} a request, {_way(window)}",
+            f"{size} key{'s' if size > 1 else ''} a request, {_window_text(window)}",
             partial(operate, "kv_get", size, window, 200_000),
             GETS.unit,
             GETS,
@@ -151,7 +151,7 @@ ROWS = (
     Row(
         "kv_scan",
         "keys",
-        f"pages of {PAGE:,} with values, 2 connections, two pages on the way on each",
+        f"pages of {PAGE:,} with values, 2 connections, two pages in flight on each",
         scan,
         SCANS.unit,
         SCANS,

@@ -1,8 +1,8 @@
-"""How late messages are: idle, beside a producer that keeps the node busy, with very many due, and when the leader
-is killed as they come due.
+"""Measure how late messages are: on an idle node, with a busy producer, with very many due, and when the leader is
+killed at their due time.
 
-Lateness is the moment at which the frame was received minus the time in the message's offset, by the one wall clock
-of the machine. Early is anything below 0.
+Lateness is the time at which the frame was received, minus the time in the message's offset, by the machine's only wall
+clock. Early messages are below 0.
 """
 
 from __future__ import annotations
@@ -28,26 +28,28 @@ HTTP = Goal(20, "ms", at_least=False)
 IDLE = Goal(3, "ms", at_least=False)
 LOADED = Goal(10, "ms", at_least=False)
 LEAD_MS, FAILOVER_LEAD_MS, QUICK_LEAD_MS = 1000, 4000, 15_000
-"""For the preparation, until the first is due. A quick run says nothing about speed, and is to pass on any machine."""
+"""Time for the preparation, until the first message is due. A quick run says nothing about speed, and must pass on any
+machine."""
 BUSY_TOPIC = "busy"
 BUSY_BATCH = 100
 BUSY_CONNECTIONS = 4
 LONGER_S = 5
-"""The other process produces for so long beyond the last that is due."""
+"""How long the other process produces after the last due time."""
 BURST = 200_000
 POSTS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """`messages` that are due evenly over time, or (0 a second) all at once, while another process may produce."""
+    """Deliver `messages` that are due evenly over time, or (0 a second) all at the same time, while another process may
+    produce."""
 
     messages: int
     quick_messages: int
     per_s: int = 0
     busy_per_s: int = 0
     posts: int = 0
-    """Connections over which other messages are POSTed meanwhile, one after the other."""
+    """Number of connections that POST other messages meanwhile, one after the other."""
 
     @property
     def is_beside_others(self) -> bool:
@@ -55,7 +57,7 @@ class Due:
 
 
 def _other(due: Due, node: MeteredNode, seconds: int) -> Load:
-    """What keeps the node busy for so long, or until it is ended."""
+    """Keep the node busy for this time, or until it is stopped."""
     if due.posts:
         ((_, http_port),) = node.metered
         http = f"127.0.0.1:{http_port}"
@@ -71,7 +73,7 @@ def _other(due: Due, node: MeteredNode, seconds: int) -> Load:
 
 
 def lateness(due: Due, setting: Setting) -> Measured:
-    """Schedule, wait, receive; p99 is what the goal is about."""
+    """Schedule, wait, receive; the goal is for p99."""
     messages = setting.count(due.messages, due.quick_messages)
     lead_ms = setting.count(LEAD_MS, QUICK_LEAD_MS)
     with node_with(setting, TOPIC, lease="60s") as node, ExitStack() as busy:
@@ -86,20 +88,20 @@ def lateness(due: Due, setting: Setting) -> Measured:
             load.ready()
             meter = Meter(node.metered)
             load.go()
-            told = load.told()
+            result = load.result()
             used = meter.stop()
         if due.is_beside_others:
             other.check()
-    measured = Measured.of(told, used)
+    measured = Measured.of(result, used)
     assert measured.latency is not None
     measured.value = measured.latency.at(0.99)
     if due.is_beside_others:
-        measured.cpu_us = measured.fsyncs = None  # most of it is for what the other one produces
+        measured.cpu_us = measured.fsyncs = None  # most of it was spent on the other process's messages
     return measured
 
 
 def failover(setting: Setting, *, messages: int = 3000) -> Measured:
-    """SIGKILL to the node that leads, at the moment at which everything is due."""
+    """Kill the leader with SIGKILL at the time at which all messages are due."""
     messages, lead_ms = setting.count(messages, 500), setting.count(FAILOVER_LEAD_MS, QUICK_LEAD_MS)
     with cluster(setting) as nodes:
         nodes.form(lease="5s", max_attempts=None)
@@ -109,13 +111,15 @@ def failover(setting: Setting, *, messages: int = 3000) -> Measured:
             load.go()
             time.sleep(max(0.0, due_s - time.time()))
             leader.kill()
-            told = load.told()
-    assert told.latency is not None
-    return Measured(messages, told.latency.at(0.99), latency=told.latency, errors=told.errors, details=told.details)
+            result = load.result()
+    assert result.latency is not None
+    return Measured(
+        messages, result.latency.at(0.99), latency=result.latency, errors=result.errors, details=result.details
+    )
 
 
 def failover_burst(setting: Setting) -> Measured:
-    """The same with very many: what delivering takes beyond the failover itself."""
+    """The same with very many messages: the delivery time without the failover."""
     measured = failover(setting, messages=BURST)
     measured.details["p99 ms after due"] = measured.value
     measured.value -= measured.details["first ms after the longest pause"]

@@ -1,4 +1,4 @@
-"""What messages cost that wait for a month: to take them, memory, and a start after the node was killed."""
+"""Measure messages that are due in a month: the cost to store them, memory, and a start after the node was killed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MB = 1_000_000
 
 
 def pending(messages: int, setting: Setting, *, value: str) -> Measured:
-    """Schedule far ahead, let it settle, look; kill, start, and wait for an answer and for a delivery."""
+    """Schedule far ahead, let the node settle, measure; kill and start it, and wait for a response and a delivery."""
     messages = setting.count(messages, min(QUICK_MOST, messages // QUICK_SHARE))
     batch = BATCH
     while messages % (batch * PARTITIONS):
@@ -60,19 +60,19 @@ def pending(messages: int, setting: Setting, *, value: str) -> Measured:
         }
         assert node.pid is not None
         details["MB after it"] = memory_bytes(node.pid)["rss"] / _MB
-    measured.client_cpu_us = None  # it made the batches in between, too
+    measured.client_cpu_us = None  # the process also created the batches in between
     measured.details = details
     measured.value = measured.details.pop(value)
     return measured
 
 
 def idle_groups(partitions: int, groups: int, messages: int, setting: Setting) -> Measured:
-    """Groups that nobody consumes from, in many partitions with messages that wait: memory. LevelDB
-    maps its tables, which the kernel may drop: they do not count here."""
+    """Measure the memory of groups without consumers, in many partitions with pending messages. LevelDB's mapped
+    tables, which the kernel may drop, do not count."""
     partitions, messages = setting.count(partitions, 20), setting.count(messages, 1000)
     with running(setting.where, setting.name) as node:
         node.stop()
-        node.configure(HEALTH__STALL_AFTER="60s")  # a slow disk is not what is measured
+        node.configure(HEALTH__STALL_AFTER="60s")  # a slow disk must not affect the measurement
         node.start()
         node.wait_until_it_serves()
         assert node.pid is not None
@@ -104,8 +104,8 @@ def idle_groups(partitions: int, groups: int, messages: int, setting: Setting) -
 
 
 def _restarted(node: Node) -> dict[str, float]:
-    """SIGKILL and a start: seconds until it takes connections, until each partition has answered, and until a new
-    message is delivered."""
+    """Kill the node with SIGKILL and start it. Returns seconds until it accepts connections, until each partition has
+    responded, and until a new message is delivered."""
     node.kill()
     began_s = time.perf_counter()
     node.start()
@@ -124,12 +124,12 @@ def _restarted(node: Node) -> dict[str, float]:
 
 
 def stored_bytes(directory: Path) -> int:
-    """Sum up all rows on the disk, without the log."""
+    """Return the size of all rows on disk, without the log."""
     return sum(path.stat().st_size for path in directory.rglob(f"{STORES_NAME}/*"))
 
 
 def _answers(wire: Wire, partition: int) -> bool:
-    """Whether a message is taken that is due at once."""
+    """Return whether the node delivers a message that is due now."""
     try:
         wire.call(lambda number: frames_of([batch_of(1)], partition)[0])
     except SandqError as error:

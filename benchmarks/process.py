@@ -1,4 +1,4 @@
-"""The node's process: started for a measurement, its CPU time, memory and syncs."""
+"""The node's process: started for a measurement; its CPU time, memory and syncs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where nodes have their data, and where profiles of them go, if wanted."""
+    """Directory for nodes' data, and for profiles if wanted."""
 
     directory: Path | None = None
     profiles: Path | None = None
 
 
 class MeteredNode(Node):
-    """A node that tells its metrics."""
+    """A node that exposes its metrics."""
 
     def __init__(self, directory: Path, program: tuple[str, ...] = PROGRAM) -> None:
         super().__init__(directory, program=program)
@@ -37,11 +37,11 @@ class MeteredNode(Node):
 
 
 Metered = Sequence[tuple[Node, int]]
-"""Nodes, with the ports at which they tell their metrics."""
+"""Nodes, with the ports of their metrics."""
 
 
 def serve_metrics(node: Node) -> int:
-    """Have it tell its metrics from its next start on; the port."""
+    """Expose a node's metrics from its next start on; return the port."""
     port = free_port()
     node.configure(LISTEN__HTTP=f"127.0.0.1:{port}")
     return port
@@ -49,7 +49,7 @@ def serve_metrics(node: Node) -> int:
 
 @contextlib.contextmanager
 def running(where: Where, name: str, **settings: str) -> Iterator[MeteredNode]:
-    """A new node that serves, with these settings; its data is removed at the end."""
+    """A new serving node with these settings; its data is removed at the end."""
     with data_directory(where) as directory:
         node = MeteredNode(directory, program_of(where, name))
         node.configure(**settings)
@@ -72,7 +72,7 @@ def data_directory(where: Where) -> Iterator[Path]:
 
 
 def program_of(where: Where, name: str) -> tuple[str, ...]:
-    """What runs a node: with a profiler, if profiles are wanted."""
+    """Return the command line that runs a node: with a profiler, if profiles are wanted."""
     if where.profiles is None:
         return PROGRAM
     os.environ["BENCHMARKS_PROFILE"] = str(where.profiles.resolve() / name)
@@ -81,7 +81,7 @@ def program_of(where: Where, name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What nodes took, together."""
+    """Resource use of nodes together."""
 
     cpu_s: float
     fsyncs: int
@@ -89,7 +89,7 @@ class Used:
 
 
 class Meter:
-    """What nodes take, from now on until `stop`."""
+    """Measures the resource use of nodes from now on until `stop`."""
 
     def __init__(self, nodes: Metered) -> None:
         self._nodes = nodes
@@ -97,11 +97,11 @@ class Meter:
         self._cpu_s = self._cpu()
 
     def stop(self) -> Used:
-        cpu_s = self._cpu() - self._cpu_s  # first: to be asked for metrics costs the node something
+        cpu_s = self._cpu() - self._cpu_s  # first, because asking for metrics costs the node CPU time
         return Used(cpu_s, self._count() - self._fsyncs)
 
     def cpu_s(self) -> float:
-        """Of the processor alone: nodes are not asked."""
+        """Return the CPU time only, without asking the nodes."""
         return self._cpu() - self._cpu_s
 
     def _cpu(self) -> float:
@@ -112,7 +112,7 @@ class Meter:
 
 
 def fsyncs(http_port: int) -> int:
-    """How often a node has synced its write-ahead log since it was started."""
+    """Return how often a node has synced its write-ahead log since it started."""
     connection = http.client.HTTPConnection("127.0.0.1", http_port, timeout=_TIMEOUT_S)
     try:
         connection.request("GET", "/metrics")
@@ -123,26 +123,26 @@ def fsyncs(http_port: int) -> int:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of a process so far, all threads, and of the processes that it has started and that live, in
-    seconds (10 ms fine)."""
+    """Return user and system time of a process so far, of all threads and living child processes, in seconds
+    (resolution 10 ms)."""
     return own_cpu_s(pid) + sum(map(_living_cpu_s, started_by(pid)))
 
 
 def own_cpu_s(pid: int) -> float:
-    """The same of the process alone."""
+    """Return the same for the process alone."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def _living_cpu_s(pid: int) -> float:
-    """Nothing of a process that has ended meanwhile."""
+    """Return zero for a process that has ended meanwhile."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return cpu_s(pid)
     return 0.0
 
 
 def started_by(pid: int) -> list[int]:
-    """The processes that a process has started, and that live."""
+    """Return the living children of a process."""
     found: list[int] = []
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the thread has ended
@@ -151,14 +151,14 @@ def started_by(pid: int) -> list[int]:
 
 
 def confine(pid: int) -> None:
-    """Let a process run on one core alone, with all of its threads: what `taskset` does for one that is started."""
+    """Restrict a process with all its threads to one core, as `taskset` does for a new process."""
     core = max(os.sched_getaffinity(0))
     for thread in Path(f"/proc/{pid}/task").iterdir():
         os.sched_setaffinity(int(thread.name), {core})
 
 
 def memory_bytes(pid: int) -> dict[str, int]:
-    """`rss`, and of it `anonymous` (not backed by files: LevelDB maps its tables, which the kernel may drop)."""
+    """Return `rss`, and its part `anonymous` (without files: LevelDB maps tables, which the kernel may drop)."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
     return {
         "rss": int(status["VmRSS"].split()[0]) * 1024,
@@ -167,7 +167,7 @@ def memory_bytes(pid: int) -> dict[str, int]:
 
 
 def sync_ms(directory: Path | None, writes: int = 50) -> float:
-    """The median time of writing and syncing 4 KB there."""
+    """Return the median time of writing and syncing 4 KB there."""
     taken = []
     with tempfile.NamedTemporaryFile(dir=directory) as file:
         os.posix_fallocate(file.fileno(), 0, writes * 4096)

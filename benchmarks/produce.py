@@ -1,4 +1,5 @@
-"""Producing: batches of several sizes, lock-step and pipelined, at a given rate, scheduled; the client's producer."""
+"""Measure producing: batches of several sizes, lock-step and pipelined, at a given rate, scheduled; the client's
+producer."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ HOUR_MS = 3_600_000
 MONTH_MS = 30 * 24 * HOUR_MS
 _SOON_MS = 60_000
 WINDOWS = {1: 1000, 10: 64, 100: 16, 1000: 4}
-"""Requests that are on the way on each connection, by the messages of a batch."""
+"""Requests in flight on each connection, by the number of messages per batch."""
 
 
 def batch_of(
@@ -37,8 +38,8 @@ def batch_of(
     within_ms: int = HOUR_MS,
     keyed: bool = False,
 ) -> bytes:
-    """`size` messages of 100 bytes; with `rng` each has a moment of its own, from a minute on from now. `keyed`: and a
-    key of its own, of 8 bytes."""
+    """Return `size` messages of 100 bytes. With `rng` each has its own time, a minute or more from now; with `keyed`
+    each also has its own key of 8 bytes."""
     columns: dict[int, list[bytes] | list[int]] = {Column.VALUE: [value] * size}
     if keyed:
         columns[Column.KEY] = [b"%08d" % number for number in range(size)]
@@ -49,7 +50,7 @@ def batch_of(
 
 
 def frames_of(batches: Sequence[bytes], *partitions: int, topic: str = TOPIC) -> list[bytes]:
-    """PRODUCE requests, numbered from 1, to the partitions in turn."""
+    """Return PRODUCE requests, numbered from 1, to the partitions in turn."""
     return [
         Produce(topic, partitions[number % len(partitions)], 0, 0, 0, 0, batch).frame(number)
         for number, batch in enumerate(batches, 1)
@@ -57,9 +58,9 @@ def frames_of(batches: Sequence[bytes], *partitions: int, topic: str = TOPIC) ->
 
 
 def links(ports: Sequence[int], connections: int, partitions: int) -> list[tuple[int, list[int]]]:
-    """For each connection its port and its partitions, so that all partitions have their share.
+    """Return for each connection its port and its partitions, so that all partitions get their share.
 
-    `ports`: of the node that leads each partition, or one for all.
+    `ports`: of the leader of each partition, or one for all.
     """
     found = []
     for at in range(connections):
@@ -72,7 +73,7 @@ def produce(
     connections: int, size: int, batches: int, quick_batches: int, setting: Setting, *, partitions: int = PARTITIONS,
     do: str = "produce", one_core: bool = False, **spec: Any,
 ) -> Measured:  # fmt: skip
-    """`batches` of `size` messages over each of `connections`. `one_core`: is all that the node may use."""
+    """Produce `batches` of `size` messages over each of `connections`. `one_core`: the node may use only one core."""
     count = setting.count(batches, quick_batches)
     with node_with(setting, TOPIC, partitions) as node:
         if one_core:
@@ -83,21 +84,21 @@ def produce(
 
 
 def client(setting: Setting) -> Measured:
-    """`Producer.send` in a loop, one client: what a Python program gets."""
+    """Call `Producer.send` in a loop, with one client: the speed of a Python program."""
     messages = setting.count(300_000, 20_000)
     with node_with(setting, TOPIC, PARTITIONS) as node:
         return measure(node.metered, "client_produce", address=node.address, messages=messages)
 
 
 def _grid() -> list[Row]:
-    """Every size, lock-step and pipelined, over 1 and over 16 connections. Some have a name of their own."""
+    """Return rows of every size, lock-step and pipelined, over 1 and over 16 connections. Some have names."""
     names = {
         "produce_1000_pipe_16": ("produce_1000", BATCHES),
         "produce_100_pipe_16": ("produce_100", BATCHES),
         "produce_10_pipe_16": ("produce_10", SINGLES),
         "produce_1_lock_16": ("produce_lock_step", LOCK_STEP),
     }
-    # Batches over each connection, so that a row takes a few seconds.
+    # batches over each connection, so that a row takes a few seconds
     counts = {
         ("lock", 1): {1000: 1500, 100: 5000, 10: 5000, 1: 5000},
         ("lock", 16): {1000: 150, 100: 1000, 10: 2000, 1: 4000},
@@ -116,7 +117,7 @@ def _grid() -> list[Row]:
 def _what(size: int, connections: int, window: int) -> str:
     messages = f"batches of {size} x {len(VALUE)} B" if size > 1 else "single messages"
     way = "one" if window == 1 else f"{window:,}"
-    return f"{messages}, {connections} connection{'s' if connections > 1 else ''}, {way} on the way on each"
+    return f"{messages}, {connections} connection{'s' if connections > 1 else ''}, {way} in flight on each"
 
 
 ROWS = (
@@ -145,13 +146,13 @@ ROWS = (
     Row(
         "produce_paced_1",
         "produce",
-        "single messages, 16 connections, 5,000 msg/s whatever is answered",
+        "single messages, 16 connections, 5,000 msg/s whatever the responses",
         partial(produce, 16, 1, 1600, 320, do="produce_paced", per_s=5000),
     ),
     Row(
         "produce_paced_100",
         "produce",
-        "batches of 100 x 100 B, 16 connections, 100,000 msg/s whatever is answered",
+        "batches of 100 x 100 B, 16 connections, 100,000 msg/s whatever the responses",
         partial(produce, 16, 100, 320, 64, do="produce_paced", per_s=100_000),
     ),
     Row("produce_client", "produce", "Producer.send in a loop, one client", client, driver="client"),

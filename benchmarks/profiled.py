@@ -1,7 +1,7 @@
 """A node under cProfile, a profile for each thread: `python -m benchmarks --profile DIR`.
 
-Look at them with `python -m pstats DIR/NAME.MainThread`. Seconds are CPU time of the thread: who waits, be it for the
-machine, takes none. Profiling makes the node two to three times slower, calls of small functions most of all.
+Read them with `python -m pstats DIR/NAME.MainThread`. Seconds are CPU time of the thread, so waiting takes none.
+Profiling makes the node two to three times slower, and calls of small functions most of all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Profiles as text, to be kept beside the figures."""
+"""Profiles as text, stored with the figures."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ SUFFIX = ".txt"
 
 
 def write_texts(directory: Path, name: str) -> None:
-    """For each profile `NAME.THREAD` of a measurement a `NAME.THREAD.txt`: the functions with the most time of their
-    own, without the directories of this machine."""
+    """Write `NAME.THREAD.txt` for each profile `NAME.THREAD` of a measurement: the functions with the most time of
+    their own, without this machine's directories."""
     for path in sorted(directory.glob(f"{name}.*")):
         if path.suffix != SUFFIX:
             path.with_name(path.name + SUFFIX).write_text(text_of(path))
 
 
 def text_of(profile: Path) -> str:
-    """The top of one profile."""
+    """Return the top of one profile."""
     text = StringIO()
     stats = pstats.Stats(str(profile), stream=text).strip_dirs().sort_stats("tottime")
     stats.files = []  # type: ignore[attr-defined]  # it begins with their paths otherwise

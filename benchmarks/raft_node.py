@@ -1,7 +1,7 @@
 """A member of one Raft group and nothing else: `python -m benchmarks.raft_node DIRECTORY COUNT NAME=PORT...`.
 
-The log, syncs and links of a node, without clients and state machines. The first name is this node; the smallest name
-leads, says that it has begun, commits COUNT entries, and prints how many seconds that took.
+The node has the log, syncs and links, but no clients and no state machines. The first name is this node. The smallest
+name leads, prints when it begins, commits COUNT entries, and prints the seconds they took.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sandq.storage.wal import Wal
 
 GROUP = 1
 WINDOW = 4000
-"""Entries on the way."""
+"""Entries in flight."""
 COMMAND = bytes(100)
 
 

@@ -1,4 +1,5 @@
-"""Priority and fair topics: in, out, another priority, and what goes first while very many wait."""
+"""Measure priority and fair topics: producing, consuming, changing priorities, and consuming while very many messages
+are ready."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def _change_all(setting: Setting) -> Measured:
 
 
 def _backlog(setting: Setting) -> Measured:
-    """The value is the node's CPU for a message that goes first while a million wait, over that while few do."""
+    """Compare the node's CPU per message while a million are ready with that while few are."""
     first, took = setting.count(FIRST, QUICK_FIRST), []
     for few, many in zip(QUICK_BEHIND, BEHIND, strict=True):
         spec = {"behind": setting.count(many, few), "messages": first, "size": BATCH}
@@ -65,7 +66,7 @@ ROWS = (
     Row(
         "priority_out",
         "ranked",
-        "the same, out, every ack by itself",
+        "the same, consumed, every ack separate",
         partial(_run, "consume", "priority", 0),
         further=_goal(12),
     ),
@@ -76,13 +77,13 @@ ROWS = (
         partial(_run, "produce", "fair", TENANTS),
         further=_goal(12),
     ),
-    Row("fair_out", "ranked", "the same, out", partial(_run, "consume", "fair", TENANTS), further=_goal(25)),
-    Row("priority_change", "ranked", "another priority, each by a request of its own", _change, further=_goal(40)),
-    Row("priority_change_all", "ranked", "another priority for all of them, by one job", _change_all, further=_goal(8)),
+    Row("fair_out", "ranked", "the same, consumed", partial(_run, "consume", "fair", TENANTS), further=_goal(25)),
+    Row("priority_change", "ranked", "changed priority, each by its own request", _change, further=_goal(40)),
+    Row("priority_change_all", "ranked", "changed priority of all, by one job", _change_all, further=_goal(8)),
     Row(
         "priority_backlog",
         "ranked",
-        f"CPU of what goes first while {BEHIND[1]:,} wait over that while {BEHIND[0]:,} do",
+        f"CPU of the first messages while {BEHIND[1]:,} wait, relative to {BEHIND[0]:,}",
         _backlog,
         "x",
         FLAT,

@@ -1,4 +1,4 @@
-"""The figures as tables: on the terminal, and in bench.md beside bench.json and the charts."""
+"""The figures as tables: on the terminal, and in bench.md next to bench.json and the charts."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ COLUMNS = (
     "fdatasyncs",
     "msg/fdatasync",
     "stolen",
-    "besides",
+    "details",
 )
-_TEXTS = ("row", "latency", "besides")
+_TEXTS = ("row", "latency", "details")
 CONDITIONS = """\
-One node process (three in the rows of a cluster), which syncs its write-ahead log with fdatasync before each answer;
-the fdatasyncs that the node counted while the load ran stand in each row. The load comes over loopback from another
-process: raw sockets and prepared frames, or, where a row says so, the Python client. Values have 100 bytes if nothing
-else is said. CPU is user and system time of all threads of all nodes, and of the load's process. Latency counts from
-the intended send where a row sends at a rate, and otherwise from the hand-over of the request to the socket: then a
-slow answer delays the next request, and the figure says little about a load that does not wait. Lateness is signed:
-below 0 would be early. "stolen" is the share of the machine's CPU time that its host gave to other machines while the
-row was measured: what needed CPU waited then, and times and rates are worse than those of a machine of one's own.
+One node process (three in the rows of a cluster), which syncs its write-ahead log with fdatasync before each response.
+Each row has the number of fdatasyncs while the load ran. The load comes over loopback from another process: raw
+sockets and prepared frames, or the Python client where a row says so. Values have 100 bytes unless a row says
+otherwise. CPU is user and system time of all threads of all nodes, and of the load's process. Where a row sends at a
+rate, latency counts from the planned send. Otherwise it counts from giving the request to the socket: a slow response
+then delays the next request, and the figure says little about a load that does not wait. Lateness is signed: below 0
+means early. "stolen" is the share of the machine's CPU time that its host gave to other machines during the row: work
+had to wait then, and times and rates are worse than on a dedicated machine.
 """
 
 
@@ -50,14 +50,14 @@ def grouped(results: Sequence[Result]) -> Iterator[tuple[str, list[Result]]]:
 
 
 def cells(result: Result) -> list[str]:
-    """As `COLUMNS`, without the row's name."""
+    """Return the values of `COLUMNS` without the row's name."""
     measured, latency = result.measured, result.measured.latency
     shares = [latency.at(share) for share in (0.5, 0.99, 1.0)] if latency is not None else [None] * 3
-    besides = [f"{name} {short(value)}" for name, value in measured.details.items()]
+    details = [f"{name} {short(value)}" for name, value in measured.details.items()]
     if measured.errors:
-        besides.insert(0, f"ERRORS {measured.errors}")
+        details.insert(0, f"ERRORS {measured.errors}")
     if len(result.values) > 1:
-        besides.append(f"rounds {short(min(result.values))} to {short(max(result.values))}")
+        details.append(f"rounds {short(min(result.values))} to {short(max(result.values))}")
     return [
         f"{short(measured.value)} {result.row.unit}",
         "; ".join(map(str, result.row.goals)),
@@ -69,12 +69,12 @@ def cells(result: Result) -> list[str]:
         "" if measured.fsyncs is None else f"{measured.fsyncs:,}",
         short(measured.messages_per_fsync),
         "" if measured.stolen is None else f"{measured.stolen:.0%}",
-        "; ".join(besides),
+        "; ".join(details),
     ]
 
 
 def print_tables(console: Console, machine: dict[str, Any], results: Sequence[Result]) -> None:
-    """For people, who may want to know what a row does."""
+    """Print the result with a description of the row."""
     console.print(", ".join(f"{name} {value}" for name, value in machine.items()), highlight=False)
     for title, rows in grouped(results):
         table = Table(title=title, title_justify="left")
@@ -90,8 +90,8 @@ def print_tables(console: Console, machine: dict[str, Any], results: Sequence[Re
 
 
 def markdown(machine: dict[str, Any], results: Sequence[Result], pictures: Sequence[str]) -> str:
-    """The tables with what they depend on."""
-    lines = ["# What one node does, as measured", "", "Written by `python -m benchmarks --results DIR`.", ""]
+    """Return the tables with the conditions of the run."""
+    lines = ["# Benchmark results of one node", "", "Written by `python -m benchmarks --results DIR`.", ""]
     lines += [f"- {name}: {value}" for name, value in machine.items()]
     lines += ["", CONDITIONS]
     for title, rows in grouped(results):
@@ -103,7 +103,7 @@ def markdown(machine: dict[str, Any], results: Sequence[Result], pictures: Seque
 
 
 def write(directory: Path, machine: dict[str, Any], results: Sequence[Result]) -> None:
-    """bench.md, bench.json, and the charts that there are figures for."""
+    """Write bench.md, bench.json, and the charts that have figures."""
     (directory / "bench.json").write_text(as_json(machine, results) + "\n")
     pictures = charts.write(directory, results)
     (directory / "bench.md").write_text(markdown(machine, results, pictures))

@@ -1,4 +1,4 @@
-"""What is measured (`Row`), what came of it once (`Measured`) and of all rounds (`Result`)."""
+"""Row, one measurement (`Measured`) and the result of all rounds (`Result`)."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ GROUPS = {
     "ranked": "Priorities and tenants",
     "schedules": "Schedules",
     "pending": "Messages that wait",
-    "held": "One request, by what is held besides",
-    "replicas": "Replicas, and what a cluster does",
+    "held": "One request, by the number of messages held",
+    "replicas": "Replicas and clusters",
     "shape": "Partitions and sizes",
     "keys": "Compacted topics",
     "tls": "What TLS costs",
-    "access": "Who asks, and what that one may do",
-    "abuse": "One client beside others that mean harm",
+    "access": "Authentication and authorization",
+    "abuse": "One client and abusive clients",
     "console": "The console",
     "backups": "Backups",
     "sql": "SQL",
     "spark": "Spark",
 }
 CPU, MAX = "node CPU us/msg", "max ms"
-"""Figures of a row that a goal may be about."""
+"""Figures of a row for which there may be a goal."""
 INTENDED = "from intended send"
 HANDED = "from hand-over"
 CALLED = "from call"
 ACKED = "of acks, from hand-over"
 DUE = "after due"
 SHARES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
-"""Of the latencies that are kept, for charts."""
+"""Number of latencies kept for charts."""
 
 
 def short(value: float | None) -> str:
-    """A figure for people."""
+    """Return a figure as text."""
     if value is None:
         return ""
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.2f}"
@@ -51,8 +51,7 @@ def short(value: float | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """`value` is to be reached (`at_least`) or not to be passed. `of`: the figure that it is about, see
-    `Measured.figure`."""
+    """A goal: `value` is a lower limit (`at_least`) or an upper limit of the figure `of`; see `Measured.figure`."""
 
     value: float
     unit: str
@@ -60,7 +59,7 @@ class Goal:
     of: str = ""
 
     def ratio(self, measured: float) -> float:
-        """1 or more: reached."""
+        """Return the ratio to the goal; 1 or more means reached."""
         if self.at_least:
             return measured / self.value
         return self.value / measured if measured > 0 else float("inf")
@@ -71,32 +70,32 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """How long answers or messages took, in ms. `clock` says from when on."""
+    """Latencies of responses or messages, in ms. `clock` names their starting point."""
 
     clock: str
     count: int
     shares_ms: tuple[float, ...]
-    """At `SHARES` of them."""
+    """Latencies at `SHARES` of the messages."""
 
     @classmethod
     def of(cls, clock: str, seconds: Iterable[float]) -> Latency | None:
-        """None: there were none."""
+        """Return the summary; None if there were no latencies."""
         ordered = sorted(seconds)
         return cls(clock, len(ordered), tuple(at_share(ordered, share) * 1000 for share in SHARES)) if ordered else None
 
     def at(self, share: float) -> float:
-        """One of `SHARES`, in ms."""
+        """Return the latency at one of `SHARES`, in ms."""
         return self.shares_ms[SHARES.index(share)]
 
 
 def at_share(ordered: Sequence[float], share: float) -> float:
-    """The least value that so many are not above. `ordered` rises and is not empty."""
+    """Return the least value that this share does not exceed. `ordered` is sorted and not empty."""
     return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
 
 
 @dataclass(slots=True)
-class Told:
-    """What a load says of itself."""
+class LoadResult:
+    """The result that a load reports."""
 
     messages: int
     seconds: float
@@ -104,11 +103,11 @@ class Told:
     errors: int = 0
     details: dict[str, float] = field(default_factory=dict)
     cpu_s: float = 0.0
-    """Of the process, user and system, while the load ran."""
+    """CPU seconds of the load's process, user and system."""
 
     @classmethod
-    def of(cls, record: dict[str, Any]) -> Told:
-        """From JSON."""
+    def of(cls, record: dict[str, Any]) -> LoadResult:
+        """Parse it from JSON."""
         latency = record.pop("latency")
         if latency is not None:
             latency = Latency(latency["clock"], latency["count"], tuple(latency["shares_ms"]))
@@ -117,7 +116,7 @@ class Told:
 
 @dataclass(slots=True)
 class Measured:
-    """One round of a row. `value` is what the goal is about."""
+    """One round of a row. `value` is the figure of the goal."""
 
     messages: int
     value: float
@@ -126,24 +125,24 @@ class Measured:
     client_cpu_us: float | None = None
     latency: Latency | None = None
     fsyncs: int | None = None
-    """By the nodes while the load ran."""
+    """Syncs by the nodes while the load ran."""
     errors: int = 0
     details: dict[str, float] = field(default_factory=dict)
     stolen: float | None = field(default=None, compare=False)
-    """The share of the machine's CPU time that other machines were given meanwhile."""
+    """Share of the machine's CPU time that its host gave to other machines."""
 
     @classmethod
-    def of(cls, told: Told, used: Used) -> Measured:
-        """A rate; who measures something else changes `value`."""
+    def of(cls, result: LoadResult, used: Used) -> Measured:
+        """Build a rate; rows that measure something else replace `value`."""
         return cls(
-            messages=told.messages,
-            value=told.messages / told.seconds,
-            cpu_us=used.cpu_s * 1e6 / told.messages,
-            client_cpu_us=told.cpu_s * 1e6 / told.messages,
-            latency=told.latency,
+            messages=result.messages,
+            value=result.messages / result.seconds,
+            cpu_us=used.cpu_s * 1e6 / result.messages,
+            client_cpu_us=result.cpu_s * 1e6 / result.messages,
+            latency=result.latency,
             fsyncs=used.fsyncs,
-            errors=told.errors,
-            details=dict(told.details),
+            errors=result.errors,
+            details=dict(result.details),
         )
 
     @property
@@ -151,7 +150,7 @@ class Measured:
         return self.messages / self.fsyncs if self.fsyncs else None
 
     def figure(self, of: str) -> float:
-        """`CPU`, `MAX` of its latency, or one of its details, by name; the value without one."""
+        """Return `CPU`, `MAX` of the latency, or a detail, by name; the value without a name."""
         if not of:
             return self.value
         if of == CPU:
@@ -165,7 +164,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a row is told of the run that it is part of."""
+    """Conditions of the run that a row gets."""
 
     where: Where
     name: str
@@ -186,9 +185,9 @@ class Row:
     unit: str = "msg/s"
     goal: Goal | None = None
     driver: str = "raw"
-    """"raw": sockets and prepared frames; "client": the Python client; "spark"; "none"."""
+    """Kind of client. "raw": sockets and prepared frames; "client": the Python client; "spark"; "none"."""
     further: tuple[Goal, ...] = ()
-    """Goals beside `goal`."""
+    """Goals in addition to `goal`."""
 
     @property
     def goals(self) -> tuple[Goal, ...]:
@@ -197,35 +196,35 @@ class Row:
 
 @dataclass(slots=True)
 class Result:
-    """A row, and what came of it: of several rounds the one with the median value."""
+    """A row and its result: of several rounds, the one with the median value."""
 
     row: Row
     measured: Measured
     values: list[float]
-    """Of all rounds, in their order."""
+    """Values of all rounds, in order."""
 
     @classmethod
     def of(cls, row: Row, rounds: Sequence[Measured]) -> Result:
         ordered = sorted(rounds, key=lambda one: one.value)
         chosen = ordered[(len(ordered) - 1) // 2]
-        # An error in any round is one.
+        # an error in any round counts
         return cls(row, replace(chosen, errors=sum(one.errors for one in rounds)), [one.value for one in rounds])
 
     @property
     def ratio(self) -> float | None:
-        """Of the row's own goal."""
+        """Ratio to the row's own goal."""
         return self._ratio(self.row.goal) if self.row.goal is not None else None
 
     @property
     def ratios(self) -> list[float]:
-        """Of all of its goals, in their order."""
+        """Ratios to all goals, in order."""
         return [self._ratio(goal) for goal in self.row.goals]
 
     def _ratio(self, goal: Goal) -> float:
         return goal.ratio(self.measured.figure(goal.of))
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the result as JSON."""
         row, goal = self.row, self.row.goal
         about = {"name": row.name, "group": row.group, "what": row.what, "driver": row.driver, "unit": row.unit}
         return {

@@ -55,4 +55,4 @@ MEASURES: dict[str, Row] = {
     for row in module.ROWS
 }
 ALIASES = {"memory": "pending_1m"}
-"""Other names that rows are known by."""
+"""Other names for rows."""

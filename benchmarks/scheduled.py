@@ -1,5 +1,5 @@
-"""Messages with times of their own: to take them in, by how far they are spread; to bring them out, by how many are due
-a second; to cancel, move and trim very many; and a group that begins before them."""
+"""Measure messages with their own times: producing by how far they are spread, delivering by how many are due per
+second, cancelling, moving and trimming very many, and a group that begins before them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from benchmarks.result import CPU, Goal, Measured, Row, Setting
 YEAR_MS = 365 * 24 * HOUR_MS
 CONNECTIONS, BATCH = 16, 1000
 BATCHES, QUICK_BATCHES = 40, 2
-"""Of each connection."""
+"""Batches over each connection."""
 DUE_S = 5
-"""So long messages are due."""
+"""Time over which messages are due."""
 QUICK_MESSAGES = 10_000
 SPREADS = {
     "moment": ("all of a batch at one moment", 0),
@@ -28,11 +28,12 @@ JOBS = {"cancel": "cancelled by one job", "move": "moved by an hour by one job"}
 PENDING, BEHIND = 200_000, 1_000_000
 QUICK_PENDING = 4000
 RETENTION = "10s"
-"""Longer than it takes to take and ack all that is to be trimmed then."""
+"""Longer than consuming and acking all messages that will be trimmed."""
 CPU_GOALS = {"moment": 2.5, "hour": 3.5, 20_000: 12}
-"""Of the node, us a message: to take them in, by how far they are spread, and out, by how many are due a second."""
+"""Goals for the node's CPU in us per message: producing, by how far messages are spread; delivering, by how many are
+due per second."""
 RATES = {1000: None, 5000: Goal(10, "ms", at_least=False), 10_000: Goal(150, "ms", at_least=False), 20_000: None}
-"""Due a second: the goal for how late they are."""
+"""Messages due per second to the goal for their lateness."""
 
 
 def _due(per_s: int) -> Row:
@@ -53,7 +54,7 @@ def _job(what: str, within_ms: int, setting: Setting) -> Measured:
 
 
 def _trim(setting: Setting) -> Measured:
-    """Of what the node does it is only that: everything was acked before."""
+    """Measure only the trimming: everything was acked before."""
     messages = setting.count(PENDING, QUICK_PENDING)
     with node_with(setting, TOPIC, lease="60s", retention=RETENTION) as node:
         to = {"address": node.address, "port": node.port}
@@ -61,7 +62,7 @@ def _trim(setting: Setting) -> Measured:
 
 
 def _earliest(setting: Setting) -> Measured:
-    """The value is when the first message came: nothing is to depend on how much stands behind it."""
+    """Return the time of the first message, which must not depend on how many come after it."""
     messages = setting.count(BEHIND, QUICK_PENDING)
     with node_with(setting, TOPIC, lease="60s") as node:
         measured = measure(node.metered, "pending_earliest", port=node.port, messages=messages, within_ms=1000)

@@ -1,4 +1,4 @@
-"""Schedules: to make them, how late what they send is, and what very many take that wait."""
+"""Measure schedules: creating them, lateness of their messages, and the cost of very many waiting ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _create(setting: Setting) -> Measured:
 
 
 def _lateness(count: tuple[int, int], spread: bool, setting: Setting) -> Measured:
-    """Two occurrences of each schedule; those that fired are what the goal is about."""
+    """Receive two occurrences of each schedule; the goal counts the occurrences that were sent."""
     spec = {"count": setting.count(*count), "every_ms": setting.count(MINUTE_MS, QUICK_EVERY_MS), "is_spread": spread}
     with (
         node_with(setting, TOPIC, lease=LEASE) as node,
@@ -36,14 +36,14 @@ def _lateness(count: tuple[int, int], spread: bool, setting: Setting) -> Measure
         load.ready()
         meter = Meter(node.metered)
         load.go()
-        measured = Measured.of(load.told(), meter.stop())
+        measured = Measured.of(load.result(), meter.stop())
     assert measured.latency is not None
     measured.value = measured.latency.at(0.99)
     return measured
 
 
 def _many(setting: Setting) -> Measured:
-    """Make very many that are due in a month, let it settle, look."""
+    """Create very many that are due in a month, let the node settle, measure."""
     count = setting.count(MANY, QUICK_MANY)
     with node_with(setting, TOPIC, lease=LEASE) as node:
         assert node.pid is not None
@@ -60,7 +60,7 @@ ROWS = (
     Row(
         "schedules_create",
         "schedules",
-        "made, by requests of 1,000, each with an expression of its own",
+        "created, by requests of 1,000, each with its own expression",
         _create,
         further=(Goal(60, "us of CPU", at_least=False, of=CPU),),
     ),
@@ -83,7 +83,7 @@ ROWS = (
     Row(
         "schedules_1m",
         "schedules",
-        f"{MANY:,} that wait for a month: rows on the disk",
+        f"{MANY:,} that wait for a month: rows on disk",
         _many,
         "bytes each",
         Goal(300, "bytes", at_least=False),

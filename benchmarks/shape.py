@@ -1,4 +1,4 @@
-"""What the number of partitions and the size of messages change."""
+"""Measure the effect of the number of partitions and the size of messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WINDOW = 4
 
 
 def sized(value_bytes: int, setting: Setting) -> Measured:
-    """Batches of about `BATCH_BYTES`, or of one message that has as many itself."""
+    """Size of a batch in bytes, unless one message is larger."""
     size = max(1, BATCH_BYTES // value_bytes)
     each = size * value_bytes * CONNECTIONS
     measured = produce(
@@ -41,7 +41,7 @@ ROWS = tuple(
         f"size_{name}",
         "shape",
         f"values of {size:,} B, {max(1, BATCH_BYTES // size):,} a batch, "
-        f"{CONNECTIONS} connections, {WINDOW} on the way on each",
+        f"{CONNECTIONS} connections, {WINDOW} in flight on each",
         partial(sized, size),
     )
     for name, size in SIZES.items()

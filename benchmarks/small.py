@@ -1,4 +1,4 @@
-"""One thing at a time, as programs are written: each answer is awaited before the next thing is asked for."""
+"""Measure one request at a time, as programs are written: each awaits its response before the next request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POLLS = 1_000
 
 
 def _cpu(measured: Measured) -> Measured:
-    """The goal is about what it costs the node; the rate is told as well."""
+    """The goal is for the node's CPU; the rate is reported as well."""
     measured.details[PER_S] = measured.value
     assert measured.cpu_us is not None
     measured.value = measured.cpu_us
@@ -25,36 +25,36 @@ def _cpu(measured: Measured) -> Measured:
 
 
 def produce(setting: Setting, *, clients: int, messages: int) -> Measured:
-    """`await client.produce(...)`."""
+    """Await `client.produce(...)` for each message."""
     count = setting.count(messages, messages // 20)
     with node_with(setting, TOPIC, PARTITIONS) as node:
         return _cpu(measure(node.metered, "small_produce", address=node.address, messages=count, clients=clients))
 
 
 def kv_get(setting: Setting, *, clients: int, messages: int) -> Measured:
-    """`await keys.get(...)`."""
+    """Await `keys.get(...)` for each key."""
     count = setting.count(messages, messages // 20)
     with node_with_keys(setting) as node:
         return _cpu(measure(node.metered, "small_kv_get", address=node.address, messages=count, clients=clients))
 
 
 def kv_put(setting: Setting, *, clients: int, messages: int) -> Measured:
-    """`await keys.put(...)`."""
+    """Await `keys.put(...)` for each key."""
     count = setting.count(messages, messages // 20)
     with node_with_keys(setting) as node:
         return _cpu(measure(node.metered, "small_kv_put", address=node.address, messages=count, clients=clients))
 
 
-def consume(setting: Setting, *, way: str, messages: int, partitions: int) -> Measured:
-    """Everything that is due, one client."""
-    spec = {"messages": setting.count(messages, 4_000), "partitions": partitions, "way": way}
+def consume(setting: Setting, *, mode: str, messages: int, partitions: int) -> Measured:
+    """Consume all due messages with one client."""
+    spec = {"messages": setting.count(messages, 4_000), "partitions": partitions, "mode": mode}
     with node_with(setting, TOPIC, partitions, lease=LEASE) as node:
         to = {"address": node.address, "port": node.port, "pid": node.pid}
         return _cpu(measure(node.metered, "small_consume", **to, **spec))
 
 
 def post(setting: Setting, *, connections: int, size: int, messages: int) -> Measured:
-    """`POST /topics/{topic}`: CPU of the node and of its HTTP process."""
+    """Send `POST /topics/{topic}`; count the CPU of the node and of its HTTP process."""
     spec = {"messages": setting.count(messages, messages // 10), "connections": connections, "size": size}
     with node_with(setting, TOPIC, PARTITIONS) as node:
         ((_, http_port),) = node.metered
@@ -62,9 +62,9 @@ def post(setting: Setting, *, connections: int, size: int, messages: int) -> Mea
 
 
 def wait(setting: Setting, *, polls: int) -> Measured:
-    """Long polls for which there is nothing: what the node and its processes take meanwhile, of a core."""
+    """Hold long polls without messages; measure the CPU of the node and its processes as a share of a core."""
     polls, seconds = setting.count(polls, 50), setting.count(10, 1)
-    waiting = str(2 * polls)  # of which one address has three quarters
+    waiting = str(2 * polls)  # one address may use three quarters of them
     with node_with(setting, TOPIC, PARTITIONS, node_settings={"LIMITS__HTTP_WAITING": waiting}) as node:
         ((_, http_port),) = node.metered
         with Load("small_wait", http=f"127.0.0.1:{http_port}", polls=polls) as load:
@@ -73,7 +73,7 @@ def wait(setting: Setting, *, polls: int) -> Measured:
             time.sleep(seconds)
             used_s = meter.cpu_s()
             load.go()
-            assert load.told().messages == polls, "some were answered, though there is nothing"
+            assert load.result().messages == polls, "some were answered, though there is nothing"
     return Measured(polls, used_s / seconds * 100)
 
 
@@ -96,26 +96,26 @@ ROWS = (
     _row(
         "small_ack",
         "async for message in subscription: await message.ack()",
-        partial(consume, way="message", messages=20_000, partitions=PARTITIONS),
+        partial(consume, mode="message", messages=20_000, partitions=PARTITIONS),
         400,
     ),
     _row(
         "small_run",
         "client.run(topic, group, handler, concurrency=10)",
-        partial(consume, way="workers", messages=40_000, partitions=PARTITIONS),
+        partial(consume, mode="workers", messages=40_000, partitions=PARTITIONS),
         60,
         12_000,
     ),
     _row(
         "small_batches",
         "async for batch in subscription.batches(): await batch.ack(), over one partition",
-        partial(consume, way="batch", messages=1_000_000, partitions=1),
+        partial(consume, mode="batch", messages=1_000_000, partitions=1),
         6,
     ),
     _row(
         "small_batches_4",
         f"async for batch in subscription.batches(): await batch.ack(), over {PARTITIONS} partitions",
-        partial(consume, way="batch", messages=1_000_000, partitions=PARTITIONS),
+        partial(consume, mode="batch", messages=1_000_000, partitions=PARTITIONS),
         6,
     ),
     _row("small_get", "await keys.get(...), one client", partial(kv_get, clients=1, messages=4_000), 250),
@@ -143,7 +143,7 @@ ROWS = (
     Row(
         "small_wait",
         "small",
-        f"{POLLS:,} long polls over HTTP for which there is nothing: CPU",
+        f"{POLLS:,} long polls over HTTP without messages: CPU",
         partial(wait, polls=POLLS),
         "% of a core",
         driver="none",

@@ -1,6 +1,6 @@
-"""Spark on this machine, with the brokers beside it: reading, writing, streams, scheduling from files, archiving; and
-the same work through the plain Python client. Where several processes share the work, the CPU time of each is told:
-Spark's JVM, its Python workers, and the broker (the row's own)."""
+"""Measure Spark on one machine with the brokers: reading, writing, streams, scheduling from files, archiving; and the
+same work with the plain Python client. Where several processes share the work, it reports the CPU time of each: Spark's
+JVM, its Python workers, and the broker (the row's own)."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ TOPIC = "rows"
 PARTITIONS = 2
 VALUE = bytes(range(100))
 SIZE = 1000
-"""Messages of a batch that is stored."""
+"""Messages per stored batch."""
 COUNT = 1_000_000
 QUICK = 20_000
 WARM = 3
-"""Runs before the one that is measured: the JVM compiles what it runs often."""
+"""Runs before the measured one: the JVM compiles code that runs often."""
 READ = Goal(1_000_000, "rows/s")
 WRITE = Goal(500_000, "rows/s")
 STREAM = Goal(300_000, "rows/s")
@@ -44,7 +44,7 @@ AHEAD_MS = 86_400_000
 
 
 def read(setting: Setting) -> Measured:
-    """A batch to nowhere: all columns, and two of them."""
+    """Read a batch into no sink: all columns, and only two."""
     count = setting.count(COUNT, QUICK)
     with running(setting.where, setting.name) as node, _spark() as spark:
         _fill(node, count)
@@ -66,7 +66,7 @@ def read(setting: Setting) -> Measured:
 
 
 def write(setting: Setting) -> Measured:
-    """A batch of rows without keys, by two tasks."""
+    """Write a batch of rows without keys, with two tasks."""
     count = setting.count(COUNT, QUICK)
     with running(setting.where, setting.name) as node, _spark() as spark:
         Wire(node.port).call(TopicCreate(TOPIC, "timer", PARTITIONS, 1, {}).frame)
@@ -80,7 +80,7 @@ def write(setting: Setting) -> Measured:
 
 
 def stream(setting: Setting) -> Measured:
-    """A stream into Parquet, of all that is due, as one micro-batch; with its start and end."""
+    """Stream all due messages into Parquet as one micro-batch, including the stream's start and end."""
     count = setting.count(COUNT, QUICK)
     runs = itertools.count()
     with running(setting.where, setting.name) as node, _spark() as spark, data_directory(setting.where) as place:
@@ -103,7 +103,7 @@ def stream(setting: Setting) -> Measured:
 
 
 def archive_cold(setting: Setting) -> Measured:
-    """The job as a command runs it, as the first thing that Spark does; its start is told apart."""
+    """Run the job as a command does, as the first thing that Spark does; Spark's start is reported separately."""
     from sandq.spark import jobs
 
     count = setting.count(ARCHIVE_COUNT, QUICK)
@@ -124,7 +124,7 @@ def archive_cold(setting: Setting) -> Measured:
 
 
 def archive(setting: Setting) -> Measured:
-    """The job, and `client.fetch` into one Parquet file for each partition."""
+    """Run the job, and `client.fetch` into one Parquet file for each partition."""
     from sandq.spark import jobs
 
     count = setting.count(COUNT, QUICK)
@@ -141,7 +141,7 @@ def archive(setting: Setting) -> Measured:
 
 
 def schedule(setting: Setting) -> Measured:
-    """The job onto three replicas, and `send_many` of the same rows."""
+    """Run the job onto three replicas, and `send_many` of the same rows."""
     from sandq.spark import jobs
 
     count = setting.count(COUNT, QUICK)
@@ -186,7 +186,7 @@ def _servers(node: Node) -> dict[str, str]:
 
 
 def _fill(node: Node, count: int) -> None:
-    """So many messages that are due, and closed."""
+    """Store due messages in closed partitions."""
     wire = Wire(node.port)
     wire.call(TopicCreate(TOPIC, "timer", PARTITIONS, 1, {}).frame)
     batch = encode({Column.VALUE: [VALUE] * SIZE})
@@ -201,7 +201,7 @@ def _fill(node: Node, count: int) -> None:
 
 
 def _timed(work: Callable[[], object], node: Node) -> tuple[float, float]:
-    """Seconds, and the node's CPU seconds."""
+    """Return seconds, and the node's CPU seconds."""
     assert node.pid is not None
     before_s, began_s = cpu_s(node.pid), time.perf_counter()
     work()
@@ -209,7 +209,7 @@ def _timed(work: Callable[[], object], node: Node) -> tuple[float, float]:
 
 
 def _staged(work: Callable[[], object], node: Node) -> tuple[float, float, dict[str, float]]:
-    """As `_timed`, and the CPU seconds of Spark's JVM and of its Python workers."""
+    """Return the same with the CPU seconds of Spark's JVM and of its Python workers."""
     before = _spark_cpu_s()
     taken_s, used_s = _timed(work, node)
     java_s, python_s = (after - begun for after, begun in zip(_spark_cpu_s(), before, strict=True))
@@ -223,7 +223,7 @@ def _warm(work: Callable[[], object], node: Node, setting: Setting) -> tuple[flo
 
 
 def _spark_cpu_s() -> tuple[float, float]:
-    """CPU seconds of the JVM, and of the Python processes that it has begun and that live."""
+    """Return CPU seconds of the JVM, and of its living Python processes."""
     java = [pid for pid in started_by(os.getpid()) if Path(f"/proc/{pid}/comm").read_text().strip() == "java"]
     own_s, all_s = sum(map(own_cpu_s, java)), sum(map(cpu_s, java))
     return own_s, all_s - own_s

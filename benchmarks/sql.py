@@ -1,4 +1,4 @@
-"""SQL: how long one message by its id takes, and a hundred thousand within a time."""
+"""Measure SQL: one message by its id, and a hundred thousand within a span of time."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LOOKS, QUICK_LOOKS = 1000, 10
 ROUNDS = 3
 AT_ONCE = 5000
 START_S = 1_893_456_000
-"""When they begin to be due: 2030-01-01."""
+"""First due time: 2030-01-01."""
 CONNECT_S = 30.0
 ONE = Goal(10, "ms", at_least=False)
 RANGE = Goal(2, "s", at_least=False)
 
 
 async def _filled(node: MeteredNode, messages: int) -> list[str]:
-    """As many messages, due within an hour; their ids."""
+    """Store this many messages, due within an hour; return their ids."""
     ids: list[str] = []
     async with sandq.connect(f"127.0.0.1:{node.port}", timeout="60s", delivery_timeout="120s") as client:
         while len(ids) < messages:
@@ -47,7 +47,7 @@ async def _filled(node: MeteredNode, messages: int) -> list[str]:
 
 @contextlib.contextmanager
 def _asking(node: MeteredNode, port: int) -> Iterator[Any]:
-    """A connection to the node's SQL; its process takes a second to begin."""
+    """Connect to the node's SQL; its process takes a second to start."""
     ends_s = time.monotonic() + CONNECT_S
     while True:
         try:
@@ -64,7 +64,7 @@ def _asking(node: MeteredNode, port: int) -> Iterator[Any]:
 
 
 def by_id(setting: Setting) -> Measured:
-    """One message by its id, all columns, one after another."""
+    """Read one message by its id, all columns, repeatedly."""
     looks = setting.count(LOOKS, QUICK_LOOKS)
     with _serving(setting) as (node, port):
         ids = anyio.run(_filled, node, looks, backend="trio")
@@ -87,7 +87,7 @@ def _one(cursor: Any, id: str) -> float:
 
 
 def of_range(setting: Setting) -> Measured:
-    """All columns of what is due within an hour; the least of a few times."""
+    """Read all columns of messages due within an hour; the least of several times counts."""
     messages = setting.count(MESSAGES, QUICK_MESSAGES)
     query = (
         f"SELECT * FROM messages WHERE topic = '{TOPIC}' "
@@ -101,7 +101,7 @@ def of_range(setting: Setting) -> Measured:
             for _ in range(ROUNDS):
                 began_s = time.perf_counter()
                 cursor.execute(query)
-                connection._result.unbuffered_active = False  # rows are taken as they come, and not looked into
+                connection._result.unbuffered_active = False  # rows are read but not examined
                 while not connection._read_packet().is_eof_packet():
                     pass
                 times_s.append(time.perf_counter() - began_s)

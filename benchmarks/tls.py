@@ -1,4 +1,4 @@
-"""What TLS costs a node: the same load without it and with it."""
+"""Measure the cost of TLS for a node: the same load without it and with it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Settings = dict[str, str]
 
 @contextlib.contextmanager
 def certified(setting: Setting) -> Iterator[Settings]:
-    """What a node says then; whoever connects inside the block trusts it."""
+    """The TLS settings of a node; all connections inside the block trust it."""
     with data_directory(setting.where) as directory:
         ca = make_ca(directory).certificate
         pair = make_node(NODE_ID, [], directory, directory)
@@ -42,7 +42,7 @@ def certified(setting: Setting) -> Iterator[Settings]:
 
 
 def batches(setting: Setting, settings: Settings) -> Measured:
-    """As the row produce_100."""
+    """Run the row produce_100."""
     count = setting.count(1200, 60)
     with node_with(setting, TOPIC, PARTITIONS, node_settings=settings) as node:
         to = links([node.port], CONNECTIONS, PARTITIONS)
@@ -50,8 +50,8 @@ def batches(setting: Setting, settings: Settings) -> Measured:
 
 
 def awaited(setting: Setting) -> Measured:
-    """As the row small_produce, by turns without TLS and with it, of one node that takes both: what else the machine
-    does, or how the node was started, makes more of a difference than TLS. The median is told."""
+    """Run the row small_produce alternately without TLS and with it, on one node that accepts both. Other work on the
+    machine, or the way the node was started, matters more than TLS. Reports the median."""
     count = setting.count(1_000, 50)
     more_us: list[float] = []
     with certified(setting) as settings:
@@ -78,7 +78,7 @@ def awaited(setting: Setting) -> Measured:
 
 @contextlib.contextmanager
 def trusting_nobody() -> Iterator[None]:
-    """Whoever connects inside the block speaks plain."""
+    """Connect without TLS inside the block."""
     kept = {name: os.environ.pop(name) for name in NAMES}
     try:
         yield
@@ -87,7 +87,7 @@ def trusting_nobody() -> Iterator[None]:
 
 
 def beside(setting: Setting) -> Measured:
-    """What batches cost the node more by TLS."""
+    """Return how much more CPU batches cost the node with TLS."""
     plain = batches(setting, {})
     with certified(setting) as settings:
         found = batches(setting, settings)
@@ -98,7 +98,7 @@ def beside(setting: Setting) -> Measured:
 
 
 def handshakes(setting: Setting) -> Measured:
-    """Connections that shake hands and end: what each costs the node."""
+    """Open connections with a TLS handshake and close them; return the node's cost for each."""
     count = setting.count(1_000, 50)
     with certified(setting) as settings, node_with(setting, TOPIC, PARTITIONS, node_settings=settings) as node:
         context = ssl.create_default_context(cafile=Path(os.environ[CA_VARIABLE]))
@@ -117,7 +117,7 @@ ROWS = (
     Row(
         "tls_produce_100",
         "tls",
-        f"batches of {SIZE} x 100 B, {CONNECTIONS} connections, {WINDOWS[SIZE]} on the way on each",
+        f"batches of {SIZE} x 100 B, {CONNECTIONS} connections, {WINDOWS[SIZE]} in flight on each",
         beside,
         PERCENT,
         Goal(40, PERCENT, at_least=False),

@@ -22,11 +22,11 @@ FULL_S = 0.001
 SOON_S = 0.05
 _ERROR = 255
 CA_VARIABLE = "BENCHMARKS_CA"
-"""Names the authority of the node's certificate: then it is spoken to by TLS."""
+"""Path of the authority of the node's certificate; if set, connections use TLS."""
 
 
 class _TlsSocket:
-    """What is used of a socket; one that would have to wait raises BlockingIOError, as others do."""
+    """The methods used of a socket. One that would block raises BlockingIOError, as sockets do."""
 
     def __init__(self, raw: socket.socket, ca: str) -> None:
         context = ssl.create_default_context(cafile=ca)
@@ -45,7 +45,7 @@ class _TlsSocket:
             raise BlockingIOError from None
 
     def recv(self, size: int) -> bytes:
-        """All that has come, as far as it was decrypted: nobody is told that there is more of it."""
+        """Return all decrypted bytes: the socket does not report that more of them are left."""
         try:
             data = self._tls.recv(size)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -56,7 +56,7 @@ class _TlsSocket:
 
 
 class Wire:
-    """A blocking connection that has said HELLO."""
+    """A blocking connection that has sent HELLO."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
@@ -68,14 +68,14 @@ class Wire:
         self.call(Hello(2, "benchmarks", {}).frame)
 
     def receive(self) -> list[Frame]:
-        """What came, at least a part of a frame; raises an error frame's error."""
+        """Return at least a part of a frame. Raises the error of an error frame."""
         data = self.socket.recv(RECEIVE_BYTES)
         if not data:
             raise ConnectionError("the node closed the connection")
         return checked(self._reader.feed(data))
 
     def call(self, build: Any) -> Frame:
-        """One request, one reply; nothing else may come meanwhile."""
+        """Send one request and return its response; no other frame may arrive meanwhile."""
         self._ids += 1
         self.socket.sendall(build(self._ids))
         while not (frames := self.receive()):
@@ -83,7 +83,7 @@ class Wire:
         return frames[0]
 
     def create_topic(self, name: str, partitions: int = 1, kind: str = "timer", **settings: Any) -> None:
-        """Make a topic, once the node knows topics of its kind: one that was just started comes to that in a moment."""
+        """Create a topic, once the node supports its kind: a node that has just started needs a moment."""
         until_s = time.perf_counter() + TIMEOUT_S
         while True:
             try:
@@ -100,7 +100,7 @@ class Wire:
 
 
 def checked(frames: list[Frame]) -> list[Frame]:
-    """Raises the first error among them."""
+    """Raise the first error among them."""
     for frame in frames:
         if frame[0] == _ERROR:
             raise decode_error(frame)
@@ -109,7 +109,7 @@ def checked(frames: list[Frame]) -> list[Frame]:
 
 @dataclass(slots=True)
 class Flow:
-    """Requests of one connection, sent in order, `window` of them unanswered; they are numbered from 1."""
+    """Requests of one connection, sent in order, `window` of them in flight; they are numbered from 1."""
 
     wire: Wire
     frames: Sequence[bytes]
@@ -118,20 +118,20 @@ class Flow:
     answered: int = 0
     out: bytes = b""
     handed: list[tuple[float, int]] = field(default_factory=list)
-    """The moment at which requests were handed to the socket, and how many had been by then."""
+    """Times at which requests were given to the socket, and their number so far."""
     answers: list[tuple[float, list[int]]] = field(default_factory=list)
-    """The moment at which answers were received, and the numbers of their requests."""
+    """Times at which responses were received, and the numbers of their requests."""
 
     @property
     def done(self) -> bool:
         return self.answered == len(self.frames)
 
     def send_next(self) -> None:
-        """Top the window up, as far as the socket takes it."""
+        """Fill the window, as far as the socket accepts it."""
         self.send_until(min(len(self.frames), self.answered + self.window))
 
     def send_until(self, stop: int) -> None:
-        """Have the first `stop` requests sent, as far as the socket takes them."""
+        """Send the first `stop` requests, as far as the socket accepts them."""
         if self.sent < stop:
             self.out += b"".join(self.frames[self.sent : stop])
             self.sent = stop
@@ -144,7 +144,7 @@ class Flow:
             self.out = self.out[count:]
 
     def take_answers(self) -> None:
-        """What came, if anything."""
+        """Return received bytes, if any."""
         try:
             frames = self.wire.receive()
         except BlockingIOError:
@@ -153,14 +153,14 @@ class Flow:
         self.answers.append((time.perf_counter(), [frame[1] for frame in frames]))
 
     def answer_s(self) -> Iterator[float]:
-        """Of each answer, the seconds since its request was handed to the socket."""
+        """Return for each response the seconds since its request was given to the socket."""
         handed_s: list[float] = []
         for moment_s, count in self.handed:
             handed_s += [moment_s] * (count - len(handed_s))
         return self.since(lambda number: handed_s[number - 1])
 
     def since(self, moment_of: Callable[[int], float]) -> Iterator[float]:
-        """Of each answer, the seconds since a moment of its request."""
+        """Return for each response the seconds since a planned time of its request."""
         for moment_s, numbers in self.answers:
             for number in numbers:
                 yield moment_s - moment_of(number)
@@ -168,19 +168,19 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Driven:
-    """How long it took, and by `answer_s` how long each answer."""
+    """Total time, and by `answer_s` the time of each response."""
 
     seconds: float
     flows: Sequence[Flow]
 
     @property
     def answer_s(self) -> list[float]:
-        """From when a request was handed to the socket until its answer was received."""
+        """Return the times from giving a request to the socket until its response was received."""
         return [seconds for flow in self.flows for seconds in flow.answer_s()]
 
 
 def drive(flows: Sequence[Flow]) -> Driven:
-    """Run all flows until everything is answered."""
+    """Run all flows until every request has its response."""
     with selectors.DefaultSelector() as selector:
         _register(selector, flows)
         began = time.perf_counter()
@@ -200,7 +200,7 @@ def drive(flows: Sequence[Flow]) -> Driven:
 
 @dataclass(frozen=True, slots=True)
 class Paced:
-    """How long it took from when the first request was due, and by `late_s` how long each answer."""
+    """Time since the first request was due, and by `late_s` the time of each response."""
 
     seconds: float
     flows: Sequence[Flow]
@@ -208,18 +208,18 @@ class Paced:
     per_s: float
 
     def late_s(self) -> Iterator[float]:
-        """From when a request was to be sent until its answer was received, whenever it was really sent."""
+        """Return the times from the planned send of a request until its response was received, whenever it was sent."""
         for at, flow in enumerate(self.flows):
             yield from flow.since(self._due(at))
 
     def _due(self, at: int) -> Callable[[int], float]:
-        """When the requests of a flow were to be sent, by their numbers."""
+        """Return the planned times of a flow's requests, by their numbers."""
         first_s, step_s = self.began_s + at / self.per_s, len(self.flows) / self.per_s
         return lambda number: first_s + (number - 1) * step_s
 
 
 def pace(flows: Sequence[Flow], per_s: float, began_s: float) -> Paced:
-    """Send request n of all flows, which take turns, at `began_s + n / per_s`, whatever is answered by then."""
+    """Send request n of all flows, in turn, at `began_s + n / per_s`, whatever responses have arrived."""
     total = sum(len(flow.frames) for flow in flows)
     # select() waits for microseconds; epoll only for whole milliseconds.
     with selectors.SelectSelector() as selector:
@@ -232,7 +232,7 @@ def pace(flows: Sequence[Flow], per_s: float, began_s: float) -> Paced:
                 flow.send_until((due - at + len(flows) - 1) // len(flows))
             wait_s = began_s + due / per_s - now if due < total else TIMEOUT_S
             if any(flow.out for flow in flows):
-                wait_s = FULL_S  # nobody tells when the socket takes the rest
+                wait_s = FULL_S  # nothing reports when the socket accepts the rest
             ready = selector.select(max(0.0, wait_s))
             if not ready and wait_s == TIMEOUT_S:
                 raise TimeoutError(f"the node has not answered for {TIMEOUT_S:g} s")
@@ -249,7 +249,7 @@ def _register(selector: selectors.BaseSelector, flows: Sequence[Flow]) -> None:
 
 
 def _settled(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> bool:
-    """Listen for what the flow waits for; whether it is through."""
+    """Read the flow's frames; return whether it is complete."""
     flow: Flow = key.data
     if flow.done:
         selector.unregister(flow.wire.socket)

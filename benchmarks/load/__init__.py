@@ -1,6 +1,6 @@
-"""Loads: processes of their own, so that what a client takes is not taken for the node's.
+"""Loads in processes of their own, so that the client's CPU time is not counted for the node.
 
-`python -m benchmarks.load PARENT_PID` reads what to do from its standard input, a line of JSON: `do` names the work and
-the rest are its arguments. It prepares everything, prints a line of JSON, waits for `go MOMENT`, runs, and prints what
-it found out in another line.
+`python -m benchmarks.load PARENT_PID` reads a line of JSON from standard input: `do` names the work, the rest are its
+arguments. It prepares everything, prints a line of JSON, waits for `go TIME`, runs, and prints its result as another
+line.
 """

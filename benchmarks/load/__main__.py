@@ -55,16 +55,16 @@ def main() -> None:
     end_with_parent(int(sys.argv[1]))
     spec = json.loads(sys.stdin.readline())
     ready = WORKS[spec.pop("do")](**spec)
-    # Prepared frames are many objects, and none of them is garbage before the end.
+    # Prepared frames are many objects, and none of them becomes garbage before the end.
     gc.collect()
     gc.freeze()
     print(json.dumps(ready.about), flush=True)
     began_s = float(sys.stdin.readline().split()[1])
     before_s = _cpu_s()
     done = ready.run(began_s)
-    done.told.cpu_s = _cpu_s() - before_s
-    done.told.latency = done.latency()
-    print(json.dumps(asdict(done.told)), flush=True)
+    done.result.cpu_s = _cpu_s() - before_s
+    done.result.latency = done.latency()
+    print(json.dumps(asdict(done.result)), flush=True)
 
 
 def _cpu_s() -> float:

@@ -1,6 +1,6 @@
-"""Clients that mean harm, each kind by its name, and the one beside them that is to be served.
+"""Abusive clients, each kind under its name, and the victim that must be served meanwhile.
 
-An abuser ends after so many seconds, whatever the node does: who is refused, cut off or not read begins again.
+An abuser runs for a number of seconds, whatever the node does: if it is refused, cut off or not read, it begins again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import count, cycle, repeat
 from typing import Any, NamedTuple
 
 from benchmarks.load.work import Done, Ready
-from benchmarks.result import CALLED, Latency, Told
+from benchmarks.result import CALLED, Latency, LoadResult
 from benchmarks.wire import Wire
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
@@ -33,16 +33,18 @@ VICTIM, FAT, WIDE, KEYS = "victim", "fat", "wide", "keys"
 """Topics: of the victim; with large messages; with many partitions; compacted."""
 WIDE_PARTITIONS = 256
 NICE = 19
-"""An abuser is elsewhere, most often: it leaves the processor to the node and to who is measured."""
+"""Nice value of an abuser. It usually runs on another machine, so it leaves the processor to the node and the victim.
+"""
 ROWS, ROW_BYTES = 16, 1 << 20
-"""Batches of which FAT and KEYS have so many, of so many bytes."""
+"""Messages per batch of FAT and KEYS, and their sizes in bytes."""
 PAUSE_S = 0.005
 CHUNK = 32
-"""Requests that are sent in one go."""
+"""Requests sent in one call."""
 NUMBERS = 8192
-"""A request that is sent again and again has so many numbers in turn, more than there may be unanswered ..."""
+"""Request numbers used in turn for a repeated request, more than may be in flight ..."""
 NUMBERED_BYTES = 16 << 20
-"""... if its frames with them are no larger: they are made once, as the processor is to be the node's."""
+"""... if its frames with all these numbers are no larger than this. They are built once, because the processor is for
+the node."""
 SOCKETS = 100
 """Connections of one abuser that holds as many as it can."""
 STEP_S = 0.05
@@ -51,18 +53,18 @@ MB = 1 << 20
 
 
 class Target(NamedTuple):
-    """Where the node is."""
+    """Address of the node."""
 
     port: int
     http: int
 
 
 Abuse = Callable[[Target, float], int]
-"""Until a moment of `time.perf_counter`; how often it asked."""
+"""Run until a time of `time.perf_counter`; return the number of requests."""
 
 
 def victim(port: int, seconds: float) -> Ready:
-    """Produce one message after the other, each once the one before is answered."""
+    """Produce one message after the other, each after the response to the one before."""
     wire = Wire(port)
     request = Produce(VICTIM, 0, 0, 0, 0, 0, encode({Column.VALUE: [bytes(100)]}))
     wire.call(request.frame)
@@ -76,26 +78,26 @@ def victim(port: int, seconds: float) -> Ready:
                 wire.call(request.frame)
             except SandqError:
                 refused += 1
-            except OSError:  # not answered, or closed
+            except OSError:  # no response, or closed
                 refused += 1
                 seconds = 0
             taken.append(time.perf_counter() - now)
             time.sleep(PAUSE_S)
         wire.close()
-        told = Told(len(taken), time.perf_counter() - began_s, details={"refused": refused})
-        return Done(told, lambda: Latency.of(CALLED, taken))
+        result = LoadResult(len(taken), time.perf_counter() - began_s, details={"refused": refused})
+        return Done(result, lambda: Latency.of(CALLED, taken))
 
     return Ready(run)
 
 
 def abuse(kind: str, port: int, http: int, seconds: float) -> Ready:
-    """One abuser of a kind."""
+    """Run one abuser of a kind."""
     target = Target(port, http)
 
     def run(began_s: float) -> Done:
         os.nice(NICE)
         asked = KINDS[kind](target, began_s + seconds)
-        return Done(Told(asked, time.perf_counter() - began_s))
+        return Done(LoadResult(asked, time.perf_counter() - began_s))
 
     return Ready(run)
 
@@ -104,11 +106,11 @@ def abuse(kind: str, port: int, http: int, seconds: float) -> Ready:
 
 
 Blocks = Callable[[], Iterator[bytes]]
-"""Frames of requests without end, `CHUNK` in each block, for a connection."""
+"""Yield frames of requests without end, `CHUNK` in each block, for a connection."""
 
 
 def _pounds(requests: Blocks, *, reads: bool = True) -> Abuse:
-    """Send requests without end, as fast as they are taken; read the answers, or none of them."""
+    """Send requests without end, as fast as the node accepts them; read the responses, or none of them."""
 
     def pound(at: Target, until_s: float) -> int:
         asked = 0
@@ -143,7 +145,7 @@ def _connected(port: int, reads: bool) -> socket.socket:
 
 
 def _made(requests: Callable[[], Iterator[Request]]) -> Blocks:
-    """Each request is another one."""
+    """Yield requests that are all different."""
 
     def blocks() -> Iterator[bytes]:
         numbers, coming = count(2), requests()
@@ -154,7 +156,7 @@ def _made(requests: Callable[[], Iterator[Request]]) -> Blocks:
 
 
 def _again(request: Request) -> Blocks:
-    """The same request without end."""
+    """Yield the same request without end."""
     if NUMBERS * len(request.frame(NUMBERS)) > NUMBERED_BYTES:
         return _made(lambda: repeat(request))
 
@@ -189,7 +191,7 @@ def _cancels() -> Iterator[Request]:
 
 
 def _schedules() -> Iterator[Request]:
-    """Each has an expression of its own, which takes long to understand."""
+    """Yield schedules, each with a different expression that takes long to parse."""
     batch = encode({Column.VALUE: [bytes(100)]})
     for number in count(time.perf_counter_ns()):
         rules = [{"cron": f"{number % 60} {at % 24} 29 2 *", "zone": "Europe/Berlin"} for at in range(100)]
@@ -197,7 +199,7 @@ def _schedules() -> Iterator[Request]:
 
 
 def _garbage(at: Target, until_s: float) -> int:
-    """Frames whose fields are wrong."""
+    """Yield frames with wrong fields."""
     frame = encode_frame(3, 7, FAT, "0", [[[0]]] * 100)
     asked = 0
     while time.perf_counter() < until_s:
@@ -214,7 +216,7 @@ def _garbage(at: Target, until_s: float) -> int:
 
 
 def _holds(head: bytes, rest: bytes, *, hello: bool, http: bool = False) -> Abuse:
-    """Keep many connections, each of which has sent a part of something, and adds to it now and then."""
+    """Hold many connections. Each has sent a part of something, and sends a little more now and then."""
 
     def hold(at: Target, until_s: float) -> int:
         socks: list[socket.socket] = []
@@ -259,7 +261,7 @@ def _connects(at: Target, until_s: float) -> int:
 
 
 def _http(method: str, path: str, body: Callable[[], bytes] = bytes) -> Abuse:
-    """The same request again and again, each on a connection of its own; the answer is read."""
+    """Send the same request repeatedly, each on a new connection; read the response."""
 
     def ask(at: Target, until_s: float) -> int:
         data, asked = _http_request(method, path, body()), 0
@@ -358,11 +360,11 @@ KINDS: dict[str, Abuse] = {
         _http_request("POST", f"/topics/{WIDE}/groups/waits/lease", b'{"wait":"60s"}'), b"", hello=False, http=True
     ),
 }  # fmt: skip
-"""By their names in rows."""
+"""Abusers by their names in rows."""
 
 
 def fill(port: int) -> None:
-    """Make the topics that the abuses are about."""
+    """Create the topics that the abusers use."""
     wire = Wire(port)
     wire.create_topic(VICTIM)
     wire.create_topic(FAT)

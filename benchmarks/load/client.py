@@ -1,4 +1,4 @@
-"""What a program gets that uses the Python client."""
+"""Loads that use the Python client, as programs do."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import sandq
 from benchmarks.load.consume import CREDIT, GROUP, fill
 from benchmarks.load.work import Done, Ready
 from benchmarks.produce import PARTITIONS, TOPIC, VALUE
-from benchmarks.result import CALLED, INTENDED, Latency, Told
+from benchmarks.result import CALLED, INTENDED, Latency, LoadResult
 from benchmarks.wire import Wire
 from sandq.errors import SandqError
 
 FILL = 1000
 SAMPLE = 1000
-"""Of so many messages one is awaited, and says how long it took."""
+"""Every how many messages one is awaited and timed."""
 EVERY_S = 0.005
-"""`notice` sends a message so often, whatever becomes of those before."""
+"""Interval at which `notice` sends a message, whatever happened to the previous ones."""
 
 
 def produce(address: str, messages: int) -> Ready:
-    """`Producer.send` in a loop."""
+    """Call `Producer.send` in a loop."""
 
     async def loop() -> tuple[float, list[float]]:
         taken_s: list[float] = []
@@ -51,13 +51,13 @@ def produce(address: str, messages: int) -> Ready:
 
     def run(began_s: float) -> Done:
         seconds, taken_s = anyio.run(loop, backend="trio")
-        return Done(Told(messages, seconds), partial(Latency.of, f"{CALLED}, 1 in {SAMPLE:,}", taken_s))
+        return Done(LoadResult(messages, seconds), partial(Latency.of, f"{CALLED}, 1 in {SAMPLE:,}", taken_s))
 
     return Ready(run)
 
 
 def consume(address: str, port: int, messages: int, batches: bool) -> Ready:
-    """Everything that is due: message by message, or by batches."""
+    """Consume all due messages: one by one, or in batches."""
     wire = Wire(port)
     fill(wire, messages, FILL, PARTITIONS)
     wire.close()
@@ -81,14 +81,14 @@ def consume(address: str, port: int, messages: int, batches: bool) -> Ready:
             return time.perf_counter() - began_s
 
     def run(began_s: float) -> Done:
-        return Done(Told(messages, anyio.run(loop, backend="trio")))
+        return Done(LoadResult(messages, anyio.run(loop, backend="trio")))
 
     return Ready(run)
 
 
 def notice(addresses: Sequence[str], topic: str) -> Ready:
-    """Produce steadily and consume, until it is told to stop: how long each message took to be acknowledged (what is
-    reported), and to come to a consumer that waits for it (in the details)."""
+    """Produce steadily and consume, until stopped. Reports how long each message took to be acknowledged, and in the
+    details how long until a waiting consumer received it."""
 
     async def loop() -> tuple[list[float], list[float], int]:
         produced_s: list[float] = []
@@ -110,7 +110,7 @@ def notice(addresses: Sequence[str], topic: str) -> Ready:
             async with client.producer(topic) as producer:
                 while not stop.is_set():
                     value = b"%09d" % number + VALUE
-                    # From when it was to be sent: what waits for room is late, too.
+                    # From the planned send: a message that waits for capacity is late, too.
                     sent[value] = next_s
                     settling.start_soon(settle, next_s, await producer.send(value))
                     number, next_s = number + 1, next_s + EVERY_S
@@ -135,13 +135,13 @@ def notice(addresses: Sequence[str], topic: str) -> Ready:
 
     def run(began_s: float) -> Done:
         produced_s, delivered_s, errors = anyio.run(loop, backend="trio")
-        told = Told(len(produced_s), time.perf_counter() - began_s, errors=errors)
+        result = LoadResult(len(produced_s), time.perf_counter() - began_s, errors=errors)
         if (delivered := Latency.of(INTENDED, delivered_s)) is not None:
-            told.details = {
+            result.details = {
                 "delivery p50 ms": delivered.at(0.5),
                 "delivery p99 s": delivered.at(0.99) / 1000,
                 "delivery longest s": delivered.at(1.0) / 1000,
             }
-        return Done(told, partial(Latency.of, INTENDED, produced_s))
+        return Done(result, partial(Latency.of, INTENDED, produced_s))
 
     return Ready(run)

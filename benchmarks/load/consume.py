@@ -11,7 +11,7 @@ from benchmarks.load.produce import NUMBER_BYTES
 from benchmarks.load.work import Done, Ready
 from benchmarks.process import cpu_s
 from benchmarks.produce import PARTITIONS, TOPIC, batch_of, frames_of
-from benchmarks.result import ACKED, INTENDED, Latency, Told
+from benchmarks.result import ACKED, INTENDED, Latency, LoadResult
 from benchmarks.wire import Flow, Wire, drive
 from sandq.model import offsets
 from sandq.model.batch import Batch, peek
@@ -23,17 +23,17 @@ GROUP = "g"
 CREDIT = 10_000
 SUBSCRIPTION = 1_000_000
 _SUBSCRIBED = 1
-"""The number of that request; acks have those behind it."""
+"""Number of that request; acks have later numbers."""
 _LEASE_MS = 60_000
 _PARTS = 10
 
 Clock = Callable[[], float]
 Seen = Callable[[float, Deliver], None]
-"""Is told of a delivery, and at which moment it was received."""
+"""Called with a delivery and the time at which it was received."""
 
 
 def fill(wire: Wire, messages: int, size: int, partitions: int) -> None:
-    """Messages that are due, in batches."""
+    """Due messages, in batches."""
     for partition in range(partitions):
         batches = [batch_of(size)] * (messages // size // partitions)
         drive([Flow(wire, frames_of(batches, partition), max(8, 640 // size))])
@@ -41,13 +41,13 @@ def fill(wire: Wire, messages: int, size: int, partitions: int) -> None:
 
 
 def subscribe(wire: Wire) -> None:
-    """Ask for messages; the answer comes among them."""
+    """Ask for messages; the response arrives among the deliveries."""
     request = Subscribe(SUBSCRIPTION, TOPIC, GROUP, "benchmarks-1", CREDIT, _LEASE_MS, "earliest", [])
     wire.socket.sendall(request.frame(_SUBSCRIBED))
 
 
 def offsets_of(delivery: Deliver, messages: int) -> list[bytes]:
-    """Of each message of a delivery."""
+    """Return the offset of each message of a delivery."""
     if len(delivery.offsets) == offsets.OFFSET_BYTES:
         return offsets.run(delivery.offsets, messages)
     width = offsets.OFFSET_BYTES
@@ -55,10 +55,10 @@ def offsets_of(delivery: Deliver, messages: int) -> list[bytes]:
 
 
 def settle(delivery: Deliver, request_id: int, each: bool) -> tuple[bytes, int]:
-    """What acks a delivery and gives its credit back, and how many messages it had.
+    """Return the frames that ack a delivery and return its credit, and its number of messages.
 
-    `each`: every message is named by itself. Otherwise one range, which is what the client makes of the acks of
-    single messages that were handled together.
+    `each`: acks every message separately. Otherwise one range, which the client builds from the acks of messages that
+    were handled together.
     """
     column = offsets_of(delivery, peek(delivery.batch).count)
     live = delivery.live or [[0, len(column)]]
@@ -74,7 +74,7 @@ def settle(delivery: Deliver, request_id: int, each: bool) -> tuple[bytes, int]:
 def take(
     wire: Wire, messages: int, *, each: bool, seen: Seen | None = None, clock: Clock = time.perf_counter
 ) -> list[float]:
-    """Take and ack what comes, until every ack is confirmed; the seconds from each ack to that."""
+    """Receive and ack messages until every ack is confirmed; return the seconds from each ack to its confirmation."""
     ids = count(_SUBSCRIBED + 1)
     acked_s: dict[int, float] = {}
     taken_s: list[float] = []
@@ -101,20 +101,20 @@ def take(
 
 
 def consume(port: int, messages: int, size: int, each: bool) -> Ready:
-    """Everything of a topic that is due."""
+    """Consume all due messages of a topic."""
     wire = Wire(port)
     fill(wire, messages, size, PARTITIONS)
 
     def run(began_s: float) -> Done:
         subscribe(wire)
         taken_s = take(wire, messages, each=each)
-        return Done(Told(messages, time.perf_counter() - began_s), partial(Latency.of, ACKED, taken_s))
+        return Done(LoadResult(messages, time.perf_counter() - began_s), partial(Latency.of, ACKED, taken_s))
 
     return Ready(run)
 
 
 def trimming(port: int, pid: int, messages: int, size: int) -> Ready:
-    """As `consume`, of one partition. Its details are what the node had taken at each tenth."""
+    """Consume one partition, like `consume`. The details are the node's CPU time at each tenth."""
     wire = Wire(port)
     fill(wire, messages, size, 1)
 
@@ -129,15 +129,15 @@ def trimming(port: int, pid: int, messages: int, size: int) -> Ready:
 
         subscribe(wire)
         taken_s = take(wire, messages, each=False, seen=seen)
-        told = Told(messages, time.perf_counter() - began_s, details=marks)
-        return Done(told, partial(Latency.of, ACKED, taken_s))
+        result = LoadResult(messages, time.perf_counter() - began_s, details=marks)
+        return Done(result, partial(Latency.of, ACKED, taken_s))
 
     return Ready(run)
 
 
 def paced(port: int, messages: int, size: int, per_s: int) -> Ready:
-    """What another process sends at a rate, in numbered batches (see `produce.paced`): each message since its batch
-    was to be sent."""
+    """Receive messages that another process sends at a rate, in numbered batches (see `produce.paced`). Times each
+    message from the planned send of its batch."""
     wire = Wire(port)
     subscribe(wire)
     while not any(frame[1] == _SUBSCRIBED for frame in wire.receive()):
@@ -155,10 +155,10 @@ def paced(port: int, messages: int, size: int, per_s: int) -> Ready:
                 for value in Batch.parse(batch).values():
                     yield after_s - int.from_bytes((value or b"")[:NUMBER_BYTES], "big") * size / per_s
 
-        told = Told(messages, seconds)
+        result = LoadResult(messages, seconds)
         acks = Latency.of(ACKED, taken_s)
         assert acks is not None
-        told.details = {"ack p50 ms": acks.at(0.5), "ack p99 ms": acks.at(0.99)}
-        return Done(told, lambda: Latency.of(INTENDED, late_s()))
+        result.details = {"ack p50 ms": acks.at(0.5), "ack p99 ms": acks.at(0.99)}
+        return Done(result, lambda: Latency.of(INTENDED, late_s()))
 
     return Ready(run)

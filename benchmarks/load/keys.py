@@ -1,4 +1,4 @@
-"""Compacted topics: reading and writing keys over raw connections, and through the Python client."""
+"""Compacted topics: reading and writing keys over raw connections, and with the Python client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import anyio.abc
 
 import sandq
 from benchmarks.load.work import Done, Ready
-from benchmarks.result import HANDED, INTENDED, Latency, Told
+from benchmarks.result import HANDED, INTENDED, Latency, LoadResult
 from benchmarks.wire import Flow, Wire, drive
 from sandq.model.batch import Column, encode
 from sandq.protocol.requests import Produce
@@ -30,7 +30,7 @@ def key_of(number: int) -> bytes:
 
 
 def put(port: int, connections: int, size: int, count: int, window: int, again: int = 1) -> Ready:
-    """Random writes in batches of `size`; the same ones again, if wanted."""
+    """Write random keys in batches of `size`; the same ones again, if wanted."""
     wires = [_filled(port)] + [Wire(port) for _ in range(connections - 1)]
     frames = [_puts(size, count, seed) for seed in range(connections)]
 
@@ -38,14 +38,14 @@ def put(port: int, connections: int, size: int, count: int, window: int, again: 
         driven = [
             drive([Flow(wire, mine, window) for wire, mine in zip(wires, frames, strict=True)]) for _ in range(again)
         ]
-        told = Told(size * count * connections * again, time.perf_counter() - began_s)
-        return Done(told, lambda: Latency.of(HANDED, (taken_s for one in driven for taken_s in one.answer_s)))
+        result = LoadResult(size * count * connections * again, time.perf_counter() - began_s)
+        return Done(result, lambda: Latency.of(HANDED, (taken_s for one in driven for taken_s in one.answer_s)))
 
     return Ready(run)
 
 
 def get(port: int, connections: int, size: int, count: int, window: int) -> Ready:
-    """Linearizable reads, `size` keys a request."""
+    """Read keys linearizably, `size` per request."""
     rng = random.Random(2)
     wires = [_filled(port)] + [Wire(port) for _ in range(connections - 1)]
     flows = [
@@ -63,7 +63,7 @@ def get(port: int, connections: int, size: int, count: int, window: int) -> Read
 
 
 def scan(port: int, page: int, rounds: int, window: int) -> Ready:
-    """All keys again and again, with their values."""
+    """Scan all keys repeatedly, with their values."""
     frames = [
         KvScan(TOPIC, 0, False, key_of(at), key_of(at + page), page, ANSWER_BYTES).frame(number)
         for number, at in enumerate(list(range(0, KEYS, page)) * rounds, 1)
@@ -73,7 +73,7 @@ def scan(port: int, page: int, rounds: int, window: int) -> Ready:
 
 
 def client(address: str, port: int, kind: str, rounds: int) -> Ready:
-    """`put_many`, `get_many` or `scan` of all keys."""
+    """Call `put_many`, `get_many` or `scan` for all keys."""
     _filled(port).close()
     keys = [key_of(at) for at in range(KEYS)]
     rows = [(key, bytes(VALUE_BYTES)) for key in keys]
@@ -92,13 +92,13 @@ def client(address: str, port: int, kind: str, rounds: int) -> Ready:
             return time.perf_counter() - began_s
 
     def run(began_s: float) -> Done:
-        return Done(Told(rounds * KEYS, anyio.run(loop, backend="trio")))
+        return Done(LoadResult(rounds * KEYS, anyio.run(loop, backend="trio")))
 
     return Ready(run)
 
 
 def watch(addresses: Sequence[str], changes: int) -> Ready:
-    """From the moment at which a put was to be begun until who watches has it; one client writes, another watches."""
+    """Time from the planned put until a watcher has the change; one client writes, another watches."""
 
     async def loop() -> tuple[float, list[float]]:
         late_s: list[float] = []
@@ -119,7 +119,7 @@ def watch(addresses: Sequence[str], changes: int) -> Ready:
 
     def run(began_s: float) -> Done:
         seconds, late_s = anyio.run(loop, backend="trio")
-        return Done(Told(changes, seconds), lambda: Latency.of(INTENDED, late_s))
+        return Done(LoadResult(changes, seconds), lambda: Latency.of(INTENDED, late_s))
 
     return Ready(run)
 
@@ -133,7 +133,7 @@ async def _put_evenly(kv: sandq.Keys, changes: int, tasks: anyio.abc.TaskGroup) 
 
 
 def _puts(size: int, count: int, seed: int) -> list[bytes]:
-    """PRODUCE requests of random writes to `KEYS` keys."""
+    """Return PRODUCE requests of random writes to `KEYS` keys."""
     rng = random.Random(seed)
     value = rng.randbytes(VALUE_BYTES // 2) + bytes(VALUE_BYTES - VALUE_BYTES // 2)
     frames = []
@@ -157,11 +157,11 @@ def _filled(port: int) -> Wire:
 
 
 def _driven(flows: Sequence[Flow], each: int) -> Ready:
-    """Requests of `each` operations."""
+    """Return requests of `each` operations."""
 
     def run(began_s: float) -> Done:
         driven = drive(flows)
-        told = Told(each * sum(len(flow.frames) for flow in flows), driven.seconds)
-        return Done(told, lambda: Latency.of(HANDED, driven.answer_s))
+        result = LoadResult(each * sum(len(flow.frames) for flow in flows), driven.seconds)
+        return Done(result, lambda: Latency.of(HANDED, driven.answer_s))
 
     return Ready(run)

@@ -1,4 +1,4 @@
-"""Messages that come due: scheduled before, and received."""
+"""Messages that become due: scheduled before, and received."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ import sandq.sync
 from benchmarks.load.consume import CREDIT, GROUP, offsets_of, subscribe, take
 from benchmarks.load.work import Done, Ready
 from benchmarks.produce import TOPIC, VALUE, frames_of
-from benchmarks.result import DUE, Latency, Told
+from benchmarks.result import DUE, Latency, LoadResult
 from benchmarks.wire import Flow, Wire, drive
 from sandq.model.batch import Column, encode, peek
 from sandq.model.offsets import deliver_ms
 from sandq.protocol.replies import Deliver
 
 MESSAGES_PER_MS = 50
-"""As fast they are scheduled at least."""
+"""Assumed least rate of scheduling."""
 LEASE_S = 5.0
-"""What was acked to a leader that is gone comes again when its lease is over, at the latest."""
+"""Messages that were acked to a dead leader are redelivered after their lease at the latest."""
 QUIET_S = LEASE_S + 2.0
 PATIENCE_S = 60.0
 BATCH = 1000
 
 
 def lateness(port: int, messages: int, per_s: int, lead_ms: int) -> Ready:
-    """Evenly over time, or (0 a second) all in one millisecond; signed, early is below 0. The first is due `lead_ms`
-    after this has begun to store them, and later the more there are."""
+    """Receive messages due evenly over time, or (0 a second) all in one millisecond; signed, early is below 0. The
+    first is due `lead_ms` after storing begins, and later the more there are."""
     wire = Wire(port)
     first_ms = int(time.time() * 1000) + lead_ms + messages // MESSAGES_PER_MS
     times = [first_ms + at * 1000 // per_s for at in range(messages)] if per_s else [first_ms] * messages
@@ -53,17 +53,17 @@ def lateness(port: int, messages: int, per_s: int, lead_ms: int) -> Ready:
             late_s.extend([now_s - deliver_ms(offset) / 1000 for offset in column])
 
         take(wire, messages, each=bool(per_s), seen=seen, clock=time.time)
-        told = Told(messages, time.perf_counter() - began_s)
+        result = LoadResult(messages, time.perf_counter() - began_s)
         early = sum(value < 0 for value in late_s)
-        told.errors = early
-        told.details = {"least ms": min(late_s) * 1000, "early": early}
-        return Done(told, partial(Latency.of, DUE, late_s))
+        result.errors = early
+        result.details = {"least ms": min(late_s) * 1000, "early": early}
+        return Done(result, partial(Latency.of, DUE, late_s))
 
     return Ready(run)
 
 
 def failover(addresses: Sequence[str], messages: int, lead_ms: int) -> Ready:
-    """All in one millisecond, received by the Python client, whose partition may be led by another node meanwhile."""
+    """Receive messages due in one millisecond with the Python client; the partition's leader may change."""
     due_ms = int(time.time() * 1000) + lead_ms + messages // MESSAGES_PER_MS
     values = [b"%09d" % number for number in range(messages)]
     with sandq.sync.connect(*addresses) as client, client.producer(TOPIC) as producer:
@@ -85,32 +85,32 @@ def failover(addresses: Sequence[str], messages: int, lead_ms: int) -> Ready:
                     received.update(came)
                     batch.ack()
                     if len(received) == messages:
-                        # All are there: who comes twice comes within a lease.
+                        # all have arrived; a redelivery arrives within a lease
                         patience.deadline = min(patience.deadline, anyio.current_time() + QUIET_S)
 
     def run(began_s: float) -> Done:
         anyio.run(receive, backend="trio")
         lost, early = len(set(values) - set(received)), sum(value < 0 for value in late_s)
-        told = Told(messages, time.perf_counter() - began_s, errors=lost + early)
-        told.details = {
+        result = LoadResult(messages, time.perf_counter() - began_s, errors=lost + early)
+        result.details = {
             "early": early,
             "lost": lost,
             "twice": sum(times > 1 for times in received.values()),
             "first ms": min(late_s, default=0.0) * 1000,
             "first ms after the longest pause": _first_after_pause(late_s) * 1000,
         }
-        return Done(told, partial(Latency.of, DUE, late_s))
+        return Done(result, partial(Latency.of, DUE, late_s))
 
     return Ready(run, {"due_ms": due_ms})
 
 
 def _first_after_pause(late_s: Sequence[float]) -> float:
-    """How late the first was that came after the longest time without any, counted from when all were due: that is the
-    failover, whether or not the one who led before has delivered some."""
+    """Return the lateness of the first message after the longest pause, counted from the due time of all: the failover,
+    whether or not the old leader delivered some."""
     return max(pairwise([0.0, *late_s]), key=lambda two: two[1] - two[0], default=(0.0, 0.0))[1]
 
 
 def _check_lead(due_ms: int) -> None:
-    """What is due before somebody waits for it says nothing."""
+    """Fail if messages were due before the consumer waited: their lateness would mean nothing."""
     if time.time() * 1000 >= due_ms:
         raise TimeoutError("the preparation took too long: messages were due before they were waited for")

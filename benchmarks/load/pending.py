@@ -1,4 +1,4 @@
-"""What is done to many messages that wait, or have been taken."""
+"""Operations on many pending or acked messages."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import sandq
 from benchmarks.load.consume import subscribe, take
 from benchmarks.load.work import Done, Ready
 from benchmarks.produce import HOUR_MS, PARTITIONS, TOPIC, VALUE, frames_of
-from benchmarks.result import Told
+from benchmarks.result import LoadResult
 from benchmarks.wire import Flow, Wire, drive
 from sandq.model.batch import Column, encode
 from sandq.protocol.replies import Deliver
 
 BATCH = 1000
 MESSAGES_PER_MS = 20
-"""As fast they are scheduled at least."""
+"""Assumed least rate of scheduling."""
 LOOK_S = 0.2
 PATIENCE_S = 60.0
 
 
 def job(address: str, port: int, messages: int, what: str, within_ms: int) -> Ready:
-    """Cancel ("cancel") or move by an hour ("move") all there are, which are for moments from an hour on, within so
-    long: with 0 those of a batch are for one moment."""
+    """Cancel ("cancel") or move by an hour ("move") all messages. They are due an hour from now or later, within
+    `within_ms`; 0 means one time per batch."""
     _fill(port, messages, int(time.time() * 1000) + HOUR_MS, within_ms, PARTITIONS)
 
     async def work() -> sandq.JobResult:
@@ -35,14 +35,14 @@ def job(address: str, port: int, messages: int, what: str, within_ms: int) -> Re
 
     def run(began_s: float) -> Done:
         found = anyio.run(work, backend="trio")
-        return Done(Told(messages, time.perf_counter() - began_s, errors=messages - found.done))
+        return Done(LoadResult(messages, time.perf_counter() - began_s, errors=messages - found.done))
 
     return Ready(run)
 
 
 def trim(address: str, port: int, messages: int, within_ms: int) -> Ready:
-    """Wait until the log gives back what a group has acked, each message of a row of its own. The topic's `retention`
-    begins after that."""
+    """Wait until the log releases the messages that a group has acked, each in a row of its own. The topic's
+    `retention` begins after that."""
     due_ms = int(time.time() * 1000) + messages // MESSAGES_PER_MS
     wire = _fill(port, messages, due_ms, within_ms, 1)
     subscribe(wire)
@@ -56,13 +56,14 @@ def trim(address: str, port: int, messages: int, within_ms: int) -> Ready:
 
     def run(began_s: float) -> Done:
         anyio.run(gone, backend="trio")
-        return Done(Told(messages, time.perf_counter() - began_s))
+        return Done(LoadResult(messages, time.perf_counter() - began_s))
 
     return Ready(run)
 
 
 def earliest(port: int, messages: int, within_ms: int) -> Ready:
-    """A group that begins with what has long been due takes and acks it all. In the details: when the first came."""
+    """Let a group begin with messages that have long been due, and receive and ack them all. Details: the time of the
+    first."""
     due_ms = int(time.time() * 1000) + messages // MESSAGES_PER_MS
     wire = _fill(port, messages, due_ms, within_ms, 1)
     time.sleep(max(0.0, (due_ms + within_ms) / 1000 - time.time()))
@@ -76,15 +77,15 @@ def earliest(port: int, messages: int, within_ms: int) -> Ready:
 
         subscribe(wire)
         take(wire, messages, each=False, seen=seen)
-        told = Told(messages, time.perf_counter() - began_s)
-        told.details = {"first ms": (came_s[0] - began_s) * 1000}
-        return Done(told)
+        result = LoadResult(messages, time.perf_counter() - began_s)
+        result.details = {"first ms": (came_s[0] - began_s) * 1000}
+        return Done(result)
 
     return Ready(run)
 
 
 def _fill(port: int, messages: int, first_ms: int, within_ms: int, partitions: int) -> Wire:
-    """Have so many stored, for moments from `first_ms` on; with `within_ms` 0 each batch has one."""
+    """Store this many messages, due from `first_ms` on; with `within_ms` 0 each batch has one time."""
     rng, wire = random.Random(1), Wire(port)
     size = min(BATCH, messages // partitions)
     batches = []

@@ -1,4 +1,4 @@
-"""Producing over raw connections: as fast as answers come, or at a rate."""
+"""Producing over raw connections: as fast as responses arrive, or at a rate."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from functools import partial
 
 from benchmarks.load.work import Done, Ready
 from benchmarks.produce import TOPIC, VALUE, batch_of, frames_of
-from benchmarks.result import HANDED, INTENDED, Latency, Told
+from benchmarks.result import HANDED, INTENDED, Latency, LoadResult
 from benchmarks.wire import Flow, Wire, drive, pace
 from sandq.model.batch import Column, encode
 
 Links = Sequence[tuple[int, Sequence[int]]]
-"""For each connection its port and its partitions."""
+"""Port and partitions of each connection."""
 CHUNK = 1000
-"""Batches that `many` has in memory."""
+"""Number of batches that `many` holds in memory."""
 NUMBER_BYTES = 8
-"""At the start of a value, in `numbered`."""
+"""Number at the start of a value, for `numbered`."""
 
 
 def closed(
@@ -29,9 +29,9 @@ def closed(
     value_bytes: int = len(VALUE),
     keyed: bool = False,
 ) -> Ready:
-    """`count` batches over each connection, `window` of them unanswered.
+    """Produce `count` batches over each connection, `window` of them in flight.
 
-    `within_ms`: each message has a moment of its own within so long; `keyed`: and a key.
+    `within_ms`: each message has its own time within this span; `keyed`: and a key.
     """
     rng, value = random.Random(1), b"x" * value_bytes
     flows = []
@@ -44,16 +44,16 @@ def closed(
 
     def run(began_s: float) -> Done:
         driven = drive(flows)
-        told = Told(size * count * len(flows), driven.seconds)
-        return Done(told, lambda: Latency.of(HANDED, driven.answer_s))
+        result = LoadResult(size * count * len(flows), driven.seconds)
+        return Done(result, lambda: Latency.of(HANDED, driven.answer_s))
 
     return Ready(run)
 
 
 def paced(links: Links, size: int, count: int, per_s: int, topic: str = TOPIC, numbered: bool = False) -> Ready:
-    """`count` batches over each connection, which take turns, `per_s` messages a second.
+    """Produce `count` batches over each connection in turn, `per_s` messages a second.
 
-    `numbered`: each value begins with the number of its batch, from 0 in the order in which they are to be sent.
+    `numbered`: each value begins with the number of its batch, from 0 in the order of sending.
     """
     flows = []
     for at, (wire, partitions) in enumerate(_connect(links, topic, warm=not numbered)):
@@ -65,13 +65,13 @@ def paced(links: Links, size: int, count: int, per_s: int, topic: str = TOPIC, n
 
     def run(began_s: float) -> Done:
         ran = pace(flows, per_s / size, began_s)
-        return Done(Told(size * count * len(flows), ran.seconds), lambda: Latency.of(INTENDED, ran.late_s()))
+        return Done(LoadResult(size * count * len(flows), ran.seconds), lambda: Latency.of(INTENDED, ran.late_s()))
 
     return Ready(run)
 
 
 def many(links: Links, size: int, count: int, window: int, within_ms: int) -> Ready:
-    """As `closed`, for more than there is memory for: batches are made in between, and that time does not count."""
+    """Produce like `closed`, but more than memory holds: batches are built in between; that time does not count."""
     rng = random.Random(1)
     wires = list(_connect(links))
 
@@ -86,7 +86,7 @@ def many(links: Links, size: int, count: int, window: int, within_ms: int) -> Re
             driven = drive(flows)
             seconds += driven.seconds
             parts += driven.answer_s
-        return Done(Told(size * count * len(wires), seconds), partial(Latency.of, HANDED, parts))
+        return Done(LoadResult(size * count * len(wires), seconds), partial(Latency.of, HANDED, parts))
 
     return Ready(run)
 
@@ -96,7 +96,7 @@ def _numbered(size: int, number: int) -> bytes:
 
 
 def _connect(links: Links, topic: str = TOPIC, *, warm: bool = True) -> list[tuple[Wire, Sequence[int]]]:
-    """A connection for each. `warm`: something has been produced over it already, so that everything is open."""
+    """Open a connection for each. `warm`: produce something over each, so that everything is open."""
     found = []
     for port, partitions in links:
         wire = Wire(port)

@@ -15,7 +15,7 @@ from benchmarks.load.consume import subscribe, take
 from benchmarks.load.work import Done, Ready
 from benchmarks.process import cpu_s
 from benchmarks.produce import TOPIC, VALUE, frames_of
-from benchmarks.result import ACKED, HANDED, Latency, Told
+from benchmarks.result import ACKED, HANDED, Latency, LoadResult
 from benchmarks.wire import Flow, Wire, drive
 from sandq.model.batch import Column, encode
 from sandq.protocol.fields import OFFSET_BYTES
@@ -28,7 +28,7 @@ CHANGE_WINDOW = 64
 
 
 def batches_of(number: int, size: int, tenants: int, rng: random.Random) -> list[bytes]:
-    """Batches whose messages have one of ten priorities each, or with `tenants` one of so many."""
+    """Return batches whose messages have one of ten priorities each, or one of `tenants`."""
     found = []
     for _ in range(number):
         columns: dict[int, list[bytes] | list[int]] = {Column.VALUE: [VALUE] * size}
@@ -41,51 +41,51 @@ def batches_of(number: int, size: int, tenants: int, rng: random.Random) -> list
 
 
 def produce(port: int, messages: int, size: int, tenants: int) -> Ready:
-    """Take messages in."""
+    """Produce messages."""
     flow = Flow(Wire(port), frames_of(batches_of(messages // size, size, tenants, random.Random(1)), 0), WINDOW)
 
     def run(began_s: float) -> Done:
         driven = drive([flow])
-        return Done(Told(messages, driven.seconds), lambda: Latency.of(HANDED, driven.answer_s))
+        return Done(LoadResult(messages, driven.seconds), lambda: Latency.of(HANDED, driven.answer_s))
 
     return Ready(run)
 
 
 def consume(port: int, messages: int, size: int, tenants: int) -> Ready:
-    """Bring out everything of a topic."""
+    """Consume all messages of a topic."""
     wire = Wire(port)
     _fill(wire, batches_of(messages // size, size, tenants, random.Random(1)))
 
     def run(began_s: float) -> Done:
         subscribe(wire)
         taken_s = take(wire, messages, each=True)
-        return Done(Told(messages, time.perf_counter() - began_s), partial(Latency.of, ACKED, taken_s))
+        return Done(LoadResult(messages, time.perf_counter() - began_s), partial(Latency.of, ACKED, taken_s))
 
     return Ready(run)
 
 
 def backlog(port: int, pid: int, behind: int, messages: int, size: int) -> Ready:
-    """Bring out what goes first while `behind` others wait, which were ranked before. Its detail is what the node took
-    for each of those `messages`."""
+    """Consume the first messages while `behind` others are ready and already ranked. The detail is the node's CPU for
+    each of `messages`."""
     wire = Wire(port)
     rng = random.Random(1)
     _fill(wire, batches_of(behind // size, size, 0, rng))
     subscribe(wire)
-    take(wire, size, each=True)  # all that is due is ranked by now
+    take(wire, size, each=True)  # all due messages are ranked by now
     _fill(Wire(port), [_urgent(size)] * (messages // size))
 
     def run(began_s: float) -> Done:
         before_s = cpu_s(pid)
         taken_s = take(wire, messages, each=True)
         used_us = (cpu_s(pid) - before_s) * 1e6 / messages
-        told = Told(messages, time.perf_counter() - began_s, details={"us": used_us})
-        return Done(told, partial(Latency.of, ACKED, taken_s))
+        result = LoadResult(messages, time.perf_counter() - began_s, details={"us": used_us})
+        return Done(result, partial(Latency.of, ACKED, taken_s))
 
     return Ready(run)
 
 
 def change(port: int, messages: int, size: int) -> Ready:
-    """Give ready messages another priority, each by a request of its own."""
+    """Change the priority of ready messages, each by its own request."""
     wire = Wire(port)
     ids: list[bytes] = []
     wire.socket.setblocking(True)
@@ -100,13 +100,13 @@ def change(port: int, messages: int, size: int) -> Ready:
 
     def run(began_s: float) -> Done:
         driven = drive([flow])
-        return Done(Told(messages, driven.seconds), lambda: Latency.of(HANDED, driven.answer_s))
+        return Done(LoadResult(messages, driven.seconds), lambda: Latency.of(HANDED, driven.answer_s))
 
     return Ready(run)
 
 
 def change_all(address: str, port: int, messages: int, size: int) -> Ready:
-    """Give all ready messages another priority, by one bulk job."""
+    """Change the priority of all ready messages, by one bulk job."""
     _fill(Wire(port), batches_of(messages // size, size, 0, random.Random(1)))
 
     async def work() -> sandq.JobResult:
@@ -115,7 +115,7 @@ def change_all(address: str, port: int, messages: int, size: int) -> Ready:
 
     def run(began_s: float) -> Done:
         found = anyio.run(work, backend="trio")
-        return Done(Told(messages, time.perf_counter() - began_s, errors=messages - found.done))
+        return Done(LoadResult(messages, time.perf_counter() - began_s, errors=messages - found.done))
 
     return Ready(run)
 

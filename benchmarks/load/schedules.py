@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.load.consume import offsets_of, subscribe, take
 from benchmarks.load.work import Done, Ready
 from benchmarks.produce import TOPIC, VALUE
-from benchmarks.result import DUE, HANDED, Latency, Told
+from benchmarks.result import DUE, HANDED, Latency, LoadResult
 from benchmarks.wire import Flow, Wire, drive
 from sandq.model.batch import Column, encode, peek
 from sandq.model.offsets import deliver_ms
@@ -20,7 +20,7 @@ from sandq.protocol.requests_schedules import SchedulePut
 PART = 1000
 WINDOW = 2
 MADE_PER_MS = 5
-"""As fast they are made at least."""
+"""Assumed least rate of creating them."""
 LEAD_MS = 2_000
 
 
@@ -32,20 +32,20 @@ def _flow(wire: Wire, settings: list[dict[str, Any]]) -> Flow:
 
 
 def create(port: int, count: int, is_far: bool = False) -> Ready:
-    """Make schedules with expressions."""
+    """Create schedules with expressions."""
     day = "1" if is_far else "*"
     flow = _flow(Wire(port), [{"cron": f"{at % 60} {at // 60 % 24} {day} * *"} for at in range(count)])
 
     def run(began_s: float) -> Done:
         driven = drive([flow])
-        return Done(Told(count, driven.seconds), lambda: Latency.of(HANDED, driven.answer_s))
+        return Done(LoadResult(count, driven.seconds), lambda: Latency.of(HANDED, driven.answer_s))
 
     return Ready(run)
 
 
 def fire(port: int, count: int, every_ms: int, is_spread: bool) -> Ready:
-    """Receive two occurrences of each, spread over the interval or all at once; the second one fired. Signed: early is
-    below 0."""
+    """Receive two occurrences of each, spread over the interval or all at the same time; times the second one. Signed:
+    early is below 0."""
     wire = Wire(port)
     first_ms = int(time.time() * 1000) + LEAD_MS + count // MADE_PER_MS
     starts = [first_ms + (at * every_ms // count if is_spread else 0) for at in range(count)]
@@ -63,9 +63,9 @@ def fire(port: int, count: int, every_ms: int, is_spread: bool) -> Ready:
             late_s.extend([now_s - deliver_ms(offset) / 1000 for offset in column])
 
         take(wire, 2 * count, each=True, seen=seen, clock=time.time)
-        told = Told(2 * count, time.perf_counter() - began_s)
-        told.errors = early = sum(value < 0 for value in late_s)
-        told.details = {"least ms": min(late_s) * 1000, "early": early}
-        return Done(told, partial(Latency.of, DUE, late_s[count:]))
+        result = LoadResult(2 * count, time.perf_counter() - began_s)
+        result.errors = early = sum(value < 0 for value in late_s)
+        result.details = {"least ms": min(late_s) * 1000, "early": early}
+        return Done(result, partial(Latency.of, DUE, late_s[count:]))
 
     return Ready(run)

@@ -1,4 +1,4 @@
-"""One thing at a time, as programs are written: through the Python client, and over HTTP."""
+"""One request at a time, as programs are written: with the Python client, and over HTTP."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from benchmarks.load.keys import TOPIC as KV_TOPIC
 from benchmarks.load.work import Done, Ready
 from benchmarks.process import cpu_s
 from benchmarks.produce import TOPIC, VALUE
-from benchmarks.result import CALLED, Latency, Told
+from benchmarks.result import CALLED, Latency, LoadResult
 from benchmarks.wire import Wire
 
 FILL = 1000
 CREDIT = 1000
-"""Of who acks message by message."""
+"""Credit of a consumer that acks one by one, in messages."""
 KEYS = 100
 PARTS = 10
 SETTLE_S = 3.0
-"""For long polls to be waiting."""
+"""Time for long polls to begin waiting."""
 
 Once = Callable[[], Awaitable[object]]
 
 
 def produce(address: str, messages: int, clients: int) -> Ready:
-    """`await client.produce(...)`, again and again, by so many clients."""
+    """Await `client.produce(...)` repeatedly, with this many clients."""
     return _lock_step(address, messages, clients, lambda client: lambda: client.produce(TOPIC, VALUE))
 
 
 def kv_get(address: str, messages: int, clients: int) -> Ready:
-    """`await keys.get(...)`, again and again, by so many clients."""
+    """Await `keys.get(...)` repeatedly, with this many clients."""
     return _each_key(address, messages, clients, lambda keys, key: keys.get(key))
 
 
 def kv_put(address: str, messages: int, clients: int) -> Ready:
-    """`await keys.put(...)` of keys that are there, again and again, by so many clients."""
+    """Await `keys.put(...)` of existing keys repeatedly, with this many clients."""
     return _each_key(address, messages, clients, lambda keys, key: keys.put(key, VALUE))
 
 
 def _each_key(
     address: str, messages: int, clients: int, ask: Callable[[sandq.Keys, bytes], Awaitable[object]]
 ) -> Ready:
-    """Each client asks for one key after the other, of `KEYS` that have a value."""
+    """Let each client request one key after the other, of `KEYS` that have a value."""
 
     def of(client: sandq.Client) -> Once:
         keys, each = client.kv(KV_TOPIC), cycle([b"%d" % number for number in range(KEYS)])
@@ -71,7 +71,7 @@ def _each_key(
 def _lock_step(
     address: str, messages: int, clients: int, once_of: Callable[[sandq.Client], Once], topic: str = TOPIC
 ) -> Ready:
-    """Each client does it again when it was answered."""
+    """Let each client call again after each response."""
     taken_s: list[float] = []
 
     async def again(once: Once) -> None:
@@ -95,26 +95,26 @@ def _lock_step(
 
     def run(began_s: float) -> Done:
         seconds = anyio.run(loop, backend="trio")
-        return Done(Told(len(taken_s), seconds), partial(Latency.of, CALLED, taken_s))
+        return Done(LoadResult(len(taken_s), seconds), partial(Latency.of, CALLED, taken_s))
 
     return Ready(run)
 
 
-def consume(address: str, port: int, pid: int, messages: int, partitions: int, way: str) -> Ready:
-    """Everything that is due, in one of the `WAYS`. In the details: what the node took for a message, microseconds, in
-    the second tenth (the first one warms up) and in the last."""
+def consume(address: str, port: int, pid: int, messages: int, partitions: int, mode: str) -> Ready:
+    """Consume all due messages in one of the `MODES`. Details: the node's CPU per message, in microseconds, in the
+    second tenth (the first one warms up) and in the last."""
     wire = Wire(port)
     fill(wire, messages, FILL, partitions)
     wire.close()
-    take = WAYS[way]
+    take = MODES[mode]
 
-    left, turns = messages, 0
+    left, rounds = messages, 0
     marks_s: list[float] = []
-    """What the node had taken at each tenth."""
+    """CPU time of the node at each tenth."""
 
     def enough(count: int) -> bool:
-        nonlocal left, turns
-        left, turns = left - count, turns + 1
+        nonlocal left, rounds
+        left, rounds = left - count, rounds + 1
         while len(marks_s) <= (messages - left) * PARTS // messages:
             marks_s.append(cpu_s(pid))
         return left <= 0
@@ -131,17 +131,17 @@ def consume(address: str, port: int, pid: int, messages: int, partitions: int, w
         seconds = anyio.run(loop, backend="trio")
         tenths_us = [(after - before) * 1e6 / (messages / PARTS) for before, after in pairwise(marks_s)]
         details = {
-            "messages a turn": messages / turns,
+            "messages a turn": messages / rounds,
             "CPU us, second tenth": tenths_us[1],
             "CPU us, last tenth": tenths_us[-1],
         }
-        return Done(Told(messages, seconds, details=details))
+        return Done(LoadResult(messages, seconds, details=details))
 
     return Ready(run)
 
 
 Enough = Callable[[int], bool]
-"""Is told how many were taken; whether these were the last."""
+"""Record how many were received; return whether these were the last."""
 
 
 async def _by_message(client: sandq.Client, enough: Enough) -> None:
@@ -161,7 +161,7 @@ async def _by_batch(client: sandq.Client, enough: Enough) -> None:
 
 
 async def _by_workers(client: sandq.Client, enough: Enough) -> None:
-    """`client.run` with ten workers, whose handler has nothing to do."""
+    """Run `client.run` with ten workers, whose handler does nothing."""
 
     async def handle(message: sandq.Message) -> None:
         if enough(1):
@@ -171,7 +171,7 @@ async def _by_workers(client: sandq.Client, enough: Enough) -> None:
         await client.run(TOPIC, GROUP, handle, concurrency=10)
 
 
-WAYS: dict[str, Callable[[sandq.Client, Enough], Awaitable[None]]] = {
+MODES: dict[str, Callable[[sandq.Client, Enough], Awaitable[None]]] = {
     "message": _by_message,
     "batch": _by_batch,
     "workers": _by_workers,
@@ -179,20 +179,20 @@ WAYS: dict[str, Callable[[sandq.Client, Enough], Awaitable[None]]] = {
 
 
 def post(http: str, messages: int, connections: int, size: int) -> Ready:
-    """POST `size` messages, again and again, over so many connections that are kept."""
+    """POST `size` messages repeatedly, over this many kept connections."""
     bodies = b",".join([b'{"text":"%s"}' % VALUE] * size)
     body = b'{"messages":[%s]}' % bodies if size > 1 else bodies
-    turns = messages // size // connections
-    return _post(http, _request(http, f"/topics/{TOPIC}", body), connections, size, lambda: range(turns))
+    rounds = messages // size // connections
+    return _post(http, _request(http, f"/topics/{TOPIC}", body), connections, size, lambda: range(rounds))
 
 
 def flood(http: str, topic: str, connections: int) -> Ready:
-    """POST one message, again and again, over so many connections that are kept, until this process is ended."""
+    """POST one message repeatedly, over this many kept connections, until this process is killed."""
     return _post(http, _request(http, f"/topics/{topic}", b'{"text":"%s"}' % VALUE), connections, 1, count)
 
 
 def wait(http: str, polls: int) -> Ready:
-    """Have so many long polls wait, each on a connection of its own; told is how many still do in the end."""
+    """Hold this many long polls, each on a connection of its own; report how many still wait at the end."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     host, _, port = http.rpartition(":")
     request = _request(http, f"/topics/{TOPIC}/groups/{GROUP}/lease", b'{"wait":"60s"}')
@@ -205,7 +205,7 @@ def wait(http: str, polls: int) -> Ready:
         answered = select.poll()
         for one in waiting:
             answered.register(one, select.POLLIN)
-        return Done(Told(polls - len(answered.poll(0)), time.perf_counter() - began_s))
+        return Done(LoadResult(polls - len(answered.poll(0)), time.perf_counter() - began_s))
 
     return Ready(run)
 
@@ -215,14 +215,14 @@ def _request(http: str, path: str, body: bytes) -> bytes:
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def _post(http: str, request: bytes, connections: int, size: int, turns: Callable[[], Iterable[object]]) -> Ready:
-    """Send a request of `size` messages again and again over each connection, once for each of `turns()`."""
+def _post(http: str, request: bytes, connections: int, size: int, rounds: Callable[[], Iterable[object]]) -> Ready:
+    """Send a request of `size` messages repeatedly over each connection, once for each of `rounds()`."""
     host, _, port = http.rpartition(":")
     taken_s: list[float] = []
 
     async def again() -> None:
         reader, writer = await asyncio.open_connection(host, int(port))
-        for _ in turns():
+        for _ in rounds():
             called_s = time.perf_counter()
             writer.write(request)
             await _answer(reader)
@@ -238,13 +238,13 @@ def _post(http: str, request: bytes, connections: int, size: int, turns: Callabl
 
     def run(began_s: float) -> Done:
         seconds = asyncio.run(loop())
-        return Done(Told(len(taken_s) * size, seconds), partial(Latency.of, CALLED, taken_s))
+        return Done(LoadResult(len(taken_s) * size, seconds), partial(Latency.of, CALLED, taken_s))
 
     return Ready(run)
 
 
 async def _answer(reader: asyncio.StreamReader) -> None:
-    """One, which has to be a good one."""
+    """Read a response, which must be a success."""
     head = await reader.readuntil(b"\r\n\r\n")
     lines = head.lower().split(b"\r\n")
     length = next(int(line[15:]) for line in lines if line.startswith(b"content-length:"))

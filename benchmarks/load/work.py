@@ -1,4 +1,4 @@
-"""What every work gives: something that is ready to run."""
+"""The interface of all loads: a work that is ready to run."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.result import Latency, Told
+from benchmarks.result import Latency, LoadResult
 
 Seconds = Callable[[], Latency | None]
-"""Sums latencies up, once what the load took is known."""
+"""Summarizes latencies, once the resource use of the load is known."""
 
 
 @dataclass(slots=True)
 class Done:
-    """What came of a run; `latency` is asked for later, because to sum up is not part of the load."""
+    """The result of a run. `latency` is called later, because the summary is not part of the load."""
 
-    told: Told
+    result: LoadResult
     latency: Seconds = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """`run` is given the moment from which on the load counts, of `time.perf_counter`; `about` goes to the parent."""
+    """`run` gets the start time of the load, of `time.perf_counter`; `about` is sent to the parent."""
 
     run: Callable[[float], Done]
     about: dict[str, Any] = field(default_factory=dict)

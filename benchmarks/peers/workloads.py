@@ -69,19 +69,19 @@ FILL_FEW: Final = Workload("fill", "", Kind.PRODUCE, 20_000, 1_000, 10, 1, 16)
 WORKLOADS: Final = (
     Workload(
         "produce_batched",
-        "requests of 100 messages (or 100 pipelined), 16 connections, 16 requests on the way on each",
+        "requests of 100 messages (or 100 pipelined), 16 connections, 16 requests in flight on each",
         Kind.PRODUCE,
         *(3_000_000, 20_000, 100, 16, 16),
     ),
     Workload(
         "produce_pipelined",
-        "single messages, 4 connections, 1000 on the way on each",
+        "single messages, 4 connections, 1000 in flight on each",
         Kind.PRODUCE,
         *(1_000_000, 8_000, 1, 4, 1000),
     ),
     Workload(
         "produce_lock_step",
-        "single messages, 16 connections, one on the way on each",
+        "single messages, 16 connections, one in flight on each",
         Kind.PRODUCE,
         *(200_000, 2_000, 1, 16, 1),
     ),

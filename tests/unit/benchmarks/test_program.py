@@ -182,8 +182,8 @@ def test_scheduled_batches_have_a_moment_for_each_message() -> None:
 
 def test_the_share_that_was_stolen_is_of_the_time_since_one_began_to_look() -> None:
     times = iter([(1000, 100), (3000, 600), (3000, 600)])
-    told = machine.stolen(lambda: next(times))
-    assert told() == 0.25
+    result = machine.stolen(lambda: next(times))
+    assert result() == 0.25
     assert machine.stolen(lambda: (5, 1))() == 0.0, "no time has passed"
     before, now = machine.cpu_ticks(), machine.cpu_ticks()
     assert 0 <= before[1] <= before[0] <= now[0]

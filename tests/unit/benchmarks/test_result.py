@@ -8,7 +8,20 @@ from dataclasses import asdict, replace
 import pytest
 
 from benchmarks.process import Used
-from benchmarks.result import CPU, HANDED, MAX, Goal, Latency, Measured, Result, Row, Setting, Told, as_json, at_share
+from benchmarks.result import (
+    CPU,
+    HANDED,
+    MAX,
+    Goal,
+    Latency,
+    LoadResult,
+    Measured,
+    Result,
+    Row,
+    Setting,
+    as_json,
+    at_share,
+)
 
 
 def row(goal: Goal | None = None) -> Row:
@@ -64,15 +77,15 @@ def test_latencies_are_in_ms_and_signed() -> None:
 
 @pytest.mark.parametrize("seconds", [[], [0.5, 0.25]])
 def test_what_a_load_tells_comes_through_json(seconds: list[float]) -> None:
-    told = Told(10, 2.0, Latency.of(HANDED, seconds), 1, {"early": 0}, 0.5)
-    assert Told.of(json.loads(json.dumps(asdict(told)))) == told
+    result = LoadResult(10, 2.0, Latency.of(HANDED, seconds), 1, {"early": 0}, 0.5)
+    assert LoadResult.of(json.loads(json.dumps(asdict(result)))) == result
 
 
 def test_a_rate_and_what_both_sides_took_for_each_message() -> None:
-    measured = Measured.of(Told(1000, 2.0, cpu_s=0.01), Used(0.02, 50))
+    measured = Measured.of(LoadResult(1000, 2.0, cpu_s=0.01), Used(0.02, 50))
     assert (measured.value, measured.cpu_us, measured.client_cpu_us) == (500, 20, 10)
     assert (measured.fsyncs, measured.messages_per_fsync) == (50, 20)
-    assert Measured.of(Told(1000, 2.0), Used(0.02, 0)).messages_per_fsync is None
+    assert Measured.of(LoadResult(1000, 2.0), Used(0.02, 0)).messages_per_fsync is None
 
 
 @pytest.mark.parametrize(("values", "median"), [([5.0], 5), ([9, 1, 5], 5), ([4, 1, 3, 2], 2)])
