@@ -105,9 +105,9 @@ class TopicAdmin:
     @timed_read
     async def list_topics(self, *, timeout: Duration | None = None) -> list[TopicRecord]:
         """Return all topics, ordered by name."""
-        asked = self._cluster.forgotten
+        generation = self._cluster.generation
         reply = MetadataReply.parse(await call(self._cluster, Metadata(None)))
-        self._cluster.learn_all(reply.topics, asked)
+        self._cluster.learn_all(reply.topics, generation)
         return sorted(reply.topics, key=lambda topic: topic.name)
 
     @timed_read
@@ -148,9 +148,9 @@ class TopicAdmin:
             if count is not None:
                 check_count(count_name, count)
         request = TopicUpdate(name, plain_settings(settings), partitions, replicas)
-        asked = self._cluster.forgotten
+        generation = self._cluster.generation
         record = TopicRecord.from_map(field_of(await call(self._cluster, request)))
-        self._cluster.learn(record, asked)
+        self._cluster.learn(record, generation)
         return record if replicas is None else _warned(record)
 
     @timed_change

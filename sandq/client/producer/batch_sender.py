@@ -1,8 +1,8 @@
 """Send numbered batches to one partition, in order, and retry each until it is confirmed or its time is over.
 
-    waiting --pump--> flying --reply--> done
-       ^                 |
-       +---- returned <--+   a retriable error: once no batch is in flight, returned batches go first, in order
+    waiting --pump--> in flight --reply--> done
+       ^                   |
+       +----- returned <---+   a retriable error: once no batch is in flight, returned batches go first, in order
 
 At most `in_flight_batches` batches are in flight. While there are returned batches, no new batch is sent. So the
 batches of a partition reach the broker in the order of their numbers. A retry has the epoch and number of the first
@@ -157,7 +157,7 @@ class BatchSender(Generic[B]):
         self.last_error: SandqError | None = None
         self.waiting: deque[B] = deque()  # numbered batches first: they were sent before
         self.returned: list[B] = []
-        self.flying: dict[B, tuple[Connection, int]] = {}
+        self.in_flight: dict[B, tuple[Connection, int]] = {}
         """Batches in flight, in the order of their numbers: the connection and the request id."""
         self._leader_check_at = math.inf  # if no reply comes until then, check for a new leader
         self._has_reply = False  # whether a reply came since the last check
@@ -174,7 +174,7 @@ class BatchSender(Generic[B]):
         """Send the batches that may be sent now."""
         self._follow(now)
         if self.is_interrupted:
-            if self.flying:
+            if self.in_flight:
                 return
             self.expire(now)
             self.requeue()
@@ -206,7 +206,7 @@ class BatchSender(Generic[B]):
     def next_time(self, now: float) -> float:
         """Return the earliest time at which something is due without an event: a pause, a deadline, a leader check."""
         times = [self.deadline(batch) for batch in self._heads()]
-        if self.flying:
+        if self.in_flight:
             times.append(self._leader_check_at)
         if self.waiting and self._resume_at > now:
             times.append(self._resume_at)
@@ -221,12 +221,12 @@ class BatchSender(Generic[B]):
 
     def abandon(self, error: Callable[[B], SandqError]) -> None:
         """Fail all unfinished batches."""
-        for connection, request_id in self.flying.values():
+        for connection, request_id in self.in_flight.values():
             connection.forget(request_id)
-        for batch in self.flying:
+        for batch in self.in_flight:
             batch.unknown = True
-        left = [*self.flying, *self.returned, *self.waiting]
-        self.flying.clear()
+        left = [*self.in_flight, *self.returned, *self.waiting]
+        self.in_flight.clear()
         self.returned.clear()
         self.waiting.clear()
         for batch in left:
@@ -250,7 +250,7 @@ class BatchSender(Generic[B]):
         All must have the same epoch, and their numbers must lie within `in_flight_batches`: the broker remembers only
         that many replies per producer and partition.
         """
-        oldest = next(iter(self.flying), None)
+        oldest = next(iter(self.in_flight), None)
         if oldest is None:
             return True
         epoch, number = self.number_of(batch)
@@ -266,7 +266,7 @@ class BatchSender(Generic[B]):
 
     def give_up(self, batch: B) -> None:
         """Fail a batch whose delivery time is over."""
-        batch.unknown = batch.unknown or batch in self.flying
+        batch.unknown = batch.unknown or batch in self.in_flight
         self.remove(batch)
         self.fail(batch, self.expired(batch, self.options.delivery_timeout_s))
 
@@ -313,9 +313,9 @@ class BatchSender(Generic[B]):
         if batch.sent_at == NEVER:
             batch.sent_at = now
         request_id = connection.request(request.frame, lambda reply: self._answered(batch, reply), batch.asker)
-        if not self.flying:
+        if not self.in_flight:
             self._leader_check_at, self._has_reply = now + self.options.standstill_s, False
-        self.flying[batch] = (connection, request_id)
+        self.in_flight[batch] = (connection, request_id)
 
     def take_numbered(self) -> list[B]:
         """Take out the returned batches and the waiting numbered ones, in order. No batch may be in flight."""
@@ -326,12 +326,12 @@ class BatchSender(Generic[B]):
 
     def numbered(self) -> list[B]:
         """Return all unfinished batches that have a number; there are only a few."""
-        return [*self.flying, *self.returned, *takewhile(lambda batch: batch.sequence, self.waiting)]
+        return [*self.in_flight, *self.returned, *takewhile(lambda batch: batch.sequence, self.waiting)]
 
     def remove(self, batch: B) -> None:
         """Remove a batch from its queue; drop the callback of its request if it is in flight."""
-        if batch in self.flying:
-            connection, request_id = self.flying.pop(batch)
+        if batch in self.in_flight:
+            connection, request_id = self.in_flight.pop(batch)
             connection.forget(request_id)
         elif batch in self.returned:
             self.returned.remove(batch)
@@ -347,22 +347,22 @@ class BatchSender(Generic[B]):
 
     def _follow(self, now: float) -> None:
         """If a node has been silent for too long, take its batches back, to send them to a new leader."""
-        if not self.flying or now < self._leader_check_at:
+        if not self.in_flight or now < self._leader_check_at:
             return
         if self._has_reply:
             self._leader_check_at, self._has_reply = now + self.options.standstill_s, False
             return
         self._leader_check_at = now + self.options.leader_check_s
-        connection, _ = next(iter(self.flying.values()))
+        connection, _ = next(iter(self.in_flight.values()))
         if self.cluster.successor(self.topic, self.partition, connection.hello.node_id) is None:
             return
         error = TimedOut(f"{connection.address} does not respond, and another node leads now")
-        for batch in [batch for batch, (where, _) in self.flying.items() if where is connection]:
+        for batch in [batch for batch, (where, _) in self.in_flight.items() if where is connection]:
             self.remove(batch)
             self._return_for_retry(batch, error)
 
     def _answered(self, batch: B, reply: Frame | SandqError) -> None:
-        connection, request_id = self.flying.pop(batch)
+        connection, request_id = self.in_flight.pop(batch)
         self._has_reply = True
         if not isinstance(reply, SandqError):
             try:

@@ -60,7 +60,7 @@ class PartitionProducer(BatchSender[Batch]):
 
     @property
     def idle(self) -> bool:
-        return not (self.open or self.waiting or self.returned or self.flying)
+        return not (self.open or self.waiting or self.returned or self.in_flight)
 
     @property
     def stuck(self) -> bool:
@@ -70,7 +70,7 @@ class PartitionProducer(BatchSender[Batch]):
     @property
     def unconfirmed(self) -> int:
         """Number of messages without an outcome."""
-        queues = (self.flying, self.returned, self.waiting, self.open.values())
+        queues = (self.in_flight, self.returned, self.waiting, self.open.values())
         return sum(len(batch) for queue in queues for batch in queue if not batch.done)
 
     def seal(self, traits: Traits) -> None:
@@ -145,7 +145,7 @@ class PartitionProducer(BatchSender[Batch]):
         return min(due, batch.sent_at + RETRY_S) if batch.unknown else due
 
     def give_up(self, batch: Batch) -> None:
-        batch.unknown = batch.unknown or batch in self.flying
+        batch.unknown = batch.unknown or batch in self.in_flight
         error = self.expired(batch, self.deadline(batch) - batch.opened_at)
         if batch.unknown:
             batch.finish(None, error)

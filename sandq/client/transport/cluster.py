@@ -53,7 +53,7 @@ class Cluster:
         self._client_name = client_name
         self._links: dict[str, Link] = {}
         self._topics: dict[str, Known] = {}
-        self.forgotten = 0
+        self.generation = 0
         """Number of times that a topic was dropped from this view, for example because it was created or deleted
         here."""
         self._asking: str | None = None
@@ -155,7 +155,7 @@ class Cluster:
     def forget(self, topic: str) -> None:
         """Drop a topic from this view because it was just created or deleted here; replies in transit are ignored
         too."""
-        self.forgotten += 1
+        self.generation += 1
         if self._asking == topic:
             self._asking = None
         self._topics.pop(topic, None)
@@ -169,25 +169,25 @@ class Cluster:
             self.forget(topic)
             self.refresh(topic)
 
-    def learn(self, record: TopicRecord, asked: int) -> None:
+    def learn(self, record: TopicRecord, generation: int) -> None:
         """Store a topic record that a node returned.
 
-        `asked`: the value of `forgotten` when the request was sent. If a topic was created or deleted here since then,
+        `generation`: that of this view when the request was sent. If a topic was created or deleted here since then,
         the record may be about the old topic and is ignored.
         """
-        if asked != self.forgotten:
+        if generation != self.generation:
             return
         self._serial += 1
         self._topics[record.name] = Known(record, None, self._serial, self._serial)
         self._notify()
 
-    def learn_all(self, records: Sequence[TopicRecord], asked: int) -> None:
-        """Update the known topics from a listing of all topics; `asked` as in `learn`.
+    def learn_all(self, records: Sequence[TopicRecord], generation: int) -> None:
+        """Update the known topics from a listing of all topics; `generation` as in `learn`.
 
         Topics missing from the listing are forgotten, since other clients may have deleted or recreated them. A topic
         that is not yet known here is not added. A record that differs only in its leaders is not stored.
         """
-        if asked != self.forgotten:
+        if generation != self.generation:
             return
         by_name = {record.name: record for record in records}
         for name, known in list(self._topics.items()):

@@ -114,9 +114,9 @@ async def ask_topic(cluster: Cluster, name: str) -> TopicRecord:
 
 async def fresh_topic(cluster: Cluster, name: str) -> TopicRecord:
     """Return a topic's record from a new reply, and store it: partitions may have been added since the last one."""
-    asked = cluster.forgotten
+    generation = cluster.generation
     record = await ask_topic(cluster, name)
-    cluster.learn(record, asked)
+    cluster.learn(record, generation)
     return record
 
 
@@ -144,7 +144,7 @@ async def used_topic(cluster: Cluster, name: str) -> TopicRecord:
         ) from None
     cluster.forget(name)
     record = TopicRecord.from_map(_topic_map(frame))
-    cluster.learn(record, cluster.forgotten)
+    cluster.learn(record, cluster.generation)
     return record
 
 

@@ -269,7 +269,7 @@ class PartitionSender(BatchSender[NumberedBatch]):
             self.cluster.check_open()
             with anyio.move_on_after(self.next_time(now) - now):
                 # Batches in flight get a reply. Without any, wait for the end of a pause, or for a leader.
-                await (self._changed.wait() if self.flying else self.cluster.wait_for_change())
+                await (self._changed.wait() if self.in_flight else self.cluster.wait_for_change())
 
     # -- results --------------------------------------------------------------------------------------------------
 

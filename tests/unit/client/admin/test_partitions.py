@@ -52,7 +52,7 @@ def test_a_node_that_is_behind_does_not_bring_back_a_topic_that_was_made_anew(wi
         assert known is not None
         older = known._replace(number=known.number - 1, partitions=known.partitions * 4)
         # Nothing is asked meanwhile: what METADATA says of a topic counts in any case.
-        client._cluster.learn_all([older], client._cluster.forgotten)
+        client._cluster.learn_all([older], client._cluster.generation)
         assert client._cluster.record("t") == known
 
     with_client(body)

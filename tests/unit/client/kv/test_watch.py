@@ -327,7 +327,7 @@ def test_topics_that_go(with_client: Any) -> None:
             await until_holds(lambda: server.kv_watches)
             record = server.topics["k"]._replace(number=77)
             server.topics["k"] = record
-            client._cluster.learn(record, client._cluster.forgotten)
+            client._cluster.learn(record, client._cluster.generation)
             server.tell_watchers(is_late=True)
             with pytest.raises(UnknownTopic, match="was deleted and created again"):
                 await anext(watch)
