@@ -1,8 +1,7 @@
-"""Whether what sandq ships has known vulnerabilities, by pip-audit: `python -m tests.support.audit_dependencies`.
+"""Check the packages that sandq ships for known vulnerabilities: `python -m tests.support.audit_dependencies`.
 
-pip-audit has a place of its own, so that nothing that is shipped or tested goes by what it needs. Its data are on the
-network: where they cannot be had that is said, and is no failure.
-"""
+pip-audit is installed in a directory of its own, so that its dependencies do not influence what is shipped or tested.
+It downloads its data. If the data are not available, the check says so and does not fail."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ TOOL_LOCK: Final = ROOT / "requirements-audit.lock"
 SHIPPED: Final = ("requirements.lock", "requirements-spark.lock")
 INSTALL_S: Final = 120.0
 AUDIT_S: Final = 60.0
-"""For one lock file; who does not answer in that time has no data."""
+"""Time limit for one lock file, in seconds. The data count as unavailable after it."""
 NO_DATA: Final = "not looked for known vulnerabilities: their data cannot be had here"
 
 
@@ -39,7 +38,9 @@ def main() -> int:
 
 
 def verdict(lock: str, report: Mapping[str, Any] | None) -> tuple[bool, str]:
-    """Whether there are vulnerabilities, and what is said of a lock file. `report`: pip-audit's; None: it gave none."""
+    """Return whether there are vulnerabilities, and a text about the lock file.
+
+    `report`: the report of pip-audit; None if it gave none."""
     dependencies: Sequence[Mapping[str, Any]] = report["dependencies"] if report is not None else ()
     looked_at = [each for each in dependencies if "skip_reason" not in each]
     if not looked_at:
@@ -56,7 +57,7 @@ def verdict(lock: str, report: Mapping[str, Any] | None) -> tuple[bool, str]:
 
 
 def _tool() -> Path | None:
-    """Where the packages of pip-audit are; None: they cannot be installed here."""
+    """Return the directory with the packages of pip-audit; None if they cannot be installed here."""
     place = ROOT / ".venv" / "audit"
     stamp = place / ".up-to-date"
     if not stamp.is_file() or stamp.stat().st_mtime < TOOL_LOCK.stat().st_mtime:

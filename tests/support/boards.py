@@ -1,4 +1,4 @@
-"""The dashboard and the rules in `deploy/`, and what they ask Prometheus."""
+"""Read the dashboard and the rules in `deploy/`, and the queries that they send to Prometheus."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def board() -> dict[str, Any]:
 
 
 def panels() -> list[dict[str, Any]]:
-    """Of the dashboard, without its rows."""
+    """Return the panels of the dashboard, without its rows."""
     return [panel for panel in board()["panels"] if panel["type"] != "row"]
 
 
 def rules() -> list[dict[str, Any]]:
-    """Of all groups."""
+    """Return the rules of all groups."""
     return [rule for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
 
 
 def board_queries(**variables: str) -> dict[str, str]:
-    """By panel and letter: what is asked once Grafana has put the variables in."""
+    """Return the queries by panel and letter, with Grafana's variables replaced."""
     values = {"__rate_interval": "1m", "__range": "1h", **variables}
     found = {}
     for panel in panels():
@@ -41,5 +41,5 @@ def board_queries(**variables: str) -> dict[str, str]:
 
 
 def rule_queries() -> dict[str, str]:
-    """By the name of the rule."""
+    """Return the queries by the name of the rule."""
     return {rule.get("alert", rule.get("record")): rule["expr"] for rule in rules()}

@@ -1,4 +1,4 @@
-"""A headless Chromium, of Debian's packages, driven by Selenium."""
+"""Drive a headless Chromium from Debian's packages with Selenium."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Find = tuple[str, str]
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A browser with a profile of its own. Skips the test where there is none."""
+    """Start a browser with a profile of its own. Skips the test if Chromium is not installed."""
     programs = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
     missing = [name for name, found in programs.items() if found is None]
     if missing:
@@ -48,42 +48,42 @@ def chromium() -> Iterator[Browser]:
 
 
 class Browser:
-    """What a person does with a page."""
+    """Does with a page what a person does."""
 
     def __init__(self, driver: Chrome) -> None:
         self.driver = driver
         self.size(1280, 900)
 
     def open(self, url: str) -> None:
-        """Load a page anew."""
+        """Load a page, also if it is open already."""
         self.driver.get("about:blank")
         self.driver.get(url)
 
     def leave(self) -> None:
-        """Close the page, and forget what it has noted: its node has ended."""
+        """Close the page and discard its log messages: its node has ended."""
         self.driver.get("about:blank")
         self.logged()
 
     def size(self, width: int, height: int) -> None:
-        """The window as large as that, inside."""
+        """Set the inner size of the window."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
     def scheme(self, name: str) -> None:
-        """Prefer light or dark."""
+        """Prefer the color scheme "light" or "dark"."""
         features = [{"name": "prefers-color-scheme", "value": name}]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """What a script returns."""
+        """Return the result of a script."""
         return self.driver.execute_script(script, *arguments)
 
     def run_async(self, script: str, *arguments: Any) -> Any:
-        """What a script gives to its last argument, a function."""
+        """Return the value that a script passes to its last argument, a callback."""
         return self.driver.execute_async_script(script, *arguments)
 
     def until(self, look: Callable[[], Any], what: str) -> Any:
-        """Wait for something to be true."""
+        """Wait until `condition` returns a true value, and return it. `expected`: text for the failure."""
         end = time.monotonic() + PATIENCE_S
         while not (found := look()):
             if time.monotonic() > end:
@@ -92,7 +92,7 @@ class Browser:
         return found
 
     def text(self, selector: str = "body") -> str:
-        """What is to be read in all such places that are shown."""
+        """Return the text of all visible elements that match the selector."""
         script = """
         const shown = [...document.querySelectorAll(arguments[0])].filter((one) => one.getClientRects().length);
         return shown.map((one) => one.innerText).join("\\n");
@@ -100,11 +100,11 @@ class Browser:
         return str(self.run(script, selector))
 
     def reads(self, text: str, selector: str = "body") -> None:
-        """Wait until this is to be read."""
+        """Wait until this text is visible."""
         self.until(lambda: text in self.text(selector), f"{text!r} is not to be read in {selector}")
 
     def one(self, selector: str) -> WebElement:
-        """Wait for an element that is shown."""
+        """Wait for a visible element and return it."""
         script = """
         const all = [...document.querySelectorAll(arguments[0])];
         return all.find((one) => one.getClientRects().length) ?? null;
@@ -113,11 +113,11 @@ class Browser:
         return found
 
     def button(self, text: str, within: str = "body") -> None:
-        """Wait for a button, or a link, of this text, that is shown and can be used."""
+        """Wait for a visible and enabled button or link with this text."""
         self.until(lambda: self._at_button(text, within, False), f"no button {text!r} in {within}")
 
     def click(self, text: str, within: str = "body") -> None:
-        """Click on a button, or a link, of this text."""
+        """Click on a button or a link with this text."""
         self.until(lambda: self._at_button(text, within, True), f"no button {text!r} in {within}")
 
     def _at_button(self, text: str, within: str, does_click: bool) -> bool:
@@ -134,7 +134,7 @@ class Browser:
         return bool(self.run(script, text, within, does_click))
 
     def fill(self, name: str, value: str, within: str = "body") -> None:
-        """Have a field of this name say something, and tell the page."""
+        """Set the value of a field and send the page the events of an input."""
         script = """
         const [name, value] = arguments;
         const field = [...document.querySelectorAll(name)].find((one) => one.getClientRects().length);
@@ -146,16 +146,16 @@ class Browser:
         self.run(script, f"{within} [name={name}]", value)
 
     def keys(self, *pressed: str) -> None:
-        """Press keys, wherever the focus is."""
+        """Send keys to the element that has the focus."""
         self.driver.switch_to.active_element.send_keys(*pressed)
 
     def focused(self) -> str:
-        """What has the focus: its text, or its name."""
+        """Return the text or the name of the element that has the focus."""
         script = "const e = document.activeElement; return e.name || e.innerText || e.id || e.tagName"
         return str(self.run(script))
 
     def tab_to(self, text: str) -> None:
-        """Go from one to the next by Tab until that has the focus."""
+        """Press Tab until the element with this text has the focus."""
         for _ in range(120):
             if self.focused().strip() == text:
                 return
@@ -163,11 +163,11 @@ class Browser:
         raise AssertionError(f"Tab does not come to {text!r}")
 
     def logged(self) -> list[str]:
-        """What the console of the browser has noted since this was asked last: errors, warnings, violations."""
+        """Return the errors, warnings and violations that the browser logged since the last call."""
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
 
     def picture(self, path: Path, *, whole: bool = False) -> None:
-        """What the window shows, or the whole page, as PNG."""
+        """Save a PNG of the window, or of the whole page."""
         if whole:
             height = int(self.run("return document.documentElement.scrollHeight"))
             width = int(self.run("return innerWidth"))

@@ -1,4 +1,4 @@
-"""The console in a browser, and what its tests do again and again."""
+"""Provide the console in a browser, and steps that its tests repeat."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.support.browser import Browser
 
 
 class Api:
-    """The HTTP API of the node whose console is looked at."""
+    """The HTTP API of the node whose console is tested."""
 
     def __init__(self, base: str, token: str | None = None) -> None:
         self.base = base
         self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
 
     def __call__(self, method: str, path: str, body: Any = None) -> Any:
-        """What it answers. Raises HTTPError."""
+        """Return the decoded reply. Raises HTTPError."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.base + path, data, self._headers, method=method)
         with urllib.request.urlopen(request) as answer:
@@ -31,7 +31,7 @@ class Api:
         return json.loads(text) if text else None
 
     def status(self, method: str, path: str) -> int:
-        """The status of its answer; 0 while nobody answers there."""
+        """Return the HTTP status of the reply; 0 if the connection fails."""
         try:
             self(method, path)
         except urllib.error.HTTPError as error:
@@ -41,7 +41,7 @@ class Api:
         return 200
 
     def lease(self, topic: str, group: str, count: int = 1) -> list[dict[str, Any]]:
-        """Messages of a topic that are due."""
+        """Lease messages of a topic that are due."""
         messages: list[dict[str, Any]] = []
         while len(messages) < count:
             told = self("POST", f"/topics/{topic}/groups/{group}/lease", {"max": count, "wait": "10s"})
@@ -59,7 +59,7 @@ class Console:
         """Command lines that dialogs have shown."""
 
     def go(self, place: str) -> None:
-        """Look at a view, without loading the page anew where it is there."""
+        """Open a view. Do not load the page again if it is loaded already."""
         browser, base = self.browser, f"{self.api.base}/"
         if not str(browser.driver.current_url).startswith(base) or not browser.driver.find_elements(By.TAG_NAME, "nav"):
             browser.open(base + place)
@@ -68,7 +68,7 @@ class Console:
         browser.one("main > *")
 
     def act(self, text: str, verb: str, *, within: str = "main", typed: str | None = None, **fields: str) -> str:
-        """Do what a button opens a dialog for; what the dialog said."""
+        """Open a dialog with a button, fill it in and confirm it. Return the text of the dialog."""
         browser = self.browser
         browser.click(text, within)
         browser.one("dialog[open]")
@@ -78,27 +78,27 @@ class Console:
             assert browser.one("dialog button[type=submit]").get_attribute("disabled"), "done without the name"
             browser.fill("typed", typed, "dialog")
         self.note_command("dialog")
-        browser.button(verb, "dialog")  # it can be used: what it concerns was counted
+        browser.button(verb, "dialog")  # The button is enabled once the affected objects are counted.
         said = browser.text("dialog")
         browser.click(verb, "dialog")
         browser.until(lambda: not browser.driver.find_elements(By.CSS_SELECTOR, "dialog[open]"), f"{verb}: not done")
         return said
 
     def note_command(self, within: str) -> str:
-        """Check the command line that is shown: sandctl takes it."""
+        """Check that sandctl accepts the command line that is shown. Return the command line."""
         line = self.browser.text(f"{within} .command")
         check_command(line)
         self.commands.append(line)
         return line
 
     def is_clean(self) -> None:
-        """Fail if the browser noted an error, a warning or a violation of the policy."""
+        """Fail if the browser logged an error, a warning or a violation of the content security policy."""
         found = self.browser.logged()
         assert not found, "\n".join(found)
 
 
 def check_command(line: str) -> None:
-    """Raise unless sandctl has such a command, with such arguments."""
+    """Raise unless sandctl has a command with this name and these arguments."""
     program, *arguments = shlex.split(line)
     assert program == "sandctl"
     command: click.Command = main
@@ -106,6 +106,6 @@ def check_command(line: str) -> None:
     while isinstance(command, click.Group):
         name, found, arguments = command.resolve_command(click.Context(command, context), arguments)
         assert name is not None and found is not None, line
-        # With its settings: a command keeps the names of its help option of the first context that asks for them.
+        # Pass its settings: a command keeps the names of the help option of the first context that asks for them.
         context, command = click.Context(command, context, **command.context_settings), found
     command.make_context("sandctl", arguments, context)

@@ -1,7 +1,7 @@
-"""The pictures of the console in the documents, made anew: `python -m tests.support.console_pictures`.
+"""Make the pictures of the console in the documents: `python -m tests.support.console_pictures`.
 
-It starts a node, fills it, has it work for a minute, and looks at it. Takes two minutes; needs Chromium.
-"""
+The command starts a node, fills it with data, runs traffic for a minute and takes the pictures. It needs two minutes
+and Chromium."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOPICS: Final = (
 
 
 def fill(api: Api, chance: random.Random) -> None:
-    """Topics, messages for the next days, groups in all kinds of states."""
+    """Create topics, messages for the next days, and groups in all states."""
     for name, kind, partitions in TOPICS:
         api("POST", "/topics", {"name": name, "kind": kind, "partitions": partitions})
     for hours in range(36):
@@ -60,7 +60,7 @@ def fill(api: Api, chance: random.Random) -> None:
 
 
 def work(api: Api, chance: random.Random) -> None:
-    """Messages that come and go."""
+    """Produce and consume messages for `WORK_S` seconds."""
     end = time.monotonic() + WORK_S
     while time.monotonic() < end:
         count = chance.randint(1, 4)
@@ -72,7 +72,7 @@ def work(api: Api, chance: random.Random) -> None:
 
 
 def picture(browser: Browser, name: str) -> None:
-    """Keep what is shown, in few colours."""
+    """Save a picture of the window, in few colors."""
     file = IMAGES / f"console-{name}.png"
     browser.picture(file)
     Image.open(file).convert("RGB").quantize(192, dither=Image.Dither.NONE).save(file, optimize=True)
@@ -80,13 +80,13 @@ def picture(browser: Browser, name: str) -> None:
 
 
 def settled(browser: Browser) -> None:
-    """Wait until nothing is loaded any more."""
+    """Wait until nothing is loading."""
     time.sleep(1.5)
     browser.until(lambda: not browser.run("return document.querySelector('[aria-busy]')"), "it loads")
 
 
 def main() -> None:
-    """Make them."""
+    """Make all pictures."""
     chance, port = random.Random(7), free_port()
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as directory, chromium() as browser:

@@ -1,4 +1,4 @@
-"""Values, keys, errors and headers that no reader may fail on, change, or hand to a terminal as they are."""
+"""Provide values, keys, errors and headers that no reader may fail on, change, or write to a terminal unescaped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CELLS: Final[dict[str, bytes]] = {
 """Cells of values, keys and unique keys."""
 
 TEXTS: Final = [cell.decode() for cell in CELLS.values() if cell.decode("utf-8", "ignore").encode() == cell]
-"""Those that are text: errors of nacks, consumer ids."""
+"""Cells that are valid text: errors of nacks, consumer ids."""
 
 NO_HEADERS: Final[dict[str, bytes]] = {
     "no msgpack": b"\xc1",
@@ -46,7 +46,7 @@ NO_HEADERS: Final[dict[str, bytes]] = {
     "surrogate": b"\x81\xa1a\xa3\xed\xa0\x80",
     "a key that is no text": b"\x81\xa1\xff\x01",
 }
-"""Stored headers that a broker accepts no longer."""
+"""Stored headers that a broker no longer accepts."""
 
 HEADERS: Final[dict[str, bytes]] = {
     "nan": msgpack.packb({"a": float("nan"), "b": [float("inf")]}),
@@ -64,7 +64,7 @@ def accept_any_headers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shown(row: dict[str, Any], name: str) -> bytes | None:
-    """Return a key as a JSON object has it: in base64, or as text."""
+    """Return a key from a JSON object, in which it is base64 or text."""
     if f"{name}_base64" in row:
         return base64.b64decode(row[f"{name}_base64"])
     text = row.get(name)
@@ -72,7 +72,7 @@ def shown(row: dict[str, Any], name: str) -> bytes | None:
 
 
 def shown_value(row: dict[str, Any]) -> bytes:
-    """Return the value that a JSON object has."""
+    """Return the value from a JSON object."""
     if "text" in row:
         text: str = row["text"]
         return text.encode()

@@ -1,5 +1,6 @@
-"""What no client of Python's `ssl` sends: records of TLS 1.3 that ask for new keys, one after the other, as anybody may
-who has shaken hands."""
+"""Build TLS 1.3 records that no client of Python's `ssl` sends: a sequence of requests for new keys.
+
+Any client may send them after the handshake."""
 
 from __future__ import annotations
 
@@ -12,19 +13,19 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 _SECRET = "CLIENT_TRAFFIC_SECRET_0"
 _UPDATE = b"\x18\0\0\1\1"
-"""Of both sides' keys."""
+"""Handshake message KeyUpdate that requests new keys from the peer, too."""
 _HANDSHAKE, _DATA, _VERSION = b"\x16", b"\x17", b"\x03\x03"
 _TAG_BYTES = 16
 _HASHES = {"TLS_AES_256_GCM_SHA384": (hashes.SHA384(), 32), "TLS_AES_128_GCM_SHA256": (hashes.SHA256(), 16)}
 
 
 def log_keys(context: ssl.SSLContext, path: Path) -> None:
-    """Before the handshake."""
+    """Write the keys of the handshake to a file. Call it before the handshake."""
     context.keylog_filename = str(path)
 
 
 class KeyUpdates:
-    """Records of a client behind its handshake, which has sent nothing since."""
+    """Builds the records of a client that has sent nothing since its handshake."""
 
     def __init__(self, keys: Path, cipher: str) -> None:
         (found,) = [line.split()[2] for line in keys.read_text().splitlines() if line.startswith(_SECRET)]
@@ -32,17 +33,17 @@ class KeyUpdates:
         self._hash, self._key_bytes = _HASHES[cipher]
 
     def next(self) -> bytes:
-        """A record that asks for new keys; those of this side are others behind it."""
+        """Return a record that requests new keys; this side uses new keys after it."""
         record = self._record(_UPDATE + _HANDSHAKE)
         self._secret = self._expand("traffic upd", len(self._secret))
         return record
 
     def data(self, text: bytes) -> bytes:
-        """One that carries something, with a first record's number."""
+        """Return a record that carries data. Its record number is that of the first record after a key change."""
         return self._record(text + _DATA)
 
     def _record(self, inner: bytes) -> bytes:
-        # Each key is used once, for the record with the number 0: the nonce is the IV as it is.
+        # Each key is used once, for the record with the number 0, so the nonce equals the IV.
         head = _DATA + _VERSION + (len(inner) + _TAG_BYTES).to_bytes(2, "big")
         return head + AESGCM(self._expand("key", self._key_bytes)).encrypt(self._expand("iv", 12), inner, head)
 

@@ -1,4 +1,4 @@
-"""Checks of a page that run in it: names for who does not see it, and contrast."""
+"""Define checks that run inside a page: accessible names and contrast."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ for (const place of ["main", "header", "nav", "[aria-live]"])
 if (!document.documentElement.lang) wrong.push("lang");
 return wrong;
 """
-"""What has no name for a screen reader, and what is missing."""
+"""Script that lists the elements without a name for a screen reader, and missing landmarks."""
 CONTRAST: Final = """
 const parts = (text) => text.match(/[\\d.]+/g).map(Number);
 const linear = (one) => one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4;
@@ -39,4 +39,4 @@ for (const one of document.querySelectorAll(`main :is(${texts}), nav a`)) {
 }
 return wrong;
 """
-"""Texts with less contrast than 4.5 to 1 (WCAG 2 AA)."""
+"""Script that lists texts with a contrast below 4.5 to 1 (WCAG 2 AA)."""

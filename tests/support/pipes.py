@@ -1,4 +1,4 @@
-"""Pipes that nobody reads."""
+"""Provide pipes without a reader."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def fill(writer: int) -> None:
-    """Write to a pipe until it takes no more; it blocks whoever writes next."""
+    """Fill a pipe, so that the next write to it blocks."""
     os.set_blocking(writer, False)
     for size in (65_536, 1):
         try:

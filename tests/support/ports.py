@@ -1,4 +1,4 @@
-"""Ports for nodes that must know each other's before they listen, and hosts on which all ports are free."""
+"""Reserve ports for nodes that must know each other's ports before they listen, and hosts with all ports free."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ import socket
 from collections.abc import Iterator
 
 FIRST, END, SLICE = 12_000, 32_000, 100
-"""Below the ports of outgoing connections: a client that knocks at a free one of those again and again may be given it
-as its own end, and is then connected to itself. And above those of `demo.node`, which demos and benchmarks take."""
+"""Range of the ports, and number of ports per slice.
+
+It is below the ports of outgoing connections: a client that repeatedly connects to a free port of those could be given
+that port as its own, and would be connected to itself. It is above the ports of `demo.node`, which demos and benchmarks
+use."""
 
 _held = contextlib.ExitStack()
-"""Names in the kernel that this process holds: each stands for `SLICE` ports, or for a host, and goes with the
-process."""
+"""Names in the kernel that this process holds. Each stands for `SLICE` ports or for a host, and ends with the process.
+"""
 atexit.register(_held.close)
 
 
 def _take_slice() -> range:
-    """Ports that no other process of this machine takes from here, whichever run of tests it belongs to."""
+    """Return ports that no other process of this machine reserves, in this or another run of tests."""
     firsts = list(range(FIRST, END, SLICE))
     random.shuffle(firsts)
     for first in firsts:
@@ -29,7 +32,7 @@ def _take_slice() -> range:
 
 
 def _take(what: str) -> bool:
-    """Whether it is this process's from now on."""
+    """Return whether this process could reserve the name."""
     name = socket.socket(socket.AF_UNIX)
     try:
         name.bind(f"\0sandq-test-{what}")
@@ -52,12 +55,12 @@ _free = _ports()
 
 
 def free_port() -> int:
-    """A port that nobody uses, and that no other call gave, here or in a test that runs beside."""
+    """Return an unused port that no other call has returned, in this test or in one that runs at the same time."""
     return next(_free)
 
 
 def free_host() -> str:
-    """A loopback address that no other test uses, of whichever run of tests: every port is free there."""
+    """Return a loopback address that no other test uses, in any run of tests: all of its ports are free."""
     hosts = [f"127.0.77.{number}" for number in range(1, 255)]
     random.shuffle(hosts)
     return next(host for host in hosts if _take(f"host-{host}"))

@@ -1,4 +1,4 @@
-"""The examples of docs/protocol.md, by name."""
+"""Read the examples of docs/protocol.md, by name."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def decode(name: str) -> Frame:
 
 
 def parsed(name: str) -> Request:
-    """The example, which is one of a request."""
+    """Return the request of an example."""
     frame = decode(name)
     return REQUESTS[frame[0]].parse(frame)
 
 
 EXAMPLES: Final = [name for name in HEX if decode(name)[0] in REQUESTS]
-"""Those that are requests."""
+"""Names of the examples that are requests."""

@@ -1,4 +1,4 @@
-"""A receiver of pushed messages: an HTTP server of a test's own, that answers as the test says."""
+"""Provide a receiver of pushed messages: an HTTP server in the test, which answers as the test says."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ class Got:
 
 @dataclass
 class Receiver:
-    """`answers`: what the next requests get, `(status, headers, body)`; 204 where there are none. `raw`: writes the
-    answer itself, to what is left of the stream. `hold`: no answer before it is set."""
+    """The server.
+
+    `answers`: answers to the next requests, as `(status, headers, body)`; after them the status `otherwise`. `raw`:
+    function that writes the answer itself to the stream. `hold`: event before which no answer is sent."""
 
     port: int = 0
     scheme: str = "http"
@@ -46,7 +48,7 @@ class Receiver:
         return f"{self.scheme}://127.0.0.1:{self.port}/hook"
 
     async def until(self, count: int) -> list[Got]:
-        """The requests, once there are so many."""
+        """Wait until there are `count` requests, and return all requests."""
         while len(self.got) < count:
             await self._more.wait()
         return self.got
@@ -108,7 +110,7 @@ async def _next(http: h11.Connection, stream: trio.abc.Stream) -> object:
 
 @asynccontextmanager
 async def receiving(tls: ssl.SSLContext | None = None, port: int = 0) -> AsyncIterator[Receiver]:
-    """A receiver on a free port of 127.0.0.1, inside the block."""
+    """Run a receiver on a port of 127.0.0.1, by default a free one, during the block."""
     receiver = Receiver(scheme="http" if tls is None else "https")
     listeners = await trio.open_tcp_listeners(port, host="127.0.0.1")
     receiver.port = listeners[0].socket.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The command that registers a node, with defaults for what a test does not look at."""
+"""Provide the command that registers a node, with defaults for fields that a test does not check."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def register_node(
     lowest_level: int = KNOWN.lowest,
     highest_level: int = KNOWN.highest,
 ) -> RegisterNode:
-    """Return the command of a node of this version in the default zone, unless something else is given."""
+    """Return the command of a node of this version in the default zone, with the given changes."""
     return RegisterNode(node_id, store_uuid, addresses, zone, weight, incarnation, lowest_level, highest_level)

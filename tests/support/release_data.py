@@ -1,9 +1,9 @@
 """Leave data as this version writes it, for later versions to open: `python -m tests.support.release_data`.
 
-It makes `tests/data/level-N.tar.xz`, N being the highest feature level of this version: the data directory of a node
-that was stopped once, started again, and killed. Run it when a version is tagged, and before that whenever the format
-of the data of an untagged level changes. `tests/integration/test_data_of_releases.py` opens all archives.
-"""
+The command makes `tests/data/level-N.tar.xz`, where N is the highest feature level of this version. The archive holds
+the data directory of a node that was stopped once, started again, and killed. Run the command when a version is tagged,
+and before that whenever the data format of an untagged level changes. `tests/integration/test_data_of_releases.py`
+opens all archives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FOREVER = {"group_ttl": "none"}
 
 
 async def first_life(client: sandq.Client) -> None:
-    """Acked, leased, waiting, delayed and dead messages, and keys."""
+    """Store acked, leased, waiting, delayed and dead messages, and keys."""
     await client.admin.create_topic("jobs", partitions=2, **FOREVER)
     await client.produce_many("jobs", [{"value": f"job {n}", "key": f"k{n % 7}"} for n in range(100)])
     taken = await client.leases("jobs", "work").take(40, wait="30s", lease="10s")
@@ -47,7 +47,7 @@ async def first_life(client: sandq.Client) -> None:
 
 
 async def second_life(client: sandq.Client) -> None:
-    """What stands in the log alone when the node is killed."""
+    """Make changes that are only in the log when the node is killed."""
     await client.produce_many("jobs", [f"second {n}" for n in range(20)])
     await client.messages("jobs").move(unique_key="invoice-1", deliver_at=LATER_STILL)
     async for message in client.messages("jobs").list(state="delayed", values=True, limit=1):
@@ -78,7 +78,7 @@ async def lived(address: str, life: object) -> None:
 
 
 def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Without what says who made it, and where."""
+    """Remove the owner and the files that depend on the machine."""
     if Path(member.name).name in ("lock", "LOG", "LOG.old"):
         return None
     member.uid = member.gid = 0

@@ -1,4 +1,4 @@
-"""`MemoryStores` that stand still in a write until they are told to go on, as LevelDB does now and then."""
+"""Provide `MemoryStores` that hang in a write until a test lets them continue, as LevelDB does at times."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class StallingStores(MemoryStores):
         self._may_write = threading.Event()
         self._may_write.set()
         self.stands = threading.Event()
-        """Somebody waits in a write."""
+        """Set while a write hangs."""
         self.error: StorageFailed | None = None
-        """Raised by the writes from here on."""
+        """Raised by the writes from now on."""
 
     def stall(self) -> None:
-        """Let whoever writes from here on wait."""
+        """Let all writes from now on hang."""
         self.stands.clear()
         self._may_write.clear()
 

@@ -1,10 +1,9 @@
-"""A clock for event loops on which a machine that stands still takes no time.
+"""Provide a clock for event loops that does not advance while the machine is stopped.
 
-What runs in one process, as a client and the node it talks to, is delayed all at once: real time that passed while none
-of it ran must not be held against any of it. Between two looks at this clock at most `STEP_S` passes, so every timeout
-stands for so many turns of the loop at least. A node's own clock goes by it as well, else leases would end while their
-consumer has no time to extend them.
-"""
+All tasks of one process, such as a client and its node, are delayed together, so the real time of a pause must not end
+their timeouts. Between two reads of this clock at most `STEP_S` passes, so every timeout allows a minimum number of
+iterations of the loop. A node's own clock uses it as well: otherwise leases would end before their consumer could
+extend them."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ STEP_S = 0.005
 
 
 class StoppedTime:
-    """Seconds as of a monotonic clock, and as of a wall clock that goes with it. Any thread may ask."""
+    """Seconds of a monotonic clock, and of a wall clock that moves with it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -48,8 +47,9 @@ class StoppedTime:
 
 
 class StoppedClock(trio.abc.Clock):
-    """For trio. Its loop never sleeps for longer than `STEP_S`: `wait_all_tasks_blocked` with a cushion that is as long
-    would not return."""
+    """A clock for trio. Its loop never sleeps for longer than `STEP_S`.
+
+    So `wait_all_tasks_blocked` with a cushion of that length would not return."""
 
     def __init__(self) -> None:
         self.time = StoppedTime()
@@ -78,7 +78,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def run_by_it(main: Callable[[], Awaitable[Any]], backend: str) -> Any:
-    """`anyio.run` on such a clock."""
+    """Run `anyio.run` with such a clock."""
     options: dict[str, Any] = {"clock": StoppedClock()} if backend == "trio" else {"loop_factory": _Loop}
     return anyio.run(main, backend=backend, backend_options=options)
 
@@ -89,10 +89,9 @@ def _run(stopped: StoppedClock, main: Callable[[], Awaitable[Any]], *, clock: No
 
 @pytest.fixture(autouse=True)
 def loop_clock(request: pytest.FixtureRequest) -> StoppedClock | None:
-    """For a `conftest.py` or a module: all async tests there run by this clock, but those with a clock of their own.
+    """Run all async tests of a `conftest.py` or a module with this clock, except for those with a clock of their own.
 
-    pytest-trio takes a clock only from an argument of the test's own; a fixture that no test names is none.
-    """
+    pytest-trio accepts a clock only from an argument of the test itself, and ignores a fixture that no test names."""
     if {"autojump_clock", "mock_clock"} & set(request.fixturenames):
         return None
     clock = StoppedClock()
@@ -105,14 +104,15 @@ _this_test: StoppedTime | None = None
 
 
 def time_of_this_test() -> StoppedTime:
-    """That by which the event loop of the running test goes, and nodes in its process."""
+    """Return the clock that the event loop of the running test, and nodes in its process, use."""
     assert _this_test is not None, "the fixture node_time is missing"
     return _this_test
 
 
 @pytest.fixture(autouse=True)
 def node_time(loop_clock: StoppedClock | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """For a `conftest.py` beside `loop_clock`: nodes in this process go by the same clock, and so do elections."""
+    """Let nodes in this process, and elections, use the clock of `loop_clock`. For a `conftest.py` that has that
+    fixture."""
     stopped = loop_clock.time if loop_clock is not None else StoppedTime()
     monkeypatch.setattr(f"{__name__}._this_test", stopped)
     monkeypatch.setattr(

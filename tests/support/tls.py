@@ -1,4 +1,4 @@
-"""TLS in memory: a certificate for tests, and a transform of a connection's bytes as `ssl` makes it."""
+"""Provide TLS in memory: a certificate for tests, and a transform of a connection's bytes with `ssl`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READ_BYTES = 65_536
 
 @cache
 def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Of a server with a certificate of its own, and of a client that trusts it."""
+    """Return the context of a server with a self-signed certificate, and of a client that trusts it."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
     day = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
@@ -50,7 +50,7 @@ def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 class TlsTransform:
-    """One end's."""
+    """The transform of one end of a connection."""
 
     records = 0
     is_behind = False
@@ -89,7 +89,7 @@ class TlsTransform:
         try:
             self._tls.unwrap()
         except ssl.SSLError:
-            return  # the other side has not said so, and need not
+            return  # the other side has not closed the connection, and need not
 
     def _greet(self) -> None:
         if not self.is_open:
@@ -100,4 +100,4 @@ class TlsTransform:
         try:
             self._greet()
         except ssl.SSLError:
-            return  # it wants more, or has failed: of which who decodes is told
+            return  # it needs more bytes, or has failed: `decode` reports the failure

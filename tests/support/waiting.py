@@ -1,10 +1,9 @@
-"""Wait until something holds, instead of for a time.
+"""Wait until a condition holds, instead of for a fixed time.
 
-Where the product or the test has an event (a future, a queue, a task that ends, a line on a pipe), await that. These
-helpers are for what can only be looked at: the state of a node in this process, the answer of a node elsewhere, a
-process that ends. `PATIENCE_S` is no promise of the product and nothing may depend on it: it only makes a test that
-would wait for ever fail with a sentence, also on a machine that is stopped for seconds.
-"""
+If the product or the test has an event (a future, a queue, a task that ends, a line on a pipe), await that. These
+helpers are for conditions that can only be polled: the state of a node in this process, the answer of a node in another
+process, the end of a process. `PATIENCE_S` is not a promise of the product, and nothing may depend on it. It only makes
+a test fail with a message instead of waiting for ever, and is long enough for a machine that stops for seconds."""
 
 from __future__ import annotations
 
@@ -24,19 +23,22 @@ from sandq.errors import SandqError
 PATIENCE_S = 240.0
 _LOOK_S = 0.005
 _SELDOM_S = 0.1
-"""Between looks that cost a process far more than the time of this one. The first come sooner."""
+"""Longest pause between two checks that cost much more CPU time than this process spends. The first pauses are shorter.
+"""
 
 T = TypeVar("T")
 
 _NOT_YET = (SandqError, LookupError)
-"""What is not there yet does not hold yet: a node that has just come does not know its topics and nodes."""
+"""Errors that mean that the condition does not hold yet: a new node does not know its topics and nodes."""
 
 
 async def until_holds(check: Callable[[], object]) -> None:
-    """Wait until `check()` is true; AssertionError with its source if it never is, or what it raises in the end where
-    that is a `SandqError` or `LookupError`; any other error at once. Under trio and asyncio."""
+    """Wait until `check()` is true, under trio or asyncio.
+
+    Raises AssertionError with its source if it never is, or its last error if that is a `SandqError` or `LookupError`.
+    Any other error of `check()` is raised at once."""
     with anyio.move_on_after(PATIENCE_S):
-        while not _holds(check):  # noqa: ASYNC110 - whatever is looked at has no event
+        while not _holds(check):  # noqa: ASYNC110 - the condition has no event
             await anyio.sleep(_LOOK_S)
         return
     assert check(), f"never held in {PATIENCE_S:g} s: {_source(check)}"
@@ -48,10 +50,9 @@ async def until_answer(
     *,
     despite: type[Exception] | tuple[type[Exception], ...] = SandqError,
 ) -> T:
-    """Ask until the answer is right, and return it; errors of the kinds `despite` are asked again.
+    """Ask until the answer is right, and return it. Errors of the kinds `despite` cause another attempt.
 
-    AssertionError with the last answer or error if it never is right.
-    """
+    Raises AssertionError with the last answer or error if it never is right."""
     last: object = None
     pauses_s = _pauses_s()
     with anyio.move_on_after(PATIENCE_S):
@@ -78,7 +79,7 @@ async def until_led(client: Client, topic: str = "t", partition: int = 0, *, but
 
 
 def wait_until(check: Callable[[], object]) -> None:
-    """As `until_holds`, for tests without an event loop."""
+    """Wait like `until_holds`, in tests without an event loop."""
     deadline, pauses_s = time.monotonic() + PATIENCE_S, _pauses_s()
     while not _holds(check):
         if time.monotonic() >= deadline:
@@ -88,7 +89,7 @@ def wait_until(check: Callable[[], object]) -> None:
 
 
 def wait_until_gone(pid: int) -> None:
-    """Wait until a process has ended, whoever its parent is and whether or not that has reaped it."""
+    """Wait until a process has ended. It need not be a child of this process, and may be a zombie."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -100,7 +101,7 @@ def wait_until_gone(pid: int) -> None:
 
 
 def _pauses_s() -> Iterator[float]:
-    """Each longer by half than the one before."""
+    """Yield pauses, each longer by half than the one before."""
     pause_s = _LOOK_S
     while True:
         yield pause_s

@@ -1,4 +1,4 @@
-"""A cluster to be backed up, without nodes: partitions on a table, their logs, and what is asked of them."""
+"""Provide a cluster for backups without nodes: partitions in memory, their logs, and the requests of a backup."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.support.partition.restore_bench import rows_of
 
 TERM = 3
 PIECE_ENTRIES = 2
-"""Of an answer: small, so that there are several."""
+"""Number of entries in one reply: small, so that a log needs several replies."""
 
 
 class FakePartition:
-    """A partition whose log begins behind the entry at `first`."""
+    """A partition whose log begins after the entry at `first`."""
 
     def __init__(self, number: int, at: int) -> None:
         self.bench = bench = Bench()
@@ -29,7 +29,7 @@ class FakePartition:
         self.log: dict[int, tuple[int, bytes]] = {0: (0, b"")}
         self.pins: list[int] = []
         self.used = 0.5
-        """Of what it keeps for readers."""
+        """Used share of the log that is kept for readers."""
         self.is_away = False
         apply = self.bench.apply
 
@@ -42,20 +42,20 @@ class FakePartition:
         self.bench.apply(at, c.Touch(()))
 
     def put(self, value: str, at: int) -> None:
-        """A message that is due an hour later."""
+        """Append a message that is due an hour later."""
         self.bench.append(value, at=at, due=[at + 3_600_000])
 
     def cut(self) -> None:
-        """Keep nothing of the log."""
+        """Remove all entries of the log."""
         self.first = self.bench.index
 
 
 class FakeCluster:
-    """It stands for the client, and for `BackupTransfer` as well."""
+    """Stands for the client, and for `BackupTransfer` as well."""
 
     def __init__(self) -> None:
         self.at = 0
-        """Its time, in ms after T."""
+        """Time of the cluster, in ms after T."""
         self.topics: dict[str, dict[str, Any]] = {}
         self.partitions: dict[tuple[str, int], FakePartition] = {}
         self.uuid = "u"

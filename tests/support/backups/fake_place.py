@@ -1,4 +1,4 @@
-"""A place in memory, at which a process may be killed at any call."""
+"""Provide a backup store in memory that can simulate the end of the process at any call."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sandq.model.errors import StorageFailed
 
 
 class Killed(StorageFailed):
-    """The process is no more."""
+    """The process was killed."""
 
 
 class BrokenPipe(Exception):
-    """An error of a store's own, as those that fsspec reaches have."""
+    """An error of the store itself, like the errors of stores that fsspec reaches."""
 
 
 class _Stream(io.BytesIO):
@@ -33,7 +33,7 @@ class _Stream(io.BytesIO):
 
 
 class FakePlace:
-    """Files are there once they were written as a whole."""
+    """A store in which a file exists only after it was written completely."""
 
     shown = "place"
 
@@ -41,9 +41,9 @@ class FakePlace:
         self.data: dict[str, bytes] = {}
         self.calls = 0
         self.refuses: Callable[[str], Exception | None] = lambda name: None
-        """What is raised when a file is written to, behind its first bytes."""
+        """Returns the error to raise when a file is written to, after its first bytes; None to accept the write."""
         self.dies_at: int | None = None
-        """The call, counted from 0 on, in which the process is killed; from then on it does nothing."""
+        """Number of the call, counted from 0, in which the process is killed; all later calls fail, too."""
 
     def call(self) -> None:
         if self.dies_at is not None and self.calls >= self.dies_at:

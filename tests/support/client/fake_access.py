@@ -1,4 +1,4 @@
-"""Identities, roles, the audit log and the overview of the scripted server."""
+"""Implement identities, roles, the audit log and the overview for the fake server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sandq.protocol.requests_access import IdentityPut, RolePut
 
 
 class FakeAccess:
-    """It keeps what it is told, and refuses nobody."""
+    """Stores identities and roles, and rejects no request."""
 
     def __init__(self) -> None:
         super().__init__()

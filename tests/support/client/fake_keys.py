@@ -1,5 +1,7 @@
-"""What the fake server does with compacted topics: the log of a partition is a list of writes, and a key has its last
-one. Nothing is compacted unless a test takes writes out (`compact`)."""
+"""Implement compacted topics for the fake server.
+
+The log of a partition is a list of writes, and the last write of a key is its value. Nothing is compacted unless a test
+calls `compact`."""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ class Write(NamedTuple):
 
 
 class FakeKeys:
-    """Part of `FakeServer`."""
+    """The part of `FakeServer` that implements compacted topics."""
 
     now_ms: int
     index: int
@@ -95,7 +97,7 @@ class FakeKeys:
         return {key: write for key, write in found.items() if write.value is not None}
 
     def compact(self, topic: str, partition: int) -> None:
-        """Keep the last write of each key, no deletions."""
+        """Keep only the last write of each key, and no deletions."""
         kept = set(self.latest(topic, partition).values())
         log = self.writes[topic, partition]
         gone = [write.version for write in log if write not in kept]
@@ -135,7 +137,7 @@ class FakeKeys:
         return offsets.pack(self.now_ms, self.index, offsets.PLACE_MAX, request.partition)
 
     def answer_watch(self, connection: Any, number: int, request: KvWatch, *, is_late: bool = False) -> bool:
-        """Whether there was something to say."""
+        """Send the reply to a watch if there are changes or its time is over. Return whether a reply was sent."""
         where, through = (request.topic, request.partition), self.end(request)
         mark = self.removed.get(where, bytes(16))
         after = through if request.after is None else request.after
@@ -159,7 +161,7 @@ class FakeKeys:
         return True
 
     def tell_watchers(self, *, is_late: bool = False) -> None:
-        """Answer those for whom there is something; `is_late`: their time is over."""
+        """Answer the watches that have changes. `is_late`: answer all of them, because their time is over."""
         waiting, self.kv_watches = self.kv_watches, []
         for connection, number, request in waiting:
             if connection.open and not self.answer_watch(connection, number, request, is_late=is_late):

@@ -1,4 +1,4 @@
-"""What the fake server does with stored messages: a list of rows for each partition, and one state for each row."""
+"""Implement stored messages for the fake server: a list of rows for each partition, and one state for each row."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ HOUR_MS = 3_600_000
 
 
 DIED_OF = "no"
-"""The error of all that is dead."""
+"""Error of each dead message."""
 
 
 @dataclass
 class Stored:
-    """A message."""
+    """A stored message."""
 
     value: bytes
     key: bytes | None
@@ -116,7 +116,7 @@ class Stored:
 
 @dataclass
 class Job:
-    """A job of one partition: what it has yet to do."""
+    """A job of one partition, with the messages that it has not handled yet."""
 
     record: JobRecord
     left: list[Stored]
@@ -124,7 +124,9 @@ class Job:
 
 
 class FakeMessages:
-    """The part of the server that knows messages; `do_x` answers a request of type X with the reply's fields."""
+    """The part of `FakeServer` that implements messages.
+
+    `do_x` answers a request of type X and returns the fields of the reply."""
 
     now_ms: int
     index: int
@@ -137,8 +139,8 @@ class FakeMessages:
         self.produced: list[Produce] = []
         self.cancelled: dict[tuple[Any, ...], bytes] = {}  # ids by target
         self.jobs: dict[tuple[int, bytes], Job] = {}
-        self.job_step = 1_000_000  # messages that a job gets done between two looks at it
-        self.updates_at_once = 1_000_000  # of one request; the rest is not done yet
+        self.job_step = 1_000_000  # messages that a job handles between two requests for its status
+        self.updates_at_once = 1_000_000  # messages that one request updates; the others get NOT_YET
         self.page_rows = 1_000_000
         self.groups: dict[str, dict[str, Any]] = {"g": {}}
         self.closed_ms = NOW_MS + 1
@@ -405,7 +407,7 @@ class FakeMessages:
         return self.each_dead(DeadPurge.parse(frame), "purged")
 
     def each_dead(self, request: DeadRedrive | DeadPurge, verdict: str) -> Any:
-        """Outcomes; of what is beyond `page_rows`, that it was not looked at."""
+        """Apply the verdict to each dead message. Messages beyond `page_rows` get the outcome `not_yet`."""
         self.group(request.group)
         rows = {row.id: row for row in self.rows(request.topic, request.partition)}
         told: list[list[Any]] = []

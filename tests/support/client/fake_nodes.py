@@ -1,4 +1,4 @@
-"""What the fake server says of the cluster and its nodes."""
+"""Implement the requests about the cluster and its nodes for the fake server."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from sandq.protocol.requests_admin import ClockReset, ClusterClock, NodeChange, 
 
 
 def registered(*nodes: str) -> dict[str, dict[str, Any]]:
-    """Nodes that hold two replicas each."""
+    """Return rows of nodes that hold two replicas each."""
     row = {"up": True, "standing": "in", "failed_since_ms": None, "zone": "a", "weight": 1}
     row |= {"version": "0.3.0", "feature_levels": list(KNOWN)}
     return {node: {**row, "replicas": 2, "voter": True} for node in nodes}
 
 
 class FakeNodes:
-    """Part of `FakeServer`."""
+    """The part of `FakeServer` that implements nodes."""
 
     node_id: str
     cluster_uuid: str
@@ -37,7 +37,7 @@ class FakeNodes:
         return (found,)
 
     def _go_on(self, node: str, row: dict[str, Any]) -> None:
-        """One that leaves has a replica less at each look, then no vote, then it is gone."""
+        """Continue a removal: each request takes a replica from the node, then its vote, then its registration."""
         if row["standing"] != "in" and row["replicas"]:
             row["replicas"] -= 1
         elif row["standing"] != "in" and row["voter"]:

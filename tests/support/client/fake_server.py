@@ -1,9 +1,8 @@
-"""A server that speaks the protocol over a real loopback socket and does what a test tells it to.
+"""Provide a server that speaks the protocol over a real loopback socket and is controlled by a test.
 
-By default it answers everything as a broker of one node would, keeps what is produced, and pushes only what a test
-pushes (`deliver`); with `auto` it pushes stored messages to whoever has credit. `script[Type.X]` holds what is done
-with the next requests of a type instead: an error to answer, CUT, SILENCE, or a function of (connection, frame).
-"""
+By default it answers all requests like a cluster of one broker, stores produced messages, and pushes only what a test
+pushes (`deliver`). With `auto` it pushes stored messages to each subscription that has credit. `script[Type.X]` holds
+reactions to the next requests of a type: an error to answer, CUT, SILENCE, or a function of (connection, frame)."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ GROUP_NUMBER = 7
 
 @dataclass
 class Subscribed:
-    """A SUBSCRIBE as it stands."""
+    """An active subscription."""
 
     connection: FakeConnection
     request: Subscribe
@@ -47,7 +46,7 @@ class Subscribed:
 
 
 class FakeConnection:
-    """One client's connection."""
+    """The connection of one client."""
 
     def __init__(self, server: FakeServer, stream: anyio.abc.SocketStream) -> None:
         self.server = server
@@ -64,7 +63,7 @@ class FakeConnection:
         self._wake.set()
 
     def cut(self) -> None:
-        """Close it rudely."""
+        """Close the connection without a goodbye."""
         self.open = False
         self._scope.cancel()
 
@@ -107,7 +106,7 @@ class FakeConnection:
 
 
 class FakeServer(FakeAccess, FakeKeys, FakeMessages, FakeNodes):
-    """See the module's docstring."""
+    """A fake server; see the docstring of the module."""
 
     def __init__(self, node_id: str = "n1", *, cluster_uuid: str = "c1", auto: bool = False) -> None:
         super().__init__()
@@ -135,7 +134,7 @@ class FakeServer(FakeAccess, FakeKeys, FakeMessages, FakeNodes):
         self._started_at: float | None = None
 
     def clock_ms(self) -> int:
-        """The node's clock: it goes on with the loop's, while offsets are all of one instant."""
+        """Return the node's time, in ms. It advances with the event loop's clock, while all offsets have one time."""
         self._started_at = anyio.current_time() if self._started_at is None else self._started_at
         return self.now_ms + int((anyio.current_time() - self._started_at) * 1000)
 
@@ -165,7 +164,7 @@ class FakeServer(FakeAccess, FakeKeys, FakeMessages, FakeNodes):
     # Running.
 
     async def start(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Listen on a free port of the loopback interface (or again on the one it had)."""
+        """Listen on a free port of the loopback interface. A restart uses the same port again."""
         self._scope, self._stopped = anyio.CancelScope(), anyio.Event()
         listener = None
         while listener is None:
@@ -194,7 +193,7 @@ class FakeServer(FakeAccess, FakeKeys, FakeMessages, FakeNodes):
             connection.cut()
 
     async def stop(self) -> None:
-        """Stop listening, cut everybody."""
+        """Stop listening and close all connections."""
         self._scope.cancel()
         await self._stopped.wait()
 
@@ -219,7 +218,7 @@ class FakeServer(FakeAccess, FakeKeys, FakeMessages, FakeNodes):
                 connection.send(encode_error(request_id, error))
 
     def answer(self, connection: FakeConnection, frame: Frame) -> None:
-        """What a broker would do."""
+        """Answer a request like a broker."""
         handler: Callable[[FakeConnection, Frame], Any] = getattr(self, f"do_{Type(frame[0]).name.lower()}")
         fields = handler(connection, frame)
         if fields is not None:
@@ -329,7 +328,7 @@ class FakeServer(FakeAccess, FakeKeys, FakeMessages, FakeNodes):
     # Pushing.
 
     def subscription(self) -> Subscribed:
-        """The one that is there."""
+        """Return the only subscription."""
         (found,) = [one for connection in self.connections for one in connection.subscriptions.values()]
         return found
 
@@ -351,7 +350,7 @@ class FakeServer(FakeAccess, FakeKeys, FakeMessages, FakeNodes):
         columns: dict[int, Any] | None = None,
         begin_first: bool = False,
     ) -> bytes:
-        """Push messages; the base offset that they got."""
+        """Push messages and return the base offset that they got."""
         if base is None:
             self.index += 1
             base = offsets.pack(self.now_ms, self.index, 0, partition)
@@ -369,7 +368,7 @@ class FakeServer(FakeAccess, FakeKeys, FakeMessages, FakeNodes):
         return base
 
     def push_ready(self) -> None:
-        """Auto mode: everything that is ready, to who has credit, a lease of one message each."""
+        """Push all ready messages to the subscriptions that have credit, in leases of one message each."""
         for connection in self.connections:
             for subscribed in connection.subscriptions.values():
                 for (topic, partition), rows in self.stored.items():
@@ -387,7 +386,7 @@ class FakeServer(FakeAccess, FakeKeys, FakeMessages, FakeNodes):
 
     @staticmethod
     def named(what: Any) -> set[bytes] | None:
-        """The offsets that an ACK's `what` names; None is all."""
+        """Return the offsets that the item of an ACK names; None means all."""
         if what is None:
             return None
         found = set()

@@ -1,4 +1,4 @@
-"""What tests of the client use beside the fixtures."""
+"""Provide functions for tests of the client, in addition to the fixtures."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tests.support.client.fake_server import FakeServer
 from tests.support.waiting import until_holds
 
 QUICK = {"back_off_first_s": 0.005, "back_off_max_s": 0.05, "timeout_s": 5.0, "close_timeout_s": 2.0}
-"""Options of a client whose pauses a test can wait for."""
+"""Options of a client with pauses that are short enough for a test."""
 
 
 async def take(subscription: Subscription, count: int) -> list[Message]:
-    """The next messages."""
+    """Return the next messages."""
     return [await subscription.__anext__() for _ in range(count)]
 
 
 async def take_batches(subscription: Subscription, count: int) -> list[MessageBatch]:
-    """The next batches."""
+    """Return the next batches."""
     found: list[MessageBatch] = []
     async for batch in subscription.batches():
         found.append(batch)
@@ -39,7 +39,7 @@ async def take_batches(subscription: Subscription, count: int) -> list[MessageBa
 
 @asynccontextmanager
 async def running(client: Client, handler: Any, **options: Any) -> AsyncIterator[anyio.abc.TaskGroup]:
-    """`client.run` beside a block; cancelled at its end."""
+    """Run `client.run` in the background of a block; cancel it at the end."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(partial(client.run, "t", "g", handler, **options))
         await anyio.lowlevel.checkpoint()
@@ -55,7 +55,7 @@ async def subscribed(server: FakeServer) -> Any:
 
 @asynccontextmanager
 async def two_nodes(**options: Any) -> AsyncIterator[tuple[FakeServer, FakeServer, Client]]:
-    """Each leads a partition of topic "t"."""
+    """Start two servers; each of them leads one partition of topic "t"."""
     async with anyio.create_task_group() as tasks:
         one, two = FakeServer("n1"), FakeServer("n2")
         for server in (one, two):

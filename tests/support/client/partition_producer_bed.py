@@ -1,5 +1,7 @@
-"""A producer's lane and a partition with nothing between them but what a test does to it: what is read when, what is
-answered, what is lost. No sockets, no clock but the test's."""
+"""Connect a partition producer with a partition, under the full control of a test.
+
+The test decides when requests are read, what the replies are, and what is lost. There are no sockets and no clock but
+the clock of the test."""
 
 from __future__ import annotations
 
@@ -26,19 +28,20 @@ OPTIONS = Options(delivery_timeout_s=DELIVERY_TIMEOUT_S, back_off_first_s=0.05, 
 
 STORE = "store"
 LOSE_LEADER = "lose leader"
-"""It is stored, and the leader goes before it can say so."""
+"""The batch is stored, and the leader fails before it can reply."""
 LOSE_ENTRY = "lose entry"
-"""The leader goes, and the entry with it."""
+"""The leader fails, and the entry is lost."""
 Fate = str | SandqError
-"""What becomes of a request: one of these, or an error that says that nothing was done."""
+"""Result of a request: one of these, or an error that means that nothing was done."""
 
 
 class Wire:
-    """A connection: requests on their way to the broker, answers on their way back. To a lane it is what
-    `client.Connection` is."""
+    """A connection: requests that are on their way to the broker, and replies that are on their way back.
+
+    It replaces `client.Connection` for a partition producer."""
 
     def __init__(self, node: str) -> None:
-        """To a node of this id."""
+        """Connect to the node with this id."""
         self.hello = HelloReply("", node, "", {}, 0)
         self.address = node
         self.requests: deque[tuple[int, Produce]] = deque()
@@ -57,14 +60,14 @@ class Wire:
         self._waiting.pop(request_id, None)
 
     def hand_over(self) -> None:
-        """The next answer reaches the client."""
+        """Pass the next reply to the client."""
         request_id, answer = self.answers.popleft()
         on_reply = self._waiting.pop(request_id, None)
         if on_reply is not None:
             on_reply(answer)
 
     def cut(self) -> None:
-        """The client loses the connection; what it sent may still be read."""
+        """Lose the connection at the client. The broker may still read the requests that were sent."""
         waiting, self._waiting = self._waiting, {}
         self.answers.clear()
         for on_reply in waiting.values():
@@ -72,7 +75,7 @@ class Wire:
 
 
 class OneNode:
-    """To a lane it is what `client.Cluster` is."""
+    """Replaces `client.Cluster` for a partition producer."""
 
     def __init__(self) -> None:
         self.wire: Wire | None = Wire("node1")
@@ -98,7 +101,7 @@ class OneNode:
         return self.wire if self.wire is not None and self.wire.hello.node_id != node_id else None
 
     def elect(self) -> None:
-        """Another node leads, and can be reached."""
+        """Make another node the leader, which can be reached."""
         self._nodes += 1
         self.wire = Wire(f"node{self._nodes}")
 
@@ -110,11 +113,11 @@ class LaneBed:
         self.now = 100.0
         self.node = OneNode()
         self.old: list[Wire] = []
-        """Connections that were lost, with what was not read yet."""
+        """Lost connections, with the requests that the broker has not read yet."""
         self.sent: list[Batch] = []
         self.done: list[Batch] = []
         self.numbers: list[tuple[int, int, bool]] = []
-        """Epoch, number, and whether it was sent before, of what the partition got to see."""
+        """Epoch, number, and whether it is a repetition, of each request that the partition received."""
         self._others = 0
         self._restarts, self._note = restarts, note
         arguments: Any = (self.node, OPTIONS, "t", 0, 77, self._on_done, lambda: None, lambda: self.now)
@@ -128,7 +131,7 @@ class LaneBed:
     # -- the producer ---------------------------------------------------------------------------------------------
 
     def send(self) -> Batch:
-        """A batch of two messages."""
+        """Send a batch of two messages."""
         place = len(self.sent)
         batch = Batch(0, 0, self.now)
         batch.values = [b"%d.a" % place, b"%d.b" % place]
@@ -140,7 +143,7 @@ class LaneBed:
         return batch
 
     def look(self, seconds: float = 0.0) -> None:
-        """Time passes; the producer looks at its lane, as it does whenever something happens."""
+        """Let time pass, and let the producer check its batches, as it does after every event."""
         self.now += seconds
         self.partition_producer.expire(self.now)
         self.partition_producer.pump(self.now)
@@ -157,7 +160,7 @@ class LaneBed:
         return [*self.old, *([self.node.wire] if self.node.wire else [])]
 
     def cut(self, *, connect: bool = True) -> None:
-        """The connection is lost; `connect`: there is another one at once."""
+        """Lose the connection. `connect`: there is a new connection at once."""
         wire = self.wire
         self.node.wire = None
         wire.cut()
@@ -166,13 +169,14 @@ class LaneBed:
             self.connect()
 
     def connect(self) -> None:
-        """There is a new connection, and every pause is over."""
+        """Open a new connection and wait for the end of the pause."""
         self.node.wire = Wire("node1")
         self.look(0.05)
 
     def stand_still(self) -> None:
-        """The node says nothing any more, and another one leads; what was sent may still be read, its answers are not
-        heard."""
+        """Stop the replies of the node, and elect another leader.
+
+        The broker may still read the requests that were sent, but the client does not receive the replies."""
         self.old.append(self.wire)
         self.node.elect()
         self.look(OPTIONS.standstill_s)
@@ -180,14 +184,14 @@ class LaneBed:
         self.look(OPTIONS.back_off_max_s)
 
     def read(self, *fates: Fate, wire: Wire | None = None) -> None:
-        """The broker reads requests of a connection, one for each fate."""
+        """Let the broker read requests of a connection, one for each fate."""
         wire = wire or self.wire
         for fate in fates:
             request_id, produce = wire.requests.popleft()
             wire.answers.append((request_id, self._answer(request_id, produce, fate)))
 
     def answer(self, count: int = 1) -> None:
-        """The next answers reach the client."""
+        """Pass the next replies to the client."""
         for _ in range(count):
             self.wire.hand_over()
         self.look()
@@ -208,7 +212,7 @@ class LaneBed:
         return result if isinstance(result, SandqError) else [Type.REPLY, request_id, list(result), None]
 
     def others(self, count: int) -> None:
-        """Other producers write. What lay in old connections meanwhile is never read."""
+        """Append batches of other producers. The requests in old connections are lost."""
         for wire in self.old:
             wire.requests.clear()
         for _ in range(count):
@@ -216,7 +220,7 @@ class LaneBed:
             self.bench.apply(0, c.Append(batch_of(["other"]), 1000 + self._others, 1, 1))
 
     def heal(self) -> None:
-        """All is read and answered, what lies in old connections first, until the lane has nothing left."""
+        """Read and answer all requests, those in old connections first, until the producer has nothing left to do."""
         for wire in self.old:
             self.read(*[STORE] * len(wire.requests), wire=wire)
         if self.node.wire is None:
@@ -233,7 +237,7 @@ class LaneBed:
     # -- what came of it ------------------------------------------------------------------------------------------
 
     def stored(self) -> dict[int, bytes]:
-        """Which batches are in the log (counted as they were sent), in its order, and where. Each of them once."""
+        """Return the offset of each stored batch, by its number, in log order. Fails if one is stored twice."""
         found: dict[int, bytes] = {}
         for key, value in self.bench.rows(rows.LOG):
             entry = rows.log_entry(key, value)
@@ -245,7 +249,7 @@ class LaneBed:
         return found
 
     def check(self) -> None:
-        """The order is that of the sending, and every receipt is true."""
+        """Check that batches are stored in the order in which they were sent, and that every receipt is true."""
         stored = self.stored()
         assert list(stored) == sorted(stored), "out of order"
         assert len(self.done) == len(self.sent)

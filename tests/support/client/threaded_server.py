@@ -1,4 +1,4 @@
-"""The fake server for tests that are not async: sandctl's."""
+"""Provide the fake server for tests that are not async, as those of sandctl."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.waiting import PATIENCE_S
 
 
 class ThreadedServer:
-    """A FakeServer with an event loop in a thread of its own, for what is not async."""
+    """A `FakeServer` with an event loop in a thread of its own."""
 
     def __init__(self, server: FakeServer) -> None:
         self.server = server
@@ -37,7 +37,7 @@ class ThreadedServer:
         return self.server
 
     def soon(self, function: Callable[[], object]) -> None:
-        """Have the server's loop do something."""
+        """Run a function in the event loop of the server."""
         self._portal.call(function)
 
     def __exit__(self, *details: object) -> None:

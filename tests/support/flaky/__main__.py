@@ -1,9 +1,8 @@
-"""`python -m tests.support.flaky`: run all suites again and again on a machine that is loaded on purpose.
+"""`python -m tests.support.flaky`: run all suites repeatedly on a machine under load.
 
-Several runs beside each other, each in an order of its own, are each other's load; there are processes that only
-compute, syncs that take up to 50 ms longer, and now and then a whole run, with all that it started, is stopped for up
-to three seconds. Each test that was not always green is named, with where its output is. Exit code 1 if there is one.
-"""
+Several runs are active at the same time, each with a random order of its tests. Some processes only compute, syncs take
+up to 50 ms longer, and at times a whole run, with all its processes, is stopped for up to three seconds. The command
+lists each test that failed at least once, with the path of its output. The exit code is 1 if there is such a test."""
 
 from __future__ import annotations
 
@@ -27,13 +26,13 @@ from tests.support.runner.costs import ORDER
 
 BUILD = ROOT / "build" / "flaky"
 HOG = ("nice", "-n", "15")
-"""Behind the runs, which are each other's load: what they leave of the machine, and a part of what they do not."""
+"""Prefix that gives the computing processes a lower priority than the runs."""
 _BAD = re.compile(r"^(?:FAILED|ERROR) (tests/[^\s\[]+(?:\[.*?\](?= - |$))?)", re.M)
-"""In pytest's summary; parameters in a test's name may hold spaces."""
+"""Failed tests in pytest's summary. The parameters in the name of a test may contain spaces."""
 
 
 def slow_sync() -> dict[str, str]:
-    """Compile what makes syncs slow; nothing, with a word, where there is no compiler."""
+    """Compile the library that slows syncs down. Print a note and return nothing if there is no compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         print("there is no cc: the disk is not slowed", file=sys.stderr)
@@ -45,7 +44,7 @@ def slow_sync() -> dict[str, str]:
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """A process and all below it, as they are now, each with its state; parents come before their children."""
+    """Return a process and its descendants with their states; parents come before their children."""
     children, states = defaultdict(list), {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -65,9 +64,11 @@ def tell(pids: Iterable[int], what: signal.Signals) -> None:
 
 
 def stand_still(pid: int, seconds: float) -> None:
-    """A process and all below it stop, as on a machine that its host has stopped. Whom a test has stopped stays so."""
+    """Stop a process and its descendants for a time, as when the host of a virtual machine stops it.
+
+    A process that a test has stopped stays stopped."""
     stopped: list[int] = []
-    for _ in range(2):  # what was started meanwhile
+    for _ in range(2):  # the second time for processes that were started meanwhile
         running = [process for process, state in descendants(pid).items() if state != "T" and process not in stopped]
         tell(running, signal.SIGSTOP)
         stopped += running
@@ -76,7 +77,7 @@ def stand_still(pid: int, seconds: float) -> None:
 
 
 def failed_in(log: str) -> set[str]:
-    """The names of the tests that did not pass, by pytest's summary."""
+    """Return the names of the tests that did not pass, from pytest's summary."""
     return set(_BAD.findall(log))
 
 
@@ -101,13 +102,13 @@ class Run:
         self.stops += 1
 
     def end(self) -> None:
-        """With all that it started: none of that would end by itself."""
+        """Kill the run with all its processes: they would not end by themselves."""
         if self.process.poll() is None:
             tell(descendants(self.process.pid), signal.SIGKILL)
             self.process.wait()
 
     def bad(self) -> set[str]:
-        """What failed in it, once it has ended."""
+        """Return the names of the tests that failed in this run, once it has ended."""
         bad = failed_in(self.log.read_text(errors="replace"))
         if self.process.returncode and not bad:
             bad.add(f"(the run itself ended with {self.process.returncode})")
@@ -128,7 +129,8 @@ def main() -> int:
     parser.add_argument("--hogs", type=int, default=1, help="processes that only compute (default 1)")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options, arguments = parser.parse_known_args()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what was started ends with it
+    # end the processes that were started, too
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     shutil.rmtree(BUILD, ignore_errors=True)
     BUILD.mkdir(parents=True)
     environ = slow_sync()

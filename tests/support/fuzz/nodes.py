@@ -1,7 +1,7 @@
-"""One node, or three, that get requests of every kind, damaged ones among them, and are killed meanwhile.
+"""Send requests of every kind, valid and damaged, to one node or three nodes, and kill nodes meanwhile.
 
-None may end by itself, all must come back after a kill, and the replicas of each partition must be the same afterwards.
-"""
+No node may end by itself, each must start again after a kill, and the replicas of each partition must be equal
+afterwards."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.support.processes.node import NodeProcess
 from tests.support.waiting import PATIENCE_S
 
 ROUND: Final = 8
-"""Requests that are sent before their replies are awaited."""
+"""Number of requests that are sent before their replies are awaited."""
 ROUNDS_OF_CONNECTION: Final = 60
 REMEMBERED: Final = 200
-"""Requests of a connection that a failure shows."""
+"""Number of requests per connection that a failure shows."""
 ALIVE: Final = "alive"
-"""A topic that no request names: every node that came back takes a message for it."""
+"""Topic that no request names: every restarted node must accept a message for it."""
 KEEPS_ALL: Final = {"delete_on_ack": False}
 GRANTS: Final = (
     ("admin",),
@@ -42,11 +42,11 @@ GRANTS: Final = (
     ("cluster", "manage:r*", "produce:r*", "consume:r*"),
     ("produce:t", "read:fair"),
 )
-"""Rights of tokens that are used; None of them is `boss`, whose token keeps the others there."""
+"""Grants of the tokens that are used. None of them is `boss`, whose token restores the others."""
 
 
 class Fuzz:
-    """What is done to some nodes, and what was found."""
+    """Sends requests to nodes, kills nodes, and collects the faults."""
 
     def __init__(self, nodes: Sequence[NodeProcess], seed: int, *, replicas: int, tokens: bool) -> None:
         self._nodes = nodes
@@ -55,13 +55,13 @@ class Fuzz:
         self._tokens: list[str] | None = [] if tokens else None
         self._boss: str | None = None
         self._stopped: set[int] = set()
-        """Positions of nodes that are being killed, and started again."""
+        """Positions of the nodes that are being killed and restarted."""
         self._sent: list[deque[tuple[int, list[Any]]]] = []
         self.requests = self.kills = 0
         self.codes: Counter[str] = Counter()
-        """Codes of errors; `REPLY` of replies."""
+        """Number of replies by error code; `REPLY` for successes."""
         self.internal: list[str] = []
-        """Requests that were answered with INTERNAL, and the answer."""
+        """Requests that were answered with INTERNAL, and the answers."""
 
     # -- connections ----------------------------------------------------------------------------------------------
 
@@ -78,14 +78,14 @@ class Fuzz:
         return raw
 
     async def prepare(self) -> None:
-        """Make topics and, where callers are held to something, tokens."""
+        """Create the topics and, if callers are authorized, the tokens."""
         if self._tokens is not None:
             self._boss = await trio.to_thread.run_sync(self._first_token)
         await self._ask_until(Type.TOPIC_CREATE, ALIVE, "timer", 1, self._replicas, KEEPS_ALL)
         await self.make_topics()
 
     async def make_topics(self) -> None:
-        """Make those topics and tokens that are not there (any more)."""
+        """Create the topics and tokens that do not exist, or no longer exist."""
         for name in ("ordered", *TOPICS):
             await self._ask_until(Type.TOPIC_CREATE, name, TOPICS[name], 1, self._replicas, SETTINGS.get(name, {}))
         if self._tokens is None:
@@ -108,7 +108,7 @@ class Fuzz:
             time.sleep(0.05)
 
     async def _ask_until(self, kind: int, *fields: Any) -> list[Any]:
-        """Ask one node after the other until one does it, or says that it was done or cannot be done."""
+        """Send a request to one node after the other until one executes it or gives a permanent error."""
         last: object = None
         with trio.move_on_after(PATIENCE_S):
             for node in itertools.cycle(self._nodes):
@@ -126,8 +126,9 @@ class Fuzz:
     # -- what is done ---------------------------------------------------------------------------------------------
 
     async def run(self, minutes: float | None, rounds: int | None, *, connections: int = 4, kill_s: float = 15) -> None:
-        """Send requests for so long, or so many rounds a connection; a node is killed every `kill_s` seconds, or (with
-        rounds) once in the middle."""
+        """Send requests for `minutes`, or for `rounds` rounds per connection.
+
+        A node is killed every `kill_s` seconds, or (with rounds) once in the middle."""
         until_s = None if minutes is None else trio.current_time() + 60 * minutes
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
@@ -159,7 +160,7 @@ class Fuzz:
                     if rounds is not None and done >= rounds:
                         break
             except (EOFError, trio.BrokenResourceError, trio.ClosedResourceError):
-                done += 1  # the frame was such that the connection ended, or the node was killed
+                done += 1  # the node closed the connection because of the frame, or was killed
             finally:
                 await trio.aclose_forcefully(raw.stream)
             if rng.random() < 0.3:
@@ -211,7 +212,7 @@ class Fuzz:
                 await self.kill(rng.randrange(len(self._nodes)))
 
     async def kill(self, number: int) -> None:
-        """SIGKILL to a node; it must come back, and take a message."""
+        """Kill a node with SIGKILL; it must start again and accept a message."""
         node = self._nodes[number]
         self._stopped.add(number)
         self._check(number, node)
@@ -222,13 +223,13 @@ class Fuzz:
         await self.check_alive()
 
     async def check_alive(self) -> None:
-        """A message is taken."""
+        """Check that a message is accepted."""
         batch = encode({Column.VALUE: [b"alive"]})
         answer = await self._ask_until(Type.PRODUCE, ALIVE, 0, 0, 0, 0, 0, batch)
         assert answer[0] == Type.REPLY, answer
 
     async def _watch(self) -> None:
-        """Notice a node that ends by itself."""
+        """Fail if a node ends by itself."""
         while True:
             for number, node in enumerate(self._nodes):
                 if number not in self._stopped:
@@ -249,7 +250,7 @@ class Fuzz:
         )
 
     def faults(self) -> list[str]:
-        """What nodes have logged as an error, each kind of it once; and requests answered with INTERNAL."""
+        """Return the errors in the logs of the nodes, one of each kind, and the requests answered with INTERNAL."""
         found: dict[str, str] = {}
         for node in self._nodes:
             for line in node.output().splitlines():
@@ -260,7 +261,7 @@ class Fuzz:
 
 
 def _is_passing(answer: list[Any]) -> bool:
-    """Whether an error may be over in a moment."""
+    """Return whether an error may be temporary."""
     return bool(answer[4]) or answer[2] in (
         "UNAUTHENTICATED",
         "NOT_LEADER",
@@ -271,7 +272,7 @@ def _is_passing(answer: list[Any]) -> bool:
 
 
 def _event(line: str) -> str | None:
-    """What a line of a log tells of a fault; None: nothing."""
+    """Return the event of a log line that reports a fault; None if it reports none."""
     try:
         said = json.loads(line)
     except ValueError:
@@ -280,13 +281,13 @@ def _event(line: str) -> str | None:
 
 
 def one_node(directory: Path, host: str, *, tokens: bool) -> list[NodeProcess]:
-    """A node alone."""
+    """Return one node that is a cluster of its own."""
     (directory / "node1").mkdir(parents=True)
     return [NodeProcess(directory / "node1", host=host, **_environ(tokens))]
 
 
 def three_nodes(directory: Path, host: str, *, tokens: bool) -> ClusterProcess:
-    """A cluster; its nodes listen at one address, or three that follow one another."""
+    """Return a cluster of three nodes. They listen at one address, or at three consecutive ones."""
     first, _, last = host.rpartition(".")
     names = ("node1", "node2", "node3")
     hosts = {name: host if host == "127.0.0.1" else f"{first}.{int(last) + at}" for at, name in enumerate(names)}

@@ -1,10 +1,9 @@
-"""Requests of every type, by seed: valid ones that follow from the replies to those before, and damaged ones.
+"""Generate requests of every type by seed: valid ones that follow from earlier replies, and damaged ones.
 
-A request begins as a valid one: of a template where its fields depend on one another, or of the example in
-docs/protocol.md. Then nothing is changed, or up to three places of it, at any depth: integers at boundaries, other
-types, items that are missing or too many, batches with damaged columns and the right checksum. Replies bring ids of
-messages, tokens of leases and numbers of groups, so that later requests are about something that is there.
-"""
+A request begins as a valid one: from a template if its fields depend on each other, or from the example in
+docs/protocol.md. Then up to three of its values are changed, at any depth: integers at boundaries, other types, missing
+or extra items, batches with damaged columns and a correct checksum. The ids of messages, lease tokens and group numbers
+of replies are used in later requests, so that these are about existing things."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from tests.support.partition.restore_bench import rows_of
 from tests.support.protocol_document import EXAMPLES, decode
 
 TOPICS: Final = {"t": "timer", "ordered": "timer", "keys": "compacted", "prio": "priority", "fair": "fair"}
-"""Topics that are there, unless a request deleted them, and their kinds."""
+"""Topics that exist, unless a request deleted them, and their kinds."""
 SETTINGS: Final[dict[str, dict[str, Any]]] = {
     "t": {"max_attempts": 2, "dead_letter_topic": "ordered"},
     "ordered": {"ordering": "key", "ttl": "1h"},
@@ -35,14 +34,14 @@ GROUPS: Final = ("g", "h")
 KNOWN_MOST: Final = 64
 U48: Final = 2**48 - 1
 KEPT_RESTORES: Final = 6
-"""Restored topics of one stream that are there at the same time."""
+"""Number of restored topics of one stream that exist at the same time."""
 FAR_MS: Final = 1_900_000_000_000
 NOT_SENT: Final = (Type.HELLO, Type.PROVE, Type.ON_BEHALF)
-"""The first frame of a connection, and what only a gateway says."""
+"""Types that are not sent: the first frame of a connection, and frames that only a gateway sends."""
 
 
 class Requests:
-    """A stream of requests. `now_ms`: about the time of the node."""
+    """A stream of requests. `now_ms`: approximate time of the node."""
 
     def __init__(self, seed: int, now_ms: int) -> None:
         self._rng = random.Random(seed)
@@ -52,7 +51,7 @@ class Requests:
         """(group number, partition, token)."""
         self._exports: deque[tuple[str, int]] = deque([("t", 0)], KNOWN_MOST)
         self._next: deque[tuple[int, list[Any]]] = deque()
-        """Requests that go together, in their order."""
+        """Requests that belong together, in their order."""
         self._restores = 0
         self._name = seed % 10**9
         self._examples: defaultdict[int, list[list[Any]]] = defaultdict(list)
@@ -102,7 +101,7 @@ class Requests:
         return kind, fields
 
     def heard(self, asked: tuple[int, list[Any]] | None, frame: list[Any]) -> None:
-        """Learn from a frame; `asked`: the request that it answers."""
+        """Learn from a frame. `asked`: the request that it answers."""
         if frame[0] == Type.DELIVER and len(frame) > 9:
             self._leases.append((frame[2], frame[3], frame[4]))
             self._ids.extend(_offsets_in(frame[5:12]))
@@ -122,7 +121,7 @@ class Requests:
         return self._rng.choice([*TOPICS, *TOPICS, *restored])
 
     def _restored(self, number: int) -> str:
-        """The name of a topic that is made of a backup."""
+        """Return the name of a topic that is restored from a backup."""
         return f"r{self._name}-{number}"
 
     def _place(self) -> list[Any]:
@@ -202,7 +201,7 @@ class Requests:
         return columns
 
     def _batch(self, topic: str) -> bytes:
-        """A batch for a topic; some have a cell that no message may have, or a column of another topic's kind."""
+        """Return a batch for a topic. Some batches have an invalid cell, or a column of another kind of topic."""
         rng = self._rng
         columns = self._columns(TOPICS.get(topic, "timer"))
         if rng.random() < 0.15:
@@ -306,7 +305,7 @@ class Requests:
         return [self._topic(), self._group(), limits]
 
     def _settings(self) -> dict[str, Any]:
-        """Settings of a topic: for each that there is a value that may be right."""
+        """Return settings of a topic, each with a value that may be valid."""
         rng = self._rng
         values: dict[str, Any] = {
             "lease": rng.choice(("1s", "12h")),
@@ -351,7 +350,7 @@ class Requests:
         return [topic, 0, export]
 
     def _restore(self) -> list[Any]:
-        """The first request of a restore; the others follow. Most rows are damaged."""
+        """Return the first request of a restore and queue the others. Most rows are damaged."""
         rng = self._rng
         kind = rng.choice(KINDS)
         name, restore_id = self._restored(self._restores), "fuzz"
@@ -380,7 +379,7 @@ class Requests:
     # -- damage ---------------------------------------------------------------------------------------------------
 
     def _about_topics(self, kind: int, fields: list[Any]) -> list[Any]:
-        """The fields of an example, about a topic and a group that are there."""
+        """Return the fields of an example, with a topic and a group that exist."""
         names = [field.name for field in REQUESTS[kind].shape.fields]
         changed = list(fields)
         for at, name in enumerate(names[: len(fields)]):
@@ -393,7 +392,7 @@ class Requests:
         return changed
 
     def _changed(self, fields: list[Any]) -> list[Any]:
-        """The fields, another value at some place of them."""
+        """Return the fields with another value at a random position."""
         rng = self._rng
         if not fields or rng.random() < 0.05:
             return [*fields, rng.choice(OTHERS)] if rng.random() < 0.5 else fields[:-1]
@@ -422,7 +421,7 @@ class Requests:
 
 
 def packed(kind: int, request_id: int, fields: list[Any]) -> bytes | None:
-    """Return the bytes of a request; None: msgpack cannot write it."""
+    """Return the bytes of a request; None if msgpack cannot encode it."""
     try:
         body = msgpack.packb([int(kind), request_id, *fields], use_bin_type=True)
     except (OverflowError, ValueError, TypeError):
@@ -431,7 +430,7 @@ def packed(kind: int, request_id: int, fields: list[Any]) -> bytes | None:
 
 
 def _offsets_in(value: Any, depth: int = 0) -> list[bytes]:
-    """Values that may be offsets, at some depth."""
+    """Return values that may be offsets, at any depth up to 4."""
     if type(value) is bytes:
         return (
             [value[at : at + 16] for at in range(0, min(len(value), 64), 16)] if value and not len(value) % 16 else []

@@ -1,7 +1,7 @@
-"""What an agent sent (Debian's Serf 0.8.2, profile lan), whose peer did not answer: the bytes of its two protocols.
+"""Hold bytes that an agent (Debian's Serf 0.8.2, profile lan) sent in its two protocols to a peer that did not answer.
 
-It is agent1 on 127.0.0.1:17946 with the tag role: web; sandq1 on 127.0.0.1:19900 (cluster: t) met it by a push-pull.
-"""
+The agent is agent1 on 127.0.0.1:17946 with the tag role: web. sandq1 on 127.0.0.1:19900 (cluster: t) met it by a
+push-pull."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from base64 import b64decode
 from typing import Final
 
 KEY: Final = bytes(range(32))
-"""Of what is encrypted."""
+"""Key of the encrypted messages."""
 
 STREAM_ACK: Final = b64decode("CYKkQWxnbwCjQnVmtwAFCDoFJUweNm/CkAFWakqZOE7eJAgI")
 STREAM_PUSH_PULL: Final = b64decode(

@@ -1,4 +1,4 @@
-"""A Serf agent that only has an RPC, on a real socket, and that a test can spoil."""
+"""Provide a Serf agent that only has an RPC, on a real socket, and whose answers a test can replace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.ports import free_port
 
 WITH_BODY = ("handshake", "auth", "tags", "join", "stream")
 Spoiled = bytes | Callable[[int], bytes] | None
-"""What comes instead of an answer: bytes, bytes made of the request's Seq, or nothing ever."""
+"""Replacement of an answer: bytes, bytes computed from the request's Seq, or None for no answer."""
 
 
 def pack(*values: object) -> bytes:
@@ -31,10 +31,10 @@ def listed(name: str, status: str = "alive", port: int = 7946, **tags: str) -> d
 
 
 class FakeAgent:
-    """`spoiled`: command -> what comes instead of its answer. `told`: every request, as (command, body).
+    """A fake agent.
 
-    `full`: tags may take no more room. `seeds`: the addresses at which a member answers to `join`.
-    """
+    `spoiled`: replacement of the answer, by command. `requests`: every request, as (command, body). `full`: the agent
+    accepts no more tags. `seeds`: the addresses at which a member answers to `join`."""
 
     def __init__(self, name: str = "agent1", auth_key: str | None = None) -> None:
         self.name = name
@@ -59,7 +59,7 @@ class FakeAgent:
         return sum(told == command for told, _ in self.told)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until `stop`; may be called again then."""
+        """Serve until `stop`; may be called again after it."""
         listeners = await trio.open_tcp_listeners(self.address.port, host=self.address.host)
         with trio.CancelScope() as self._scope:
             async with trio.open_nursery() as nursery:
@@ -71,7 +71,7 @@ class FakeAgent:
         self._scope.cancel()
 
     async def happens(self, *, told: bool = True, **changed: dict[str, Any] | None) -> None:
-        """Members are as given now, or gone (None). `told`: those who stream hear of it."""
+        """Change members, or remove them (None). `is_streamed`: notify the streams."""
         for name, member in changed.items():
             if member is None:
                 del self.members[name]
@@ -88,7 +88,7 @@ class FakeAgent:
             while (request := await self._next(stream, unpacker)) is not None:
                 command, seq = request["Command"], request["Seq"]
                 if not let_in and command not in ("handshake", "auth"):
-                    # A body, if there is one, is left where it is, and taken for a request.
+                    # The body, if there is one, stays unread and is treated as the next request.
                     await self._send(stream, header(seq, "Authentication required"))
                     continue
                 body = await self._next(stream, unpacker) if command in WITH_BODY else None
@@ -102,7 +102,7 @@ class FakeAgent:
                     answer = getattr(self, f"_{command}")(seq, body)
                     async with self._sending:
                         if command == "stream":
-                            self._streams[stream] = seq  # the first event waits for the lock, so for the answer
+                            self._streams[stream] = seq  # the first event waits for the lock, and so for this answer
                         await stream.send_all(answer)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
@@ -161,7 +161,7 @@ class FakeAgent:
 
 @asynccontextmanager
 async def running(agent: FakeAgent) -> AsyncIterator[trio.Nursery]:
-    """The agent serves within the block; the nursery is for the test."""
+    """Run the agent during the block; the nursery is for the test."""
     async with trio.open_nursery() as nursery:
         await nursery.start(agent.run)
         yield nursery

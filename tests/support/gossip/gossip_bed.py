@@ -1,4 +1,4 @@
-"""Members of the native backend and Serf agents, of one cluster."""
+"""Start members of the native backend and Serf agents of one cluster."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ QUICK = dataclasses.replace(
     probe_timeout_s=0.1,
     gossip_interval_s=0.02,
     reconnect_interval_s=0.2,
-    # Who does not answer here stands still for a while, as this process may.
+    # A peer that does not answer here only pauses for a while, as this process may.
     stream_timeout_s=PATIENCE_S,
-    # A message that misses a member waits for the next comparison.
+    # A member that misses a message gets it at the next push-pull.
     retransmit_mult=4,
 )
 
 
 def key_bytes(key: str) -> bytes:
-    """Of a key in base64."""
+    """Decode a key in base64."""
     return base64.b64decode(key)
 
 
@@ -44,7 +44,7 @@ def now_ms() -> int:
 
 
 class GossipBed:
-    """`key`: of all its members, in base64; None: they speak plain text."""
+    """Starts and stops the members. `key`: the key of all its members, in base64; None for plain text."""
 
     def __init__(self, nursery: trio.Nursery, make_agent: Callable[..., SerfAgent], key: str | None) -> None:
         self._nursery = nursery
@@ -58,7 +58,7 @@ class GossipBed:
     async def agent(
         self, name: str, *, joins: Address | None = None, keyring: Sequence[str] | None = None, **tags: str
     ) -> SerfAgent:
-        """One that runs, and has joined. `keyring`: instead of the one key."""
+        """Start an agent and let it join. `keyring`: keys to use instead of the one key."""
         keys = {"encrypt_key": self.key} if keyring is None else {"keyring": keyring}
         agent = self._make_agent(name, tags=tags, **keys)
         await agent.start()
@@ -69,8 +69,10 @@ class GossipBed:
     async def start(
         self, name: str, tags: Mapping[str, str], *, called: str | None = None, **options: Any
     ) -> GossipMembership:
-        """Started again, it is at the same address. `called`: among its members, if not as it is here. `options`: of
-        `GossipMembership`."""
+        """Start a member. If it is started again, it keeps its address.
+
+        `called`: its name in the cluster, if it differs from the name here. `options`: arguments of `GossipMembership`.
+        """
         listen = self._addresses.setdefault(name, Address("127.0.0.1", free_port()))
         usual: dict[str, Any] = {
             "name": called or name,

@@ -1,8 +1,7 @@
-"""What every backend of `Membership` promises, asked of whatever a bed starts.
+"""Test the promises of every backend of `Membership`, with the members that a bed starts.
 
-A test module makes a fixture `bed` and a class that inherits `MembershipContract`, or `ClusterContract` when its
-members can meet.
-"""
+A test module defines a fixture `bed` and a class that inherits from `MembershipContract`, or from `ClusterContract` if
+its members can meet."""
 
 from __future__ import annotations
 
@@ -22,38 +21,38 @@ TAGS = {"id": "id of a", "zone": "x"}
 
 
 class Bed(Protocol):
-    """Members of one cluster, by name, and what they run on. All end with the test."""
+    """Starts and stops members of one cluster, by name. All of them end with the test."""
 
     async def start(self, name: str, tags: Mapping[str, str]) -> Membership:
-        """A member that has met nobody; its `run` runs."""
+        """Start a member that knows no other member; its `run` is running."""
         ...
 
     def address(self, name: str) -> Address:
-        """Where others join it."""
+        """Return the address at which others join the member."""
         ...
 
     async def stop(self, name: str) -> None:
-        """It leaves on purpose, and its `run` ends."""
+        """Let the member leave on purpose; its `run` ends."""
         ...
 
     async def kill(self, name: str) -> None:
-        """It ends without a word, with all that spoke for it."""
+        """End the member, and the processes that speak for it, without a goodbye."""
         ...
 
     def has_left(self, member: Member) -> bool:
-        """Whether what others list is what they list of a member that was stopped."""
+        """Return whether others list the member as one that was stopped."""
         ...
 
 
 class Follower:
-    """Knows what is listed from the changes alone."""
+    """Derives the list of members from the changes alone."""
 
     def __init__(self, changes: Changes) -> None:
         self.changes = changes
         self.listed: dict[str, Member] = {}
 
     async def read(self) -> list[Change]:
-        """The next batch."""
+        """Return the next batch."""
         batch = list(await anext(self.changes))
         for change in batch:
             if change.gone:
@@ -63,7 +62,7 @@ class Follower:
         return batch
 
     async def until(self, name: str, condition: Callable[[Member], bool]) -> Member:
-        """The member, when it is listed like that."""
+        """Wait until the member is listed and meets the condition, and return it."""
         with trio.move_on_after(PATIENCE_S):
             while name not in self.listed or not condition(self.listed[name]):
                 await self.read()
@@ -77,7 +76,7 @@ async def alone(bed: Bed) -> tuple[Membership, Follower]:
 
 
 async def two(bed: Bed) -> tuple[Membership, Follower, Membership, Follower]:
-    """Two that list each other."""
+    """Start two members that list each other."""
     a, follows_a = await alone(bed)
     b = await bed.start("b", {"id": "id of b"})
     follows_b = Follower(b.changes())

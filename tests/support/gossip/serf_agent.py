@@ -1,4 +1,4 @@
-"""A real Serf agent in a process of its own, that ends with the test."""
+"""Run a real Serf agent in a process of its own, which ends with the test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOOK_S = 0.02
 
 
 def new_key() -> str:
-    """For AES-256, as `encrypt_key` has it."""
+    """Return a new key for AES-256, in the format of `encrypt_key`."""
     return base64.b64encode(secrets.token_bytes(32)).decode()
 
 
@@ -36,9 +36,11 @@ def _write_secret(path: Path, content: Any) -> None:
 
 
 class SerfAgent:
-    """`gossip`, `rpc`: where it listens. `encrypt_key`: in base64, the same for all agents of a cluster; None: its
-    gossip is plain text. `keyring` instead: several that may be changed while it runs, the first one seals.
-    `rpc_auth`: None lets in everybody. `profile`: "local" or "lan", of its timing."""
+    """A Serf agent in a process.
+
+    `gossip`, `rpc`: the addresses at which it listens. `encrypt_key`: key of the cluster in base64; None for plain
+    text. `keyring`: several keys that may be changed while the agent runs, instead of `encrypt_key`; the first one
+    encrypts. `rpc_auth`: token for the RPC; None accepts all clients. `profile`: "local" or "lan", its timing."""
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class SerfAgent:
             "tags": dict(tags or {}),
             "profile": profile,
         }
-        # These two are read from a file only.
+        # Serf reads these two from a file only.
         config |= {"encrypt_key": encrypt_key} if encrypt_key is not None else {}
         config |= {"rpc_auth": rpc_auth} if rpc_auth is not None else {}
         if keyring is not None:
@@ -74,7 +76,7 @@ class SerfAgent:
         _write_secret(self._config, config)
 
     async def start(self) -> None:
-        """Until its RPC answers. May be called again after its end."""
+        """Start the process and wait until its RPC answers. May be called again after its end."""
         assert SERF is not None and self._process is None
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: ASYNC220 - it does not wait for anything
@@ -93,18 +95,18 @@ class SerfAgent:
             return False
 
     async def members(self) -> dict[str, dict[str, Any]]:
-        """Name -> {"addr", "tags", "status", ...}, as Serf's own client shows them."""
+        """Return name -> {"addr", "tags", "status", ...}, as Serf's own client shows them."""
         listed = json.loads(await self._command("members", "-format=json"))
         return {member["name"]: member for member in listed["members"]}
 
     async def until(self, name: str, status: str, **tags: str) -> dict[str, Any]:
-        """The member, when the agent lists it like that, with at least these tags."""
+        """Wait until the agent lists the member with this status and at least these tags, and return it."""
         return await self.until_listed(
             name, lambda found: found["status"] == status and tags.items() <= found["tags"].items()
         )
 
     async def until_listed(self, name: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The member, when the agent lists it like that."""
+        """Wait until the agent lists the member and it meets the condition, and return it."""
         listed: dict[str, dict[str, Any]] = {}
         with trio.move_on_after(PATIENCE_S):
             while True:
@@ -121,22 +123,24 @@ class SerfAgent:
         await self._command("tags", *[f"-set={name}={value}" for name, value in tags.items()])
 
     async def force_leave(self, name: str) -> None:
-        """It says that this member has left."""
+        """Declare that this member has left."""
         await self._command("force-leave", name)
 
     async def event(self, name: str) -> None:
         await self._command("event", name, "payload")
 
     async def query(self, name: str) -> None:
-        """Until the time for answers is over."""
+        """Send a query and wait until the time for answers is over."""
         await self._command("query", "-timeout=200ms", name, "payload")
 
     async def change_keys(self, what: str, key: str) -> None:
-        """`what`: "install", "use" or "remove", of all agents. Serf calls it an error that others do not answer."""
+        """Change the keys of all agents. `action`: "install", "use" or "remove".
+
+        Serf reports an error if other members do not answer, so the exit code is ignored."""
         await self._command("keys", f"-{what}={key}", fails=True)
 
     def stall(self) -> None:
-        """It does nothing until it goes on."""
+        """Stop the process until `go_on`."""
         self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
@@ -147,21 +151,21 @@ class SerfAgent:
         return self._process is not None and self._process.poll() is None
 
     def reload(self) -> None:
-        """It reads its configuration again."""
+        """Let the agent read its configuration again."""
         self._signal(signal.SIGHUP)
 
     async def leave(self) -> None:
-        """It tells the others that it leaves, and ends."""
+        """Let the agent leave: it notifies the others and ends."""
         self._signal(signal.SIGINT)
         await self._ended()
 
     async def kill(self) -> None:
-        """It ends without a word."""
+        """Kill the agent, so that it ends without a goodbye."""
         self._signal(signal.SIGKILL)
         await self._ended()
 
     def close(self) -> None:
-        """Kill it, if it is there. What it said stands in the report of a test that fails."""
+        """Kill the agent if it runs. Print its output, so that the report of a failed test contains it."""
         print(f"-- the agent {self.name} said:\n{self.output() if self._log.exists() else ''}")
         if self._process is not None:
             self._process.kill()

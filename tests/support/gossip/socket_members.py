@@ -1,4 +1,4 @@
-"""Members of the native backend on real sockets, quick ones, in this process."""
+"""Run members of the native backend on real sockets in this process, with short intervals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def now_ms() -> int:
 
 
 class Running:
-    """A member, where it listens, and its end."""
+    """A member, its address, and its end."""
 
     def __init__(self, member: GossipMembership, scope: trio.CancelScope) -> None:
         self.member = member
@@ -63,7 +63,7 @@ class Running:
 
 
 class Cluster:
-    """`start` makes members of one cluster; all end with the test."""
+    """Starts members of one cluster; all of them end with the test."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
@@ -108,7 +108,7 @@ class Cluster:
         return running
 
     async def start_all(self, names: str, **options: Any) -> list[Running]:
-        """Of these, who know each other."""
+        """Start members with these names and wait until they know each other."""
         found: list[Running] = []
         for name in names:
             found.append(await self.start(name, joins=found[0] if found else None, **options))
@@ -117,7 +117,7 @@ class Cluster:
 
 
 def agree(running: Collection[Running]) -> bool:
-    """Whether each of these takes exactly these for alive."""
+    """Return whether each of these members lists exactly these as alive."""
     names = {one.name for one in running}
     return all(
         {name for name, member in one.member.members().items() if member.state is State.ALIVE} == names

@@ -1,4 +1,4 @@
-"""The state machine of one member, `own`, with nothing around it; and short words for what others say."""
+"""Run the state machine of one member, `own`, without a network, and provide short names for messages of others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAN = PROFILES["lan"]
 
 
 def address_of(name: str) -> Address:
-    """Each name has one."""
+    """Return an address that depends only on the name."""
     return Address(f"10.0.{len(name)}.{sum(name.encode()) % 250 + 1}", 9900)
 
 
@@ -53,7 +53,7 @@ def left(name: str, incarnation: int = 1) -> Dead:
 
 
 class SwimBench:
-    """`changes`: (name, liveness before, liveness now)."""
+    """The state machine of `own`. `changes`: (name, liveness before, liveness now)."""
 
     def __init__(self, timing: Timing = LAN, *, others: str = "", uuid: str | None = None) -> None:
         self.agenda = Agenda(0.0)
@@ -90,11 +90,11 @@ class SwimBench:
                 self.nodes.dead(word)
 
     def said(self) -> list[Message]:
-        """What waits to be handed on, newest first; it waits no longer."""
+        """Return the queued broadcasts, newest first, and remove them from the queue."""
         return [decode(part) for part in self.rumours.take(1 << 20, 1)]
 
     def pass_time(self, seconds: float) -> None:
-        """All that falls due within."""
+        """Let time pass and run all timers that become due."""
         end = self.agenda.now + seconds
         while (at := self.agenda.next_at) is not None and at <= end:
             self.agenda.run(at)
@@ -114,7 +114,7 @@ class SwimBench:
 
 
 def known_as(liveness: Liveness) -> SwimBench:
-    """A member "a", which said 5 of itself, and others."""
+    """Return a bench that knows a member "a" in this state, with incarnation 5, and other members."""
     bench = SwimBench(others="bcdefg")
     bench.hear(alive("a", 5))
     if liveness != Liveness.ALIVE:

@@ -1,4 +1,4 @@
-"""Nodes in this process that find each other by gossip."""
+"""Run nodes in this process that find each other by gossip."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LOOKS = 10
 
 
 class FoundNodes(ThreeNodes):
-    """`node1` founds the cluster and has no seeds; every other one has `node1` for its seed."""
+    """Nodes of one cluster. `node1` founds it and has no seeds; every other node has `node1` as its seed."""
 
     def __init__(self, directory: Path, nursery: trio.Nursery, **environ: str) -> None:
         super().__init__(directory, nursery, **{**QUICK, **environ})
@@ -44,7 +44,7 @@ class FoundNodes(ThreeNodes):
         self.gossip_ports = {name: free_port() for name in names}
         self.hand: HandClock | None = None
         self.own: dict[str, dict[str, str]] = {}
-        """Settings of one node alone."""
+        """Settings of single nodes, by node."""
 
     def config(self, name: str, **environ: str) -> NodeConfig:
         begin = {"CLUSTER__BOOTSTRAP": "true"} if name == "node1" else {"CLUSTER__SEEDS": self.gossip("node1")}
@@ -71,7 +71,7 @@ class FoundNodes(ThreeNodes):
         await super()._start(name, {**clock, **options})
 
     def launch(self, name: str, **options: Any) -> None:
-        """Start one that may not serve before it is stopped."""
+        """Start a node that may be stopped before it serves."""
 
         async def run() -> None:
             with suppress(RuntimeError):  # it was stopped before it served
@@ -83,7 +83,7 @@ class FoundNodes(ThreeNodes):
         return self.running[name].broker.metadata.nodes.keys() if name in self.running else ()
 
     async def until_registered(self, *names: str) -> None:
-        """Every one that runs knows all of these, and no others."""
+        """Wait until every running node knows exactly these nodes."""
         await until_holds(lambda: all(set(self.registered(name)) == set(names) for name in self.running))
 
     def voters(self, name: str) -> Collection[str]:
@@ -101,14 +101,16 @@ class FoundNodes(ThreeNodes):
 
 @contextmanager
 def refusals() -> Iterator[Callable[..., int]]:
-    """`count(*said)`: how often all of this was said together in the block: of whom, and why it is refused. Who is
-    refused knocks again, and is refused again: it has come as far as it gets."""
+    """Count log entries in the block: `count(*said)` is the number of entries that contain all these values.
+
+    The values are the rejected node and the reason. A rejected node retries and is rejected again, so its final state
+    is reached."""
     with capture_logs() as logs:
         yield lambda *said: sum(all(word in entry.values() for word in said) for entry in logs)
 
 
 class Looks:
-    """How often each node that waits for its cluster has looked whether there is one."""
+    """Counts how often each node that waits for its cluster has checked whether one exists."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: Counter[str] = Counter()
@@ -121,7 +123,7 @@ class Looks:
         monkeypatch.setattr(Bootstrap, "_member", look)
 
     async def until_more(self, *names: str) -> None:
-        """Each has looked several times from now on: what it does on what it sees it has done."""
+        """Wait until each node has checked several times from now on, so that it has reacted to the current state."""
         before = self.made.copy()
         await until_holds(lambda: all(self.made[name] >= before[name] + LOOKS for name in names))
 
@@ -130,8 +132,9 @@ class Looks:
 async def found_nodes(
     directory: Path, *names: str, hand: HandClock | None = None, levels: Levels = KNOWN, **environ: str
 ) -> AsyncIterator[FoundNodes]:
-    """A cluster of these, just come together. `hand`: moves the clocks of all of them. `levels`: the
-    feature levels that their version knows."""
+    """Run a cluster of these nodes.
+
+    `hand`: clock that moves the clocks of all of them. `levels`: the feature levels that their version knows."""
     async with trio.open_nursery() as nursery:
         nodes = FoundNodes(directory, nursery, **environ)
         nodes.hand = hand

@@ -1,4 +1,4 @@
-"""A gateway of HTTP on uvloop, in a thread of the test's process."""
+"""Run an HTTP gateway on uvloop, in a thread of the process of the test."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from sandq.server.http.tls_listener import TlsListener
 from tests.support.waiting import PATIENCE_S
 
 PATIENT: Final = Deadlines(*[PATIENCE_S] * len(fields(Deadlines)))
-"""It goes by the machine's clock, whatever clock the test has: what its deadlines do is shown by tests that shorten one
-of them."""
+"""Deadlines that do not end a request in a test. They use the machine's clock, also if the test has another clock.
+Tests of a deadline shorten that one."""
 
 
 @asynccontextmanager
@@ -39,8 +39,10 @@ async def gateway(
     nodes_tls: ClientTls | None = None,
     sql: SqlSection | None = None,
 ) -> AsyncIterator[Address]:
-    """Where it serves, inside the block; `server`: the client port of a node; `secret`: shared with it; `tls`: how it
-    serves, and `nodes_tls`: how it asks."""
+    """Serve during the block and return the address.
+
+    `server`: the client port of a node. `secret`: shared with the node. `tls`: TLS of the gateway. `nodes_tls`: TLS of
+    its connections to nodes."""
     listeners = bind("127.0.0.1", 0)
     address = Address(*listeners[0].getsockname()[:2])
     settings = HttpSettings(

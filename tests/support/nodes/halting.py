@@ -1,5 +1,6 @@
-"""Nodes in this process that stand still at a chosen point of their code, to be stopped there: a crash in the middle of
-a step. What is on their disks is what a crash would leave: nothing is handed over, flushed or sealed."""
+"""Stop nodes in this process at a chosen point of their code, as a crash in the middle of a step.
+
+The disk of a halted node holds what a crash would leave: nothing is handed over, flushed or sealed."""
 
 from __future__ import annotations
 
@@ -29,8 +30,10 @@ def _always(*args: Any) -> bool:
 
 @dataclass(frozen=True)
 class Point:
-    """A call of a method, or of a function whose first argument tells the node, by its arguments (`when`). What is no
-    coroutine function is left out there: the node goes on until it is stopped."""
+    """A call of a method, or of a function whose first argument identifies the node, selected by its arguments
+    (`when`).
+
+    A call that is not a coroutine function is skipped there: the node continues until it is stopped."""
 
     owner: Any
     name: str
@@ -38,7 +41,7 @@ class Point:
     after: bool = False
 
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> Halt:
-        """To be called before nodes are started: they keep methods of theirs."""
+        """Install the halt. Call it before nodes are started, because they keep references to methods."""
         halt, original = Halt(), getattr(self.owner, self.name)
 
         async def stands(*args: Any, **named: Any) -> Any:
@@ -61,7 +64,7 @@ class Point:
 
 
 class Halt:
-    """The first node that comes there, from now on, stands still."""
+    """Stops the first node that reaches the point after `wanted` is set."""
 
     def __init__(self) -> None:
         self.wanted = False
@@ -80,22 +83,22 @@ class Halt:
 
 
 def _node(part: RaftGroup | Runner | Reconciler | Rebalancer | Reports | StoreSweeper | _Store) -> str:
-    """Whose part it is."""
+    """Return the node that owns this part."""
     if isinstance(part, RaftGroup):
         return node_of(part.group.member)
     return part.node_log.node_id if isinstance(part, Runner) else part._node_log.node_id
 
 
-# -- what is asked of the arguments -----------------------------------------------------------------------------------
+# -- conditions on the arguments --------------------------------------------------------------------------------------
 
 
 def some(kind: type) -> Callable[..., bool]:
-    """Of commands for the metadata group."""
+    """Match a group of metadata commands that contains this type."""
     return lambda metadata, commands: any(isinstance(command, kind) for command in commands)
 
 
 def installs(following: Reconciler, topics: Sequence[Topic], index: int) -> bool:
-    """A replica of a partition is to come here, and has no pointer."""
+    """Return whether a replica of a partition is assigned to this node and has no pointer yet."""
     pointers, node = following._node_log.pointers, following._node_log.node_id
     wanted = [part for topic in topics for part in topic.partitions if part.wanted_on(node)]
     return any(pointers.get(part.group) is None for part in wanted)
@@ -118,12 +121,12 @@ def drops(host: RaftGroup, step: Any) -> bool:
 
 
 def leaves(mover: Rebalancer, led: Any, node: str) -> bool:
-    """Who leads, and is to go, hands over."""
+    """Return whether the leader must leave the group, and so transfers its leadership."""
     return led.host.group.member not in led.wanted.members
 
 
 def learns(entries: int) -> Callable[..., bool]:
-    """Some replica has got so much of the log, and does not vote yet."""
+    """Match when some replica has more than `entries` entries of the log and does not vote yet."""
 
     def check(runner: Runner) -> bool:
         for number, host in runner.node_log.hosts.items():
@@ -142,5 +145,5 @@ def of_partition(store: _Store, *args: Any) -> bool:
 
 
 def calls(name: str) -> Callable[..., bool]:
-    """A job for a thread, or between passes: that method of the engine."""
+    """Match a job for a thread, or between commit batches, that calls this method of the engine."""
     return lambda runner, call: getattr(getattr(call, "func", None), "__name__", "") == name

@@ -1,8 +1,7 @@
-"""A clock that tests put forward, or hold: minutes pass in a moment, and 5 ms take as long as is wanted.
+"""Provide a clock that tests move forward or hold: minutes pass at once, and 5 ms can take any time.
 
-Left alone, it goes with the clock of the test's event loop. The wall clock goes with it, so that the guarded clock sees
-time pass, not somebody setting it. A node's timers look again whenever it is put forward.
-"""
+By default it runs with the clock of the test's event loop. The wall clock moves with it, so that the guarded clock sees
+time pass, and not a change of the wall clock. Timers of a node are checked again whenever the clock moves forward."""
 
 from __future__ import annotations
 
@@ -32,25 +31,27 @@ class HandClock:
         return (self._time.wall() if self._held_s is None else self._held_s) + self._ahead_s
 
     def hold(self) -> None:
-        """It stands still, in the middle of a ms; `forward` still moves it. Nodes are some microseconds off: at the
-        beginning of one, what is exactly so many ms later would be a ms less to them now and then."""
+        """Stop the clock in the middle of a ms; `forward` still moves it.
+
+        The clocks of nodes differ by some microseconds. At the beginning of a ms, a time that is N ms later would
+        sometimes be a ms less for them."""
         self._held_s = self._time.wall()
         self.forward_to(self.now_ms() + 1)
 
     def run(self) -> None:
-        """It goes on from where it stood."""
+        """Let the clock run again from its current time."""
         if self._held_s is not None:
             self._ahead_s -= self._time.wall() - self._held_s
             self._held_s = None
         self._tell()
 
     def forward(self, seconds: float) -> None:
-        """To be called on the nodes' event loop."""
+        """Move the clock forward. Call it on the event loop of the nodes."""
         self._ahead_s += seconds
         self._tell()
 
     def forward_to(self, at_ms: int) -> None:
-        """Until this instant, exactly; it is to be held."""
+        """Move the held clock to exactly this time."""
         assert self._held_s is not None
         self.forward((at_ms + 0.5) / 1000 - self._now_s())
 
@@ -63,9 +64,11 @@ class HandClock:
 
 
 class Onward:
-    """Puts a held clock forward for who looks again and again at what a node does bit by bit: when it sees something
-    new, so that the node sets the pace, and after every `LOOKS` looks that saw nothing new. For a node may set a timer
-    for so many ms from now after the clock was put forward, and on a clock that stands that never comes."""
+    """Moves a held clock forward for a test that repeatedly observes the steps of a node.
+
+    The clock moves when the test sees a new state, so that the node sets the pace, and after every `REPEATS_PER_STEP`
+    observations without a new state. The second rule is necessary: a node may set a timer relative to the time after a
+    move, and with a held clock that timer would never fire."""
 
     def __init__(self, hand: HandClock, seconds: float) -> None:
         self._hand = hand
@@ -73,12 +76,12 @@ class Onward:
         self._looks: Counter[Hashable] = Counter()
 
     def saw(self, what: Hashable) -> None:
-        """This was seen."""
+        """Record an observation."""
         self._looks[what] += 1
         if self._looks[what] % LOOKS == 1:
             self._hand.forward(self._seconds)
 
     @property
     def different(self) -> int:
-        """How many different things were seen."""
+        """Number of different states that were seen."""
         return len(self._looks)

@@ -1,4 +1,4 @@
-"""Partitions that move while messages come and go, in nodes of this process: what must hold whatever happens."""
+"""Move partitions between nodes of this process under load, and check what must hold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.processes.load import SETTINGS, Record, under_load
 from tests.support.waiting import PATIENCE_S, until_holds
 
 BEFORE = 40
-"""Messages that are there when it begins; half of them are due later."""
+"""Number of messages that are stored before the load begins; half of them are due later."""
 LATER_MS = 2000
 PAUSE_S = 0.05
 LEAST = 100
@@ -29,8 +29,10 @@ LEAST = 100
 
 @asynccontextmanager
 async def used_topic(nodes: FoundNodes, seed: int, *, partitions: int, replicas: int) -> AsyncIterator[Record]:
-    """Topic "t", into which messages are put and of which they are taken while the block runs. At its end: nothing is
-    on its way, everything is where metadata says, and what was acknowledged came, once."""
+    """Produce into topic "t" and consume from it while the block runs.
+
+    At its end, check that no partition is moving, that every replica is where the metadata assigns it, and that each
+    acknowledged message was delivered once."""
     rng = random.Random(seed)
     async with nodes.connect(*nodes.running) as client:
         await client.admin.create_topic("t", partitions=partitions, replicas=replicas, **SETTINGS)
@@ -54,21 +56,21 @@ async def _put(client: sandq.Client, record: Record) -> None:
             record.stored[value] = await receipt
 
 
-# -- what is asked for ------------------------------------------------------------------------------------------------
+# -- requests ---------------------------------------------------------------------------------------------------------
 
 
 async def drain(nodes: FoundNodes, name: str, *, undo: bool = False) -> None:
-    """Let a node hold nothing, or again."""
+    """Drain a node, or undo that."""
     await _change(nodes, m.ChangeStanding(name, IN if undo else DRAINING))
 
 
 async def assign(nodes: FoundNodes, partition: Partition, names: Sequence[str]) -> None:
-    """Let others hold a partition."""
+    """Assign a partition to other nodes."""
     await _change(nodes, m.Assign(partition.group, partition.epoch, list(names)))
 
 
 async def _change(nodes: FoundNodes, command: m.Command) -> None:
-    """Whoever leads the metadata: when it is written down."""
+    """Execute a command on the leader of the metadata; retry until it is committed."""
     with trio.fail_after(PATIENCE_S):
         while True:
             for serving in list(nodes.running.values()):
@@ -78,11 +80,11 @@ async def _change(nodes: FoundNodes, command: m.Command) -> None:
                         await metadata.call(command)
                         return
                     except (NotLeader, TimedOut, Unavailable):
-                        pass  # another one leads by now
+                        pass  # another node leads now
             await trio.sleep(0.05)
 
 
-# -- what must hold ---------------------------------------------------------------------------------------------------
+# -- what must hold -------------------------------------------------------------------------------------------------
 
 
 def placed(serving: Serving) -> list[Partition]:
@@ -90,13 +92,13 @@ def placed(serving: Serving) -> list[Partition]:
 
 
 def led(nodes: FoundNodes) -> dict[int, RaftGroup]:
-    """Groups of partitions that a node leads, and is ready."""
+    """Return the groups of partitions that a node leads and can serve."""
     hosts = [host for serving in nodes.running.values() for host in serving.broker.node_log.hosts.values()]
     return {host.number: host for host in hosts if host.number and host.ready}
 
 
 def unsettled(nodes: FoundNodes) -> Iterator[str]:
-    """What is not as it is to be yet."""
+    """Yield a text for each state that must still change."""
     if len({serving.broker.metadata.applied_index for serving in nodes.running.values()}) > 1:
         yield "not all nodes know the same of metadata"
     leaders = led(nodes)
@@ -129,7 +131,8 @@ async def until_settled(nodes: FoundNodes) -> None:
 
 
 async def until_even(nodes: FoundNodes) -> None:
-    """Until all replicas of a partition that run have applied the same; then they hold the same."""
+    """Wait until all running replicas of a partition have applied the same entries, and check that their status is
+    equal."""
 
     def replicas() -> dict[int, list[RaftGroup]]:
         found: dict[int, list[RaftGroup]] = {}
@@ -152,7 +155,7 @@ async def until_even(nodes: FoundNodes) -> None:
 
 
 async def until_swept(nodes: FoundNodes) -> None:
-    """Until no node has a row of a store that nothing points to."""
+    """Wait until no node has a row of a store without a pointer."""
     for serving in nodes.running.values():
         node_log = serving.broker.node_log
         runner = serving.broker._runner

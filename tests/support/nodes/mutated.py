@@ -1,7 +1,6 @@
-"""Requests of every type as their shapes declare them, and what becomes of them in the hands of who means harm.
+"""Generate requests of every type as their shapes declare them, and mutate them as an attacker could.
 
-All of it follows from a seed.
-"""
+All of it follows from a seed."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ MANY = 65_536
 
 
 class Mutated(NamedTuple):
-    """Bytes to be sent, by the name of what was done to them. `is_short`: the node waits for more."""
+    """Bytes of a frame, with the name of the mutation. `is_short`: the node waits for more bytes."""
 
     what: str
     data: bytes
@@ -33,7 +32,7 @@ class Mutated(NamedTuple):
 
 
 def mutated(seed: int) -> Iterator[Mutated]:
-    """Frames of all types of requests; each has another request id."""
+    """Yield frames of all types of requests; each has another request id."""
     rng, number = random.Random(seed), 0
     for kind in KINDS:
         examples = [decode(name)[2:] for name in EXAMPLES if decode(name)[0] == kind]
@@ -56,7 +55,7 @@ def _framed(body: bytes) -> bytes:
 
 
 def _declared(rng: random.Random, kind: int) -> list[Any]:
-    """Values of the types that a request declares; whether they make sense is another matter."""
+    """Return values of the declared types, which need not make sense."""
     return [_value(rng, field) for field in REQUESTS[kind].shape.fields]
 
 
@@ -82,7 +81,7 @@ def _of_type(rng: random.Random, kind: type, field: Field | None = None) -> Any:
     return rng.choice([[], row, [row, row], [[*row, [row]]]])
 
 
-# -- what is done to the fields -----------------------------------------------------------------------------------
+# -- mutations of the fields ----------------------------------------------------------------------------------------
 
 
 def nothing(rng: random.Random, fields: list[Any]) -> list[Any]:
@@ -131,7 +130,7 @@ def many_items(rng: random.Random, fields: list[Any]) -> list[Any]:
 
 
 def twice(rng: random.Random, fields: list[Any]) -> list[Any]:
-    """The same item, name or field again."""
+    """Repeat all items of each array."""
     for at, value in enumerate(fields):
         if isinstance(value, list):
             fields[at] = value * 2
@@ -159,16 +158,16 @@ _OF_FIELDS = (nothing, fewer, more, another_type, no_type_of_ours, nil, out_of_b
               long)  # fmt: skip
 
 
-# -- what is done to the bytes --------------------------------------------------------------------------------------
+# -- mutations of the bytes -----------------------------------------------------------------------------------------
 
 
 def cut(rng: random.Random, body: bytes) -> tuple[bytes, bool]:
-    """Half of it, and no more."""
+    """Send the first part of the frame only, so that the node waits for the rest."""
     return _framed(body)[: rng.randrange(1, len(body) + 4)], True
 
 
 def cut_and_told(rng: random.Random, body: bytes) -> tuple[bytes, bool]:
-    """Half of it, as if it were all."""
+    """Send the first part of the body, with a length that fits."""
     return _framed(body[: rng.randrange(len(body))]), False
 
 
@@ -189,7 +188,7 @@ def flipped(rng: random.Random, body: bytes) -> tuple[bytes, bool]:
 
 
 def huge_count(rng: random.Random, body: bytes) -> tuple[bytes, bool]:
-    """An array, map, text or bytes of so many that they cannot be there."""
+    """Insert the head of an array, map, text or bytes with more items than the frame can contain."""
     count = rng.choice((MANY + 1, 2**31, 2**32 - 1))
     head = rng.choice((b"\xdd", b"\xdf", b"\xdb", b"\xc6")) + struct.pack(">I", count)
     at = rng.randrange(1, len(body) + 1)

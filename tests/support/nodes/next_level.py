@@ -1,13 +1,12 @@
-"""The feature level of a next version, which exists in tests only: it adds a command, a row and a frame.
+"""Define the feature level of a next version, which exists in tests only: it adds a command, a row and a frame.
 
 - The command `Mark` stores a row, and may be proposed from that level of the cluster on.
-- At that level of the partition, `apply` of TOUCH stores a row too: a rule of `apply` that changed.
+- At that level of the partition, `apply` of TOUCH stores a row, too: a rule of `apply` that changed.
 - The frame `FRAME` is sent from that level of the cluster on.
 
-Within `next_version()` this process runs the code of that version. A node goes by it if `run_node` gets the levels
-`NEXT`. `tests.support.processes.next_node` is such a node in a process of its own. `sandq.cli` is a node of the version
-before, which lacks all three.
-"""
+Within `next_version()` this process runs the code of that version. A node uses it if `run_node` gets the levels `NEXT`.
+`tests.support.processes.next_node` is such a node in a process of its own. `sandq.cli` is a node of the version before,
+which lacks all three."""
 
 from __future__ import annotations
 
@@ -47,12 +46,12 @@ class NextVersion:
     """The next version's code, as it runs in this process."""
 
     dispatches: dict[str, PeerDispatch] = field(default_factory=dict)
-    """By the id of the node."""
+    """Dispatch of each node, by its id."""
     heard: list[tuple[str, str, str]] = field(default_factory=list)
     """Receiver, sender and text of each frame of the level."""
 
     def announce(self, node: str, text: str) -> bool:
-        """Send the frame from this node to all nodes with a link. False, and nothing is sent, below the level."""
+        """Send the frame from this node to all connected nodes. Return False and send nothing below the level."""
         dispatch = self.dispatches[node]
         if (dispatch._node_log.feature_level or 0) < NEXT.highest:
             return False
@@ -63,7 +62,7 @@ class NextVersion:
 
 @contextmanager
 def next_version() -> Iterator[NextVersion]:
-    """Let this process know the command, the row and the frame of the level."""
+    """Make the command, the row and the frame of the level known to this process."""
     version = NextVersion()
     init, heard, handlers = PeerDispatch.__init__, PeerDispatch._heard, TimerPartition.HANDLERS
     touch = handlers[commands.Touch]
@@ -101,7 +100,7 @@ def next_version() -> Iterator[NextVersion]:
 
 
 def rows_of_level(node_log: NodeLog, group: int) -> set[bytes]:
-    """Return the names of the level's rows that a partition has stored here."""
+    """Return the names of the level's rows that a partition has stored on this node."""
     pointer = node_log.pointers.get(group)
     assert pointer is not None
     rows = StoreRows(node_log.stores, pointer.store)

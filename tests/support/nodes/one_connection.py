@@ -1,4 +1,4 @@
-"""A client port's end of one connection, without a node behind it."""
+"""Run the server end of one client connection, without a node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.waiting import PATIENCE_S
 
 
 class NothingTogether:
-    """What a session that takes each request alone says of several."""
+    """A session that handles each request alone, and never several together."""
 
     def gather(self, frames: Any, first: int, most: int, requests: Any, mark: Any) -> int:
         return 0
@@ -25,7 +25,9 @@ class NothingTogether:
 async def one_connection(
     make_session: Callable[[Connection], Any], **options: Any
 ) -> AsyncIterator[tuple[Connection, trio.SocketStream]]:
-    """It runs, and the other end of its socket. `options`: those of `Connection`."""
+    """Run the connection during the block. Yield it and the client's end of its socket.
+
+    `options`: arguments of `Connection`."""
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     client = await trio.open_tcp_stream(*listener.socket.getsockname()[:2])
     stream = await listener.accept()

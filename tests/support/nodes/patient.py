@@ -1,4 +1,4 @@
-"""A client as of somebody who has time: an election may be under way whenever it asks."""
+"""Provide a client that retries changes, because an election may be in progress at any time."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ from tests.support.waiting import PATIENCE_S
 
 T = TypeVar("T")
 LATER = (NotLeader, Unavailable, TimedOut, ConnectionLost)
-"""Nobody can do it now, or it is open whether it was done: what is asked again."""
+"""Errors after which a change is retried: no node can do it now, or its outcome is unknown."""
 
 
 async def until_done(change: Callable[[], Awaitable[T]]) -> tuple[T | SandqError, bool]:
-    """Ask for a change again until it is made or refused: the answer, and whether one before left it open."""
+    """Retry a change until it succeeds or is rejected.
+
+    Return the answer, and whether the outcome of an earlier attempt is unknown."""
     is_open = False
     with trio.fail_after(PATIENCE_S):
         while True:
@@ -43,8 +45,7 @@ async def until_done(change: Callable[[], Awaitable[T]]) -> tuple[T | SandqError
 
 
 class PatientAdmin(Admin):
-    """Where it is open whether a change was made, it asks again, and takes for an answer that there is nothing to do
-    any more."""
+    """Retries changes with an unknown outcome, and accepts the answer that there is nothing left to change."""
 
     async def create_topic(self, /, name: str, **options: Any) -> TopicRecord:
         create = super().create_topic

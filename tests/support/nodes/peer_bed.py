@@ -1,4 +1,4 @@
-"""Nodes that do nothing but be linked, a network between them that can fail, and a peer made by hand."""
+"""Run nodes that only have peer links, a network between them that can fail, and peers that a test plays."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sandq.storage.memory_files import MemoryFiles
 
 SECRET = b"what all nodes of the cluster share"
 LONG_S = 600.0
-"""No link ends by itself because this machine stood still."""
+"""Timeout that is long enough for links to survive a pause of this machine."""
 
 
 class PeerNode:
-    """A node: `events` holds what its links called, in order."""
+    """A node. `events` holds the calls of its links, in order."""
 
     def __init__(
         self, node_id: str, listener: trio.SocketListener, files: Files | None = None, store: str = ""
@@ -50,7 +50,7 @@ class PeerNode:
         self._scope = trio.CancelScope()
         self._stopped = trio.Event()
 
-    # What the links call; a test may put something else in the place of what it does.
+    # Callbacks of the links. They call attributes, so that a test can replace the reactions.
 
     def up(self, peer: Peer) -> None:
         self.on_up(peer)
@@ -66,7 +66,7 @@ class PeerNode:
             await stream.send((node_id, await stream.receive()))
 
     def names(self, node_id: str) -> list[Any]:
-        """What happened with one peer: "up", "down" and the bodies of frames."""
+        """Return the events of one peer: "up", "down" and the bodies of frames."""
         return [
             event[2] if event[0] not in ("up", "down") else event[0] for event in self.events if event[1] == node_id
         ]
@@ -99,7 +99,7 @@ async def new_node(node_id: str, **options: Any) -> PeerNode:
 
 @asynccontextmanager
 async def linked(*nodes: PeerNode, **options: Any) -> AsyncIterator[trio.Nursery]:
-    """Every node knows the address of every other one."""
+    """Run the nodes with links; every node knows the address of every other one."""
     addresses = {node.node_id: node.address for node in nodes}
     async with trio.open_nursery() as nursery:
         for node in nodes:
@@ -111,7 +111,7 @@ async def linked(*nodes: PeerNode, **options: Any) -> AsyncIterator[trio.Nursery
 
 
 class Network:
-    """What lies between a node and an address: bytes pass, unless they are `cut` in a direction."""
+    """Forwards bytes to an address, except in the directions that are in `cut`."""
 
     def __init__(self, to: Address) -> None:
         self.to = to
@@ -132,7 +132,7 @@ class Network:
             nursery.start_soon(self._pass, far, near, f"back {self.accepted}")
 
     async def _pass(self, source: trio.SocketStream, sink: trio.SocketStream, direction: str) -> None:
-        """A cut swallows bytes, and the end as well."""
+        """Copy bytes from `source` to `sink`. A cut direction discards bytes and the end of the stream."""
         try:
             async for data in source:
                 if direction not in self.cut:

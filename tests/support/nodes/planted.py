@@ -15,7 +15,9 @@ from sandq.partition.base.view import View
 
 POISON = b"poison that no replica can apply"
 STEPS = ("decode", "apply", "first", "last", "status", "drain")
-"""Where a fault may be planted: before anything is done, at the first and behind the last write, ..."""
+"""Steps at which a fault may be raised.
+
+"apply" is before any change, "first" and "last" are at the first and after the last write."""
 
 
 class Planted(Exception):
@@ -23,7 +25,7 @@ class Planted(Exception):
 
 
 class Plan:
-    """Where the fault is raised, and on which nodes; changed by the test."""
+    """The step and the nodes at which the fault is raised. A test may change it."""
 
     def __init__(
         self,
@@ -33,9 +35,10 @@ class Plan:
         *,
         is_lasting: bool = True,
     ) -> None:
-        """`step`: "decode", "apply" (before anything is done), "first" or "last" write, "status" or "drain". `nodes`:
-        those whose replicas fail; None: all. `is_lasting`: the status, or drain, fails each time behind the
-        entry; else once."""
+        """`step`: one of `STEPS`.
+
+        `nodes`: the nodes whose replicas fail; None for all. `is_lasting`: the status, or drain, fails at every call
+        after the entry; else at the first one only."""
         self.is_lasting = is_lasting
         self.step = step
         self.marker = marker
@@ -52,11 +55,11 @@ class Plan:
 
 @contextmanager
 def planted(plan: Plan) -> Iterator[Plan]:
-    """Let the entries that hold the plan's marker fail as it says."""
+    """Let the entries that contain the plan's marker fail as the plan says."""
     apply, drain, status = PartitionReplica.apply, PartitionReplica.drain, PartitionReplica.status
     put, entry = View.put, PartitionReplica._entry
     struck: WeakSet[PartitionReplica] = WeakSet()
-    """Replicas whose state is past the marked entry: their status, or drain, fails."""
+    """Replicas that have applied the marked entry, so that their status or drain fails."""
     current: list[PartitionReplica] = []
 
     def forget(replica: PartitionReplica) -> None:

@@ -1,5 +1,6 @@
-"""A TCP proxy between a client and a node that loses what a test wants lost: it knows frames, and cuts a connection in
-the moment when an answer to a PRODUCE would pass, or the PRODUCE itself."""
+"""Provide a TCP proxy between a client and a node that loses the frames that a test chooses.
+
+It knows frames, and closes a connection instead of forwarding a PRODUCE or the answer to one."""
 
 from __future__ import annotations
 
@@ -13,20 +14,20 @@ import trio
 from sandq.protocol.frames import Type
 
 Judge = Callable[[int], bool]
-"""Whether the connection is cut instead of letting the n-th PRODUCE (or answer to one), from 0 on, pass."""
+"""Return whether to close the connection instead of forwarding the n-th PRODUCE (or answer to one), counted from 0."""
 
 
 class Proxy:
-    """`async with proxy_to(port) as proxy`; clients connect to `proxy.port`."""
+    """Use as `async with proxy_to(port) as proxy`; clients connect to `proxy.port`."""
 
     def __init__(self, target: int) -> None:
         self.target = target
-        """The node's port."""
+        """Port of the node."""
         self.port = 0
         self.requests = self.answers = 0
-        """PRODUCEs, and answers to them, that came here."""
+        """Number of PRODUCEs, and of answers to them, that reached the proxy."""
         self.lost = trio.Event()
-        """Set once something was cut off."""
+        """Set when a frame was lost."""
         self.cut_request: Judge = lambda n: False
         self.cut_answer: Judge = lambda n: False
 

@@ -1,4 +1,4 @@
-"""Three nodes of a cluster in this process, each over its own directory, connected on loopback."""
+"""Run three nodes of a cluster in this process, each with a directory of its own, connected on loopback."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ThreeNodes:
         return load_config(None, {f"SANDQ_{key}": value for key, value in settings.items()})
 
     async def start(self, *names: str, **options: Any) -> None:
-        """Returns once they serve."""
+        """Start nodes, by default all, and wait until they serve."""
         with trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as starting:
                 for name in names or NAMES:
@@ -85,17 +85,17 @@ class ThreeNodes:
             scope.cancel()
             await ended.wait()
 
-    # -- looking --------------------------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------------------------
 
     def connect(self, *names: str) -> Any:
-        """A patient client that knows these nodes' addresses, or all."""
+        """Return a patient client that knows the addresses of these nodes, by default of all."""
         return patient_client(*[f"127.0.0.1:{self.client_ports[name]}" for name in names or NAMES])
 
     def host(self, name: str, topic: str = "t", partition: int = 0) -> RaftGroup:
         return self.running[name].broker.catalog.partition(topic, partition).raft_group
 
     def leader(self, topic: str = "t", partition: int = 0) -> str | None:
-        """Who of them leads a partition, and is ready."""
+        """Return the node that leads a partition and can serve it; None if there is none."""
         for name, serving in self.running.items():
             opened = serving.broker.catalog.topics.get(topic)
             if opened is not None and opened.partitions[partition].raft_group.ready:
@@ -109,8 +109,10 @@ class ThreeNodes:
         return leader
 
     async def hand_over(self, *to: str, topic: str = "t", partition: int = 0) -> None:
-        """Have one of these nodes lead a partition. Whoever leads it is asked again and again: those may lack some of
-        the log still, and somebody else may come to lead meanwhile."""
+        """Transfer the leadership of a partition to one of these nodes.
+
+        The transfer is requested repeatedly: the targets may lack entries of the log, and the leader may change
+        meanwhile."""
 
         def is_done() -> bool:
             leader = self.leader(topic, partition)
@@ -125,7 +127,7 @@ class ThreeNodes:
                     delivery.raft_group.stay()
 
     async def until_even(self, topic: str = "t", partition: int = 0) -> None:
-        """Until all that run have applied the same."""
+        """Wait until all running nodes have applied the same entries."""
         topics = [serving.broker.catalog.topics for serving in self.running.values()]
 
         def even() -> bool:
@@ -139,19 +141,19 @@ class ThreeNodes:
 
 
 async def leading(nodes: ThreeNodes) -> Serving:
-    """Who leads the metadata, once somebody does: an election may be under way."""
+    """Return the node that leads the metadata; wait for the end of an election."""
     await until_holds(lambda: any(serving.broker.metadata_host.ready for serving in nodes.running.values()))
     return next(serving for serving in nodes.running.values() if serving.broker.metadata_host.ready)
 
 
 async def compared(nodes: ThreeNodes, *, same: bool) -> tuple[str, ...]:
-    """Compare partition 0 of "t" at whoever leads it, until that is what is found; who differs."""
+    """Compare the replicas of partition 0 of "t" until the result is `same`. Return the nodes that differ."""
 
     async def compare() -> tuple[bool | None, tuple[str, ...]]:
         leader = await nodes.until_led()
         digests, number = nodes.running[leader].digests, nodes.host(leader).number
         found = await digests.compare(number)
-        # Of a node that has just come not all are heard; and who leads no more says nothing.
+        # Ignore the result while digests of new nodes are missing, or if the leader has changed.
         if not all_heard(leader) or nodes.leader() != leader:
             return None, ()
         return found, digests.different.get(number, ())
@@ -165,7 +167,7 @@ async def compared(nodes: ThreeNodes, *, same: bool) -> tuple[str, ...]:
 
 @asynccontextmanager
 async def three_nodes(directory: Path, **environ: str) -> AsyncIterator[ThreeNodes]:
-    """A cluster that was just formed."""
+    """Run a new cluster."""
     async with trio.open_nursery() as nursery:
         nodes = ThreeNodes(directory, nursery, **environ)
         await nodes.start()

@@ -1,4 +1,4 @@
-"""What scenarios with the Python client have in common: taking messages, waiting for what the broker says."""
+"""Provide steps that scenarios with the Python client share: taking messages, waiting for a state of the broker."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def connected(node: Serving, **options: str) -> AsyncIterator[sandq.Client]:
-    """A client of a node in this process."""
+    """Connect a client to a node in this process."""
     async with sandq.connect(f"127.0.0.1:{node.client_port}", **options) as client:
         yield client
 
 
 @asynccontextmanager
 async def with_topic(client: sandq.Client, **options: Any) -> AsyncIterator[None]:
-    """Topic "t" is there: for a line of what a test needs."""
+    """Create topic "t" before the block."""
     await client.admin.create_topic("t", **options)
     yield
 
 
 async def take(subscription: sandq.Subscription, count: int, *, ack: bool = True) -> list[sandq.Message]:
-    """The next `count` messages; acked (and that confirmed) unless told otherwise."""
+    """Return the next `count` messages; ack them and wait for the confirmation, unless `ack` is False."""
     taken: list[sandq.Message] = []
     with trio.fail_after(PATIENCE_S):
         while len(taken) < count:
@@ -44,7 +44,7 @@ async def take(subscription: sandq.Subscription, count: int, *, ack: bool = True
 
 
 async def take_until(subscription: sandq.Subscription, last: bytes) -> list[sandq.Message]:
-    """All messages up to the one with this value, which is left out; all are acked."""
+    """Ack and return all messages before the one with this value; that one is acked, too."""
     taken: list[sandq.Message] = []
     while True:
         (message,) = await take(subscription, 1)
@@ -58,7 +58,7 @@ def values(messages: list[sandq.Message]) -> list[bytes]:
 
 
 async def stored_messages(client: sandq.Client, topic: str = "t") -> int:
-    """How many messages the log of a topic holds."""
+    """Return the number of messages in the log of a topic."""
     return sum(row["messages"] for row in await client.admin.stats(topic))
 
 
@@ -70,7 +70,7 @@ async def waits_until_trimmed(client: sandq.Client, topic: str = "t", left: int 
 
 
 async def refusals(messages: sandq.Messages, message_id: str, unique_key: str) -> set[object]:
-    """The state that every way to cancel and move a message is refused with."""
+    """Return the states with which all ways to cancel and move a message are rejected."""
     states = set()
     for named in ({"id": message_id}, {"unique_key": unique_key}):
         with pytest.raises(TooLate) as refused:

@@ -1,4 +1,4 @@
-"""A timer partition on a table: commands in, results out, rows in memory; every entry passes through its encoding."""
+"""Run a timer partition in memory: commands in, results and rows out. Every entry is encoded and decoded."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from sandq.partition.state_machine import TimerPartition
 from sandq.storage.stores import MemoryStores
 
 T = 1_800_000_000_000
-"""The first stamp; tests count from it in ms."""
+"""Time of the first entry, in ms; tests count from it."""
 ALL = 1 << 30
 FOREVER_MS = offsets.U48_MAX
 STEPS = 10_000
-"""More than any upkeep here takes."""
+"""Limit for a loop of upkeeps: more than any upkeep here needs."""
 
 DEFAULTS = {"lease": "30s", "max_attempts": 3, "backoff": {"kind": "fixed", "first": "1s", "jitter_percent": 0}}
-"""Settings of topics here, where a test says nothing else."""
+"""Default settings of topics in tests."""
 
 Cell = str | bytes | int | None
 
@@ -45,7 +45,7 @@ def batch_of(
     ttls: Sequence[int | None] | None = None,
     unique: Sequence[str | None] | None = None,
 ) -> bytes:
-    """An encoded batch. `due`: ms after T (or, relative, after the stamp)."""
+    """Return an encoded batch. `due`: ms after T (or, if relative, after the entry's time)."""
     columns: dict[int, Any] = {Column.VALUE: [value.encode() for value in values]}
     if due is not None:
         columns[Column.DELIVER_MS] = list(due) if relative else [T + ms for ms in due]
@@ -66,11 +66,11 @@ def by_key(unique_key: str) -> c.Target:
 
 
 class CountedStores(MemoryStores):
-    """How often it was asked: each time a block may be read, which is as large as the largest row in it."""
+    """Counts the reads: each of them may load a block, which is as large as its largest row."""
 
     reads = 0
     scans = 0
-    """Of these."""
+    """Number of the reads that are scans."""
 
     def get(self, key: bytes) -> bytes | None:
         self.reads += 1
@@ -89,13 +89,13 @@ class CountedStores(MemoryStores):
 
 
 class Bench:
-    """Whatever is applied here shows that an entry which is said to need no disk reads no rows."""
+    """Applies entries, and checks that an entry which claims to need no disk reads no rows."""
 
     kind = TIMER
     machine_class: type[TimerPartition] = TimerPartition
 
     def __init__(self, *, look_aheads: LookAheads | None = None, **settings: Any) -> None:
-        """`look_aheads`: those of a node."""
+        """`look_aheads`: the look-aheads of the node."""
         self.look_aheads = look_aheads if look_aheads is not None else LookAheads()
         self.settings = parse_settings(DEFAULTS | settings, self.kind).record()
         self.stores = CountedStores()
@@ -106,10 +106,10 @@ class Bench:
         self.written = 0
         """Bytes of the changes that the last entry made."""
         self.needed_no_disk = False
-        """It was said so of the last entry."""
+        """Whether the last entry claimed to need no disk."""
 
     def apply(self, at: int, *commands: c.Command) -> list[Any]:
-        """Apply one entry stamped T + at and write its rows."""
+        """Apply one entry with the time T + at and write its rows."""
         self.index += 1
         entry = c.Entry.decode(c.Entry(T + at, commands).encode())
         self.needed_no_disk, before = self.machine.needs_no_disk(entry), self.stores.reads
@@ -127,37 +127,41 @@ class Bench:
         return results
 
     def _check_plain(self, leases: list[Any]) -> None:
-        """Rows that were at hand are what is stored; then they are let go, as by who delivers them."""
+        """Check that the cached rows of leases equal the stored ones; then drop them, as a leader does after a
+        delivery."""
         for lease in leases:
             if isinstance(lease, Lease) and lease.plain is not None:
                 assert lease.plain == [self.view.get(rows.log_key(base)) for base, _ in lease.ranges]
                 lease.plain = None
 
     def restart(self) -> None:
-        """Go on from rows alone."""
+        """Load the partition again from its rows alone."""
         self.view = View(self.stores)
         self.machine = self.machine_class.load(0, {} if self.index else self.settings, self.view, self.look_aheads)
 
-    # -- commands, one an entry -----------------------------------------------------------------------------------
+    # -- commands, one per entry ----------------------------------------------------------------------------------
 
     def open(self, group: str = "g", start: c.Position = "earliest", at: int = 0) -> int:
         result: int = self.apply(at, c.OpenGroup(group, start))[0]
         return result
 
     def append(self, *values: str, at: int = 0, due: Sequence[int] | None = None, relative: bool = False) -> Any:
-        """(base, count) of a batch stored whole, or 16 bytes a message. `due`: ms after T (or, relative, after the
-        stamp)."""
+        """Append messages; return (base, count) of a batch row, or 16 bytes per message.
+
+        `due`: ms after T (or, if relative, after the entry's time)."""
         made = self.apply(at, c.Append(batch_of(values, due=due, relative=relative)))[0]
         return made.offsets if isinstance(made, Stored) else made
 
     def send(self, *values: str, at: int = 0, on_conflict: int = c.REJECT, **columns: Any) -> Stored:
-        """Messages that the log keeps one by one: they have keys, ttls, unique keys."""
+        """Append messages as single-message rows, so that they can have keys, ttls and unique keys."""
         made = self.apply(at, c.Append(batch_of(values, **columns), on_conflict=on_conflict, split=True))[0]
         assert isinstance(made, Stored)
         return made
 
     def put(self, value: str, at: int = 0, due: int | None = None, **columns: Any) -> bytes:
-        """One message; its offset. Columns by their names in the singular: key, ttl, unique; on_conflict."""
+        """Append one message and return its offset.
+
+        The names of columns are in the singular: key, ttl, unique; on_conflict."""
         named = {"key": "keys", "ttl": "ttls", "unique": "unique"}
         given = {named[name]: [cell] for name, cell in columns.items() if name in named}
         on_conflict = columns.get("on_conflict", c.REJECT)
@@ -171,7 +175,7 @@ class Bench:
         return result
 
     def one(self, **lease: Any) -> Lease:
-        """The only lease that is granted."""
+        """Return the only lease that is granted."""
         leases = self.lease(**lease)
         assert len(leases) == 1
         return leases[0]
@@ -205,25 +209,25 @@ class Bench:
         return result
 
     def reclaim(self, epoch: int, *, at: int = 0, consumer: str = "c", group: str = "g", ms: int = 30_000) -> Any:
-        """(leases renewed, leases yet to be renewed), or what refused it."""
+        """Return (number of renewed leases, number of leases still to be renewed), or the error."""
         return self.apply(at, c.Reclaim(group, consumer, epoch, ms))[0]
 
     def held(self, consumer: str = "c", group: str = "g") -> list[Lease]:
-        """The live leases of a consumer."""
+        """Return the live leases of a consumer."""
         return self.machine.leases.live_of(group, consumer)
 
     def cancel(self, target: c.Target | bytes, at: int = 0) -> Any:
-        """The outcome; bytes are an id."""
+        """Return the outcome; bytes are an id."""
         named = by_id(target) if isinstance(target, bytes) else target
         return self.apply(at, c.Cancel([named]))[0][0]
 
     def move(self, target: c.Target | bytes, to: int, at: int = 0, *, relative: bool = False) -> Any:
-        """The outcome. `to`: ms after T (or, relative, after the stamp)."""
+        """Return the outcome. `to`: ms after T (or, if relative, after the entry's time)."""
         named = by_id(target) if isinstance(target, bytes) else target
         return self.apply(at, c.Move([(named, to if relative else T + to, relative)]))[0][0]
 
     def update(self, target: c.Target | bytes, value: str | None = None, at: int = 0, *, headers: Any = None) -> Any:
-        """The outcome of another value, other headers (packed), or both, where a message stands."""
+        """Change the value, the (packed) headers, or both, of a message, and return the outcome."""
         named = by_id(target) if isinstance(target, bytes) else target
         given = {Column.VALUE.value: None if value is None else value.encode(), Column.HEADERS.value: headers}
         change = {column: cell for column, cell in given.items() if cell is not None}
@@ -233,7 +237,7 @@ class Bench:
         return result[0]
 
     def seek(self, to: c.Position, at: int = 0, group: str = "g") -> bytes:
-        """Seek, and what follows from it; an int is ms after T."""
+        """Seek and finish the seek with upkeeps; return the cursor. An int is ms after T."""
         cursor = self.apply(at, c.Seek(group, T + to if isinstance(to, int) else to))[0]
         if not isinstance(cursor, bytes):
             raise cursor
@@ -241,7 +245,7 @@ class Bench:
         return cursor
 
     def start_job(self, kind: str, at: int = 0, **arguments: Any) -> bytes:
-        """Start a job; its id. What is not given is everything."""
+        """Start a job and return its id. By default the job matches everything."""
         given: dict[str, Any] = {"from_ms": 0, "until_ms": FOREVER_MS, "dry_run": False} | arguments
         if kind in ("cancel", "move"):
             given = {"key_prefix": None} | given
@@ -257,7 +261,7 @@ class Bench:
         return job_id
 
     def job(self, kind: str, at: int = 0, **arguments: Any) -> tuple[int, int, int]:
-        """Run a job to its end: (matched, done, too_late)."""
+        """Run a job to its end; return (matched, done, too_late)."""
         job_id = self.start_job(kind, at, **arguments)
         self.trim(at)
         shown = self.machine.jobs.find(job_id).shown()
@@ -268,7 +272,7 @@ class Bench:
         self.apply(at, c.Upkeep())
 
     def trim(self, at: int = 0) -> None:
-        """Upkeep until nothing more is due at this time."""
+        """Apply upkeeps until none is due at this time."""
         for _ in range(STEPS):
             due_ms = self.status().upkeep_ms
             if due_ms is None or due_ms > max(T + at, self.machine.now_ms):
@@ -276,13 +280,13 @@ class Bench:
             self.upkeep(at)
         raise AssertionError(f"upkeep is due for ever: {STEPS} steps did not end it")
 
-    # -- looking --------------------------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------------------------
 
     def read(self, ranges: Sequence[Range], kept_of: int | None = None) -> list[Message]:
         return list(MessageReader().messages(self.view, ranges, kept_of))
 
     def messages(self, lease: Lease) -> list[Message]:
-        """What a lease brings to its consumer."""
+        """Return the messages that a lease delivers."""
         return self.read(lease.ranges, lease.group_id if lease.kept else None)
 
     def values(self, leases: Sequence[Lease]) -> list[str]:
@@ -299,15 +303,16 @@ class Bench:
         return self.machine.status(self.view)
 
     def dead(self, group: str = "g") -> list[dead_letters.DeadMessage]:
-        """The dead of a group, and their counts as its row has them."""
+        """Return the dead messages of a group, and check the counts in its row."""
         found = self.machine.groups.named(group)
         listed = dead_letters.scan(found.group_id, None, ALL, ALL, self.view)
         assert +found.dead == {r: n for r in found.dead if (n := sum(m.reason == r for m in listed))}
         return listed
 
     def state_of(self, offset: bytes, group: str = "g") -> str:
-        """delayed, ready, leased, waiting, acked, dead or gone; from what the partition holds, not from what it
-        answered."""
+        """Return the state of a message: delayed, ready, leased, waiting, acked, dead or gone.
+
+        It is computed from the rows and the groups, not from answers of the partition."""
         found = self.machine.groups.named(group)
         for lease in found.leases.values():
             mask, foreign = lease.mask_of([[offset, 1]])

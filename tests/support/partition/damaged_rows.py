@@ -1,8 +1,7 @@
-"""Rows of partitions that have something of everything, damaged by seed, and what is done to a partition made of them.
+"""Damage the rows of partitions by seed, restore partitions from them, and use these partitions.
 
-What the check of rows lets through, and the end of a restore accepts, is in the log of every replica: no ordinary
-command may fail on it with an error that `apply` does not know.
-"""
+The source partitions have rows of nearly every tag. Rows that pass the check and the end of a restore are in the log of
+every replica, so no ordinary command may fail on them with an error that `apply` does not know."""
 
 from __future__ import annotations
 
@@ -63,7 +62,7 @@ COLUMNS: dict[int, Sequence[Any]] = {
 
 @cache
 def source_of(kind: str) -> Bench:
-    """A partition that has rows of nearly every tag."""
+    """Return a partition that has rows of nearly every tag."""
     if kind == "compacted":
         return _keys()
     return _messages(kind)
@@ -177,14 +176,14 @@ def _keys() -> Bench:
     return bench
 
 
-# -- what is done to rows -------------------------------------------------------------------------------------------
+# -- damage -----------------------------------------------------------------------------------------------------------
 
 
 def damaged(rng: random.Random, stored: Sequence[Row]) -> list[Row]:
-    """The rows, one to three of them damaged."""
+    """Return the rows, with one to three of them damaged."""
     found = list(stored)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        # By tag first: there are many log rows, and few of others.
+        # Choose the tag first: there are many log rows, and few of the other tags.
         tag = rng.choice(sorted({key[:1] for key, _ in found}))
         at = rng.choice([number for number, (key, _) in enumerate(found) if key[:1] == tag])
         found[at : at + 1] = rng.choice(_DAMAGES)(rng, *found[at])
@@ -196,7 +195,7 @@ def _gone(rng: random.Random, key: bytes, value: bytes) -> list[Row]:
 
 
 def _twice(rng: random.Random, key: bytes, value: bytes) -> list[Row]:
-    """The same row under another key."""
+    """Repeat the row under another key."""
     changed = bytearray(key)
     changed[rng.randrange(1, len(key)) if len(key) > 1 else 0] ^= 1 << rng.randrange(8)
     return [(key, value), (bytes(changed), value)]
@@ -219,7 +218,7 @@ def _cut(rng: random.Random, key: bytes, value: bytes) -> list[Row]:
 
 
 def _field(rng: random.Random, key: bytes, value: bytes) -> list[Row]:
-    """Another value somewhere in its fields; of a batch another cell, with the right checksum."""
+    """Change a value in the fields of the row; in a batch, change a cell and correct the checksum."""
     tag = key[:1]
     if tag == rows.LOG:
         head, body = value[: rows.LOG_HEADER.size], value[rows.LOG_HEADER.size :]
@@ -260,7 +259,7 @@ def _packed(rng: random.Random, value: bytes) -> bytes:
 
 
 def _changed(rng: random.Random, value: Any) -> Any:
-    """Another value somewhere within this one."""
+    """Return the value with a change at a random depth."""
     if isinstance(value, list) and value and rng.random() < 0.9:
         at = rng.randrange(len(value))
         if rng.random() < 0.1:
@@ -284,11 +283,13 @@ def _changed(rng: random.Random, value: Any) -> Any:
 _DAMAGES = (_gone, _twice, _moved, _flipped, _cut, _field, _field, _field, _field, _field, _field)
 
 
-# -- what is done with a partition that is made of them -------------------------------------------------------------
+# -- use of a damaged partition ---------------------------------------------------------------------------------------
 
 
 def outcome_of(seed: int) -> str:
-    """As `try_rows`; "shut" if `apply` raises what it does not know: a node shuts the partition then (ADR 46)."""
+    """Return the result of `try_rows`, or "shut" if `apply` raises an unknown error.
+
+    A node shuts the partition after such an error (ADR 46)."""
     try:
         return try_rows(seed)
     except Exception:
@@ -296,7 +297,7 @@ def outcome_of(seed: int) -> str:
 
 
 def try_rows(seed: int) -> str:
-    """Restore damaged rows, and use the partition: how far that came. Raises whatever `apply` does not know."""
+    """Restore damaged rows and use the partition; return how far that came. Raises unknown errors of `apply`."""
     rng = random.Random(seed)
     kind = rng.choice(KINDS)
     source = source_of(kind)
@@ -321,7 +322,7 @@ def try_rows(seed: int) -> str:
 
 
 def use(rng: random.Random, bench: Bench) -> None:
-    """Do what producers, consumers and operators do, in some order, with restarts."""
+    """Run random commands of producers, consumers and operators, with restarts."""
     at = LATER_MS
     ids = [key[1:] for key, _ in bench.rows(rows.LOG)] + [key[1:] for key, _ in bench.rows(rows.MOVED)]
     ids += [key[5:] for key, _ in bench.rows(rows.DEAD)] + [bytes(16)]
@@ -397,5 +398,5 @@ def _of_dead(group: str) -> dict[str, Any]:
 
 
 def tags_of_sources() -> set[bytes]:
-    """Tags of all rows that are damaged here."""
+    """Return the tags of all rows that are damaged here."""
     return {key[:1] for kind in KINDS for key, _ in rows_of(source_of(kind))} | {STATE_OF_BACKUP}

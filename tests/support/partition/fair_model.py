@@ -1,34 +1,36 @@
-"""Which tenant is served next, by the guarantees of `sandq.partition.ready.tenant_scheduler`, not by its code.
+"""Model the order in which tenants are served, from the guarantees of `sandq.partition.ready.tenant_scheduler`.
 
-It looks at all nodes again for each turn, and keeps no order of them.
-"""
+It does not use the code of the scheduler. It checks all nodes for each message, and keeps no order of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 SHARE = 1 << 20
-"""What one message is charged at weight 1."""
+"""Virtual time that one message costs at weight 1."""
 OWN = ""
 Path = tuple[str, ...]
 
 
 class FairModel:
-    """The turns of one group. A tenant's path ends with `OWN`, beside those whose names go on from its own."""
+    """The schedule of one group.
+
+    The path of a tenant ends with `OWN`, which separates its own messages from those of tenants whose names extend its
+    name."""
 
     def __init__(self) -> None:
         self.weights: Mapping[str, int] = {}
-        """By pattern: a name, a prefix with `.*` behind it, or `*`."""
+        """Weights by pattern: a name, a prefix followed by `.*`, or `*`."""
         self._finish: dict[Path, int] = {}
         self._virtual: dict[Path, int] = {}
 
     def clear(self) -> None:
-        """Forget all turns."""
+        """Forget all charges."""
         self._finish.clear()
         self._virtual.clear()
 
     def take(self, queues: Mapping[str, list[str]], count: int) -> list[str]:
-        """Take so many messages from these tenants' queues, in the order of their turns."""
+        """Take up to `count` messages from the queues of these tenants, in the order of the schedule."""
         left = {(*tenant.split("."), OWN): list(queue) for tenant, queue in queues.items() if queue}
         self._forget(left)
         taken: list[str] = []
@@ -43,7 +45,7 @@ class FairModel:
         return taken
 
     def _turn(self, left: Mapping[Path, list[str]]) -> Path:
-        """The path whose turn it is, charged for one message."""
+        """Return the path to serve next, charged for one message."""
         node: Path = ()
         while not node or node[-1] != OWN:
             depth = len(node) + 1
@@ -63,7 +65,7 @@ class FairModel:
         return next((self.weights[pattern] for pattern in patterns if pattern in self.weights), 1)
 
     def _forget(self, left: Mapping[Path, list[str]]) -> None:
-        """Forget nodes that have nothing, and have had no more than their share, with all below them."""
+        """Forget nodes without messages that have had no more than their share, with all nodes below them."""
         active = {path[:depth] for path in left for depth in range(len(path) + 1)}
         for node in sorted({*self._finish, *self._virtual}):
             parents = [node[:depth] for depth in range(1, len(node) + 1)]

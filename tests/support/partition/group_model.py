@@ -1,4 +1,4 @@
-"""The model of a timer partition, continued: what groups do with messages, and jobs."""
+"""Continue the model of a timer partition: groups with their leases, and jobs."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ class Job:
 
 class GroupModel(Model):
     def __init__(self, settings: dict[str, Any], step: int) -> None:
-        """`step`: how many messages a job handles at a time."""
+        """`step`: number of messages that a job handles at a time."""
         super().__init__(settings)
         self.step = step
         self.jobs: dict[bytes, Job] = {}
         self.most_in_flight: dict[str, int] = {}
-        """By group, of those that have such a limit, whether or not they are there."""
+        """Limit of leased messages, by group. Groups without such a limit are missing; a named group may not exist."""
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
     def _start(self, to: c.Position) -> bytes:
-        """The first offset that is delivered; never above what is put in from now on."""
+        """Return the first offset to deliver. It is never above messages that are stored later."""
         latest = offset_of(self.floor, self.index, 0)
         if to == "earliest":
             return bytes(16)
@@ -69,7 +69,7 @@ class GroupModel(Model):
         self.groups[name].touched = self.now
 
     def seek(self, name: str, to: c.Position) -> bool:
-        """Whether it is done: not while another one is under way."""
+        """Start a seek. Return False if one is in progress."""
         group = self.groups[name]
         if group.seek_from is not None:
             return False
@@ -78,7 +78,7 @@ class GroupModel(Model):
         again = []
         for message in self.by_offset(group.of("leased", "waiting", "blocked")):
             if group.held[message].state == "blocked" and asked <= self.messages[message].offset <= self.trimmed:
-                continue  # behind what comes again, as before
+                continue  # it is blocked after the messages that come again, as before
             held = group.held.pop(message)
             if asked <= self.messages[message].offset <= self.trimmed:
                 again.append((message, held.immortal, held.lives))
@@ -89,14 +89,14 @@ class GroupModel(Model):
         return True
 
     def _again(self, group: Group, messages: list[tuple[str, bool, Lives]]) -> None:
-        """Ready for a first attempt, from the group's own copies."""
+        """Make messages ready for a first attempt, from the group's own copies."""
         seq = self.next_seq()
         for name, immortal, lives in messages:
             again = Held("waiting", due=self.now, seq=seq, immortal=immortal, since=self.now, lives=lives)
             group.held[name] = again
 
     def _redriven(self, group: Group, name: str) -> tuple[str, bool, Lives]:
-        """A dead message, taken out of its group, as it is to come again."""
+        """Remove a dead message from its group and return what a redrive needs."""
         dead = group.held.pop(name)
         return name, True, dead.with_this_life(self.now)
 
@@ -125,7 +125,7 @@ class GroupModel(Model):
     # -- leases ---------------------------------------------------------------------------------------------------
 
     def lease(self, name: str, horizon: int, grants: list[tuple[str, int]]) -> list[Taken]:
-        """What each grant gets, in order: what waited, what its key had blocked, what comes next in the log."""
+        """Return the messages of each grant, in order: waiting ones, unblocked ones, and the next ones of the log."""
         group = self.groups[name]
         group.touched = self.now
         if group.paused or group.seek_from is not None:
@@ -146,7 +146,9 @@ class GroupModel(Model):
         return taken
 
     def _waiting(self, group: Group, horizon: int, limit: int) -> list[str]:
-        """Together with a message all that began to wait with it are looked at: who is dead of them."""
+        """Return waiting messages that are due.
+
+        All messages that began to wait together are checked together for expired ones."""
         entries: dict[tuple[int, int], list[str]] = {}
         for name in self.by_offset(group.of("waiting")):
             held = group.held[name]
@@ -196,7 +198,7 @@ class GroupModel(Model):
         group.held[name] = Held("leased", since=self.now)
 
     def granted(self, lease: Lease) -> None:
-        """One lease of what was taken."""
+        """Store one lease of the taken messages."""
         self.leases[lease.token] = lease
         together = [self.groups[lease.group].held[name] for name in lease.names]
         (lease.crashes,) = {held.crashes for held in together}
@@ -210,7 +212,7 @@ class GroupModel(Model):
     # -- settling -------------------------------------------------------------------------------------------------
 
     def ack(self, token: int, what: Offsets | None) -> Offsets | str | None:
-        """None: done; "all": the whole lease is lost; else what of it."""
+        """Return None if all is done, "all" if the whole lease is lost, else the lost offsets."""
         lease = self.leases.get(token)
         if lease is None:
             return "all"
@@ -264,7 +266,7 @@ class GroupModel(Model):
         return T + lease.deadline
 
     def expire(self) -> int:
-        """Messages given back."""
+        """Return the number of messages that were given back."""
         count = 0
         due = [lease for lease in self.leases.values() if lease.live and lease.deadline <= self.now]
         for lease in sorted(due, key=lambda lease: (lease.deadline, lease.token)):
@@ -288,7 +290,7 @@ class GroupModel(Model):
         return count
 
     def reclaim(self, group: str, consumer: str, epoch: int, tokens: list[int], ms: int) -> int:
-        """What a consumer held under lower epochs is its own under these tokens. How many leases that are."""
+        """Renew the leases that a consumer held under lower epochs, with these tokens. Return their number."""
         held = [lease for lease in self.leases.values() if (lease.group, lease.consumer) == (group, consumer)]
         stale = sorted([lease for lease in held if lease.live and lease.epoch < epoch], key=lambda lease: lease.token)
         for old, token in zip(stale, tokens, strict=True):
@@ -381,7 +383,7 @@ class GroupModel(Model):
     # -- jobs -----------------------------------------------------------------------------------------------------
 
     def run(self, job: Job) -> None:
-        """One step of a job."""
+        """Run one step of a job."""
         if job.kind in ("cancel", "move"):
             self._run_pending(job)
         else:
@@ -453,7 +455,7 @@ class GroupModel(Model):
             self._again(group, again)
 
     def each_dead(self, group: Group, ids: list[bytes], is_purge: bool) -> list[list[Any]] | None:
-        """Outcomes of those that are named; None: not while a seek is under way."""
+        """Return the outcome of each id; None while a seek is in progress."""
         if group.seek_from is not None:
             return None
         by_id = {message.id: message for message in self.messages.values()}
@@ -475,7 +477,7 @@ class GroupModel(Model):
         return outcomes
 
     def run_seek(self, name: str, position: bytes) -> bytes:
-        """One step of what follows a seek: the dead from its place on come again. How far it is now."""
+        """Run one step of a seek: dead messages from its position on come again. Return the new position."""
         group = self.groups[name]
         assert group.seek_from is not None
         found = [o for o in sorted(self.dead_of(group)) if position < o >= group.seek_from][: self.step]

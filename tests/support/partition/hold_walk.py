@@ -1,4 +1,4 @@
-"""Holds in the random walks of a partition: nothing above one that lives is ever trimmed."""
+"""Add holds to the random command sequences of a partition: nothing above a live hold is ever trimmed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Holding(Producers):
     def __init__(self) -> None:
         super().__init__()
         self.held: dict[str, tuple[bytes, int]] = {}
-        """Offset, and until when (ms after T)."""
+        """Offset and end time (ms after T) of each hold."""
 
     @rule(name=st.sampled_from(NAMES), number=st.one_of(st.none(), numbers), ttl=st.sampled_from(TTLS_MS))
     def hold(self, name: str, number: int | None, ttl: int) -> None:
@@ -37,14 +37,14 @@ class Holding(Producers):
         self._holds_agree()
 
     def is_held(self, offset: bytes) -> bool:
-        """Whether a hold keeps what stands there."""
+        """Return whether a hold keeps the message at this offset."""
         return any(offset > above for above in self._live())
 
     def _live(self) -> list[bytes]:
         return [offset for offset, until in self.held.values() if until > self.model.now]
 
     def _holds_agree(self) -> None:
-        """Those whose time is over may be there until an upkeep comes."""
+        """Compare the holds with the expected ones. Expired holds may exist until the next upkeep."""
         found = {hold.name: (hold.offset, hold.until_ms - T) for hold in self.bench.status().holds}
         live = {name: one for name, one in self.held.items() if one[1] > self.model.now}
         assert live.items() <= found.items() <= self.held.items()

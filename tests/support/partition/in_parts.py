@@ -1,4 +1,6 @@
-"""Commands of which an entry does a part, asked for again as leaders do, so that walks reach the budget of an entry."""
+"""Repeat commands that an entry executes only in part, as leaders do.
+
+With a small budget, random command sequences reach the budget of an entry."""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ Apply = Callable[[c.Command], Any]
 
 @contextmanager
 def small_budget(messages: int | None) -> Iterator[None]:
-    """Entries write so many small messages again; None: as many as ever."""
+    """Let an entry copy at most `messages` small messages; None for the normal budget."""
     if messages is None:
         yield
         return
@@ -35,14 +37,14 @@ class _Host:
 
 
 def nack(apply: Apply, command: c.Nack) -> list[Any]:
-    """Nack, in as many entries as it takes."""
+    """Nack in as many entries as necessary."""
     told: list[Any] = []
     submit_in_parts(_Host(apply), command, told.append, size=1, work=1, line=None)
     return list(told[0])
 
 
 def expire(apply: Apply, machine: TimerPartition) -> int:
-    """Expire, in as many entries as it takes. Messages that were given back or buried."""
+    """Expire in as many entries as necessary. Return the number of messages that were given back or died."""
     count: int = apply(c.Expire())
     while machine.shared.is_budget_spent:
         count += apply(c.Expire())
@@ -50,7 +52,7 @@ def expire(apply: Apply, machine: TimerPartition) -> int:
 
 
 def reclaim(apply: Apply, command: c.Reclaim) -> tuple[int, int]:
-    """Reclaim, in as many entries as it takes. As `c.Reclaim` is answered."""
+    """Reclaim in as many entries as necessary. Return the result of `c.Reclaim`."""
     renewed, left = apply(command)
     while left:
         more, left = apply(command)

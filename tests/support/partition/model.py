@@ -1,10 +1,9 @@
-"""What a timer partition must do, in plain Python: dictionaries of messages and of what each group made of them.
+"""Model a timer partition in plain Python: dictionaries of messages, and the state of each message in each group.
 
-Written from design.md and formats.md, not from the code; it knows no rows, heaps or look-aheads. Times are ms after T.
-Two things happen when the partition gets round to them, so they are watched rather than foretold, and checked to be
-allowed: a message whose ttl has passed is buried (`seen_dead`), and the log is trimmed (`seen_trimmed`). Likewise what
-groups copy aside (`seen_copied`), and keys of what left the log (`seen_keys`).
-"""
+It is written from design.md and formats.md, not from the code, and knows no rows, heaps or look-aheads. Times are ms
+after T. The partition chooses the time of some changes, so the model observes them and checks that they are allowed:
+expired messages become dead (`seen_dead`), the log is trimmed (`seen_trimmed`), groups copy messages (`seen_copied`),
+and keys of trimmed messages are forgotten (`seen_keys`)."""
 
 from __future__ import annotations
 
@@ -43,31 +42,31 @@ class Model:
         self.ever: dict[bytes, str] = {}
         """Every offset that a message had -> its name."""
         self.told: list[tuple[int, str, bytes | str]] = []
-        """What was told last of unique keys that were taken: position, what became of it, the id or state."""
+        """Results of the last append for unique keys that were in use: position, outcome, and the id or state."""
         self.ghosts: list[int] = []
-        """When messages stood that were cancelled or moved once the log had them no more: they count there."""
+        """Delivery times of messages that were cancelled or moved after the log was trimmed: they are counted there."""
 
     def begin(self, index: int, at: int) -> None:
-        """An entry is applied."""
+        """Begin an entry."""
         self.index = index
         self.now = max(self.now, at)
         self.floor = max(self.floor, self.now)
 
-    # -- looking --------------------------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------------------------
 
     @property
     def ordered(self) -> bool:
         return self.settings["ordering"] == "key" or self.settings["max_in_flight_per_key"] is not None
 
     def limit_of(self, group: Group) -> int:
-        """How many messages of a key may be at consumers, or wait."""
+        """Return how many messages of a key may be leased or waiting at the same time."""
         if self.settings["ordering"] == "key":
             return 1
         most: int = self.settings["max_in_flight_per_key"]
         return min(most, group.settings.get("max_in_flight_per_key", most))
 
     def in_log(self) -> list[Message]:
-        """By offset."""
+        """Return the messages of the log by offset."""
         found = (m for m in self.messages.values() if m.gone is None and m.offset > self.trimmed)
         return sorted(found, key=lambda m: m.offset)
 
@@ -84,12 +83,12 @@ class Model:
         return expires is not None and expires <= self.now
 
     def _dies_first(self, name: str, held: Held) -> bool:
-        """Before its next attempt is due."""
+        """Return whether a message expires before its next attempt is due."""
         expires = self.expires(name, held)
         return expires is not None and expires <= held.due
 
     def is_pending(self, name: str) -> bool:
-        """No group made an attempt at it."""
+        """Return whether no group has made an attempt at the message."""
         return all(self.pending_in(group, name) for group in self.groups.values())
 
     def pending_in(self, group: Group, name: str) -> bool:
@@ -99,13 +98,13 @@ class Model:
         return held.state == "blocked" if held is not None else self.messages[name].offset >= group.start
 
     def is_kept(self, name: str) -> bool:
-        """The log has it not any more, and some group has it in a row of its own."""
+        """Return whether a trimmed message is still in a row of some group."""
         message = self.messages[name]
         held = [group.held[name].state for group in self.groups.values() if name in group.held]
         return message.gone is None and message.offset <= self.trimmed and any(state != "dead" for state in held)
 
     def claim(self, name: str) -> tuple[bool, bool, str | None]:
-        """Whether some group has it yet to take; whether it waits in one; and why its producer cannot have it."""
+        """Return whether a group has not leased it, whether it waits in one, and why its producer cannot change it."""
         tried = [group for group in self.groups.values() if not self.pending_in(group, name)]
         states = {group.held[name].state if name in group.held else "acked" for group in tried}
         is_pending = len(tried) < len(self.groups) or not self.groups
@@ -121,26 +120,26 @@ class Model:
         return held.state if held is not None else "acked"
 
     def state(self, name: str) -> str:
-        """Over all groups."""
+        """Return the state over all groups."""
         states = {self.state_in(group, name) for group in self.groups.values()}
         if not states:
             return "ready" if self.messages[name].at <= self.now else "delayed"
         return next(s for s in ("leased", "waiting", "dead", "ready", "delayed", "acked") if s in states)
 
     def busy(self, group: Group) -> Counter[str]:
-        """How many messages of each key are at consumers, or wait."""
+        """Return the number of leased and waiting messages, by key."""
         keys = (self.messages[name].key for name in group.of("leased", "waiting"))
         return Counter(key for key in keys if key is not None and self.ordered)
 
     def is_held_up(self, group: Group, key: str | None) -> bool:
-        """Whether the next message of a key is blocked."""
+        """Return whether the next message of a key is blocked."""
         if not self.ordered or key is None:
             return False
         is_blocked = any(self.messages[name].key == key for name in group.of("blocked"))
         return is_blocked or self.busy(group)[key] >= self.limit_of(group)
 
     def free(self, group: Group) -> list[str]:
-        """Blocked messages whose turn has come."""
+        """Return the blocked messages that may be leased now."""
         busy = self.busy(group)
         found: list[str] = []
         for name in self.by_offset(group.of("blocked")):
@@ -151,11 +150,11 @@ class Model:
         return found
 
     def ahead_of(self, group: Group) -> list[Message]:
-        """What the group has yet to take from the log."""
+        """Return the messages that the group has not read from the log yet."""
         return [m for m in self.in_log() if m.offset >= group.start]
 
     def next_at(self, group: Group) -> int | None:
-        """When something is next to be leased."""
+        """Return the time at which a message can be leased next."""
         if group.paused or group.seek_from is not None:
             return None
         times = [held.due for held in group.of("waiting").values()]
@@ -171,19 +170,19 @@ class Model:
         return (name, d.attempt, d.reason, d.error, d.dead_at, d.history, d.lives)
 
     def _take_out(self, name: str) -> None:
-        """It is nowhere in a group any more."""
+        """Remove the message from all groups."""
         for group in self.groups.values():
             held = group.held.pop(name, None)
             if held is not None and held.state == "dead":
                 group.stale[self.messages[name].offset] = self._entry(name, held)
 
     def seconds(self) -> Counter[int]:
-        """How many messages were put into each second of the log and not taken out again by their producers."""
+        """Return the number of messages in each second of the log that their producers have not removed."""
         stand = [m.at for m in self.messages.values() if m.gone is None]
         return Counter((T + at) // 1000 for at in [*stand, *self.ghosts])
 
     def instants(self) -> set[int]:
-        """When something happens by itself."""
+        """Return the times at which something happens without a command."""
         names = [(group.held.get(name), name) for group in self.groups.values() for name in self.messages]
         found = {self.expires(name, held) for held, name in names} | {m.at for m in self.messages.values()}
         found |= {held.due for held, _ in names if held is not None and held.state == "waiting"}
@@ -199,7 +198,9 @@ class Model:
     def append(
         self, rows: list[Row], relative: bool, policy: int, whole: bool
     ) -> tuple[list[bytes], list[tuple[int, str]]]:
-        """What is answered for each: its offset, or the id of the message that has its key; and the refused."""
+        """Return the answer for each row and the conflicts.
+
+        The answer is the offset of the message, or the id of the message that has its key."""
         answers: list[bytes] = []
         refused: list[tuple[int, str]] = []
         base = b""
@@ -224,8 +225,9 @@ class Model:
         return answers, refused
 
     def _resolve(self, unique: str, policy: int, place: int) -> tuple[str, str | None] | None:
-        """The message that keeps the key from another, and how it is if that one is refused. None: the new one is
-        stored; one that it replaces is gone."""
+        """Return the message that keeps the key, and its state if the new message is rejected.
+
+        None if the new message is stored; a message that it replaces is removed."""
         key = self.keys.get(unique)
         if key is None or key.state == "cancelled" or (key.until is not None and key.until <= self.now):
             return None
@@ -255,18 +257,18 @@ class Model:
         return key.name, state
 
     def _passed(self, unique: str, key: Key) -> None:
-        """Every group has passed its message."""
+        """Note that every group has passed the message of this key."""
         key.state, key.until = "delivered", self.now + self.settings["dedup_window_ms"]
         if key.until <= self.now:
             del self.keys[unique]
 
     def named(self, unique: str) -> str | None:
-        """The message that a key still names."""
+        """Return the message that a key still names."""
         key = self.keys.get(unique)
         return None if key is None or (key.until is not None and key.until <= self.now) else key.name
 
     def delivered(self, group: Group, name: str) -> None:
-        """A group has made an attempt at it."""
+        """Note that a group has made an attempt at the message."""
         unique = self.messages[name].unique
         key = self.keys.get(unique) if unique is not None else None
         if key is None or key.name != name:
@@ -303,14 +305,14 @@ class Model:
         return message.offset
 
     def _delay(self, message: Message, to: int) -> bytes:
-        """It waits, and comes at another time."""
+        """Delay a waiting message."""
         for group in self.groups.values():
             held = group.held[message.name]
             held.due, held.seq = max(to, self.now, message.at), self.next_seq()
         return message.offset
 
     def refusals(self, name: str, *, moved: bool = False) -> list[list[Any]]:
-        """What may be answered to who wants to cancel the message or to move it; [] when it is to be had."""
+        """Return the possible rejections of a cancel or a move; [] if it succeeds."""
         message = self.messages[name]
         gone = ("too_late", "gone")
         if message.gone is not None:
@@ -325,13 +327,13 @@ class Model:
             return [] if refusal is None else [("too_late", refusal)]
         states = [group.held[name].state for group in self.groups.values() if name in group.held]
         held = "leased" if "leased" in states or "waiting" in states else "dead" if "dead" in states else "gone"
-        # Where a message had been moved is forgotten some time after it is gone.
+        # The former offsets of a moved message are forgotten some time after it is gone.
         return [("too_late", held), *([("not_found", None)] if message.moves and held == "gone" else [])]
 
-    # -- watched --------------------------------------------------------------------------------------------------
+    # -- observations ---------------------------------------------------------------------------------------------
 
     def seen_dead(self, group: Group, found: dict[bytes, int]) -> int:
-        """What is among the dead (offset -> when it died) and is not so here died of its ttl. How many."""
+        """Check that new dead messages (offset -> time of death) died of their ttl. Return their number."""
         seen = 0
         for offset, dead_at in found.items():
             name = self.ever[offset]
@@ -359,7 +361,7 @@ class Model:
         )  # fmt: skip
 
     def seen_trimmed(self, trimmed: bytes) -> None:
-        """The log is trimmed up to an offset: all that goes must be allowed to."""
+        """Check that all messages up to an offset may be trimmed, and trim them."""
         assert trimmed >= self.trimmed
         for message in self.in_log():
             if message.offset <= trimmed:
@@ -367,8 +369,9 @@ class Model:
         self.trimmed = trimmed
 
     def seen_keys(self, found: dict[str, tuple[int, bytes, int | None]]) -> None:
-        """Unique keys as they are: (state, id, when it is forgotten). One whose message left the log is let go of some
-        time after no group has it yet to take."""
+        """Compare the unique keys: (state, id, when it is forgotten).
+
+        The key of a trimmed message is forgotten some time after the last group has leased the message."""
         for unique, key in list(self.keys.items()):
             if key.until is not None and key.until <= self.now:
                 continue
@@ -392,7 +395,7 @@ class Model:
                 del self.keys[unique]
 
     def seen_copied(self, group: Group, found: set[bytes]) -> None:
-        """What a group has in rows of its own, by offset."""
+        """Check the messages that a group has copied to rows of its own, by offset."""
         for name, held in group.of("leased", "waiting", "blocked").items():
             is_copied = self.messages[name].offset in found
             since = self.messages[name].at if held.state == "blocked" else held.since
@@ -423,13 +426,13 @@ class Model:
         )
 
     def watch_done(self) -> None:
-        """After each entry."""
+        """Note the messages that all groups are done with. Call it after each entry."""
         for message in self.in_log():
             if message.done_at is None and self.is_done(message.name):
                 message.done_at = self.now
 
     def is_done(self, name: str) -> bool:
-        """Nothing keeps it in the log (when acked means gone): long leased ones have a copy."""
+        """Return whether nothing keeps the message in the log; long leases have a copy."""
         for group in self.groups.values():
             held = group.held.get(name)
             is_copied = held is not None and self._is_copied(name, held)

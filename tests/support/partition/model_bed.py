@@ -1,4 +1,4 @@
-"""Two partitions and a model of them side by side: entries go to all three, and then all of it must agree."""
+"""Compare two partitions and a model: each entry is applied to all three, and then all of them must agree."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SMALL = (
     (counts, "DROP_ROWS", 2),
 )
 numbers = st.integers(0, 1 << 20)
-"""Which of so many: counted round."""
+"""Choice of one of several items, modulo their number."""
 delays = st.sampled_from([0, 0, 0, 1, 40, 999, 3000, 20_000, 90_000])
 steps = st.sampled_from([0, 1, 1, 20, 300, 999, 1000, 4000, 15_000, 31_000, 61_000, 200_000, 600_000])
 positions = st.one_of(st.sampled_from(["earliest", "latest"]), st.integers(-100_000, 5000), st.tuples(numbers))
@@ -76,7 +76,7 @@ class Bed(RuleBasedStateMachine):
         evicts: bool,
     ) -> None:
         self.budget = budget
-        """So many messages an entry that settles leases writes again; None: any number."""
+        """Number of messages that an entry which settles leases may copy; None for no limit."""
         self.patches = ExitStack()
         for module, name, value in SMALL:
             self.patches.enter_context(patch.object(module, name, value))
@@ -84,13 +84,13 @@ class Bed(RuleBasedStateMachine):
         self.bench, self.twin = Bench(**self.topic), Bench(**self.topic)
         self.model = GroupModel(self.bench.settings, STEP)
         self.restarts = restarts
-        """The second one is loaded from its rows every so many entries ..."""
+        """Number of entries after which the second partition is loaded from its rows again."""
         self.evicts = evicts
-        """... and its groups read nothing ahead when an entry comes."""
+        """Whether the groups of the second partition drop their look-ahead before each entry."""
         self.at = 0
         self.made = 0
         self.seeks: dict[bytes, tuple[str, bytes]] = {}
-        """Seek jobs: group, and how far they are."""
+        """Group and position of each seek."""
         self.last_token = -1
         for name in GROUPS[:groups]:
             self.open(name, "earliest")
@@ -98,7 +98,7 @@ class Bed(RuleBasedStateMachine):
     # -- entries --------------------------------------------------------------------------------------------------
 
     def apply(self, command: c.Command) -> Any:
-        """By both partitions; its result."""
+        """Apply a command to both partitions and return its result."""
         self.model.begin(self.bench.index + 1, self.at)
         if self.bench.index % self.restarts == 0:
             self.restart()
@@ -136,17 +136,17 @@ class Bed(RuleBasedStateMachine):
         self.apply(c.OpenGroup(name, to))
         self.model.open(name, to)
 
-    # -- they agree -----------------------------------------------------------------------------------------------
+    # -- comparison -----------------------------------------------------------------------------------------------
 
     def _deaths(self) -> int:
-        """See who died of their ttl."""
+        """Let the model observe messages that died of their ttl."""
         seen = 0
         for group in self.model.groups.values():
             seen += self.model.seen_dead(group, {m.offset: m.dead_ms - T for m in self.bench.dead(group.name)})
         return seen
 
     def _keys(self) -> dict[str, tuple[int, bytes, int | None]]:
-        """Unique keys that are not forgotten: state, id, when they are forgotten (ms after T)."""
+        """Return the unique keys that are not forgotten: state, id, and when they are forgotten (ms after T)."""
         found = {}
         for key, row in self.bench.rows(rows.KEYED_UNIQUE):
             state, message_id, _, until = rows.unpack(row)
@@ -223,11 +223,12 @@ class Bed(RuleBasedStateMachine):
         if model.ordered:
             busy = [model.messages[n].key for n, h in group.held.items() if h.state == "leased" and not h.immortal]
             in_flight = Counter(key for key in busy if key is not None)
-            most = model.settings["max_in_flight_per_key"] or 1  # a group's own may be lower than what it has already
+            # the own limit of a group may be lower than the number that is leased already
+            most = model.settings["max_in_flight_per_key"] or 1
             assert all(count <= most for count in in_flight.values()), "too many of one key at once"
 
     def _tally_agrees(self, state: GroupStatus) -> None:
-        """What is counted as things change is what one finds by looking."""
+        """Check that the incremental counts equal counts over all messages."""
         machine = self.bench.machine
         group, now_ms = machine.groups.named(state.name), machine.now_ms
         now_s, at_s = now_ms // 1000, offsets.deliver_ms(group.cursor) // 1000
@@ -241,7 +242,8 @@ class Bed(RuleBasedStateMachine):
         due = [o for o in ahead if offsets.deliver_ms(o) // 1000 <= now_s and not group.seeking]
         oldest = min([*leased, *waiting, *back, *blocked, *due], default=None)
         assert state.oldest_ms == (None if oldest is None else offsets.deliver_ms(oldest))
-        # What was passed in the cursor's second may not be known, and what was leased ahead is missing in its second.
+        # The second of the cursor is counted as a whole, and messages leased ahead are missing in their second. So the
+        # count of ready messages is only known within bounds.
         wanted = sum(offsets.deliver_ms(o) // 1000 <= now_s for o in ahead)
         passed = sum(offsets.deliver_ms(o) // 1000 == at_s for o in self.model.ever if o <= group.cursor)
         early = sum(offsets.deliver_ms(o) // 1000 > now_s for o in self.model.ever if o <= group.cursor)
@@ -250,7 +252,7 @@ class Bed(RuleBasedStateMachine):
 
 
 def _shown(bench: Bench) -> Status:
-    """Its status, without what counts for one process only, or is not known exactly after a start."""
+    """Return the status without the fields that depend on the process, or are inexact after a start."""
     status = bench.status()
     groups = tuple(replace(group, generation=0, ready=0) for group in status.groups)
     return replace(status, garbage_rows=0, garbage_bytes=0, groups=groups)

@@ -1,4 +1,4 @@
-"""The words in which the model of a timer partition speaks. Times are ms after T."""
+"""Define the types of the model of a timer partition. Times are ms after T."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ HISTORY = 5
 Attempt = tuple[int, str, int, int, str, str | None]
 History = tuple[Attempt, ...]
 Life = tuple[int, int, str, str | None, int, int, History]
-"""One that is over: number, attempts, reason, error, dead at, redriven at, history."""
+"""A life that has ended: number, attempts, reason, error, dead at, redriven at, history."""
 Lives = tuple[Life, ...]
 LIVES = 4
 Entry = tuple[str, int, str, str | None, int, History, Lives]
-"""Of a list of dead messages: name, attempts, reason, error, when, history, lives before."""
+"""Entry in a list of dead messages: name, attempts, reason, error, time, history, earlier lives."""
 
 
 def offset_of(at: int, index: int, place: int) -> bytes:
@@ -28,7 +28,7 @@ def offset_of(at: int, index: int, place: int) -> bytes:
 
 
 def name_of(value: bytes) -> str:
-    """The name of the message that has, or had, this value."""
+    """Return the name of the message that has, or had, this value."""
     return value.decode().partition("~")[0]
 
 
@@ -38,26 +38,26 @@ class Message:
     id: bytes
     offset: bytes
     at: int
-    """When it is delivered."""
+    """Delivery time."""
     key: str | None
     ttl: int | None
     unique: str | None
     created: int
     row: bytes
-    """Messages with the same leave the log together."""
+    """Row in the log. Messages with the same row leave the log together."""
     moves: int = 0
     done_at: int | None = None
-    """When every group was first done with it: from then on retention counts, also after a seek."""
+    """When every group was first done with the message: retention counts from it, also after a seek."""
     gone: str | None = None
-    """cancelled (by its producer) or removed (by a job, or replaced)."""
+    """"cancelled" (by its producer) or "removed" (by a job, or replaced)."""
     gone_at: int = 0
     suffix: str = ""
-    """Of its value, since it was updated."""
+    """End of the value, set by an update."""
     headers: bytes | None = None
 
     @property
     def value(self) -> str:
-        """What it has now: it begins with its name."""
+        """Return the current value, which begins with the name."""
         return self.name + self.suffix
 
     @property
@@ -67,30 +67,30 @@ class Message:
 
 @dataclass
 class Held:
-    """A message with a group: leased, waiting, blocked or dead."""
+    """A message in a group: leased, waiting, blocked or dead."""
 
     state: str
     attempt: int = 0
     token: int = 0
     since: int = 0
-    """When it was first leased."""
+    """Time of the first lease."""
     due: int = 0
     seq: int = 0
     error: str | None = None
     history: History = ()
     snoozes: int = 0
     crashes: int = 0
-    """How many of its leases ended unsettled in succession."""
+    """Number of consecutive leases that ended unsettled."""
     immortal: bool = False
     copied: bool = False
-    """Its group has it in a row of its own."""
+    """Whether the group has a copy in a row of its own."""
     reason: str = ""
     dead_at: int = 0
     lives: Lives = ()
-    """Those before it was redriven."""
+    """Lives before the last redrive."""
 
     def with_this_life(self, now: int) -> Lives:
-        """Its lives once it is redriven, now that it is dead."""
+        """Return the lives of a dead message after a redrive at `now`."""
         number = self.lives[-1][0] + 1 if self.lives else 1
         ended = (number, self.attempt, self.reason, self.error, self.dead_at, now, self.history)
         return (*self.lives, ended)[-LIVES:]
@@ -100,16 +100,16 @@ class Held:
 class Group:
     name: str
     start: bytes
-    """Everything below was passed."""
+    """All offsets below it were passed."""
     touched: int
     opened: int
     settings: dict[str, Any] = field(default_factory=dict)
     held: dict[str, Held] = field(default_factory=dict)
     paused: bool = False
     seek_from: bytes | None = None
-    """A seek is under way: what died from here on comes again."""
+    """Start of the seek in progress: dead messages from this offset on come again."""
     stale: dict[bytes, Entry] = field(default_factory=dict)
-    """Among the dead of before until the seek is done, though they were cancelled or moved since."""
+    """Entries that stay in the list of dead messages until the seek is done, though they were cancelled or moved."""
 
     def of(self, *states: str) -> dict[str, Held]:
         return {name: held for name, held in self.held.items() if held.state in states}
@@ -123,7 +123,7 @@ class Lease:
     attempt: int
     names: list[str]
     offsets: dict[str, bytes]
-    """Where they stood when they were leased."""
+    """Offset of each message when it was leased."""
     leased_at: int
     deadline: int
     acked: set[str] = field(default_factory=set)
@@ -136,7 +136,7 @@ class Lease:
 
     @property
     def charged(self) -> set[str]:
-        """The messages that use an attempt if the lease ends now."""
+        """Return the messages that use an attempt if the lease ends now."""
         live = self.live
         if not self.handlers or self.crashes >= 5:
             return set(live)
@@ -150,8 +150,7 @@ class Lease:
 
 @dataclass
 class Key:
-    """What a unique key stands for: held, attempted (by some group, and another has it yet to take), delivered or
-    cancelled."""
+    """State of a unique key: held, attempted (by some groups, but not by all), delivered or cancelled."""
 
     state: str
     name: str

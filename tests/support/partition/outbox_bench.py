@@ -1,4 +1,4 @@
-"""A partition that sends, and one that it sends to, on a table: batches are carried by hand, as often as one likes."""
+"""Run a sending partition and a receiving one in memory. A test carries the batches, as often as it wants."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from sandq.partition.reader.pieces import Message
 from tests.support.partition.bench import Bench, T
 
 TO = 9
-"""The number of the topic that dead letters go to."""
+"""Number of the topic that dead letters go to."""
 GROUP = 77
-"""The Raft group of the partition that sends."""
+"""Raft group of the sending partition."""
 HERE = Target(TO, 0)
 
 
 class OutboxBench(Bench):
-    """Dead letters go to the topic `TO`."""
+    """A partition whose dead letters go to the topic `TO`."""
 
     def __init__(self, *, partitions: int = 1, to_kind: str = TIMER, **settings: Any) -> None:
         super().__init__(**({"max_attempts": 1} | settings))
@@ -34,13 +34,13 @@ class OutboxBench(Bench):
         self.open()
 
     def forward_to(self, topic: int | None, partitions: int = 1, kind: str = TIMER) -> None:
-        """Let dead letters go to a topic from now on, or (None) stay where they are."""
+        """Send dead letters to a topic from now on, or (None) keep them."""
         record = {name: value for name, value in self.settings.items() if name != DEAD_LETTER}
         self.settings = record if topic is None else record | {DEAD_LETTER: [topic, partitions, kind, "orders"]}
         self.apply(0, c.Configure(self.settings))
 
     def kill(self, *values: str, at: int = 0, **columns: Any) -> list[bytes]:
-        """Put messages that die of their first attempt; their ids."""
+        """Put messages that die at their first attempt; return their ids."""
         ids = [self.put(value, at=at, **columns) for value in values]
         for lease in self.lease(at=at):
             self.nack(lease.token, at=at, error="boom")
@@ -48,12 +48,12 @@ class OutboxBench(Bench):
 
     @property
     def batches(self) -> dict[Target, int]:
-        """What is being sent, and the epochs."""
+        """Return the epoch of each batch in progress, by target."""
         status = self.status().outbox
         return {} if status is None else status.batches
 
     def batch(self, target: Target) -> c.Append:
-        """What is being sent to a partition, as that gets it."""
+        """Return the command that stores the batch of a partition there."""
         epoch = self.batches[target]
         raw = PartitionQueries(self.machine, self.view).outbox_batch(target, epoch)
         assert raw is not None
@@ -62,23 +62,23 @@ class OutboxBench(Bench):
         return c.Append(raw, reserved_producer(GROUP), epoch, sequence_of(1), split=split)
 
     def sent(self, target: Target, epoch: int, at: int = 0) -> str:
-        """What becomes of a batch that was stored."""
+        """Report that a batch was stored; return the outcome."""
         outcome: str = self.apply(at, c.OutboxSent(*target, epoch))[0]
         return outcome
 
     def refused(self, target: Target, epoch: int, error: str | None = "no", at: int = 0) -> str:
-        """What becomes of a batch that was not."""
+        """Report that a batch was rejected; return the outcome."""
         outcome: str = self.apply(at, c.OutboxRefused(*target, epoch, error))[0]
         return outcome
 
 
 def receiver(**settings: Any) -> Bench:
-    """A partition that gets what is sent."""
+    """Return a partition that receives batches."""
     return Bench(**settings)
 
 
 def carry(sender: OutboxBench, to: Bench, target: Target = HERE, at: int = 0) -> None:
-    """Have one batch stored, and say so."""
+    """Store one batch at the receiver, and report it to the sender."""
     command = sender.batch(target)
     stored = to.apply(at, command)[0]
     assert not isinstance(stored, SandqError), stored
@@ -86,7 +86,7 @@ def carry(sender: OutboxBench, to: Bench, target: Target = HERE, at: int = 0) ->
 
 
 def arrived(to: Bench) -> list[Message]:
-    """Every message that a partition has ever stored, in its order (it keeps all of them)."""
+    """Return every message that a partition has ever stored, in order; the partition keeps all of them."""
     return [message for row in to.rows(rows.LOG) for message in _messages(to, row)]
 
 

@@ -1,4 +1,4 @@
-"""What groups come to, found by looking at all that they hold: what the partition keeps as it goes must be the same."""
+"""Recompute the derived values of groups from all that they hold, and compare them with the incremental values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.partition.bench import Bench
 
 
 def check_groups(bench: Bench) -> None:
-    """What is known of each group, and of all of them, is what one finds by looking."""
+    """Check the values of each group and of all groups."""
     machine, groups = bench.machine, bench.machine.groups
     for group in groups.by_id.values():
         assert group.done_below() == _done_below(group)

@@ -1,4 +1,4 @@
-"""What producers do to a partition: they send, cancel and move."""
+"""Add the commands of producers to the random command sequences: they send, cancel and move."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Producers(Bed):
     @precondition(lambda self: self.model.ordered)
     @rule(key=st.sampled_from("ab"), dues=st.lists(delays, min_size=3, max_size=BATCH))
     def produce_of_one_key(self, key: str, dues: list[int]) -> None:
-        """So that more of it are due than there may be at once."""
+        """Produce several messages of one key, so that some are due while others are leased."""
         self._append([Row(self._name(), due, key) for due in dues], True, c.REJECT, split=True)
 
     @rule(count=st.integers(1, BATCH), due=delays, relative=st.booleans())
@@ -141,16 +141,16 @@ class Producers(Bed):
             message.headers = message.headers if is_value else headers or None
 
     def _targets(self, numbers: list[int], how: str) -> list[tuple[c.Target, str | None]]:
-        self.model.begin(self.bench.index + 1, self.at)  # what a key names depends on the time
+        self.model.begin(self.bench.index + 1, self.at)  # the message of a key depends on the time
         targets: list[tuple[c.Target, str | None]] = []
         for number in numbers:
-            # Where it stands is a name for it once in a command: then it is gone from there.
+            # An offset names its message only once in a command, because the first change moves it.
             again = self._target(number, how)[1] in [name for _, name in targets]
             targets.append(self._target(number, "id" if again and how == "offset" else how))
         return targets
 
     def _target(self, number: int, how: str) -> tuple[c.Target, str | None]:
-        """A message by one of its names; and which it is."""
+        """Return a target by one of its names, and the name of the message."""
         if how == "key":
             unique = UNIQUE[number % len(UNIQUE)]
             target: c.Target = [c.TARGET_KEY, unique.encode(), None, unique.encode()]
@@ -158,12 +158,12 @@ class Producers(Bed):
         names = list(self.model.messages)
         name = names[-1 - number % len(names)]
         message = self.model.messages[name]
-        # Where it had been moved to leads to it as long as it stands there.
+        # The current offset of a moved message is a valid target while the message is in the log.
         is_there = how == "offset" and message.gone is None and message.offset > self.model.trimmed
         return by_id(message.offset if is_there else message.id), name
 
     def _refused(self, outcome: Any, name: str | None, cancelled: str = "", moved: bool | None = None) -> bool:
-        """Whether a cancel, a move or an update was refused, as it had to be."""
+        """Return whether a cancel, a move or an update was rejected, and check that the rejection is right."""
         if name is None:
             assert outcome == ("not_found", None)
             return True

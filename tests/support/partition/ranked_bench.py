@@ -1,4 +1,4 @@
-"""A partition of a priority or fair topic on a table."""
+"""Run a partition of a priority or fair topic in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.partition.bench import Bench, T
 
 
 class RankedBench(Bench):
-    """Messages have a priority and, where the topic is fair, a tenant."""
+    """A partition whose messages have a priority and, in a fair topic, a tenant."""
 
     def __init__(self, kind: str = "priority", **settings: Any) -> None:
         self.kind = kind
@@ -29,7 +29,9 @@ class RankedBench(Bench):
         due: Sequence[int] | None = None,
         **columns: Sequence[Any],
     ) -> list[bytes]:
-        """Store messages in one batch; their offsets. One priority or tenant is that of all of them."""
+        """Store messages in one batch and return their offsets.
+
+        A single priority or tenant applies to all of them."""
         cells: dict[int, Any] = {Column.VALUE: [value.encode() for value in values]}
         if due is not None:
             cells[Column.DELIVER_MS] = [T + ms for ms in due]
@@ -50,7 +52,7 @@ class RankedBench(Bench):
         return [(int.from_bytes(base, "big") + (place << 12)).to_bytes(16, "big") for place in range(count)]
 
     def take(self, limit: int = 1, at: int = 0, group: str = "g", consumer: str = "c") -> list[str]:
-        """Lease so many and ack them: their values, in the order of their delivery."""
+        """Lease and ack up to `limit` messages; return their values in the order of delivery."""
         leases = self.lease(limit, at=at, group=group, consumer=consumer)
         values = self.values(leases)
         for lease in leases:

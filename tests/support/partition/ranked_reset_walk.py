@@ -1,7 +1,6 @@
-"""A ranked partition whose clock goes wrong and is set back: the walk of a timer partition, with priorities.
+"""Run random commands on a ranked partition whose clock goes wrong and is set back.
 
-The bed is that of `ResetWalk`; its producers give each message a priority and a tenant as well.
-"""
+The commands are those of `ResetSequence`; its producers also give each message a priority and a tenant."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ class RankedResetWalk(ResetWalk):
     def __init__(self, seed: int, kind: str) -> None:
         self.kind = kind
         self.ranks: dict[str, tuple[str, int]] = {}
-        """By the name of a message: its tenant, its priority."""
+        """Tenant and priority of each message, by its name."""
         self.promoted_until: dict[str, int] = {}
         super().__init__(seed)
 
@@ -30,7 +29,7 @@ class RankedResetWalk(ResetWalk):
         return RankedBench(self.kind, **settings)
 
     def apply(self, *commands: c.Command) -> Any:
-        """Give what is appended priorities and tenants first."""
+        """Add priorities and tenants to appends before they are applied."""
         return super().apply(*[self._ranked(one) if isinstance(one, c.Append) else one for one in commands])
 
     def _ranked(self, command: c.Append) -> c.Append:
@@ -54,7 +53,7 @@ class RankedResetWalk(ResetWalk):
         return c.Append(data, on_conflict=command.on_conflict, split=command.split)
 
     def due_until(self, group: str) -> int:
-        """What was promoted by a wrong clock stands in its queue until that is set back."""
+        """Messages that were promoted by a wrong clock stay in the queue until the clock is set back."""
         until = max(super().due_until(group), self.promoted_until.get(group, 0))
         self.promoted_until[group] = until
         return until
@@ -64,7 +63,7 @@ class RankedResetWalk(ResetWalk):
         return super().reset()
 
     def lease(self, group: str | None = None, limit: int | None = None) -> list[Lease]:
-        """Lease, and check that each tenant's messages of one lease command come in order."""
+        """Lease, and check that each tenant's messages of one lease command are in order."""
         group = group or self.random.choice(self.open)
         self.due_until(group)
         granted = super().lease(group, limit)

@@ -1,9 +1,8 @@
-"""A random walk of two partitions of a fair topic that apply the same entries: one lives, one is loaded from its rows
-before each of them.
+"""Run random commands on two partitions of a fair topic that apply the same entries.
 
-After each entry they have the same rows and have answered the same. Limits and rates of tenants hold, and a leader
-that goes by what it is told does not spin: when a lease gives nothing, nothing is said to be due. Times are ms after T.
-"""
+One of them stays in memory; the other one is loaded from its rows before each entry. After each entry, both must have
+the same rows and must have given the same answer. Limits and rates of tenants must hold. A leader that follows the
+answers must not spin: if a lease grants nothing, the status must not report a due message. Times are ms after T."""
 
 from __future__ import annotations
 
@@ -57,9 +56,9 @@ LIMITS: tuple[Mapping[str, Any], ...] = (
     {"rate": "2/s", "burst": 3},
     {"rate": "5/s", "max_in_flight": 2},
 )
-"""Of a group."""
+"""Limits of a group."""
 OF_GROUP = ""
-"""In place of a tenant."""
+"""Stands for the limit of the group itself, where a tenant's name is expected."""
 DAY_MS = 86_400_000
 DEEDS = {
     "add": 22,
@@ -77,7 +76,7 @@ DEEDS = {
     "start_job": 1,
     "dead_by_id": 2,
 }
-"""How often each is drawn."""
+"""Weight of each action in the random choice."""
 SMALL_STEPS = (
     (trim, "TRIM_ROWS", 3),
     (sweep, "LEAST_SETTLED", 2),
@@ -93,36 +92,36 @@ SMALL_STEPS = (
 
 
 class Pace(NamedTuple):
-    """A rate that holds for a tenant."""
+    """A rate limit of a tenant."""
 
     interval_us: int
     burst: int
 
 
 class Given(NamedTuple):
-    """Messages of a tenant that a group was given at once."""
+    """Messages that a group was granted at once for a tenant."""
 
     at_us: int
     messages: int
 
 
 def walk_plain(seed: int) -> RankedTwins:
-    """Walk with limits, rates, ageing, seeks, pauses and changes of settings."""
+    """Run with limits, rates, ageing, seeks, pauses and changes of settings."""
     return _walk(RankedTwins(seed))
 
 
 def walk_clock(seed: int) -> RankedTwins:
-    """Walk with a clock that jumps ahead and is set back, and with leases whose horizon is behind."""
+    """Run with a clock that jumps ahead and is set back, and with leases whose horizon is in the past."""
     return _walk(RankedTwins(seed, goes_wrong=True))
 
 
 def walk_gaps(seed: int) -> RankedTwins:
-    """Walk where a group soon has too much that waits to be given anything new."""
+    """Run with a group that soon has too many waiting messages to be granted new ones."""
     return _walk(RankedTwins(seed), (group_module, "FIXED", replace(FIXED, max_gaps=2)))
 
 
 def walk_queues(seed: int) -> RankedTwins:
-    """Walk where a group soon has too many ready queues to promote more."""
+    """Run with a group that soon has too many ready queues to promote more messages."""
     few = replace(FIXED, ready_queue_bytes=6000) if seed % 4 == 1 else replace(FIXED, ready_queues=3)
     return _walk(RankedTwins(seed), (ready_queues, "FIXED", few))
 
@@ -137,10 +136,10 @@ def _walk(twins: RankedTwins, *limits: tuple[Any, str, Any]) -> RankedTwins:
 
 
 class RankedTwins:
-    """Two partitions, and what is to hold for both."""
+    """Two partitions, the commands for them, and the checks of both."""
 
     def __init__(self, seed: int, *, goes_wrong: bool = False) -> None:
-        """`goes_wrong`: its clock does, now and then."""
+        """`goes_wrong`: the clock is wrong at times."""
         self.draw = Random(seed)
         self.goes_wrong = goes_wrong
         self.weights = DEEDS | ({"go_wrong": 3} if goes_wrong else {})
@@ -151,20 +150,20 @@ class RankedTwins:
         self.now = self.made = self.jobs = 0
         self.tokens: list[int] = []
         self.given: dict[tuple[str, str], list[Given]] = {}
-        """By group and tenant: what it was given since a rate holds for it."""
+        """Grants by group and tenant, since the current rate limit was set."""
         self.happened: Counter[str] = Counter()
-        """How often a walk came to what it is for."""
+        """Number of times that each interesting case occurred."""
         for group in GROUPS:
             self.apply(c.OpenGroup(group, "earliest"))
 
     def step(self) -> None:
-        """Let some time pass, and do one thing."""
+        """Let some time pass, and run one random action."""
         self.now += self.draw.choice([0, 0, 10, 100, 400, 900, 3000])
         deed: Callable[[], None] = getattr(self, self.draw.choices(list(self.weights), list(self.weights.values()))[0])
         deed()
 
     def apply(self, command: c.Command, at: int | None = None) -> Any:
-        """Apply an entry to both, stamped now unless `at` says otherwise; its result."""
+        """Apply an entry to both partitions, at the time `at` (by default now), and return its result."""
         self.twin.restart()
         if self.draw.random() < 0.3:
             for look_ahead in self.bench.machine.groups.readers():
@@ -180,7 +179,7 @@ class RankedTwins:
     # -- in -------------------------------------------------------------------------------------------------------
 
     def add(self) -> None:
-        """Store a batch: of one queue or of several, due or not yet, of which some may die or replace others."""
+        """Store a random batch: of one or more queues, due or not, with messages that may expire or replace others."""
         draw, count = self.draw, self.draw.choice([1, 2, 3, 5])
         values = [f"m{self.made + place}".encode() for place in range(count)]
         self.made += count
@@ -202,7 +201,7 @@ class RankedTwins:
         self.apply(c.Append(encode(cells), split=has_ttls or has_keys, on_conflict=c.REPLACE))
 
     def change(self) -> None:
-        """Cancel a message of the log, give it another priority, another time, or both."""
+        """Change a message of the log: cancel it, change its priority, its time, or both."""
         found = [key[1:] for key, _ in self.bench.rows(rows.LOG)]
         if not found:
             return
@@ -219,8 +218,9 @@ class RankedTwins:
     # -- out ------------------------------------------------------------------------------------------------------
 
     def lease(self) -> None:
-        """Lease as a leader does: until something is given, or nothing is said to be due. Each lease that gives nothing
-        gets on with what is due, or the leader would spin."""
+        """Lease as a leader does: until messages are granted, or the status reports that none is due.
+
+        A lease that grants nothing must make progress with the due messages, or the leader would spin."""
         group, limit = self.draw.choice(GROUPS), self.draw.choice([1, 2, 3, 7, 20])
         lease_ms, horizon = self.draw.choice([3000, 30_000]), self.now + 40
         if self.goes_wrong and self.draw.random() < 0.15:
@@ -230,7 +230,7 @@ class RankedTwins:
             living, loaded = self.statuses(group)
             assert living.is_promoting == loaded.is_promoting
             is_due = any(status.due_ms is not None and status.due_ms <= T + self.now for status in (living, loaded))
-            # With a horizon that is behind, what came to be due since is left.
+            # If the horizon is in the past, messages that became due after it remain.
             if not living.is_promoting and (not is_due or horizon < self.now):
                 self.happened["rested"] += 1
                 self.happened["held_up"] += living.next_ms is not None and not is_due
@@ -242,8 +242,9 @@ class RankedTwins:
             before = progress
 
     def _check_rest(self, group: str, *, is_due: bool) -> None:
-        """A group that says of itself that nothing is due gives nothing to whoever asks even so: one that was loaded
-        just now may think that something is."""
+        """Check that a group which reports no due messages grants none.
+
+        A group that was loaded just now may report due messages without having any."""
         found = self.bench.machine.groups.named(group)
         if is_due or found.halts or found.paused or self.draw.random() < 0.5:
             return
@@ -252,12 +253,12 @@ class RankedTwins:
         self.happened["rests"] += 1
 
     def statuses(self, group: str) -> list[GroupStatus]:
-        """What both say of a group."""
+        """Return the status of the group in both partitions."""
         found = [bench.status().groups.get(group) for bench in self.benches]
         return [status for status in found if status is not None]
 
     def grant(self, group: str, limit: int, lease_ms: int, at: int, horizon: int) -> list[Lease]:
-        """Lease once, and check limits and rates; what was given. Nothing is while the clock is being set back."""
+        """Lease once, check limits and rates, and return the leases. A lease fails during a clock reset."""
         granted = self.apply(c.Lease(group, T + horizon, [c.Grant("c", limit, lease_ms)]), at)
         if not isinstance(granted, list):
             assert granted.code == "UNAVAILABLE"
@@ -287,7 +288,7 @@ class RankedTwins:
         return limits_of(self.bench.machine.settings).get(group)
 
     def _check_in_flight(self, group: str, given: Counter[str]) -> None:
-        """What is leased is counted, and nothing was given beyond a limit."""
+        """Check the counts of leased messages, and that no grant exceeded a limit."""
         found = self.bench.machine.groups.named(group)
         assert found.ready is not None
         self.happened["crowded"] += bool(found.ready.limits.crowding.stopped)
@@ -307,7 +308,7 @@ class RankedTwins:
             self.happened["full"] += in_flight[tenant] == most
 
     def _check_rate(self, group: str, tenant: str, pace: Pace | None, count: int) -> None:
-        """In no window of time that ends now was a tenant, or the group, given more than its rate allows."""
+        """Check that no time window until now contains more messages than the rate of the tenant or group allows."""
         if pace is None:
             return
         given, now_us = self.given.setdefault((group, tenant), []), self.bench.machine.now_ms * 1000
@@ -320,7 +321,7 @@ class RankedTwins:
             self.happened["at_rate"] += total == allowed
 
     def _rule_of(self, tenant: str) -> Mapping[str, Any]:
-        """What the rules say of a tenant: the most exact pattern counts."""
+        """Return the rules of a tenant: those of the most specific pattern."""
         names = tenant.split(".")
         patterns = [tenant, *(".".join((*names[:end], "*")) for end in range(len(names) - 1, -1, -1))]
         return next((self.rules[pattern] for pattern in patterns if pattern in self.rules), {})
@@ -362,7 +363,7 @@ class RankedTwins:
     # -- administration -------------------------------------------------------------------------------------------
 
     def configure(self) -> None:
-        """Give the topic other rules, and another ageing."""
+        """Change the rules and the ageing of the topic."""
         before = {key: self._pace_of(key[1]) for key in self.given if key[1] != OF_GROUP}
         self.rules = self.draw.choice(RULES)
         ageing = {"ageing": "1s"} if self.draw.random() < 0.3 else {}
@@ -372,7 +373,7 @@ class RankedTwins:
                 del self.given[key]
 
     def limit(self) -> None:
-        """Give a group other limits, or none."""
+        """Change or remove the limits of a group."""
         group = self.draw.choice(GROUPS)
         limit = parse_limit(self.draw.choice(LIMITS))
         self.apply(c.Configure(with_limit(self.bench.machine.settings, group, 1, limit)))
@@ -391,7 +392,7 @@ class RankedTwins:
         self.apply(c.Upkeep())
 
     def start_job(self) -> None:
-        """Start a job of any kind, and do its first step."""
+        """Start a job of a random kind, and run its first step."""
         kind = self.draw.choice(["cancel", "move", "redrive", "purge_dead"])
         arguments: dict[str, Any] = {"from_ms": 0, "until_ms": FOREVER_MS, "dry_run": False}
         if kind in ("cancel", "move"):
@@ -407,7 +408,7 @@ class RankedTwins:
         self.upkeep()
 
     def dead_by_id(self) -> None:
-        """Redrive or purge a few dead letters of a group by their ids."""
+        """Redrive or purge up to three dead letters of a group by their ids."""
         group = self.draw.choice(GROUPS)
         ids = [message.id for message in self.bench.dead(group)]
         if ids:
@@ -415,7 +416,7 @@ class RankedTwins:
             self.apply(self.draw.choice([c.RedriveDead, c.RedriveDead, c.PurgeDead])(group, some))
 
     def go_wrong(self) -> None:
-        """Have an entry come from a clock that is far ahead, and set the clock back, at least in part."""
+        """Apply an entry with a time far ahead, and set the clock back, at least in part."""
         ahead = self.now + self.draw.choice([20_000, 10 * DAY_MS])
         if self.draw.random() < 0.7:
             self.grant(self.draw.choice(GROUPS), 5, 3000, ahead, ahead)
@@ -432,7 +433,7 @@ class RankedTwins:
 
 
 def _tenants_of(lease: Lease) -> Counter[str]:
-    """By tenant: live messages of a lease."""
+    """Return the number of live messages of a lease, by tenant."""
     counts: Counter[str] = Counter()
     for queue, ranges in lease.by_queue(lease.live):
         assert queue is not None

@@ -1,8 +1,7 @@
-"""A random walk over a partition of a priority or fair topic, beside what it promises, in plain Python.
+"""Run random commands on a partition of a priority or fair topic, and compare it with a model of its promises.
 
-Two partitions apply the same entries: one lives, one is loaded from its rows before each of them. They must have the
-same rows. Times are ms after T.
-"""
+Two partitions apply the same entries: one stays in memory, the other one is loaded from its rows before each entry.
+They must have the same rows. Times are ms after T."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ BACK_OFF = 1000
 PENDING, LEASED, WAITING, DEAD, ACKED = "pending", "leased", "waiting", "dead", "acked"
 REFUSALS = (LEASED, DEAD, ACKED)
 LARGE = 5000
-"""Bytes of a payload that is kept apart."""
+"""Size of a payload that is stored in a row of its own, in bytes."""
 
 
 @dataclass
@@ -51,7 +50,7 @@ class Message:
     unique: str | None
     gone: bool = False
     was_passed: bool = False
-    """At some time no group had it yet to take."""
+    """Whether at some time all groups had made an attempt at it."""
 
     @property
     def at(self) -> int:
@@ -60,7 +59,7 @@ class Message:
 
 @dataclass
 class Held:
-    """What a group made of a message."""
+    """State of a message in a group."""
 
     state: str = PENDING
     attempt: int = 0
@@ -68,9 +67,9 @@ class Held:
     token: int = 0
     immortal: bool = False
     priority: int | None = None
-    """Given by a nack, or while it waited; None: as the log says."""
+    """Priority set by a nack, or by a move while the message waited; None for the priority in the log."""
     headers: bytes | None = None
-    """Likewise."""
+    """Headers set by a nack; None for the headers in the log."""
 
 
 @dataclass
@@ -106,9 +105,11 @@ class RankedWalk:
         budget: int | None = None,
         **settings: Any,
     ) -> None:
-        """`ttls`: messages may die unread. `cut_short`: leases have few bytes. `few_queues`, `few_gaps`: a limit is so
-        low that not all that is due is promoted, in its order, at once. `budget`: so many messages an entry that
-        settles leases writes again; None: any number."""
+        """Start with an empty topic.
+
+        `ttls`: messages may expire. `cut_short`: leases have few bytes. `few_queues`, `few_gaps`: a limit is so low
+        that due messages are promoted late or in another order. `budget`: number of messages that an entry which
+        settles leases may copy; None for no limit."""
         self.budget = budget
         self.kind = kind
         self.named = settings
@@ -117,7 +118,7 @@ class RankedWalk:
         self.bench, self.twin = self.benches
         self.ttls, self.cut_short, self.is_limited = ttls, cut_short, few_queues or few_gaps
         self.evict_from: Random | None = None
-        """Draws whether look-aheads of the living one are evicted before an entry."""
+        """Decides whether the look-aheads of the partition in memory are evicted before an entry."""
         self.now = self.made = 0
         self.messages: dict[str, Message] = {}
         self.leases: dict[int, ModelLease] = {}
@@ -134,7 +135,7 @@ class RankedWalk:
     # -- entries --------------------------------------------------------------------------------------------------
 
     def apply(self, *commands: c.Command) -> Any:
-        """Apply an entry to both; its first result."""
+        """Apply an entry to both partitions and return its first result."""
         self.twin.restart()
         if self.evict_from is not None and self.evict_from.random() < 0.5:
             for look_ahead in self.bench.machine.groups.readers():
@@ -148,7 +149,7 @@ class RankedWalk:
         return results[0][0]
 
     def do(self, deed: str, seed: int) -> None:
-        """Do one thing, with what it needs drawn from `seed`, and check everything."""
+        """Run one action with random arguments from `seed`, and check everything."""
         deeds: dict[str, Callable[[Random], None]] = {name: getattr(self, name) for name in DEEDS}
         deeds[deed](Random(seed))
         self.check()
@@ -211,34 +212,35 @@ class RankedWalk:
             self.messages[name] = message
 
     def _scoped(self, key: str, tenant: str | None) -> str:
-        """A unique key, as far as it says whose it is."""
+        """Return a unique key with its scope: in a fair topic, the tenant."""
         return f"{tenant or DEFAULT} {key}" if self.is_scoped else key
 
     def _named_by(self, key: str) -> str | None:
-        """The last message that was stored under a key."""
+        """Return the last message that was stored under a key."""
         return next((m.name for m in reversed(self.messages.values()) if m.unique == key), None)
 
     def _replaced(self, name: str, policy: int) -> None:
-        """Another one was stored under its key."""
+        """Note that another message was stored under the key of this one."""
         message = self.messages[name]
         if message.gone:
             return
         refusal, waits, pending = self._claim(name)
         if self.bench.machine.log.find_owned(message.id, self.bench.view) is not None:
             assert message.was_passed, f"{name} is pending, and another one got its key"
-            message.unique = None  # the window after the last group's first attempt is over
+            message.unique = None  # the deduplication window after the last group's first attempt is over
         elif waits or pending:
             assert policy == c.REPLACE
             assert refusal in (None, ACKED), f"{name} is {refusal}, and was replaced"
             message.gone = True
 
     def _claim(self, name: str) -> tuple[str | None, bool, bool]:
-        """Why its producer cannot have it; whether it waits in a group; whether some group has it yet to take."""
+        """Return why its producer cannot change it, whether it waits in a group, and whether a group has not leased it
+        yet."""
         states = {self._state(group, self.messages[name]) for group in self.groups.values()}
         return next((word for word in REFUSALS if word in states), None), WAITING in states, PENDING in states
 
     def _state(self, group: Group, message: Message) -> str:
-        """What a group made of a message: it may come to what the group was put behind of, if the log has it still."""
+        """Return the state of a message in a group. A group that was put behind an acked message receives it again."""
         state, found = group.of(message.name).state, self.bench.machine.groups.named(group.name)
         return PENDING if state == ACKED and not found.has_passed(message.offset) else state
 
@@ -251,7 +253,7 @@ class RankedWalk:
         self.lease_to(draw.choice(GROUPS), grants)
 
     def lease_to(self, name: str, grants: Sequence[c.Grant]) -> list[Lease]:
-        """Lease, as often as it takes until all that is due is promoted, and check who gets what."""
+        """Lease until all due messages are promoted, and check which messages are granted."""
         group = self.groups[name]
         ready = self._ready(group)
         for _ in range(200):
@@ -297,7 +299,7 @@ class RankedWalk:
         assert not self._expired(message, held), f"{name} should be dead"
 
     def _ready(self, group: Group) -> list[str]:
-        """What may be leased, each tenant's in order."""
+        """Return the messages that may be leased, in the order of each tenant."""
         ready = [name for name in self.messages if self._is_ready(group, name)]
         return sorted(ready, key=lambda name: self._rank(group, name))
 
@@ -312,7 +314,7 @@ class RankedWalk:
         return (message.at if held.state == PENDING else held.due) <= self.now
 
     def _rank(self, group: Group, name: str) -> tuple[int, int, bytes]:
-        """The lower goes first, of one tenant."""
+        """Return the rank of a message; the lowest rank of a tenant is first."""
         message, ageing, priority = self.messages[name], self.settings["ageing_ms"], self._priority(group, name)
         aged = priority if ageing is None else message.at + priority * ageing
         return aged, priority, message.offset
@@ -338,12 +340,12 @@ class RankedWalk:
             mine = [name for name in names if self.messages[name].tenant == tenant]
             assert mine == queue[: len(mine)], f"the order of {tenant}"
         if not self.ttls:
-            # What dies unread ends its tenant's turns at other moments.
+            # Expired messages end a tenant's time slice at other moments than the model.
             group.turns.weights = {pattern: weight for pattern, weight, _ in self.settings["tenants"]}
             assert names == group.turns.take(queues, len(names))
 
     def _check_cuts(self, leases: Sequence[Lease]) -> None:
-        """A lease ends where the limit does, or where attempts, snoozes or who keeps the messages differ."""
+        """Check that adjacent leases differ in attempts, snoozes or storage of messages, unless a limit ended one."""
         for one, other in pairwise(leases):
             if one.consumer == other.consumer and not self.cut_short and not self.ttls:
                 assert one.alike != other.alike
@@ -351,7 +353,7 @@ class RankedWalk:
     # -- settling -------------------------------------------------------------------------------------------------
 
     def _some(self, draw: Random) -> tuple[int, ModelLease, list[str], c.What] | None:
-        """A lease, and some of what it holds, or all."""
+        """Return a live lease, and some of its messages, or all of them."""
         live = [token for token in self.leases if self._live(token)]
         if not live:
             return None
@@ -438,8 +440,9 @@ class RankedWalk:
                 self._wait(lease, self._live(token), self.now, lease.attempt - 1)
 
     def reclaim(self, draw: Random) -> None:
-        """A consumer comes back: it gets the same messages in the same order under new tokens, unless it has come back
-        to them too often."""
+        """Reclaim the leases of a consumer: it gets the same messages in the same order under new tokens.
+
+        Leases that were reclaimed too often are given back."""
         group, consumer, ms = draw.choice(GROUPS), draw.choice("cd"), draw.choice([1000, 60_000])
         holders = sorted({self._holder(token) for token in self.leases if self._live(token)})
         if holders and draw.random() < 0.8:
@@ -517,7 +520,7 @@ class RankedWalk:
             self._ranked(message, priority, outcome[1], stays=waits)
 
     def _ranked(self, message: Message, priority: int, offset: bytes, *, stays: bool) -> None:
-        """A message has another priority, and stands there now. `stays`: it waits in all groups."""
+        """Set the priority and the offset of a message. `stays`: it waits in all groups and keeps its offset."""
         if stays:
             for group in self.groups.values():
                 group.of(message.name).priority = priority
@@ -623,7 +626,7 @@ class RankedWalk:
                 assert message.at >= max(at + 600, self.now)
 
     def _job(self, kind: str, **arguments: Any) -> int:
-        """Run a job to its end: how many it did."""
+        """Run a job to its end and return the number of changed messages."""
         self.jobs += 1
         job_id = self.jobs.to_bytes(16, "big")
         given = {"from_ms": 0, "until_ms": FOREVER_MS, "dry_run": False} | arguments
@@ -660,7 +663,7 @@ class RankedWalk:
         self.run_upkeep()
 
     def run_upkeep(self) -> None:
-        """Upkeep until nothing more is due."""
+        """Apply upkeeps until none is due."""
         for _ in range(3000):
             due_ms = self.bench.status().upkeep_ms
             if due_ms is None or due_ms > max(T + self.now, self.bench.machine.now_ms):
@@ -668,10 +671,10 @@ class RankedWalk:
             self.apply(c.Upkeep())
         raise AssertionError("upkeep is due for ever")
 
-    # -- it agrees ------------------------------------------------------------------------------------------------
+    # -- checks ---------------------------------------------------------------------------------------------------
 
     def watch_dead(self) -> None:
-        """See who died unread: those whose ttl has passed may."""
+        """Note messages that died unread, and check that their ttl has passed."""
         for group in self.groups.values():
             dead = {m.offset for m in self.bench.dead(group.name)}
             for message in self.messages.values():
@@ -681,7 +684,7 @@ class RankedWalk:
                     held.state = DEAD
 
     def check(self) -> None:
-        """Compare everything with what was promised."""
+        """Compare everything with the model."""
         self.watch_dead()
         for group in self.groups.values():
             self._check_group(group)
@@ -745,7 +748,7 @@ class RankedWalk:
         self._check_queues(found)
 
     def _check_queues(self, found: Any) -> None:
-        """What the rows of ready queues say of themselves."""
+        """Check that the counts in the rows of ready queues are right."""
         prefix, view = found.group_id.to_bytes(4, "big"), self.bench.view
         stored: dict[bytes, int] = {}
         for key, value in self.bench.rows(rows.READY):
@@ -755,10 +758,10 @@ class RankedWalk:
         assert stored == told
         assert found.ready.messages == sum(stored.values())
 
-    # -- to its end -----------------------------------------------------------------------------------------------
+    # -- the end --------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Take and ack everything as its time comes: each comes once, and nothing is left."""
+        """Lease and ack everything when it is due: each message is delivered once, and none is left."""
         for group in self.groups.values():
             if group.paused:
                 group.paused = False
@@ -785,7 +788,7 @@ class RankedWalk:
         return any(state not in (DEAD, ACKED) for state in states)
 
     def _check_end(self) -> None:
-        """Without the dead nothing is left but what is remembered of groups, ends of leases and names."""
+        """Check that, without dead messages, only rows about groups, lease ends and unique keys remain."""
         for name, group in self.groups.items():
             self._job("purge_dead", group=name, reason=None)
             for held in group.held.values():

@@ -1,4 +1,4 @@
-"""A partition on a table whose entries are recorded, and which is made again of them from any moment to any other."""
+"""Record the entries of a partition in memory, and replay them from any moment to any other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STORE = 3
 
 
 class RowBlocks:
-    """Takes what would be the files of a backup."""
+    """Receives the blocks that would be the files of a backup."""
 
     parts: tuple[Any, ...] = ()
 
@@ -39,15 +39,15 @@ class RowBlocks:
 
 
 class Recorded(NamedTuple):
-    """An entry, and what was there after it."""
+    """An entry, and the rows after it."""
 
     number: int
     stamp_ms: int
     command: bytes
     flat: list[bytes]
-    """All rows: keys and values in turns."""
+    """All rows: keys and values alternate."""
     is_reset: bool
-    """The clock was being set back."""
+    """Whether a clock reset was in progress."""
 
     @property
     def rows(self) -> Any:
@@ -55,7 +55,7 @@ class Recorded(NamedTuple):
 
 
 class Recorder:
-    """Records what is applied to a bench from now on."""
+    """Records the entries that a bench applies from now on."""
 
     def __init__(self, bench: Bench) -> None:
         self.recorded: list[Recorded] = []
@@ -73,7 +73,7 @@ class Recorder:
         bench.apply = recording  # type: ignore[method-assign]
 
     def check(self, random: Random, tries: int) -> int:
-        """Make the partition again from some moments to others, each time with the rows that there were. How often."""
+        """Replay the entries between random moments, compare the rows each time, and return the number of replays."""
         done = 0
         for _ in range(tries if self.recorded else 0):
             base = random.randrange(len(self.recorded))
@@ -84,7 +84,7 @@ class Recorder:
                 if until_ms is not None and self.recorded[at].stamp_ms > until_ms:
                     break
                 last = at
-            if not self.recorded[last].is_reset:  # else no backup is made of such a moment
+            if not self.recorded[last].is_reset:  # else no backup can be made at this moment
                 self._check(self.recorded[base], self.recorded[last], until_ms)
                 done += 1
         return done
@@ -115,7 +115,7 @@ class Recorder:
         made = PartitionReplay(MemoryStores(), STORE, wanted, LookAheads())
         made.put_rows(encode_chunk(base.flat))
         made.load()
-        for one in self.recorded:  # also those that the rows have
+        for one in self.recorded:  # also the entries that the rows contain already
             made.apply(one.number, 1, one.command, until_ms)
         files: Any = RowBlocks()
         ending = made.end(files)

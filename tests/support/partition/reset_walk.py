@@ -1,8 +1,7 @@
-"""A partition whose clock goes wrong and is set back, beside what its users were promised: nothing lost, nothing early.
+"""Run random commands on a partition whose clock goes wrong and is set back: no message is lost, none is early.
 
-Two partitions apply the same entries, one that lives and one that is loaded from its rows again and again: they must
-have the same rows. Times are ms after T, by the clock that is right.
-"""
+Two partitions apply the same entries; one stays in memory, the other one is repeatedly loaded from its rows. They must
+have the same rows. Times are ms after T, by the right clock."""
 
 from __future__ import annotations
 
@@ -23,20 +22,21 @@ from tests.support.partition.bench import Bench, T, batch_of
 
 GROUPS = ("g", "h")
 DELAY = 5000
-"""The longest delay of a nack, in ms; back-off is shorter."""
+"""Longest delay of a nack, in ms; the back-off is shorter."""
 LATE = 120_000
-"""Later than it should nothing comes: leases run out, and keys and back-off keep it up, but no wrong clock does."""
+"""Longest permitted lateness of a delivery, in ms: leases, keys and back-off may delay it, but a wrong clock may not.
+"""
 STEP = 700
-"""How finely time passes while everything is drained."""
+"""Time between deliveries in `drain`, in ms."""
 
 
 @dataclass
 class Message:
     name: str
     wanted: int
-    """Not before: an instant, or 0."""
+    """Time before which it must not be delivered; 0 for none."""
     by: int
-    """When it must have come, if nothing else keeps it."""
+    """Time by which it must be delivered if nothing else delays it."""
     key: str | None
     unique: str | None
     id: bytes
@@ -44,16 +44,16 @@ class Message:
     dead: set[str] = field(default_factory=set)
     gone: bool = False
     delay: int | None = None
-    """That was asked for under a wrong clock: it counts from the reset on."""
+    """Relative delay that was requested under a wrong clock: it counts from the reset on."""
     waits: bool = False
-    """It was moved where it waited: that counts until it is leased, be it by a wrong clock."""
+    """Whether it was moved while it waited: the new time holds until it is leased, also by a wrong clock."""
     had: set[str] = field(default_factory=set)
-    """Groups that it was leased to since."""
+    """Groups that leased it since the last move."""
 
 
 class ResetWalk:
     def __init__(self, seed: int, *, per_key: int | None = None, delete_on_ack: bool = True) -> None:
-        """`per_key`: how many messages of a key a group has at once, 1 by way of `ordering`."""
+        """`per_key`: number of messages of a key that a group may hold; 1 uses `ordering`, and None sets no limit."""
         self.random = random.Random(seed)
         self.ordered = per_key is not None
         limit = {"ordering": "key"} if per_key == 1 else {"max_in_flight_per_key": per_key}
@@ -77,24 +77,24 @@ class ResetWalk:
     # -- the partitions -------------------------------------------------------------------------------------------
 
     def apply(self, *commands: c.Command) -> Any:
-        """Apply an entry with the leader's stamp to both; its first result."""
+        """Apply an entry with the leader's time to both partitions and return its first result."""
         results = [bench.apply(self.now + self.skew, *commands) for bench in self.benches]
         assert str(results[0]) == str(results[1])
         return results[0][0]
 
     def compare(self) -> None:
-        """Both have the same rows, but for those that differ by nature."""
+        """Check that both have the same rows, except for those that may differ."""
         one, two = (comparable(bench.everything()) for bench in self.benches)
         assert one == two
 
     def restart(self) -> None:
-        """Load the second one from its rows."""
+        """Load the second partition from its rows."""
         self.other.restart()
 
     # -- work -----------------------------------------------------------------------------------------------------
 
     def work(self, steps: int) -> None:
-        """Do this and that."""
+        """Run random actions."""
         for _ in range(steps):
             self.now += self.random.randrange(400)
             deeds = [self.produce] * 5 + [self.lease] * 4 + [self.ack] * 3 + [self.nack] * 2
@@ -113,7 +113,7 @@ class ResetWalk:
         if how in ("at", "mixed"):
             due = [self.now + draw.choice([-2000, 500, 8000, far // 2, far + 9000]) for _ in names]
             if how == "mixed":
-                due[0] = -T  # 0: at once
+                due[0] = -T  # the time 0: due at once
         elif how == "moment":
             due = [self.now + draw.choice([500, 8000, far // 2, far + 9000])] * count
         elif how == "delay":
@@ -169,7 +169,7 @@ class ResetWalk:
         return granted
 
     def due_until(self, group: str) -> int:
-        """What is due by then the group may have by the leader's clock."""
+        """Return the time up to which the group may receive due messages, by the leader's clock."""
         return self.now + self.skew + 5
 
     def _some(self) -> tuple[str, Lease] | None:
@@ -225,7 +225,7 @@ class ResetWalk:
         return b"" if found is None else found.offset
 
     def _pick(self) -> Message | None:
-        """Any message; as often as not one that waits, of which there are few."""
+        """Return a random message; in half of the calls a waiting one, because there are few of them."""
         waits = []
         if self.random.random() < 0.5:
             groups = [self.bench.machine.groups.named(name) for name in self.open]
@@ -248,7 +248,7 @@ class ResetWalk:
     # -- the reset ------------------------------------------------------------------------------------------------
 
     def reset(self) -> int:
-        """Set the clock back, with other entries between the steps. The steps it took."""
+        """Set the clock back, with other entries between the steps. Return the number of steps."""
         new = self.now
         begun = self.apply(c.ClockReset(T + new))
         assert begun["outcome"] == "begun"
@@ -274,7 +274,7 @@ class ResetWalk:
         return steps
 
     def check_rows(self) -> None:
-        """No row is of a time that does not come."""
+        """Check that no row belongs to a time that is too far ahead."""
         machine, last = self.bench.machine, T + self.now + 7 * 86_400_000
         for key, _ in self.bench.rows(rows.FORGET):
             assert int.from_bytes(key[1:7], "big") <= last
@@ -286,7 +286,7 @@ class ResetWalk:
         assert second.stored == second.counted
 
     def drain(self) -> None:
-        """Take and ack everything as its time comes: nothing is late, and in the end nothing is left out."""
+        """Lease and ack everything when it is due: no message is late, and none is left."""
         last = max([self.now, *[max(m.wanted, m.by) for m in self.messages.values() if not m.gone]]) + 2 * DELAY
         came: dict[tuple[str, str], int] = {}
         begun = self.now
@@ -314,7 +314,7 @@ class ResetWalk:
 
 
 class Counted:
-    """Messages by the second, as they are counted, and as they stand in the log."""
+    """Number of messages per second, from the counters and from the log."""
 
     def __init__(self, bench: Bench) -> None:
         machine, view = bench.machine, bench.view

@@ -1,4 +1,4 @@
-"""A partition on a table that is made of the rows of another one."""
+"""Restore a partition in memory from the rows of a source partition."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ RESTORE = "r-1"
 
 
 def rows_of(bench: Bench) -> list[Row]:
-    """All rows of a partition, as a backup has them."""
+    """Return all rows of a partition, as a backup has them."""
     return bench.stores.scan(b"", b"\xff", limit=ALL, max_bytes=ALL)
 
 
 def chunks_of(rows: Sequence[Row], size: int = 3) -> list[bytes]:
-    """Small chunks."""
+    """Return the rows in small chunks."""
     return [encode_chunk([part for row in rows[at : at + size] for part in row]) for at in range(0, len(rows), size)]
 
 
 def empty_like(bench: Bench, restore_id: str = RESTORE, **settings: Any) -> Bench:
-    """An empty partition of the same kind and settings, whose topic is being restored."""
+    """Return an empty partition of the same kind and settings, whose topic is being restored."""
     empty = RankedBench(bench.kind) if isinstance(bench, RankedBench) else type(bench)()
     empty.settings = {**bench.machine.settings, **settings, RESTORING: restore_id}
     empty.machine = empty.machine_class.load(0, empty.settings, empty.view, empty.look_aheads)
@@ -46,13 +46,13 @@ def end(bench: Bench, chunks: int, at: int = 0, restore_id: str = RESTORE) -> An
 
 
 def open_up(bench: Bench, at: int = 0) -> None:
-    """The topic is whole."""
+    """Finish the restore of the topic."""
     settings = {name: value for name, value in bench.machine.settings.items() if name != RESTORING}
     bench.apply(at, c.Configure(settings))
 
 
 def restored(bench: Bench, at: int = 0, targets: Sequence[tuple[int, int]] = (), *, is_open: bool = True) -> Bench:
-    """A partition that is made of the rows of another one, at that time."""
+    """Return a partition that is restored from the rows of `bench` at that time."""
     made = empty_like(bench)
     begin(made, at, targets)
     chunks = chunks_of(rows_of(bench))

@@ -1,4 +1,4 @@
-"""One message, brought into a state: where the tests of the state table begin."""
+"""Bring one message into a state, as the tests of the state table need it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ NOBODY = 123456 << 16
 
 
 class Default:
-    """What scenes are made with where their test says nothing else."""
+    """Options of scenes that their test does not set."""
 
     is_ranked = False
-    """Whether messages are ranked, and ready ones promoted: in a ready queue of the group."""
+    """Whether messages have ranks, and ready ones are promoted to a ready queue of the group."""
 
 
 DEFAULT = Default()
@@ -27,7 +27,7 @@ class Scene(NamedTuple):
     bench: Bench
     offset: bytes
     lease: Lease | None
-    """The last lease of the message."""
+    """Last lease of the message."""
     at: int
 
     @property
@@ -44,12 +44,12 @@ class Scene(NamedTuple):
 
 
 def bench_of(**settings: Any) -> Bench:
-    """A partition of the kind that the test is about."""
+    """Return a partition of the kind that the test is about."""
     return RankedBench(**settings) if DEFAULT.is_ranked else Bench(**settings)
 
 
 def scene(state: str, *, before: Sequence[str] = (), own_ttl: int | None = None, **settings: Any) -> Scene:
-    """`before`: groups opened before g."""
+    """Return a message in this state. `before`: groups that are opened before g."""
     bench = bench_of(max_attempts=1 if state == "dead" else 3, **settings)
     for group in (*before, "g"):
         bench.open(group)

@@ -1,10 +1,9 @@
-"""A partition with schedules beside a model: leaders that are late, repeat themselves or saw something old, changes at
-any moment, consumers, restarts, a clock that was wrong.
+"""Run random commands on a partition with schedules, and compare it with a model.
 
-The model says of each schedule, from outside: which occurrences there are between two changes of it. Whatever happens,
-an occurrence is one message at most, never before its time; and where nobody changed the schedule and nothing was left
-out by its misfire policy, one at least.
-"""
+Leaders are late, repeat themselves or act on old information. Schedules change at any moment, there are consumers and
+restarts, and the clock was wrong at times. The model knows, from outside, which occurrences exist between two changes
+of a schedule. An occurrence becomes at most one message, and never before its time. If the schedule did not change and
+the misfire policy skipped nothing, it becomes exactly one."""
 
 from __future__ import annotations
 
@@ -31,28 +30,28 @@ DEEDS += ("consume", "consume", "restart", "see", "far", "wrong_clock")
 
 class ScheduleWalk:
     def __init__(self, **settings: Any) -> None:
-        """`settings`: of the topic."""
+        """`settings`: settings of the topic."""
         self.bench = Bench(**settings)
         self.bench.open()
         self.at = 0
-        """Now, in ms after T."""
+        """Current time, in ms after T."""
         self.seen: list[tuple[str, bytes]] | None = None
-        """What a leader saw, who acts later."""
+        """Due schedules that a leader has read and fires later."""
         self.token = 0
         self.delivered: defaultdict[tuple[str, int, int], set[bytes]] = defaultdict(set)
-        """By schedule, its life, and occurrence: the ids of messages that came. Those that were triggered have no place
-        here."""
+        """Ids of delivered messages, by schedule, its incarnation, and occurrence. Triggered messages are not included.
+        """
         self.triggered: dict[bytes, tuple[str, int]] = {}
-        """Triggered messages that are yet to come, by their ids."""
+        """Triggered messages that were not delivered yet, by their ids."""
         self.made: dict[str, int] = {}
-        """Number of the life of each schedule."""
+        """Number of the incarnation of each schedule."""
         self.lives = 0
         self.held: list[int] = []
 
-    # -- deeds ----------------------------------------------------------------------------------------------------
+    # -- actions --------------------------------------------------------------------------------------------------
 
     def do(self, deed: str, seed: int) -> None:
-        """Do one thing, and look whether all is well."""
+        """Run one action and check everything."""
         random = Random(seed)
         getattr(self, f"_{deed}")(random)
         self.check()
@@ -62,12 +61,12 @@ class ScheduleWalk:
         self.bench.apply(self.at, c.Clock())
 
     def _far(self, random: Random) -> None:
-        """Nobody leads for long."""
+        """Let a long time without a leader pass."""
         if random.random() < 0.2:
             self.at += GRACE_MS + random.randrange(10_000)
 
     def _see(self, random: Random) -> None:
-        """A leader sees what is due, and acts later."""
+        """Let a leader read the due schedules, so that it can fire them later."""
         self.seen = schedule_queries.due(self.bench.view, T + self.at, 10)
 
     def _fire(self, random: Random) -> None:
@@ -141,7 +140,7 @@ class ScheduleWalk:
         assert [getattr(before, name) for name in names] == [getattr(after, name) for name in names]
 
     def _wrong_clock(self, random: Random) -> None:
-        """A leader's clock was far ahead, and is set back."""
+        """Fire schedules with a clock that is far ahead, and set it back."""
         if random.random() > 0.3:
             return
         ahead = self.at + 3_600_000
@@ -168,7 +167,7 @@ class ScheduleWalk:
         self.made[name] = self.lives
 
     def check(self) -> None:
-        """Look whether rows, status and messages say the same."""
+        """Check that rows, status and messages agree."""
         bench, status = self.bench, self.bench.status()
         stored, following = schedule_queries.page(bench.view, "", None, 100)
         assert following is None and status.schedules == len(stored)

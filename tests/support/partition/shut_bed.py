@@ -1,4 +1,4 @@
-"""Replicas on a table whose applier meets entries that cannot be applied: faults at any step, restarts, skips."""
+"""Run replicas in memory whose applier meets entries that cannot be applied: faults at any step, restarts, skips."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ SKIP_ID = b"an operator's id"
 
 
 class Planted(MemoryError):
-    """The planted fault: one that another replica may not have."""
+    """The planted fault, which another replica may not have."""
 
 
 class Fault:
     """A fault at one step of one entry."""
 
     def __init__(self, step: str, command: bytes, write: int = 0) -> None:
-        """`step`: "decode", "write", "end", "status" or "drain". `write`: number of the write that fails, from 1 on."""
+        """`step`: "decode", "write", "end", "status" or "drain". `write`: number of the write that fails, counted from
+        1."""
         self.step, self.command, self.write = step, command, write
         self.writes = 0
-        """Writes of the entry so far."""
+        """Number of writes of the entry so far."""
         self.is_on = True
         self._replica: PartitionReplica | None = None
         self._struck: PartitionReplica | None = None
 
     @contextmanager
     def planted(self) -> Iterator[Fault]:
-        """Let the entry fail, in this replica class, while it is on."""
+        """Let the entry fail, in this replica class, while `is_on` is set."""
         apply, entry = PartitionReplica.apply, PartitionReplica._entry
         status, drain = PartitionReplica.status, PartitionReplica.drain
 
@@ -96,7 +97,7 @@ class Fault:
 
 @contextmanager
 def _writes_counted(wrote: Callable[[View], None]) -> Iterator[None]:
-    """Call this behind each write to any view."""
+    """Call `wrote` after each write to any view."""
     with _counted("put", wrote), _counted("put_all", wrote), _counted("delete", wrote), _counted("delete_all", wrote):
         yield
 
@@ -114,7 +115,7 @@ def _counted(name: str, wrote: Callable[[View], None]) -> Iterator[None]:
 
 
 class ShutBed:
-    """A partition, and another one beside it, over the real applier."""
+    """A partition and a second, healthy partition that use the real applier."""
 
     def __init__(self, kind: str, settings: Mapping[str, Any], stores: MemoryStores | None = None) -> None:
         self.stores = MemoryStores() if stores is None else stores
@@ -134,7 +135,7 @@ class ShutBed:
         return self.replica
 
     def copied(self) -> ShutBed:
-        """Return a bed over a copy of the rows: a restart."""
+        """Return a bed over a copy of the rows, as after a restart."""
         stores = MemoryStores()
         stores.write(self.stores.scan(b"", b"\xff" * 40, limit=ALL, max_bytes=ALL))
         return ShutBed(self.kind, self.settings, stores)
@@ -149,7 +150,7 @@ class ShutBed:
         return Apply(OTHER, self.other, index, entry, True)
 
     def run_log(self, log: Sequence[bytes], skip: Skip | None = None) -> None:
-        """Apply what the rows do not have of a log; a SKIP entry, if any, stands behind it."""
+        """Apply the entries of a log that the rows do not contain yet, and then a SKIP entry, if there is one."""
         applied = self.replica.applied_index
         for index, command in enumerate(log, 1):
             if index > applied:
@@ -159,11 +160,11 @@ class ShutBed:
         self.applier.rest()
 
     def rows(self) -> Mapping[bytes, Any]:
-        """Return what the replica has stored."""
+        """Return the rows of the replica."""
         return comparable(self._stored())
 
     def digest(self) -> bytes:
-        """Return the digest of what the replica has stored."""
+        """Return the digest of the rows of the replica."""
         digest = StateDigest()
         digest.add(self._stored())
         return digest.value()
@@ -175,6 +176,6 @@ class ShutBed:
 
 
 def skipped(replica: Replica, command: bytes, positions: Sequence[int] | None) -> bytes:
-    """Return what an operator's SKIP of the entry that shut a replica puts in its place."""
+    """Return the entry that an operator's SKIP puts in place of the one that shut a replica."""
     assert replica.failure is not None
     return replacement_of(replica.failure.group, SKIP_ID, command, positions, replica.failure)[0]

@@ -1,9 +1,8 @@
-"""Random commands over one partition, and a record of which messages each group has yet to finish.
+"""Run random commands on one partition, and record which messages each group has yet to finish.
 
-The record follows from commands and answers alone: a message is a group's from the moment at which the group receives
-it until the group acks it, it dies, its producer cancels it, a seek passes it, or the group is deleted with force. A
-message that a group has yet to receive is in the record until the group expires.
-"""
+The record follows from commands and answers alone. A message belongs to a group from the moment when the group receives
+it. This ends when the group acks it, it dies, its producer cancels it, a seek passes it, or the group is deleted with
+force. A message that a group has yet to receive is in the record until the group expires."""
 
 from __future__ import annotations
 
@@ -42,9 +41,9 @@ class UnfinishedWalk:
         """Values among them that the group received."""
         self.leases: list[tuple[str, Lease, list[tuple[str, bytes]]]] = []
         self.expired = 0
-        """How often a group expired, and was kept by its unfinished messages."""
+        """Number of times that a group expired, and was kept because of its unfinished messages."""
         self.refused = 0
-        """How often the deletion of a group was refused."""
+        """Number of times that the deletion of a group was rejected."""
         self.open()
 
     # -- commands -------------------------------------------------------------------------------------------------
@@ -155,7 +154,7 @@ class UnfinishedWalk:
         stays = {value for value in self.unfinished[name] if places.get(value, offsets.LAST) > above}
         ahead = {value for value, offset in self.logged().items() if offset > cursor}
         self.unfinished[name] = stays | ahead
-        self.received[name] &= stays - ahead  # the others are yet to be received once more
+        self.received[name] &= stays - ahead  # the group has yet to receive the others once more
         self._note_dead()
 
     def delete(self) -> None:
@@ -181,7 +180,7 @@ class UnfinishedWalk:
             self.apply(c.Move([(target, self.random.choice([0, 4000]), True)]))
 
     def purge(self) -> None:
-        """Cancel all that no group has received or that only retries."""
+        """Cancel all messages that no group has received or that only wait for a retry."""
         arguments = {"from_ms": 0, "until_ms": offsets.U48_MAX, "dry_run": False, "key_prefix": None}
         live = self.bench.machine.leases.by_token
         held = {
@@ -228,14 +227,14 @@ class UnfinishedWalk:
         self.bench.restart()
 
     def restore(self) -> None:
-        """Go on as a partition made of the rows of this one: leases have ended, groups are paused."""
+        """Continue with a partition restored from the rows of this one: leases have ended, groups are paused."""
         if self.bench.machine.resets.state is None:
             self._settle()
             self.bench = restored(self.bench, self.at)
             self.leases.clear()
 
     def reset_clock(self) -> None:
-        """Let a wrong clock lead the partition ahead, and set it back."""
+        """Let a wrong clock move the partition ahead, and set it back."""
         right = self.at
         self.at += 30_000_000
         self.upkeep()
@@ -249,7 +248,7 @@ class UnfinishedWalk:
         self._note_dead()
 
     def _settle(self) -> None:
-        """Apply upkeep until nothing is due at this time."""
+        """Apply upkeeps until none is due at this time."""
         for _ in range(1000):
             due_ms = self.bench.status().upkeep_ms
             if due_ms is None or due_ms > max(T + self.at, self.bench.machine.now_ms):
@@ -260,7 +259,7 @@ class UnfinishedWalk:
     # -- the record -----------------------------------------------------------------------------------------------
 
     def _note_groups(self) -> None:
-        """Follow groups that expired or were deleted for want of consumers."""
+        """Note groups that expired or were deleted because they had no consumers."""
         for name in list(self.unfinished):
             group = self.bench.machine.groups.find(name)
             if group is not None and group.is_expired:
@@ -296,7 +295,7 @@ class UnfinishedWalk:
     # -- rows -----------------------------------------------------------------------------------------------------
 
     def logged(self) -> dict[str, bytes]:
-        """Offsets of the messages that the log has, by value."""
+        """Return the offsets of the messages in the log, by value."""
         ranges: list[rows.Range] = []
         gone = {key[1:] for key, _ in self.bench.rows(rows.TOMBSTONE)}
         for key, value in self.bench.rows(rows.LOG):
@@ -305,7 +304,7 @@ class UnfinishedWalk:
         return {_value(message): message.offset for message in self.bench.read(ranges)}
 
     def kept(self, name: str) -> dict[str, bytes]:
-        """Offsets of the messages that a group has in rows of its own, by value."""
+        """Return the offsets of the messages that a group has in rows of its own, by value."""
         group = self.bench.machine.groups.find(name)
         if group is None:
             return {}
@@ -313,7 +312,7 @@ class UnfinishedWalk:
         return {rows.unpack(row)[2][Column.VALUE].decode(): key[5:] for key, row in found}
 
     def check(self) -> None:
-        """Every message that some group has yet to finish exists."""
+        """Check that every message that a group has yet to finish exists."""
         for name in list(self.unfinished):
             if self.bench.machine.groups.find(name) is None:
                 self._forget(name, is_forced=False)
@@ -325,7 +324,7 @@ class UnfinishedWalk:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Let every group receive all that is left, and check that it received what it had yet to finish."""
+        """Let every group receive all remaining messages, and check that it received its unfinished ones."""
         for name in list(self.unfinished):
             self.apply(c.PauseGroup(name, False))
         for _ in range(DRAIN_ROUNDS):

@@ -1,4 +1,4 @@
-"""Three real nodes of one cluster, each in a process of its own, to be killed, held up, wiped and started again."""
+"""Run three real nodes of one cluster in processes, which tests kill, pause, wipe and restart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ LOOPBACK = dict.fromkeys(NAMES, "127.0.0.1")
 
 
 class ClusterProcess:
-    """`hosts`: where each listens; `options`: of some nodes' processes. `environ` is for all of them."""
+    """A cluster of three nodes.
+
+    `hosts`: the address of each node. `options`: options of single nodes. `environ`: settings of all nodes."""
 
     def __init__(
         self,
@@ -48,42 +50,42 @@ class ClusterProcess:
             }
 
     def start(self, *names: str) -> None:
-        """Start them, or all, and wait until they serve."""
+        """Start nodes, by default all, and wait until they serve."""
         for name in names or self.nodes:
             self.nodes[name].start(wait=False)
         for name in names or self.nodes:
             self.nodes[name].wait_until_it_serves()
 
     def kill(self, *names: str) -> None:
-        """SIGKILL to them, or all, at the same moment."""
+        """Kill nodes, by default all, with SIGKILL at the same moment."""
         for name in names or self.nodes:
             self.nodes[name].signal(signal.SIGKILL)
         for name in names or self.nodes:
             self.nodes[name].ended()
 
     def wipe(self, name: str) -> None:
-        """Its disk is lost."""
+        """Delete the data directory of a node."""
         shutil.rmtree(self.nodes[name].data_dir)
 
     def close(self) -> None:
         for node in self.nodes.values():
             node.close()
 
-    # -- looking --------------------------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------------------------
 
     def connect(self, *names: str, **options: Any) -> Any:
-        """A client that knows these nodes' addresses, or all."""
+        """Return a client that knows the addresses of these nodes, by default of all."""
         return sandq.connect(
             *[self.nodes[name].address for name in names or self.nodes], **{"timeout": PATIENCE_S, **options}
         )
 
     async def create(self, client: sandq.Client, topic: str = "t", partitions: int = 1, **settings: Any) -> None:
-        """A topic with a replica on each node, once they know each other."""
+        """Create a topic with a replica on each node, once the nodes know each other."""
         await until_answer(client.admin.cluster, lambda info: len(info["nodes"]) == len(NAMES))
         await client.admin.create_topic(topic, partitions=partitions, replicas=len(NAMES), **settings)
 
     async def leader(self, client: sandq.Client, topic: str = "t", *, but: str | None = None) -> str:
-        """Who leads partition 0, once it is another than `but`."""
+        """Return the leader of partition 0, once it is a node other than `but`."""
         return await until_led(client, topic, but=but)
 
     def others(self, name: str) -> tuple[str, str]:

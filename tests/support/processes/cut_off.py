@@ -1,7 +1,6 @@
-"""Nodes on hosts of their own, cut off from each other under load.
+"""Cut nodes on separate hosts off from each other under load.
 
-`python -m tests.support.processes.cut_off DIRECTORY SEED CUT...`, run in a network of its own (`hosts.IN_A_NETWORK`).
-"""
+Run `python -m tests.support.processes.cut_off DIRECTORY SEED CUT...` in a network of its own (`hosts.IN_A_NETWORK`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a deposed leader is asked, that does not know it yet."""
+"""Send requests to a deposed leader that does not know yet that it is deposed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from tests.support.waiting import PATIENCE_S
 
 _FAR = 2**48 - 1
 REFUSALS = (NotLeader.code, TimedOut.code, Unavailable.code)
-"""The last while it hands over what it leads."""
+"""Errors with which it may reject a request; the last one occurs during a leadership transfer."""
 
 
 class Questions:
-    """About topic "t" after its pending message `old` was cancelled, and `new` was stored, at another leader."""
+    """Requests about topic "t", after another leader has cancelled the pending message `old` and stored `new`."""
 
     def __init__(self, raw: RawClient, old: str, new: str) -> None:
         self._raw = raw
-        # More than one at a time: the first makes a leader propose the time, and that alone would give it away.
+        # Send several at a time: the first one makes a leader propose the time, and that alone would show that it is
+        # deposed.
         self._asked: list[tuple[Any, ...]] = [
             (Type.GET, "t", 0, [BY_UNIQUE_KEY, old.encode()]),
             (Type.GET, "t", 0, [BY_UNIQUE_KEY, new.encode()]),
@@ -44,13 +45,13 @@ class Questions:
             await self._raw.send(kind, request_id, *fields)
 
     async def check(self) -> None:
-        """None may be answered from what it knew."""
+        """Check that no request was answered from its old state."""
         with trio.fail_after(PATIENCE_S):
             for _ in self._asked:
                 answer = await self._raw.receive()
                 kind = self._asked[answer[1]][0]
                 refused = answer[0] == Type.ERROR and answer[2] in REFUSALS
-                # These are about the partitions that it leads: it may say that there are none.
+                # These requests concern the partitions that it leads, so it may answer that there are none.
                 empty = {Type.FORECAST: [[], 0], Type.GROUP_LIST: [[]]}.get(kind)
                 assert refused or answer[-len(empty or "?") :] == empty, (kind, answer)
         await trio.aclose_forcefully(self._raw.stream)

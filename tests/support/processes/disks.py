@@ -1,4 +1,4 @@
-"""A small disk of a node's own: in memory, in a mount namespace that ends with the process."""
+"""Give a node a small disk of its own: in memory, in a mount namespace that ends with the process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _CHUNK_BYTES = 1 << 20
 
 
 def on_a_small_disk(directory: Path, mib: int) -> tuple[str, ...]:
-    """The launcher of a process that sees a disk of so many MiB at `directory`."""
+    """Return the launcher of a process that sees a disk of `mib` MiB at `directory`."""
     return (*_IN_A_NAMESPACE, "sh", "-c", _MOUNT, str(directory), f"{mib}m")
 
 
 def can_be_made(directory: Path) -> bool:
-    """Whether this user on this machine may mount disks of its own."""
+    """Return whether this user on this machine may mount disks."""
     try:
         return subprocess.run([*on_a_small_disk(directory, 1), "true"], capture_output=True).returncode == 0
     except FileNotFoundError:
@@ -26,7 +26,7 @@ def can_be_made(directory: Path) -> bool:
 
 
 def fill(file: Path) -> None:
-    """Write until there is no room for another byte."""
+    """Write until no byte is free."""
     size = _CHUNK_BYTES
     with file.open("wb", buffering=0) as ballast:
         while size:

@@ -1,7 +1,6 @@
-"""`python -m tests.support.processes.faulty_node`: a node whose disk begins to fail when it is told to.
+"""`python -m tests.support.processes.faulty_node`: run a node whose disk begins to fail at a signal.
 
-SIGUSR1: every sync fails (EIO). SIGUSR2: nothing more can be written (ENOSPC).
-"""
+SIGUSR1: every sync fails (EIO). SIGUSR2: nothing more can be written (ENOSPC)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Processes that begin where Python has imported what a node consists of: forked of one that did so once.
+"""Fork processes from a process that has imported the modules of a node once.
 
-A node that is started by itself spends a second of CPU time on its imports, and suites start some two hundred. What
-the start itself is about (`faults/test_start_and_stop.py`, the documents' shell lines, the demo) takes no part in this.
-"""
+A node that starts by itself needs a second of CPU time for its imports, and suites start some two hundred nodes. Tests
+about the start itself (`faults/test_start_and_stop.py`, the documents' shell lines, the demo) do not use forks."""
 
 from __future__ import annotations
 
@@ -28,19 +27,20 @@ from tests.support.paths import ROOT
 
 IMPORTED = ("sandq.node", "sandq.client", "sandq.server.http.serve", "sandq.tools.running", "yaml", "trio._core._run")
 _ASKED_BYTES = 1 << 17
-"""What is asked at once: above all an environment."""
+"""Largest request, in bytes. Most of it is the environment."""
 _asking = threading.Lock()
 _ended_cpu_s = 0.0
 
 
 def ended_cpu_s() -> float:
-    """CPU time of those that have ended, and were asked about: they are no children of this process."""
+    """Return the CPU time of the forks whose exit code was read; they are not children of this process."""
     return _ended_cpu_s
 
 
 class Fork:
-    """Of `subprocess.Popen` what a node's process needs. Runs `python -m module` with those arguments; `out`: the
-    descriptor that it prints to."""
+    """Provides the part of `subprocess.Popen` that a node's process needs.
+
+    It runs `python -m module` with the arguments. `out`: the descriptor to print to."""
 
     def __init__(self, module: str, arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, out: int) -> None:
         self.returncode: int | None = None
@@ -55,13 +55,13 @@ class Fork:
             os.close(ended)
 
     def poll(self) -> int | None:
-        """The exit code, if it has ended: negative, and the signal's number, if a signal ended it."""
+        """Return the exit code if the process has ended: the negative number of the signal if one ended it."""
         if self.returncode is None and select.select([self._ended], [], [], 0)[0]:
             self._take()
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        """The exit code, once it has ended. Raises `subprocess.TimeoutExpired`."""
+        """Wait for the end and return the exit code. Raises `subprocess.TimeoutExpired`."""
         if self.returncode is None:
             if not select.select([self._ended], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout)
@@ -70,7 +70,7 @@ class Fork:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Unless it has ended."""
+        """Send a signal, unless the process has ended."""
         if self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -85,7 +85,7 @@ class Fork:
 
 @cache
 def _server() -> socket.socket:
-    """To what forks: one for this process, started when it is needed; it ends with the socket."""
+    """Return the socket of the forking process of this process. It starts on first use, and ends with the socket."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with there:
         here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _ASKED_BYTES)
@@ -111,8 +111,9 @@ def _server() -> socket.socket:
 
 
 def serve(asking: socket.socket) -> tuple[dict[str, Any], int] | None:
-    """Fork whenever that is asked, until nobody is left who could. Returns in each new process, with what it is to be
-    and where it prints to; and in the end, with None."""
+    """Fork at each request, until the socket is closed.
+
+    Returns the request and the output descriptor in each new process, and None in the forking process at the end."""
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -153,7 +154,7 @@ def _reap(told: dict[int, int]) -> None:
 
 
 def _become(asked: dict[str, Any], out: int) -> None:
-    """As if Python had been started with all of it."""
+    """Run the requested module as if Python had been started with these settings."""
     for descriptor in (1, 2):
         os.dup2(out, descriptor)
     os.close(out)
@@ -172,7 +173,7 @@ def main() -> None:
     gc.freeze()
     found = serve(socket.socket(fileno=int(sys.argv[1])))
     if found is not None:
-        # Python's own generator is seeded anew by a fork; trio's, which says what runs first, is not.
+        # A fork reseeds Python's own generator, but not that of trio, which decides the order of tasks.
         sys.modules["trio._core._run"]._r = random.Random()
         _become(*found)
 

@@ -1,4 +1,4 @@
-"""A gateway of HTTP in a process of its own, as `sandq http` starts it."""
+"""Run an HTTP gateway in a process of its own, as `sandq http` starts it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.waiting import PATIENCE_S, wait_until
 
 
 class GatewayProcess:
-    """It listens on a port that is free, and its log goes to a file."""
+    """A gateway that listens on a free port and writes its log to a file."""
 
     def __init__(self, directory: Path, *options: str, **environ: str) -> None:
         self._log = directory / "gateway.log"
@@ -34,18 +34,18 @@ class GatewayProcess:
         self.address = Address.parse(self.url.removeprefix("http://"))
 
     def event(self, name: str) -> dict[str, str] | None:
-        """The line of its log about that, if there is one."""
+        """Return the first log entry with this event; None if there is none."""
         lines = self._log.read_text().split("\n")[:-1]
         found = [line for line in map(json.loads, lines) if line["event"] == name]
         return found[0] if found else None
 
     def tell_to_stop(self) -> None:
-        """SIGTERM, and wait until it knows."""
+        """Send SIGTERM and wait until the log confirms it."""
         self._process.send_signal(signal.SIGTERM)
         wait_until(lambda: self.event("stopping"))
 
     def ended(self) -> int:
-        """Wait for its end; the exit code."""
+        """Wait for the end and return the exit code."""
         return self._process.wait(timeout=PATIENCE_S)
 
     def close(self) -> None:

@@ -1,7 +1,6 @@
-"""`python -m tests.support.processes.hanging_node`: a node whose disk begins to hang when it is told to.
+"""`python -m tests.support.processes.hanging_node`: run a node whose disk begins to hang at a signal.
 
-SIGUSR1: every sync waits. SIGUSR2: every write of the stores waits. SIGHUP: all of them go on, and what comes later.
-"""
+SIGUSR1: every sync waits. SIGUSR2: every write of the stores waits. SIGHUP: all of them continue, also later ones."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from sandq.storage.level_stores import LevelStores
 from tests.support.storage.faulty_files import FaultyFiles, Plan
 
 syncs, writes = threading.Event(), threading.Event()
-"""Set while they may go on."""
+"""Set while syncs, or writes, may continue."""
 
 
 class HangingStores(LevelStores):

@@ -1,8 +1,7 @@
-"""Hosts of their own on one machine: network namespaces on a bridge, and what they send to each other lost at will.
+"""Provide several hosts on one machine: network namespaces on a bridge whose packets can be dropped.
 
-All of it belongs to the process that makes it, which is to be started with `IN_A_NETWORK` before its command, and to
-those it starts; it is gone with them, and the machine's own network is not touched.
-"""
+They belong to the process that creates them and to its children, and end with them. Put `IN_A_NETWORK` before the
+command of that process. The network of the machine is not changed."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ _NOBODY = "02:00:00:00:00:99"
 
 
 def can_be_made() -> bool:
-    """Whether this user on this machine may have networks of its own."""
+    """Return whether this user on this machine may create networks."""
     try:
         made = subprocess.run([*IN_A_NETWORK, "ip", "link", "add", "bridge", "type", "bridge"], capture_output=True)
     except FileNotFoundError:
@@ -25,7 +24,7 @@ def can_be_made() -> bool:
 
 
 class Hosts:
-    """So many hosts, and this one, on one bridge."""
+    """Hosts with these names, and this process's own host, on one bridge."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.addresses = {name: f"{_SUBNET}.{number}" for number, name in enumerate(names, 1)}
@@ -38,13 +37,13 @@ class Hosts:
             self._add(name, f"port{number}")
 
     def _add(self, name: str, port: str) -> None:
-        # A host lives as long as this process, whatever becomes of nodes on it; it ends when its input does.
+        # A host lives as long as this process, whatever happens to nodes on it: it ends when its input ends.
         host = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._hosts[name] = host
         assert host.stdin is not None and host.stdout is not None
         host.stdin.write(b"\n")
         host.stdin.flush()
-        host.stdout.readline()  # it has its network
+        host.stdout.readline()  # the host has its network now
         _ip(f"link add {port} type veth peer name eth0 netns {host.pid}")
         _ip(f"link set {port} master bridge up")
         self._on(name, "link set lo up")
@@ -52,11 +51,11 @@ class Hosts:
         self._on(name, "link set eth0 up")
 
     def launcher(self, name: str) -> tuple[str, ...]:
-        """The command that runs another one on a host."""
+        """Return the launcher that runs a command on a host."""
         return "nsenter", f"--net=/proc/{self._hosts[name].pid}/ns/net"
 
     def cut(self, sender: str, receiver: str) -> None:
-        """From here on what one sends to the other gets lost, silently; not the other way round."""
+        """Drop all packets from the sender to the receiver from now on, silently. The other direction still works."""
         self._on(sender, f"neighbour replace {self.addresses[receiver]} lladdr {_NOBODY} nud permanent dev eth0")
 
     def heal(self, sender: str, receiver: str) -> None:

@@ -1,4 +1,4 @@
-"""Producing and consuming under faults, and what clients were told meanwhile: kept here, outside of the brokers."""
+"""Produce and consume under faults, and record the answers that clients got, outside of the brokers."""
 
 from __future__ import annotations
 
@@ -18,32 +18,34 @@ WORKERS = 2
 DRAIN_S = GOES_ON_S = PATIENCE_S
 MORE = 100
 PAUSE_S = 0.1
-"""Between what is produced at once."""
+"""Pause between two bursts of messages, in seconds."""
 SETTINGS = {"lease": "2s", "backoff": {"kind": "fixed", "first": "50ms"}, "max_attempts": None}
-"""Of a topic under load: what a fault takes from a consumer comes again soon, and never dies."""
+"""Settings of a topic under load: a message that a consumer loses by a fault is redelivered soon, and never dies."""
 
 
 @dataclass
 class Record:
-    """What clients were told."""
+    """Answers that clients got."""
 
     stored: dict[bytes, str] = field(default_factory=dict)
     """Payload -> offset, of produces that were acknowledged."""
     due_ms: dict[bytes, int] = field(default_factory=dict)
     delivered: dict[bytes, set[str]] = field(default_factory=dict)
     attempts: dict[tuple[str, int], tuple[int, str]] = field(default_factory=dict)
-    """Id and consumer -> number of the last attempt there, and the lease that it came under. What comes to two
-    consumers they may look at in any order."""
+    """Id and consumer -> number of the last attempt at that consumer, and its lease.
+
+    Two consumers may see the attempts at a message in any order."""
     leases: set[tuple[str, str]] = field(default_factory=set)
-    """Id and lease of every delivery. An attempt that a crash spared comes again by its number, under another lease."""
+    """Id and lease of every delivery. An attempt that a crash did not use up is repeated with its number, under another
+    lease."""
     acked: set[str] = field(default_factory=set)
     """Ids whose ack was confirmed."""
     unsure: set[str] = field(default_factory=set)
-    """Ids of which an ack failed: it may have been applied, its answer lost with the connection and its lease over."""
+    """Ids whose ack failed: it may have been applied, with its answer lost, and the lease over."""
     faults: list[str] = field(default_factory=list)
     redelivered: int = 0
     least: int = 500
-    """So many are stored before the load ends: there is something to lose."""
+    """Minimum number of messages to store before the load ends, so that there is something to lose."""
     produced: bool = False
     done: trio.Event = field(default_factory=trio.Event)
 
@@ -67,14 +69,14 @@ class Record:
         return all(offset in self.acked or offset in self.unsure for offset in self.stored.values())
 
     async def goes_on(self) -> None:
-        """Wait until more is acknowledged, and more gets to consumers."""
+        """Wait until more messages are acknowledged, and more are delivered."""
         stored, acked = len(self.stored) + MORE, len(self.acked) + MORE
         with trio.fail_after(GOES_ON_S):
             while len(self.stored) < stored or len(self.acked) < acked:  # noqa: ASYNC110 - many tasks have a part in it
                 await trio.sleep(0.02)
 
     def judge(self, seed: int) -> None:
-        """Nothing acknowledged lost, nothing early, nothing doubled; and there was something to lose."""
+        """Check that nothing acknowledged is lost, early or duplicated, and that enough messages were stored."""
         lost = [value for value, offset in self.stored.items() if offset not in self.acked | self.unsure]
         unseen = [value for value, offset in self.stored.items() if offset not in self.delivered.get(value, set())]
         doubled = [value for value, ids in self.delivered.items() if len(ids) > 1]
@@ -123,7 +125,7 @@ async def ack(message: sandq.Message, record: Record) -> None:
     try:
         await message.ack()
     except SandqError:
-        record.unsure.add(message.id)  # it comes again, unless the ack was applied
+        record.unsure.add(message.id)  # it is redelivered, unless the ack was applied
     else:
         record.acked.add(message.id)
     if record.produced and record.settled():
@@ -139,8 +141,9 @@ async def under_load(
     least: int = 500,
     tenants: Sequence[str] = (),
 ) -> AsyncIterator[Record]:
-    """Produce to topic "t" and consume it while the block runs; at its end wait until all that is stored is acked.
-    `tenants`: those of a fair topic."""
+    """Produce to topic "t" and consume from it while the block runs; then wait until all stored messages are acked.
+
+    `tenants`: tenants of a fair topic."""
     record = Record(least=least)
     async with trio.open_nursery() as consuming:
         for number in range(WORKERS):

@@ -1,4 +1,4 @@
-"""A real node in a process of its own, to be killed, held up and started again over the same data."""
+"""Run a real node in a process, which tests kill, pause and restart over the same data."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SERVES_HTTP = b"HTTP is served by a process"
 
 
 class NodeProcess:
-    """`program` of a `python` runs the node, behind the command `launcher`; what it prints goes to `log`.
+    """A node that `program` of `python` runs, with the command `launcher` before it; its output goes to `log`.
 
-    `anew`: Python is started for it. Else a module is run in a fork of a process that has imported it all.
+    `is_fresh`: Python is started for it. Otherwise a module runs in a fork of a process that has imported everything.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class NodeProcess:
         self.data_dir = directory / "data"
         self.log = directory / "node.log"
         self.program = program
-        """From the next start on."""
+        """Program of the next start."""
         self._python = (*launcher, str(python))
         self._forks = not (anew or launcher) and python == sys.executable
         self.environ = os.environ | {
@@ -58,14 +58,14 @@ class NodeProcess:
         }
         self._process: subprocess.Popen[bytes] | Fork | None = None
         self._logged_before = 0
-        """Bytes of its log before it was started last."""
+        """Size of its log before the last start, in bytes."""
 
     @property
     def address(self) -> str:
         return f"{self.host}:{self.port}"
 
     def start(self, *, wait: bool = True, log: int | None = None) -> None:
-        """`log`: a descriptor to print to instead of the file."""
+        """Start the node. `log`: a descriptor to print to instead of the file."""
         with self.log.open("ab") as file:
             self._logged_before = file.tell()
             out = file.fileno() if log is None else log
@@ -86,7 +86,7 @@ class NodeProcess:
             return probe.connect_ex((self.host, self.port)) == 0
 
     def wait_until_it_serves(self) -> None:
-        """Wait until it answers clients, and HTTP if it is to, by its log: its ports listen before."""
+        """Wait until the log reports that it serves clients, and HTTP if configured: its ports listen earlier."""
         events = [SERVES]
         if self.environ.get("SANDQ_LISTEN__HTTP", "none") != "none":
             events.append(SERVES_HTTP)
@@ -108,7 +108,7 @@ class NodeProcess:
 
     @property
     def root(self) -> Path:
-        """The files as it sees them, also where a launcher gave it disks of its own."""
+        """Return the root directory that the process sees, also if a launcher mounted disks for it."""
         assert self._process is not None
         return Path(f"/proc/{self._process.pid}/root")
 
@@ -118,12 +118,12 @@ class NodeProcess:
 
     @property
     def http_pids(self) -> list[int]:
-        """Of the processes that have served HTTP for it, first to last."""
+        """Return the ids of the processes that have served HTTP for it, in the order of their starts."""
         lines = [json.loads(line) for line in self.output().splitlines() if line.endswith("}")]
         return [line["pid"] for line in lines if line["event"] == "HTTP is served by a process"]
 
     def kill_http(self) -> None:
-        """SIGKILL to the process that serves HTTP for it, and wait for the next one."""
+        """Kill the process that serves HTTP for it with SIGKILL, and wait for the next one."""
         pids = self.http_pids
         os.kill(pids[-1], signal.SIGKILL)
         wait_until(lambda: len(self.http_pids) > len(pids))
@@ -133,24 +133,24 @@ class NodeProcess:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL, and wait for its end."""
+        """Kill the node with SIGKILL, and wait for its end."""
         self.signal(signal.SIGKILL)
         self.ended()
 
     def pause(self) -> None:
-        """It stands still, and knows nothing of it afterwards."""
+        """Stop the process for a while; it does not notice that."""
         self.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         self.signal(signal.SIGCONT)
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM and return the exit code."""
         self.signal(signal.SIGTERM)
         return self.ended()
 
     def ended(self) -> int:
-        """Wait for it to end by itself; the exit code."""
+        """Wait until it ends by itself and return the exit code."""
         assert self._process is not None
         return self._process.wait(timeout=PATIENCE_S)
 

@@ -1,9 +1,8 @@
-"""A shell in which `sandctl` and `sandq` are commands, and `sandctl` alone.
+"""Run shell lines in which `sandctl` and `sandq` are commands, and `sandctl` alone.
 
-Starting Python and loading the client takes a third of a second of CPU time, twenty times what a command does; what a
-tool of `sandq` loads takes 0.7 s. So what needs no shell runs in this process, by the same entry point; what a process
-adds (signals, pipes, exit) has its tests in tests/unit/sandctl/test_process.py and tests/unit/tools.
-"""
+Starting Python and loading the client takes a third of a second of CPU time, twenty times as much as a command. The
+modules of a `sandq` tool need 0.7 s. So lines that need no shell run in this process, by the same entry point. The
+effects of a process (signals, pipes, exit) are tested in tests/unit/sandctl/test_process.py and tests/unit/tools."""
 
 from __future__ import annotations
 
@@ -42,12 +41,12 @@ from tests.support.sandctl.patient import patient
 from tests.support.waiting import PATIENCE_S
 
 _TOOLS = ("certs", "check-config", "doctor", "recover", "wal")
-"""Subcommands of `sandq` that are no node."""
+"""Subcommands of `sandq` that do not start a node."""
 _NEEDS_A_SHELL = re.compile(r"[|<>$&;`\n]")
 
 
 Run = Callable[[str], Awaitable["Done"]]
-"""Runs a line, within an event loop."""
+"""Runs a shell line, within an event loop."""
 
 
 @dataclass
@@ -68,7 +67,7 @@ def run_here(
     stdin: str = "",
     program: click.Command = main,
 ) -> Done:
-    """Run sandctl in this process, or another program of ours, with the patience of the tests."""
+    """Run sandctl, or another program of this repository, in this process, with the timeouts of tests."""
     patience = dict.fromkeys(("CONNECT_S", "REQUEST_S", "DELIVERY_S"), PATIENCE_S)
     with (
         contextlib.chdir(directory),
@@ -82,7 +81,7 @@ def run_here(
 
 
 def _is_free() -> bool:
-    """Whether a command may run here: it handles signals, and has an event loop of its own."""
+    """Return whether a command may run in this thread: it handles signals and has an event loop of its own."""
     if threading.current_thread() is not threading.main_thread():
         return False
     try:
@@ -93,15 +92,15 @@ def _is_free() -> bool:
 
 
 class Shell:
-    """`shell(line)` runs a line of bash in `directory`, wants it to end with 0 and returns its standard output."""
+    """Calls `shell(line)` run a line of bash in `directory`, expect exit code 0 and return its standard output."""
 
     def __init__(self, directory: Path, **environ: str) -> None:
         self.directory = directory
         programs = directory / "bin"
         programs.mkdir()
         for name, command in (("sandctl", patient()), ("sandq", [sys.executable, "-m", "sandq.cli"])):
-            # A document's `timeout` may be over before Python itself is there, which says of a Ctrl-C what no program
-            # can keep it from saying, or before what it is to end has begun. See `patient`.
+            # A document's `timeout` may end before Python itself has started, which then prints a traceback at Ctrl-C
+            # that no program can prevent. It may also end before the work has begun. See `patient`.
             block = "env --block-signal=INT " if name == "sandctl" else ""
             (programs / name).write_text(f'#!/bin/sh\nexec {block}{shlex.join(command)} "$@"\n')
             (programs / name).chmod(0o755)
@@ -109,7 +108,7 @@ class Shell:
         self._environ = os.environ | {"PYTHONPATH": str(ROOT), "PATH": path, **environ}
 
     def run(self, line: str) -> Done:
-        """Also in a thread, beside an event loop."""
+        """Run a line; may also be called in a thread while an event loop runs."""
         words = shlex.split(line, comments=True)
         if not _NEEDS_A_SHELL.search(line) and _is_free():
             if words[0] == "sandctl":
@@ -123,7 +122,7 @@ class Shell:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            errors="replace",  # a photo may be among what is consumed
+            errors="replace",  # the output may contain binary data
             check=False,
         )
         return Done(done.returncode, done.stdout, done.stderr)
@@ -135,13 +134,13 @@ class Shell:
         return done.out
 
     def interrupt(self, line: str, after: bytes) -> tuple[int, bytes, bytes]:
-        """Start a line, press Ctrl-C once it has printed `after`; (exit code, standard output, standard error)."""
+        """Start a line, press Ctrl-C once it has printed `after`; return (exit code, standard output and error)."""
         command = ["bash", "-c", f"exec {line}"]
         return interrupt(command, lambda printed: after in printed, cwd=self.directory, env=self._environ)
 
 
 def interrupt(command: list[str], is_enough: Callable[[bytes], bool], **options: Any) -> tuple[int, bytes, bytes]:
-    """Start a command, send it SIGINT once what it printed is enough; (exit code, standard output and error)."""
+    """Start a command, send SIGINT once its output is enough; return (exit code, standard output, standard error)."""
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
     ) as process:
@@ -162,7 +161,7 @@ def interrupt(command: list[str], is_enough: Callable[[bytes], bool], **options:
 
 
 class Ctl:
-    """`ctl("topic list")` runs sandctl, and wants it to end with 0; other arguments stand behind these words."""
+    """Calls `ctl("topic list")` run sandctl and expect exit code 0. Other arguments are appended to these words."""
 
     def __init__(self, node: NodeProcess) -> None:
         self.node = node
@@ -178,7 +177,7 @@ class Ctl:
 
 
 def run_with_commands(page: Callable[[Run], Awaitable[None]], shell: Shell) -> None:
-    """Run an async function, and the lines that it asks for, one at a time; it in a thread, those here."""
+    """Run an async function in a thread, and the shell lines that it requests in this one, one at a time."""
     asked: queue.SimpleQueue[tuple[str, Future[Done]] | None] = queue.SimpleQueue()
 
     async def run(line: str) -> Done:

@@ -1,5 +1,6 @@
-"""The three nodes of configs/node1..3.yaml or the four of gossip1..4.yaml, as they ship, but for the ports: the usual
-ones may be taken here."""
+"""Run the three nodes of configs/node1..3.yaml or the four of gossip1..4.yaml as they ship, except for the ports.
+
+The default ports may be in use on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ _CLIENT_PORTS = {"node1": "7170", "node2": "7171", "node3": "7172", "node4": "71
 
 
 class ShippedCluster:
-    """Each node is started in a directory of its own below `directory`."""
+    """Runs each node in a directory of its own below `directory`."""
 
     def __init__(self, directory: Path, kind: str = "node") -> None:
         there = {name: ROOT / "configs" / f"{kind}{name.removeprefix('node')}.yaml" for name in _CLIENT_PORTS}
@@ -40,11 +41,11 @@ class ShippedCluster:
 
     @property
     def addresses(self) -> list[str]:
-        """Of the first three."""
+        """Addresses of the first three nodes."""
         return [node.address for node in list(self.nodes.values())[:3]]
 
     def start(self) -> None:
-        """The first three, and wait until they serve and know each other."""
+        """Start the first three nodes, and wait until they serve and know each other."""
         three = list(self.nodes.values())[:3]
         for node in three:
             node.start(wait=False)

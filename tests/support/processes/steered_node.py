@@ -1,11 +1,10 @@
-"""`python -m tests.support.processes.steered_node`: a node that dies in the middle of a job, and tells of elections.
+"""`python -m tests.support.processes.steered_node`: run a node that dies in the middle of a job, and prints elections.
 
-It looks into the file `kills.json` of the directory that it runs in: a list of `[kind, done]`. When a step of such a
-job, which is not its last, has come so far, the pair is taken off the list and the process kills itself.
+It reads the file `kills.json` of its working directory: a list of `[kind, done]`. When a job of that kind is not
+finished and has done that many messages, the pair is removed from the list and the process kills itself.
 
-It prints `asks to lead group N` whenever it asks the other voters whether they would elect it, and `stands for group N`
-when a majority would.
-"""
+It prints `asks to lead group N` when it asks the other voters for a pre-vote, and `stands for group N` when a majority
+has agreed."""
 
 from __future__ import annotations
 
@@ -25,14 +24,14 @@ KILLS = "kills.json"
 
 
 def write_kills(directory: Path, kills: list[tuple[str, int]]) -> None:
-    """Let the node that runs in this directory die so often; a reader sees all of the list or none of it."""
+    """Set the kills of the node in this directory; the file is replaced at once, so a reader sees a complete list."""
     new = directory / f"{KILLS}.new"
     new.write_text(json.dumps(kills))
     new.replace(directory / KILLS)
 
 
 def read_kills(directory: Path) -> list[tuple[str, int]]:
-    """Return the deaths that are left."""
+    """Return the kills that are left."""
     file = directory / KILLS
     return [(kind, done) for kind, done in json.loads(file.read_text())] if file.exists() else []
 

@@ -1,6 +1,6 @@
 """Run sandq on other Python versions: `python -m tests.support.pythons [--smoke] [VERSION ...]`.
 
-Each version has a Debian root with that Python, git and make and nothing else (roots.py). In it this runs:
+Each version has a Debian root with that Python, git and make and nothing else (roots.py). These steps run in it:
 
 - `make setup`, from the lock file;
 - the demo and the unit, property and regression suites; with `--smoke` the unit tests of five packages;
@@ -9,8 +9,7 @@ Each version has a Debian root with that Python, git and make and nothing else (
   `sandq doctor`, a message that a killed node delivers after its restart;
 - an exchange: a data directory goes from this Python's node to the root's node and back, with messages pending.
 
-The walk with the wheels is also done on this Python and on those given with `--python`, without a root.
-"""
+`walk.py` also runs with the wheels on this Python and on those given with `--python`, without a root."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ SMOKE_TESTS: Final = tuple(f"tests/unit/{name}" for name in ("storage", "raft", 
 ALL_TESTS: Final = ("tests/unit", "tests/property", "tests/regressions")
 JAVA: Final = "default-jre-headless file"
 NOT_IN_A_ROOT: Final = "promtool is missing"
-"""The only reason to skip a test: a root has no programs beside Python."""
+"""The only permitted reason to skip a test: a root has no programs other than Python."""
 PYTEST: Final = "-m pytest -q -n 4 --dist worksteal"
 
 
@@ -73,7 +72,7 @@ def _tests_in(output: str) -> str:
 
 
 def run_in_root(root: PythonRoot, wheels: Path, report: Report, *, is_smoke: bool, is_spark: bool) -> None:
-    """Go through all steps in a root. Raises StepFailed."""
+    """Run all steps in a root. Raises StepFailed."""
 
     def shell(name: str, script: str) -> str:
         began = time.monotonic()
@@ -87,7 +86,7 @@ def run_in_root(root: PythonRoot, wheels: Path, report: Report, *, is_smoke: boo
         shell("make spark", "make spark")  # Unit tests of the pipeline import pyspark; they start no Java.
         shell("tests", f".venv/bin/python {PYTEST} {' '.join(ALL_TESTS)}")
     if is_spark:
-        # A mirror that stands still has a list of packages that is out of date, and signed all the same.
+        # An outdated mirror has a list of packages whose signature is valid, but whose date is too old.
         update = "apt-get update -qq -o Acquire::Check-Valid-Until=false"
         shell("install Java", f"{update} && apt-get install -y -qq --no-install-recommends {JAVA}")
         shell("tests of Spark", ".venv/bin/python -m pytest -q tests/spark")
@@ -104,7 +103,7 @@ def run_in_root(root: PythonRoot, wheels: Path, report: Report, *, is_smoke: boo
 
 
 def _exchange(root: PythonRoot, walk: str) -> None:
-    """Let a data directory go to the root's node and back; every message arrives once."""
+    """Move a data directory to the root's node and back; check that every message arrives once."""
     data = root.directory / "exchange"
     shutil.rmtree(data, ignore_errors=True)
     own = [sys.executable, "-I", str(ROOT / WALK)]
@@ -124,7 +123,7 @@ def _exchange(root: PythonRoot, walk: str) -> None:
 
 
 def walk_with_wheels(pythons: Iterable[str], wheels: Path, report: Report) -> None:
-    """Install the wheels on other interpreters of this machine, and walk with them. Raises StepFailed."""
+    """Install the wheels on other interpreters of this machine, and run `walk.py` with them. Raises StepFailed."""
     for python in pythons:
         version = subprocess.run([python, "--version"], check=True, capture_output=True, text=True).stdout.split()[1]
         with tempfile.TemporaryDirectory() as directory:

@@ -1,8 +1,8 @@
-"""Debian roots that hold one Python version each, and nothing else that sandq could lean on.
+"""Make Debian roots that hold one Python version each, and nothing else that sandq could depend on.
 
 A root is a directory with a whole Debian system, made by `debootstrap`. Commands run in it by `chroot`, in mount and
-process namespaces of their own, so nothing is left mounted or running when they end. The network is the machine's.
-Roots stay in the user's cache directory. Their names carry the suite and a hash of what `make setup` installs.
+process namespaces of their own, so nothing stays mounted or running when they end. The network is the machine's. Roots
+stay in the user's cache directory. Their names contain the suite and a hash of the packages that `make setup` installs.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ class PythonRoot:
     directory: Path
 
     def command(self, *arguments: str | Path) -> list[str]:
-        """Return the command that runs another one in this root, as root, with the loopback network of the machine."""
+        """Return the command that runs `arguments` in this root, as root, with the loopback network of the machine."""
         enter = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", _ENTER, "enter"]
         return [*enter, str(self.directory), *map(str, arguments)]
 
     def shell(self, script: str, **options: object) -> subprocess.CompletedProcess[str]:
-        """Run a shell script in the copy of the checkout, with only what a new user of this system has set."""
+        """Run a shell script in the copy of the checkout, with the environment of a new user."""
         command = self.command("bash", "-euo", "pipefail", "-c", f"cd /{SOURCES}\n{script}")
         return subprocess.run(command, env=_environment(), text=True, check=False, **options)  # type: ignore[call-overload,no-any-return]
 
     def update_sources(self) -> None:
-        """Replace the copy of the checkout by the files of today; the virtual environment stays."""
+        """Replace the copy of the checkout by the current files; the virtual environment stays."""
         target = self.directory / SOURCES
         target.mkdir(exist_ok=True)
         for entry in target.iterdir():
@@ -82,10 +82,9 @@ class PythonRoot:
 
 @contextlib.contextmanager
 def python_root(version: str, *, is_fresh: bool = False) -> Iterator[PythonRoot]:
-    """Make or find the root of a Python version, and keep other processes out of it meanwhile.
+    """Make or find the root of a Python version, and lock it against other processes.
 
-    `is_fresh`: also the virtual environment is made again. Raises RootFailed.
-    """
+    `is_fresh`: make the virtual environment again, too. Raises RootFailed."""
     suite = SUITES[version]
     refuse_without_root()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sandq" / "roots"
@@ -118,7 +117,7 @@ def refuse_without_root() -> None:
 
 
 def setup_key() -> str:
-    """Return a name for what `make setup` installs: a hash of the lock file and of both projects."""
+    """Return a hash of the files that decide what `make setup` installs: the lock file and both projects."""
     content = b"\0".join((ROOT / name).read_bytes() for name in _SETUP_FILES)
     return hashlib.sha256(content).hexdigest()[:16]
 
@@ -172,7 +171,7 @@ def _check_version(root: PythonRoot, suite: str) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return what a root gets of this process's environment: where packages and their certificates come from."""
+    """Return the environment of a root: the variables of this process about packages and certificates."""
     passed = {
         name: value
         for name, value in os.environ.items()

@@ -1,11 +1,10 @@
-"""Uses a node and its client as they are installed beside this Python; needs nothing else of this repository.
+"""Use the node and the client that are installed with this Python; nothing else of this repository is needed.
 
     python -I walk.py doctor                      versions and packages
     python -I walk.py write DATA FIRST COUNT      start a node, send it COUNT messages, kill it with SIGKILL
     python -I walk.py read DATA COUNT             start a node, receive and ack COUNT messages, kill it with SIGKILL
 
-`read` prints the values, one a line, in the order of delivery. Every second message is delayed by a second.
-"""
+`read` prints the values, one per line, in the order of delivery. Every second message is delayed by a second."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ def doctor() -> None:
 
 @contextlib.contextmanager
 def node(data: Path) -> Iterator[str]:
-    """Run a node over a data directory and end it with SIGKILL; its address."""
+    """Run a node over a data directory, yield its address, and end it with SIGKILL."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Members of one group on a table: messages are passed by hand, time stands still unless it is moved."""
+"""Run members of one Raft group in memory: the test passes messages, and time only moves when the test moves it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def entry(index: int, term: int, command: bytes = b"\0x") -> LogEntry:
 
 
 class Table:
-    """`members` of one group, all connected. Use it as a context: the library's clock is the table's meanwhile."""
+    """All `members` of one group, connected. Use it as a context: it replaces the library's clock meanwhile."""
 
     def __init__(self, *names: str, learners: tuple[str, ...] = (), settles: bool = False) -> None:
         self.settles = settles
@@ -44,7 +44,7 @@ class Table:
         self._undo()
 
     def start(self, name: str, entries: list[LogEntry] | None = None, *, term: int = 0, applied: int = 0) -> Group:
-        """A member whose log holds these entries, or (None) a new one."""
+        """Start a member whose log holds these entries, or (None) a new one."""
         if entries is None:
             journal = GroupJournal.create([], GROUP, self.members)
         else:
@@ -65,11 +65,11 @@ class Table:
         return group
 
     def messages(self, *kinds: int) -> list[tuple[str, str, wire.Message]]:
-        """What is on its way, of these kinds."""
+        """Return the queued messages of these kinds."""
         return [(sender, to, m) for sender, to, m in self.queue if m[0] in kinds]
 
     def deliver(self, *, drop: tuple[int, ...] = (), only_to: tuple[str, ...] | None = None) -> None:
-        """Everything that is on its way now."""
+        """Deliver all messages that are queued now."""
         for _ in range(len(self.queue)):
             sender, to, message = self.queue.popleft()
             if message[0] in drop or (only_to is not None and to not in only_to):
@@ -82,7 +82,7 @@ class Table:
             self.groups[name].tick()
 
     def settle(self, *, only_to: tuple[str, ...] | None = None) -> None:
-        """Ticks and messages until nothing is on its way."""
+        """Tick and deliver until no message is queued."""
         for _ in range(50):
             self.tick()
             if not self.queue:
@@ -105,5 +105,5 @@ class Table:
         self.groups[name].tick()
 
     def send(self, sender: str, to: str, kind: int, *fields: Any) -> None:
-        """As if a member had sent it."""
+        """Deliver a message as if a member had sent it."""
         self.groups[to].receive(sender, wire.check((kind, GROUP, 1, 1, *fields)))

@@ -1,9 +1,8 @@
-"""`python -m tests.support.runner`: run the suites as `make test` does, and say what each cost.
+"""`python -m tests.support.runner`: run the suites as `make test` does, and print the cost of each.
 
-The suite through Spark runs beside the others: its session is made once, and waits for Java most of the time. Suites
-over their budget of CPU time are named, and do not fail the run: on a machine that others use, too, the same tests take
-up to three times as much.
-"""
+The suite through Spark runs at the same time as the others: its session is made once, and waits for Java most of the
+time. Suites over their budget of CPU time are listed, but do not fail the run: on a machine with other load, the same
+tests take up to three times as much."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from tests.support.paths import ROOT
 from tests.support.runner.costs import FILE
 
 SUITES = ("e2e", "faults", "simulation", "property", "integration", "regressions", "interop", "unit")
-"""Those with long tests first: what is short fills the end."""
+"""Suites with long tests are first, so that short tests fill the end."""
 BUDGETS_S = {
     "unit": 199,
     "property": 87,
@@ -36,17 +35,19 @@ BUDGETS_S = {
 }
 """CPU seconds on two idle cores where `loop_s` is LOOP_S. Raise a budget when its suite gains tests."""
 DEAREST = 25
-"""So many tests are named with what they cost."""
+"""Number of expensive tests to list."""
 LOOP_S = 0.2
 OVER = 1.5
-"""A suite that takes more than this multiple of its budget is named."""
+"""A suite is listed if it takes more than this multiple of its budget."""
 YIELD = ("nice", "-n", "10")
-"""Before what runs beside Spark, which takes the run for failed when a Python process is not there in ten seconds."""
+"""Prefix of the processes that run at the same time as Spark.
+
+Spark regards the run as failed if a Python process does not start within ten seconds."""
 SPREAD = ("-n", "4", "--dist", "worksteal")
 
 
 def loop_s() -> float:
-    """CPU time of a loop that is always the same: the least of three."""
+    """Return the CPU time of a fixed loop, the minimum of three runs, in seconds."""
     took = []
     for _ in range(3):
         began, value = time.process_time(), 0
@@ -66,7 +67,7 @@ def start(
 
 
 def compile_tests() -> None:
-    """In a fresh clone: once, instead of in each of the processes that run them."""
+    """Compile the tests once in a new clone, instead of in each of the processes that run them."""
     subprocess.run(
         [*YIELD, sys.executable, "-m", "pytest", "--collect-only", "-qq", *(f"tests/{suite}" for suite in SUITES)],
         cwd=ROOT,
@@ -75,12 +76,13 @@ def compile_tests() -> None:
 
 
 def passed(codes: list[int], is_part: bool) -> bool:
-    """By pytest's exit codes. Of a part of the tests there may be none in one of the runs; some there must be."""
+    """Return whether all passed, by pytest's exit codes. Part of the tests may be empty in one of the runs, but not in
+    all."""
     return 0 in codes and all(code == 0 or (is_part and code == pytest.ExitCode.NO_TESTS_COLLECTED) for code in codes)
 
 
 def run(build: Path, arguments: list[str], is_part: bool) -> bool:
-    """Run all suites, or what arguments of pytest's choose of them; whether all passed."""
+    """Run all suites, or those that the arguments for pytest select. Return whether all passed."""
     build.mkdir(parents=True, exist_ok=True)
     for left in build.glob("*.json"):
         left.unlink()
@@ -100,7 +102,7 @@ def run(build: Path, arguments: list[str], is_part: bool) -> bool:
 
 
 def tell(build: Path) -> list[str]:
-    """Print what each suite and the dearest tests cost; return those that are over their budget by half."""
+    """Print the costs of each suite and of the most expensive tests; return the suites far over budget."""
     over, total_s, tests = [], 0.0, {}
     print("suite          tests    CPU s   budget   took s")
     for path in sorted(build.glob("*.json")):

@@ -1,10 +1,9 @@
-"""A pytest plugin: the CPU time of each suite, with the processes that its tests started and that have ended.
+"""A pytest plugin that measures the CPU time of each suite, including processes that its tests started and that ended.
 
-Wall time says little on a shared machine. `TEST_COSTS` names the file that gets, as JSON, for each suite its
-tests, CPU seconds and the seconds that its tests took; `loading`, the CPU time outside of tests; and of each test
-that took any its CPU seconds, with what it had set up or taken down for others. What fails is written beside it as it
-fails, to a file with the ending `.failures`.
-"""
+Wall time says little on a shared machine. `TEST_COSTS` names the output file, in JSON. It contains the number of tests,
+CPU seconds and duration of each suite; `loading`, the CPU time outside of tests; and the CPU seconds of each test that
+used any, including its shared setup and teardown. Failures are written as they happen, to a file with the ending
+`.failures`."""
 
 from __future__ import annotations
 
@@ -22,11 +21,11 @@ from tests.support.processes import forks
 
 FILE = "TEST_COSTS"
 ORDER = "TEST_ORDER"
-"""A seed: tests run in an order drawn by it, those of a module together."""
+"""Name of the variable with a seed for a random order of tests; those of a module stay together."""
 
 
 def _cpu_s() -> float:
-    """CPU time of this process, its threads, and its descendants that were waited for."""
+    """Return the CPU time of this process, its threads, and its descendants that were waited for."""
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime + forks.ended_cpu_s()
 
@@ -58,10 +57,10 @@ class Costs:
         suite = report.nodeid.split("/")[1]
         row = self._rows.setdefault(suite, {"tests": 0, "cpu_s": 0.0, "took_s": 0.0})
         row["tests"] += report.when == "call"
-        row["cpu_s"] += getattr(report, "cpu_s", 0.0)  # a worker that ended in a test says nothing
+        row["cpu_s"] += getattr(report, "cpu_s", 0.0)  # a worker that ended in a test reports no time
         row["took_s"] += report.duration
         self._tests[report.nodeid] = self._tests.get(report.nodeid, 0.0) + getattr(report, "cpu_s", 0.0)
-        if report.failed:  # at once: a run may take long
+        if report.failed:  # at once, because a run may take long
             with self._failures.open("a") as file:
                 file.write(f"FAILED {report.nodeid} ({report.when})\n{report.longreprtext}\n\n")
 
@@ -76,7 +75,7 @@ class Costs:
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         if self._is_worker:
             return
-        # Without workers it is this process that ran them; with, they are its children, and were waited for or not.
+        # Without workers this process ran the tests. Workers are its children, which it may or may not have waited for.
         total_s = max(_cpu_s(), self._total_s)
         loading_s = total_s - sum(row["cpu_s"] for row in self._rows.values())
         tests = {test: round(cpu_s, 3) for test, cpu_s in self._tests.items() if cpu_s >= 0.0005}
@@ -90,7 +89,7 @@ class RandomOrder:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        # Each worker must come to the same order.
+        # Each worker must compute the same order.
         def place(item: pytest.Item) -> tuple[bytes, bytes]:
             module = item.nodeid.partition("::")[0]
             return _hash(self._seed + module), _hash(self._seed + item.nodeid)

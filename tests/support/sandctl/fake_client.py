@@ -1,4 +1,4 @@
-"""A client without a server: it keeps a few messages, does what is asked of it, and notes how it was asked."""
+"""Provide a client without a server: it keeps a few messages, executes calls, and records them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from sandq.model.errors import NotFound, TooLate, UnknownTopic
 from sandq.protocol.replies import Partition
 
 Ctl = Callable[..., Result]
-"""`ctl("topic", "list")`: sandctl in this process."""
+"""`ctl("topic", "list")` runs sandctl in this process."""
 NOW_MS = 1_900_000_000_000
-"""2030-03-17T17:46:40Z."""
+"""2030-03-17T17:46:40Z, in ms."""
 
 
 def text(deliver_ms: int, place: int) -> str:
-    """An offset."""
+    """Return an offset as text."""
     return offsets.to_text(offsets.pack(deliver_ms, 7, place, 0))
 
 
 def stored(place: int, **more: Any) -> StoredMessage:
-    """A delayed message, an hour from now."""
+    """Return a delayed message that is due in an hour."""
     deliver_ms = more.pop("deliver_at_ms", NOW_MS + 3_600_000)
     headers = more.pop("headers", None)
     fields: dict[str, Any] = {
@@ -53,7 +53,7 @@ def stored(place: int, **more: Any) -> StoredMessage:
 
 
 def letter(place: int, **more: Any) -> DeadLetter:
-    """One that was nacked for good."""
+    """Return a dead letter that was nacked too often."""
     headers = more.pop("headers", None)
     fields: dict[str, Any] = {
         "id": text(NOW_MS, place),
@@ -78,14 +78,14 @@ def letter(place: int, **more: Any) -> DeadLetter:
 
 
 class Call(NamedTuple):
-    """What was asked."""
+    """A recorded call."""
 
     name: str
     arguments: dict[str, Any]
 
 
 class FakeClient:
-    """Its parts share what they know."""
+    """A client; its parts share its data."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -104,9 +104,9 @@ class FakeClient:
         self.certificate_ends: dict[str, float] = {}
         self.biography: dict[str, Any] = {}
         self.missed: dict[str, str] = {}
-        """Details of an error that says that there is no such message."""
+        """Details of the error for a message that does not exist."""
         self.lost_tokens: set[str] = set()
-        """Leases that are over."""
+        """Tokens of leases that are over."""
         self.matched = 3
         self.forecast = Forecast(NOW_MS, [], 0)
         self.admin = FakeAdmin(self)
@@ -121,7 +121,7 @@ class FakeClient:
         return FakeDead(self, topic, group)
 
     def asked(self, name: str) -> list[dict[str, Any]]:
-        """The arguments of each call of this name."""
+        """Return the arguments of each call with this name."""
         return [call.arguments for call in self.calls if call.name == name]
 
     def note(self, name: str, /, **arguments: Any) -> None:
@@ -197,7 +197,7 @@ class FakeMessages:
 
 
 class FakeLeases:
-    """What is settled is noted with the lease token and the offset; `lost_tokens` are not held any more."""
+    """Records settled messages with the lease token and the offset; leases in `lost_tokens` are over."""
 
     def __init__(self, client: FakeClient, topic: str, group: str) -> None:
         self._client = client
@@ -333,7 +333,7 @@ class FakeAdmin:
 
 
 def connected_to(client: FakeClient) -> Callable[[], Any]:
-    """What stands for `sandctl.options.common.connected`."""
+    """Return a replacement of `sandctl.options.common.connected`."""
 
     @asynccontextmanager
     async def connected() -> AsyncIterator[FakeClient]:

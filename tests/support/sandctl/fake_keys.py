@@ -1,4 +1,4 @@
-"""Keys without a server: a few of them, what was asked, and changes to be watched."""
+"""Provide keys without a server: a few keys, recorded calls, and changes to watch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FakeWatch:
 
 
 class FakeKeys:
-    """What `client.kv("t")` gives."""
+    """Replaces the result of `client.kv("t")`."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []

@@ -1,10 +1,9 @@
-"""The occurrences of an expression found by walking over a wall clock, tick by tick.
+"""Find the occurrences of an expression by stepping through a wall clock, tick by tick.
 
-It shares no code with sandq.schedules, nor with the library below that. The rules as documents say them:
+It shares no code with sandq.schedules, nor with the library that this uses. These are the rules of the documents:
 
     a star in hour or minute   whenever the clock shows a time of the expression
-    otherwise                  when the clock shows such a time, or steps over one, for the first time
-"""
+    otherwise                  when the clock shows such a time, or steps over one, for the first time"""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ MONTHS = ["", "JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OC
 
 
 def epoch_s(text: str) -> int:
-    """Seconds of an instant: "2026-03-29 01:00" is UTC, unless an offset says otherwise."""
+    """Return the seconds of an instant: "2026-03-29 01:00" is UTC, unless the text has an offset."""
     instant = datetime.fromisoformat(text)
     return int((instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp())
 
@@ -29,7 +28,7 @@ def _number(text: str, names: list[str]) -> int:
 
 
 def _expanded(field: str, low: int, high: int, names: Iterable[str] = ()) -> set[int]:
-    """The numbers of a field; its parts that are no numbers (L, LW, 5L, FRI#2) are left out."""
+    """Return the numbers of a field, without its other parts (L, LW, 5L, FRI#2)."""
     known, found = list(names), set()
     for part in field.split(","):
         if "#" in part or (part.endswith("L") and part not in known) or part == "LW":
@@ -46,7 +45,7 @@ def _expanded(field: str, low: int, high: int, names: Iterable[str] = ()) -> set
 
 
 class BruteForce:
-    """An expression, taken apart into sets of numbers and questions to a date."""
+    """An expression, split into sets of numbers and conditions on a date."""
 
     def __init__(self, text: str) -> None:
         fields = text.upper().split()
@@ -58,7 +57,7 @@ class BruteForce:
         self.days = _expanded(self._day, 1, 31)
         self.months = _expanded(month, 1, 12, MONTHS)
         self.weekdays = {number % 7 for number in _expanded(self._weekday, 0, 7, DAYS)}
-        # (what is asked of a date, the weekday): of 5L and FRI#2.
+        # (position in the month, 0 for the last one; weekday): from FRI#2 and 5L.
         self.nth = [
             (number, _number(part.partition("#")[0].removesuffix("L") if "#" not in part else part.split("#")[0], DAYS))
             for part in self._weekday.split(",")
@@ -81,7 +80,7 @@ class BruteForce:
             return True
         if "LW" not in parts or day.weekday() > 4:
             return False
-        # No other day from Monday to Friday comes after it in its month.
+        # No later day of its month is between Monday and Friday.
         rest = [day + timedelta(days=more) for more in range(1, 7)]
         return not any(later.month == day.month and later.weekday() < 5 for later in rest)
 
@@ -100,16 +99,16 @@ class BruteForce:
 
 
 class Walk:
-    """What a clock shows from one instant to another: each second, or each minute where it shows whole ones."""
+    """The wall-clock times between two instants: each second, or each minute if it shows whole minutes."""
 
     def __init__(self, zone: ZoneInfo, start_s: int, end_s: int, step_s: int) -> None:
         self.zone, self.start_s, self.end_s, self.step_s = zone, start_s, end_s, step_s
         self.instants = range(start_s, end_s, step_s)
-        # Ticks of the clock since 1970 began on it.
+        # Ticks of the wall clock since it showed 1970-01-01.
         self.shown = [self._shown(instant) for instant in self.instants]
         per_day = DAY_S // step_s
         self.dates = {n: EPOCH_DATE + timedelta(days=n) for n in {tick // per_day for tick in self.shown}}
-        for n in range(min(self.dates), max(self.dates)):  # a day that was left out
+        for n in range(min(self.dates), max(self.dates)):  # a day that the clock skipped
             self.dates.setdefault(n, EPOCH_DATE + timedelta(days=n))
 
     def _shown(self, instant: int) -> int:
@@ -120,7 +119,7 @@ class Walk:
         return shown_s // self.step_s
 
     def occurrences(self, expression: BruteForce) -> list[int]:
-        """All occurrences from the start of the walk on, but for the first tick."""
+        """Return all occurrences after the first tick."""
         step_s, per_day = self.step_s, DAY_S // self.step_s
         assert step_s == 1 or expression.seconds == {0}
         ticks_of_day = {

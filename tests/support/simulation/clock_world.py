@@ -1,10 +1,9 @@
-"""Nodes that compare their guarded clocks over a slow network, and one of which was started with a wrong wall clock.
+"""Simulate nodes that compare their guarded clocks over a slow network; one of them starts with a wrong wall clock.
 
-Whoever leads stamps by its own clock, once that waits no more. A node may lead as soon as it runs: the first of a new
-group's members does not wait for an election time-out, and in some worlds it is the one with the wrong clock, which
-leads before anybody has compared anything. It gives way to better clocks as `ClockKeeper` does, which takes a while.
-Driven by one seed.
-"""
+The leader stamps by its own clock, once that clock no longer waits. A node may lead as soon as it runs: the first
+member of a new group does not wait for an election timeout. In some worlds that is the node with the wrong clock, which
+leads before any node has compared clocks. It transfers the leadership to a node with a better clock as `ClockKeeper`
+does, which takes a while. Everything is driven by one seed."""
 
 from __future__ import annotations
 
@@ -20,13 +19,13 @@ from sandq.broker.peers.link import SILENCE_S
 START_S = 1_800_000_000.0
 STEP_S = 0.05
 ASK_STEPS = 5
-"""As often as a node asks that has not agreed with others yet."""
+"""Number of steps between two requests of a node. It is as short as for a node that has not agreed with others yet."""
 SETTLED_STEPS = 100
-"""Then the clock is wrong with which a node comes back."""
+"""Step at which a node restarts with the wrong clock."""
 MAX_DRIFT_S = 0.5
 HOUR_S = 3600.0
 NEAR_S = 0.1
-"""So far from the true time the right clocks are, at most."""
+"""Largest deviation of a right clock from the true time, in seconds."""
 
 
 class ClockedNode:
@@ -41,11 +40,11 @@ class ClockedNode:
         self.clock.peers.nodes = len(world.names)
         self._standing = self.clock.standing
         self.since_s = 0.0
-        """Since when its clock is as bad."""
+        """Monotonic time at which its standing got worse last, in seconds."""
         self.hangs_until_s = 0.0
-        """Till then it answers nothing."""
+        """Time until which the node answers nothing, in seconds."""
         self.silent_s = 0.0
-        """So long, since it began to."""
+        """Length of the current silence, in seconds."""
         self.asked: dict[str, dict[int, float]] = {}
 
     def link(self, other: str) -> None:
@@ -69,19 +68,20 @@ class ClockWorld:
         self.now_s = START_S
         self.names = [f"n{number}" for number in range(1, rng.choice((3, 3, 5)) + 1)]
         self.most_s = rng.choice((0.01, 0.3, 0.35, 1.0))
-        """What a frame takes in one direction, at most."""
+        """Longest delay of a frame in one direction, in seconds."""
         self.wrong_s = (1.2, 5.0, HOUR_S, -HOUR_S) if self.most_s < 1.0 else (5.0, HOUR_S, -HOUR_S)
-        """How far the wrong clock may be ahead: so far that the slowest answer leaves no doubt."""
+        """Possible errors of the wrong clock, in seconds: so large that even the slowest answer shows them."""
         self.least_s = rng.choice((0.0, 0.9)) * self.most_s
         self.loss = rng.choice((0.0, 0.1))
         self.wrong = rng.choice(self.names)
         self.leader: str | None = None
         self.changes = self.given_up = self.found_off = self.held = self.stamped = 0
         self._gives_up_s: float | None = None
-        """When somebody has taken over, while the leader lets others lead."""
+        """Time at which another node takes over while the leader transfers its leadership; None if it does not."""
         self._numbers = count()
         self._frames: list[tuple[float, int, ClockedNode, ClockedNode, int, float, Standing | None]] = []
-        """On their way: when they arrive, at whom, from whom; questions have no standing."""
+        """Frames in flight: arrival time, order, receiver, sender, request number, time, standing (None for a request).
+        """
         self.nodes: dict[str, ClockedNode] = {}
         self.starts_wrong = rng.random() < 0.5
         for name in self.names:
@@ -144,7 +144,7 @@ class ClockWorld:
         able = [name for name in better if self.now_s >= self.nodes[name].hangs_until_s]
         if self._gives_up_s is None:
             if able and self._has_majority():
-                # It is asked to, asks for votes, gets them, and tells so.
+                # The delays of the request to take over, the vote request, the votes and the announcement.
                 self._gives_up_s = self.now_s + 4 * self.rng.uniform(self.least_s, self.most_s)
         elif self.now_s >= self._gives_up_s:
             self._gives_up_s = None
@@ -153,14 +153,16 @@ class ClockWorld:
                 self._lead(self.rng.choice(able))
 
     def _elect(self) -> None:
-        """Anybody: nobody knows how long others had to compare clocks before."""
+        """Elect any able node: no node knows how long the others have compared clocks."""
         able = [name for name, node in self.nodes.items() if self.now_s >= node.hangs_until_s]
         if able and self._has_majority():
             self._lead(self.rng.choice(able))
 
     def _disturb(self) -> None:
-        """Of the nodes whose clocks are right one at a time, once all have agreed: two that were just started and
-        differ cannot know which of them is right."""
+        """Silence or restart a node.
+
+        Nodes with right clocks are disturbed one at a time, once all have agreed: two that were just started and differ
+        cannot know which of them is right."""
         node = self.nodes[self.rng.choice(self.names)]
         right = [other for name, other in self.nodes.items() if name != self.wrong]
         if not all(other.clock.peers.agreed and self.now_s >= other.hangs_until_s for other in right):

@@ -1,4 +1,4 @@
-"""Clients of a simulated cluster: they outlive its nodes, talk to whichever says that it leads, and ask again."""
+"""Simulate clients of a cluster that outlive its nodes, send requests to any node that says it leads, and retry."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.support.simulation.owner import Owner
 from tests.support.simulation.stepped import VirtualClock
 
 LOST = 0.2
-"""Share of the answers to it that are lost."""
+"""Share of the answers to a producer that are lost."""
 KEYS = (None, b"k1", b"k2", b"k3")
 
 
 class DeliveryClock:
-    """What time it is for the node that delivers."""
+    """The clock of the node that delivers."""
 
     def __init__(self, true: VirtualClock) -> None:
         self.true = true
@@ -42,7 +42,7 @@ class DeliveryClock:
 
 
 class Clients:
-    """To `Owner` it is a node and its host."""
+    """All clients. `Owner` uses it as a node and as the host of the node."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class Clients:
         ordered: bool,
         margin_ms: int,
     ) -> None:
-        """`margin_ms`: how far the clock of a node is behind, at most."""
+        """`margin_ms`: largest lag of a node's clock."""
         self.rng, self.clock = rng, clock
         self.margin_ms = margin_ms
         self.lease_ms = rng.choice((1000, 4000))
         self.unrest = rng.choice((0.01, 0.1))
-        """How likely a consumer loses its connection in a step."""
+        """Probability that a consumer loses its connection in a step."""
         self.leaving = 0.005
-        """How likely it leaves."""
+        """Probability that a consumer leaves in a step."""
         self.oracle = Oracle(DeliveryClock(clock), ordered)
         self.host = self
         self.owner = Owner(self)
@@ -72,7 +72,7 @@ class Clients:
         self._payloads = count()
 
     def leader(self) -> ClusterNode | None:
-        """Some node that says it leads."""
+        """Return a random node that says it leads; None if there is none."""
         ready = [node for node in self._nodes.values() if node.host.ready]
         return self.rng.choice(ready) if ready else None
 
@@ -84,7 +84,7 @@ class Clients:
             node.call(command, done, messages=messages)
 
     def messages(self) -> tuple[list[Sent], dict[int, list[Any]]]:
-        """New messages, and their columns."""
+        """Return new messages, and their columns."""
         rng, now_ms = self.rng, self.clock.ms
         sent = [Sent(b"m%d" % next(self._payloads), now_ms - self.margin_ms) for _ in range(rng.choice((1, 1, 2, 9)))]
         columns: dict[int, list[Any]] = {Column.VALUE: [message.payload for message in sent]}
@@ -110,7 +110,7 @@ class Clients:
         return Column.UNIQUE_KEY in columns or (self.oracle.ordered and Column.KEY in columns)
 
     def produce(self) -> None:
-        """Without a number: nobody knows what became of it when there is no answer."""
+        """Produce without a sequence number: the outcome is unknown if there is no answer."""
         sent, columns = self.messages()
 
         def done(result: Any) -> None:
@@ -125,7 +125,7 @@ class Clients:
             consumer.gone(node)
 
     def act(self) -> None:
-        """What clients do in a step."""
+        """Run the random actions of all clients in a step."""
         rng = self.rng
         for consumer in self.consumers:
             consumer.act()
@@ -136,7 +136,7 @@ class Clients:
                 action()
 
     def finish(self) -> None:
-        """No more messages: all that is there is to be consumed."""
+        """Consume all messages and produce no new ones."""
         for consumer in self.consumers:
             consumer.finish()
         for producer in self.producers:
@@ -145,17 +145,18 @@ class Clients:
 
     @property
     def is_done(self) -> bool:
-        """All that was acknowledged came, and its ack was confirmed; all that was sent with a number is stored."""
+        """Return whether each acknowledged message was delivered and its ack confirmed, and each numbered batch is
+        stored."""
         return not self.oracle.missing() and not any(producer.unanswered for producer in self.producers)
 
     def tell(self) -> Any:
-        """What is not done."""
+        """Describe what is not done."""
         return [len(producer.unanswered) for producer in self.producers], self.oracle.missing()[:5]
 
 
 @dataclass
 class Numbered:
-    """A batch and what its producer knows of it."""
+    """A batch, and its state at the producer."""
 
     number: int
     sent: list[Sent]
@@ -163,13 +164,13 @@ class Numbered:
     split: bool
     was_sent: bool = False
     told: Any = None
-    """The first answer that a leader gave; every other one must be the same."""
+    """First answer of a leader; all others must be equal."""
     answered: bool = False
-    """It has reached the producer."""
+    """Whether an answer has reached the producer."""
 
 
 class Producer:
-    """An idempotent producer: it sends again, in order, until there is a definite answer."""
+    """An idempotent producer: it resends batches, in order, until there is a definite answer."""
 
     def __init__(self, clients: Clients, producer_id: int) -> None:
         self._clients = clients
@@ -178,7 +179,7 @@ class Producer:
         self._number = 0
         self.unanswered: list[Numbered] = []
         self.repeated = 0
-        """Answers to batches that were stored before."""
+        """Number of answers to batches that were stored before."""
 
     def act(self) -> None:
         if self._rng.random() < 0.1:
@@ -195,7 +196,7 @@ class Producer:
             self._send(numbered, self._clients.leader())
 
     def repeat(self) -> None:
-        """All again, the oldest first, to one node."""
+        """Resend all unanswered batches, the oldest first, to one node."""
         node = self._clients.leader()
         for numbered in list(self.unanswered):
             self._send(numbered, node)
@@ -203,9 +204,9 @@ class Producer:
     def _send(self, numbered: Numbered, node: ClusterNode | None) -> None:
         def done(result: Any) -> None:
             if isinstance(result, (*UNKNOWN, OutOfSequence)):
-                return  # it is sent again
+                return  # it is resent
             if isinstance(result, AlreadyStored) and numbered.answered:
-                return  # a copy that was long under way
+                return  # a late copy
             assert not isinstance(result, SandqError), result
             assert numbered.told in (None, result), "a batch sent again has another answer"
             self.repeated += numbered.told is not None

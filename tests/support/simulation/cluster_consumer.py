@@ -1,4 +1,4 @@
-"""A consumer of a simulated cluster: it subscribes where it finds a leader, and settles what it gets."""
+"""Simulate a consumer of a cluster: it subscribes at a leader, and settles what it receives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CREDIT = 20
 class Connection:
     node: ClusterNode
     subscription: Subscription | None = None
-    """Once it is there."""
+    """None until it is attached."""
 
 
 class Consumer:
@@ -37,12 +37,12 @@ class Consumer:
         self.group, self.name = group, name
         self.held: list[Held] = []
         self.late = 0
-        """Pushes whose lease was over when they came."""
+        """Number of deliveries whose lease was over when they came."""
         self._clients = clients
         self._rng = clients.rng
         self._oracle = clients.oracle
         self._settling: Counter[int] = Counter()
-        """Tokens of settlements that are not answered."""
+        """Number of unanswered settlements, by token."""
         self._leaving = False
         self._connection: Connection | None = None
 
@@ -58,7 +58,7 @@ class Consumer:
                 action()
 
     def finish(self) -> None:
-        """Take and ack whatever comes."""
+        """Receive and ack all messages."""
         self.connect()
         self.give_room()
         held, self.held = self.held, []
@@ -68,19 +68,19 @@ class Consumer:
     # -- subscribing ----------------------------------------------------------------------------------------------
 
     def disconnect(self) -> None:
-        """Its leases run on."""
+        """Disconnect; the leases continue."""
         connection, self._connection = self._connection, None
         if connection is not None and connection.subscription is not None:
             connection.subscription.closed = True
             connection.node.delivery.detach(connection.subscription)
 
     def gone(self, node: ClusterNode) -> None:
-        """It has ended."""
+        """Note that a node has ended."""
         if self._connection is not None and self._connection.node is node:
             self._connection = None
 
     def connect(self) -> None:
-        """As `Broker.subscribe` does it, in steps."""
+        """Subscribe as `Broker.subscribe` does, in steps."""
         node = self._clients.leader()
         if self._connection is not None or node is None or self._leaving:
             return
@@ -147,7 +147,7 @@ class Consumer:
             self._connection.subscription.notify_credit()
 
     def leave(self) -> None:
-        """Cleanly: what it holds is given back."""
+        """Leave cleanly and give the leased messages back."""
         connection = self._connection
         if connection is None or connection.subscription is None:
             return
@@ -192,7 +192,7 @@ class Consumer:
         def done(result: Any) -> None:
             self._settled(held.token)
             if isinstance(result, UNKNOWN):
-                # With the same token it may be asked again.
+                # The ack may be retried with the same token.
                 self.held.append(Held(held.group, held.token, chosen))
                 return
             assert not isinstance(result, SandqError), result

@@ -1,4 +1,4 @@
-"""One life of a node of a simulated cluster: the real engine, delivery and routes, over what its disk holds."""
+"""Run one life of a node of a simulated cluster: the real engine, leader and routes, over the contents of its disk."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ GROUP = 7
 BY_CONNECTION = (c.Append, c.Ack, c.Nack, c.Extend, c.Cancel, c.Move)
 RAFT, ROUTES = 1, 2
 """Kinds of frames between nodes."""
-"""Of the row of a partition's state."""
 
 Answer = Callable[[Any], None]
 
 
 class NodeClock(VirtualClock):
-    """A node's guarded clock: as far from the true time as its wall clock is, and as those of all nodes are."""
+    """A node's guarded clock: the true time plus the error of its wall clock and the common error of all nodes."""
 
     def __init__(self, true: VirtualClock, offset_ms: int, wrong_ms: Callable[[], int]) -> None:
         self._true = true
@@ -51,7 +50,7 @@ class NodeClock(VirtualClock):
 
 
 def topic_of(names: tuple[str, ...], settings: dict[str, Any], kind: str = TIMER) -> Topic:
-    """With one partition, on all nodes."""
+    """Return a topic with one partition, which is on all nodes."""
     members = tuple(f"{name}#1" for name in names)
     return Topic(
         name="t",
@@ -67,7 +66,7 @@ def topic_of(names: tuple[str, ...], settings: dict[str, Any], kind: str = TIMER
 
 
 class LevelledLog(NodeLog):
-    """A node's groups without metadata: the world says what level its cluster has come to."""
+    """The groups of a node without metadata: the world sets the feature level of the cluster."""
 
     known_level = FIRST_LEVEL
 
@@ -81,7 +80,7 @@ class LevelledLog(NodeLog):
 
 
 class RouteLinks(FakeLinks):
-    """The links of a node, over which it sends what it leads."""
+    """The links of a node, over which it announces the groups that it leads."""
 
     def __init__(self, network: Network, own: str) -> None:
         super().__init__(own=own)
@@ -104,7 +103,7 @@ class ClusterNode(Stepped):
         self._network = world.network
         self._applied = world.applied
         self._calls: dict[int, Answer] = {}
-        """What clients wait for."""
+        """Callbacks of unanswered client requests, by number."""
         self._numbers = count()
         self._sweep_at = NodeLog.SWEEP_START
         disk = world.disks[name]
@@ -148,18 +147,18 @@ class ClusterNode(Stepped):
             self.delivery.lead()
 
     def learn_level(self, level: int) -> None:
-        """Metadata says that the cluster has come to it (`Reconciler`)."""
+        """Learn the feature level of the cluster, as from metadata (`Reconciler`)."""
         self.node_log.known_level = level
         self.delivery.raise_level()
 
     # -- clients --------------------------------------------------------------------------------------------------
 
     def call(self, command: Any, done: Answer, *, messages: int = 0) -> None:
-        """Over a client's connection: `done` is called once, at the latest when the node ends."""
+        """Execute a command for a client. `done` is called once, at the latest when the node ends."""
         number = next(self._numbers)
         self._calls[number] = done
         try:
-            # Of connections, each of which has its order: what they ask for overtakes what others do.
+            # Each connection has its own order, so requests of one may overtake those of others.
             line = type(command) if isinstance(command, BY_CONNECTION) else None
             self.host.submit(command, lambda result: self._answer(number, result), messages=messages, line=line)
         except SandqError as error:
@@ -171,7 +170,7 @@ class ClusterNode(Stepped):
             done(result)
 
     def end(self) -> None:
-        """Nothing comes from this life any more."""
+        """End the life: all open requests fail."""
         self.delivery.end_subscriptions(TimedOut("the connection is gone"))
         for number in list(self._calls):
             self._answer(number, TimedOut("the connection is gone: the outcome is unknown"))
@@ -227,7 +226,7 @@ class ClusterNode(Stepped):
             self.node_log.fail(error)
 
     def sweep(self) -> None:
-        """A step of it: what earlier lives have left, over and over."""
+        """Run one step of the sweep over the rows of earlier lives, again and again."""
         self._sweep_at = self.node_log.sweep(self._sweep_at)[0] or NodeLog.SWEEP_START
 
     @property
@@ -235,8 +234,8 @@ class ClusterNode(Stepped):
         return self.records is None and not (self.tasks or self.published)
 
     def rows(self) -> Mapping[bytes, Any]:
-        """All that the replica has stored, as of its applied index; but for counts, whose rows tell apart what was
-        written at once."""
+        """Return all rows of the replica at its applied index, without counts, whose rows depend on the batches of
+        writes."""
         self.node_log.applier.write()
         found = self.replica._rows.scan(b"", b"\xff" * 40, limit=1 << 30, max_bytes=1 << 40)
         return comparable(found)

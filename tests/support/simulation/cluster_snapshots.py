@@ -1,4 +1,4 @@
-"""Snapshots on their way from one simulated node to another: what `snapshots.py` does in threads, in steps."""
+"""Send snapshots from one simulated node to another in steps, as `snapshots.py` does in threads."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.support.simulation.cluster_node import ClusterNode
 
 Connected = Callable[[str, str], bool]
 WAITS = 50
-"""Steps without a connection, after which a snapshot is given up."""
+"""Number of steps without a connection after which a snapshot is given up."""
 
 
 class Transfer:
-    """One snapshot."""
+    """The transfer of one snapshot."""
 
     def __init__(
         self, source: ClusterNode, target: ClusterNode, connected: Connected, rng: random.Random, pin_bytes: int
@@ -29,14 +29,14 @@ class Transfer:
         self.installed = self.is_outrun = False
         self._pin_bytes = pin_bytes
         self._installing = False
-        """All of it is there."""
+        """Set once all of it has arrived."""
         self._is_unsure = False
         self._connected = connected
         self._rng = rng
         self._steps = self._send()
 
     def step(self) -> bool:
-        """One step. Whether there is another. Raises Crashed, of the target."""
+        """Run one step. Return whether there is another. Raises Crashed if the target crashes."""
         if self.is_outrun and not self._installing:
             self._steps.close()
             return False
@@ -45,11 +45,11 @@ class Transfer:
         except StopIteration:
             return False
         except SandqError:
-            return False  # it is begun anew
+            return False  # the snapshot is started again
         return True
 
     def gone(self, node: ClusterNode) -> bool:
-        """A node has ended its life. Whether this ends, too."""
+        """Note that a node has ended its life. Return whether the transfer ends, too."""
         if node is self.target or (node is self.source and not self._installing):
             self._steps.close()
             return True
@@ -107,7 +107,7 @@ class Transfer:
         member = host.group.member
         try:
             yield
-            # What was under way for the old state is done before the new one takes its place.
+            # Finish the tasks for the old state before the new state replaces it.
             target.run([target.tasks.popleft() for _ in range(len(target.tasks))])
             new = node_log.load(host.number, number)
             yield
@@ -139,7 +139,9 @@ class Transfer:
 def begin(
     source: ClusterNode, nodes: dict[str, ClusterNode], connected: Connected, rng: random.Random, pin_bytes: int
 ) -> list[Transfer]:
-    """To each member that needs one, and can be reached; the log keeps so much behind it meanwhile."""
+    """Start a transfer to each reachable member that needs a snapshot.
+
+    `pin_bytes`: bytes of the log after the snapshot that are kept meanwhile."""
     targets = [nodes.get(node_of(member)) for member in needing(source.host)]
     return [
         Transfer(source, target, connected, rng, pin_bytes)

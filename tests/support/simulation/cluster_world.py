@@ -1,8 +1,7 @@
-"""A partition on three simulated nodes: real engines, deliveries and routes, over memory disks and fake connections.
+"""Simulate a partition on three nodes: real engines, leaders and routes, over memory disks and fake connections.
 
-Everything is driven by one `random.Random(seed)`, so a seed replays. Raft and the brokers have one virtual time; the
-wall clock of each node is a little off. Clients outlive the nodes, and the oracle keeps what they were told.
-"""
+Everything is driven by one `random.Random(seed)`, so a seed replays. Raft and the brokers share one virtual time; the
+wall clock of each node deviates a little. Clients outlive the nodes, and the oracle keeps the answers that they got."""
 
 from __future__ import annotations
 
@@ -39,18 +38,19 @@ from tests.support.storage.faulty_files import Plan
 
 NAMES = ("n1", "n2", "n3")
 DRIFT_MS = 100
-"""The clock of a node is as far from the true time, at most: those of two nodes twice as far apart."""
+"""Largest deviation of a node's clock from the true time, in ms; two nodes may differ by twice as much."""
 RAISE_CHANCE = 0.002
-"""That the cluster comes to the next feature level, in a step: in the midst of most worlds."""
+"""Probability per step that the cluster reaches the next feature level, so that most worlds do in the middle of their
+life."""
 WRONG_CHANCE = 0.01
-"""That the clocks of all nodes come to be wrong by the same, in a step, in worlds where they do."""
+"""Probability per step that the clocks of all nodes become wrong by the same amount, in worlds where they do."""
 RIGHT_CHANCE = 0.02
 HEALED_MS = 60_000
-"""After the last fault everything is done by then."""
+"""Time after the last fault within which everything must be done, in ms."""
 FLOOR_AHEAD_MS = 2_000
-"""By so much a partition's floor is ahead of its leader's clock when an operator has it set back."""
+"""Lead of a partition's floor over its leader's clock at which an operator sets it back, in ms."""
 BUSY_STEPS = 400
-"""After it, in which there is still something produced; in the midst of them another node takes over."""
+"""Number of steps after healing in which clients still produce; another node takes over in the middle of them."""
 
 
 class ClusterWorld:
@@ -59,14 +59,14 @@ class ClusterWorld:
         self.rng = rng = random.Random(seed)
         self.clock = VirtualClock()
         self.level_rng = random.Random(f"levels of {seed}")
-        """Of its own: what is drawn of it leaves the rest of the world as it is."""
+        """Random numbers for levels only, so that they do not change the rest of the world."""
         self.level = self.level_rng.choice((FIRST_LEVEL, FIRST_LEVEL, NEXT.highest))
-        """The feature level that the cluster has come to; nodes learn of it by and by."""
+        """Feature level of the cluster; nodes learn it one after the other."""
         self.clock_rng = random.Random(f"clocks of {seed}")
-        """Likewise."""
+        """Random numbers for clocks only."""
         self._moments = Moments(seed) if moments else None
         self.wrong_ms = 0
-        """How far the clocks of all nodes are ahead."""
+        """Lead of the clocks of all nodes, in ms."""
         self.resets = 0
         undo_time = replace_time(lambda: self.clock.ms / 1000, rng)
         self._undo = [undo_time]
@@ -81,7 +81,7 @@ class ClusterWorld:
         self._pin_bytes = rng.choice((0, 300, 1 << 20))
         self.set(node_log, "LAG_WAL_BYTES", rng.choice((20_000, 1 << 20)))
         self._pace = rng.choice((0.3, 0.6, 0.9))
-        """How likely a step delivers over a connection."""
+        """Probability that a step delivers over a connection."""
         self._sync_pace = rng.choice((0.3, 0.8))
         self._crash_chance = rng.choice((0.001, 0.005, 0.02))
         self.topic = self.make_topic()
@@ -95,7 +95,7 @@ class ClusterWorld:
         self.clients = self.make_clients()
         self._transfers: list[Transfer] = []
         self._canon: dict[int, bytes] = {}
-        """What was applied at each index, by whoever was first."""
+        """Command applied at each index, by the first replica that applied it."""
         self._leaders: dict[int, str] = {}
         self.crashes = self.snapshots = self.outrun = self.failures = self.compared = 0
         for name in NAMES:
@@ -103,7 +103,7 @@ class ClusterWorld:
         self.network.renew()
 
     def set(self, module: Any, name: str, value: Any) -> None:
-        """Until the world is closed."""
+        """Set a variable of a module until the world is closed."""
         self._undo.append(_restored(module, name))
         setattr(module, name, value)
 
@@ -111,7 +111,7 @@ class ClusterWorld:
         for undo in self._undo:
             undo()
 
-    # -- what is in it ----------------------------------------------------------------------------------------------
+    # -- contents -------------------------------------------------------------------------------------------------
 
     def make_topic(self) -> Topic:
         rng = self.rng
@@ -130,7 +130,7 @@ class ClusterWorld:
         return Clients(self.rng, self.clock, self.nodes, self._moments, ordered=ordered, margin_ms=DRIFT_MS)
 
     def is_settled(self, node: ClusterNode) -> bool:
-        """Whether its replica holds no more than it is to hold in the end."""
+        """Return whether the replica holds no more than it should hold in the end."""
         return bool(node.host.status.messages == 0)
 
     # -- checks ---------------------------------------------------------------------------------------------------
@@ -146,9 +146,9 @@ class ClusterWorld:
         assert known == task.command, f"{name} applies {task.command!r} at {task.index}, others {known!r}"
 
     def _note_reset(self, task: Apply) -> None:
-        commands = c.Entry.decode(task.command).commands if task.command else ()  # a new leader's is empty
+        commands = c.Entry.decode(task.command).commands if task.command else ()  # a new leader's entry is empty
         if any(isinstance(command, c.ClockReset) for command in commands):
-            self.clients.oracle.set_back(offsets.token(task.index + 1, 0))  # what the entry itself leased ends, too
+            self.clients.oracle.set_back(offsets.token(task.index + 1, 0))  # leases of the entry itself end, too
 
     def look(self) -> None:
         for node in self.nodes.values():
@@ -163,12 +163,12 @@ class ClusterWorld:
         return node.host.group if node is not None else None
 
     def compare(self) -> None:
-        """Replicas that have applied the same entries hold the same."""
+        """Check that replicas which have applied the same entries have the same rows."""
         by_index: dict[int, ClusterNode] = {}
         for node in self.nodes.values():
             pointer = node.node_log.pointers.get(node.host.number)
             if pointer is None or pointer.store != node.replica.store:
-                continue  # a snapshot takes the place of its rows at this moment
+                continue  # a snapshot is replacing its rows at this moment
             other = by_index.setdefault(node.replica.applied_index, node)
             if other is not node:
                 self.compared += 1
@@ -189,7 +189,7 @@ class ClusterWorld:
             self._lose(name, power_loss=False)
 
     def _lose(self, name: str, *, power_loss: bool) -> None:
-        """What the end of a life leaves of a node."""
+        """End the life of a node and apply the crash to its disk."""
         self.crashes += 1
         node = self.nodes.pop(name, None)
         self.network.isolate(name)
@@ -287,8 +287,9 @@ class ClusterWorld:
                 node.learn_level(self.level)
 
     def _disturb_clocks(self) -> None:
-        """Let the clocks of all nodes go ahead by the same for a while; then an operator has them right again, and the
-        partition set back."""
+        """Let the clocks of all nodes go ahead by the same amount for a while, and then make them right again.
+
+        An operator then sets the partition back."""
         rng = self.clock_rng
         if self.wrong_ms:
             if rng.random() < RIGHT_CHANCE:
@@ -326,7 +327,7 @@ class ClusterWorld:
             self.clients.act()
 
     def heal(self) -> None:
-        """No more faults: everything acknowledged is delivered, acked and trimmed, everywhere."""
+        """Stop all faults: everything acknowledged must be delivered, acked and trimmed on all nodes."""
         for disk in self.disks.values():
             disk.memory.crash_after(1 << 60)
         for name, node in list(self.nodes.items()):

@@ -1,4 +1,4 @@
-"""Connections between simulated nodes: late, cut, stalled; in a share of the worlds worse than any connection is."""
+"""Simulate connections between nodes: late, cut, stalled, and in some worlds worse than any real connection."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import msgpack
 
 LATE_FRAMES = 20
-"""Of a connection, that come once more."""
+"""Largest number of frames of a connection that are kept for a repetition."""
 
 
 class Peer(Protocol):
-    """A node, as far as its connections are concerned."""
+    """The callbacks of a node for its connections."""
 
     def connected(self, node: str) -> None: ...
 
@@ -24,11 +24,12 @@ class Peer(Protocol):
 
 
 class Network:
-    """One connection for each pair; what is sent over it arrives in order, or the connection is lost with all of it."""
+    """One connection per pair of nodes. Frames arrive in order, or the connection is lost with all of them."""
 
     def __init__(self, nodes: Mapping[str, Peer], rng: random.Random, *, repeats: float = 0.0) -> None:
-        """`repeats`: how likely a frame comes once more, behind later ones. No connection does that, and Raft's
-        promises do not rest on it."""
+        """`repeats`: probability that a frame is delivered a second time, after later ones.
+
+        No real connection does that, and Raft's promises do not depend on it."""
         self._nodes = nodes
         self._rng = rng
         self.repeats = repeats
@@ -39,20 +40,20 @@ class Network:
     def send(self, sender: str, receiver: str, frame: Any) -> None:
         queue = self._links.get((sender, receiver))
         if queue is not None:
-            # As over the wire: nothing is shared.
+            # Nothing is shared, as over a wire.
             queue.append(msgpack.unpackb(msgpack.packb(frame), use_list=False))
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Senders and receivers that are connected."""
+        """Return the connected pairs of sender and receiver."""
         return list(self._links)
 
     def joins(self, a: str, b: str) -> bool:
-        """Whether the two are connected."""
+        """Return whether the two are connected."""
         return (a, b) in self._links
 
     def deliver(self, pace: float) -> None:
-        """Over each connection with this chance: some of what is on its way."""
+        """Deliver some of the queued frames of each connection, with the probability `pace`."""
         for pair, queue in list(self._links.items()):
             if self._rng.random() < pace and pair not in self.stalled:
                 self._deliver(pair, queue)
@@ -86,7 +87,7 @@ class Network:
             self.cut(name, other)
 
     def renew(self) -> None:
-        """Every two nodes have a new connection."""
+        """Give every two nodes a new connection."""
         for a in sorted(self._nodes):
             for b in sorted(self._nodes):
                 if a < b:
@@ -94,13 +95,13 @@ class Network:
                     self.link(a, b)
 
     def freeze(self) -> None:
-        """Two parts of the cluster hear nothing of each other for a while, and all of it later."""
+        """Stall the connections between two parts of the cluster; their frames arrive later."""
         names = sorted(self._nodes)
         part = set(self._rng.sample(names, self._rng.randint(1, len(names) - 1)))
         self.stalled |= {pair for pair in self._links if (pair[0] in part) != (pair[1] in part)}
 
     def disturb(self) -> None:
-        """Perhaps something happens to a connection."""
+        """Change a random connection with some probability."""
         if len(self._nodes) < 2:
             return
         a, b = self._rng.sample(sorted(self._nodes), 2)

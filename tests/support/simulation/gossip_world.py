@@ -1,7 +1,6 @@
-"""Members that gossip, on virtual time, over a network from a seed: late, lossy, cut, one way too.
+"""Simulate members that gossip, in virtual time, over a network from a seed: late, lossy, cut, also in one direction.
 
-The whole protocol runs, bytes included; only sockets are missing.
-"""
+The whole protocol runs, including its bytes; only sockets are missing."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ class Keyed(Enum):
 
 
 class Member:
-    """A core, and the stalls of the process it would run in."""
+    """A core, and the stalls of the process that it would run in."""
 
     def __init__(self, world: World, core: Gossip, address: Address, keys: Keyring | None) -> None:
         self.world = world
@@ -40,8 +39,8 @@ class Member:
         self.planned: float | None = None
 
     def now(self) -> float:
-        """Of this member's core: time in which it did not run does not count."""
-        # A bit later, so that what is due by one sum is due by the other, too.
+        """Return the time of this member's core, which excludes the time in which it did not run."""
+        # Add a bit, because the two sums of times may differ by a rounding error.
         return self.world.now - self.lost_s + 1e-9
 
     def believes(self, name: str) -> State | None:
@@ -50,7 +49,7 @@ class Member:
 
 
 def _known(own: Node) -> Node:
-    """What others believe of a member that lives."""
+    """Return the entry of others about a live member."""
     node = Node(own.name, own.address, own.meta, own.vsn)
     node.incarnation, node.liveness = own.incarnation, Liveness.ALIVE
     return node
@@ -63,8 +62,10 @@ def _listed(own: Node) -> Record:
 
 
 class World:
-    """`loss`: of datagrams; `stream_loss`: of streams, as of those that did not get through in time. `latency_s`: the
-    longest way."""
+    """The members and the network between them.
+
+    `loss`: share of lost datagrams. `stream_loss`: share of lost streams, as of those that time out. `latency_s`:
+    longest delay."""
 
     def __init__(
         self,
@@ -86,12 +87,12 @@ class World:
         self.members: dict[str, Member] = {}
         self.at: dict[Address, Member] = {}
         self.cut: Callable[[Member, Member, bool], bool] = lambda sender, receiver, stream: False
-        """Whether nothing gets from one to the other."""
+        """Return whether nothing gets from the first member to the second."""
         self.knocked: Callable[[Member, Ask], None] = lambda asker, ask: None
-        """Called with each stream that somebody opens."""
+        """Called with each stream that a member opens."""
         self.packets = 0
         self.history: list[tuple[float, str, str, State | None]] = []
-        """(when, who, about whom, what it believes from then on)."""
+        """(time, member, name, what the member believes about that name from then on)."""
         self._added = 0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
@@ -106,7 +107,7 @@ class World:
         cluster: str = "sandq",
         keys: Keyring | Keyed | None = Keyed.AS_THE_WORLD,
     ) -> Member:
-        """It has met nobody."""
+        """Add a member that knows no other member."""
         keys = self.keys if keys is Keyed.AS_THE_WORLD else keys
         self._added += 1
         number = self._added
@@ -128,13 +129,13 @@ class World:
         return member
 
     def crash(self, name: str) -> Member:
-        """It is gone from one moment to the next."""
+        """End a member suddenly."""
         member = self.members.pop(name)
         del self.at[member.address]
         return member
 
     def join(self, name: str, seed: str) -> bool:
-        """Whether the seed could be asked."""
+        """Join through a seed. Return whether the seed was reachable."""
         member, other = self.members[name], self.members[seed]
         if not self._reaches(member, other, True):
             return False
@@ -145,8 +146,8 @@ class World:
         return True
 
     def acquaint(self, names: Sequence[str]) -> None:
-        """As if all of them had known each other for long."""
-        # What they would have come to believe, without a million messages.
+        """Let all of them know each other, as after a long time."""
+        # Set the final state directly, without a million messages.
         owns = [self.members[name].core._nodes.own for name in names]
         for name in names:
             core = self.members[name].core
@@ -159,7 +160,7 @@ class World:
             core.take_changed()
 
     def stall(self, name: str, seconds: float) -> None:
-        """Its process does nothing for so long, and then all that lies before it."""
+        """Stop the process of a member for a time; then it handles all that it received."""
         member = self.members[name]
         member.stalled_until = self.now + seconds
 
@@ -173,7 +174,7 @@ class World:
         self.at_time(member.stalled_until, wake)
 
     def leave(self, name: str) -> float:
-        """Both steps, each until it was handed on; how long that took."""
+        """Leave in both steps, each until it is broadcast. Return how long that took."""
         member, began = self.members[name], self.now
         for step in (member.core.announce_leave, member.core.depart):
             step()
@@ -188,7 +189,7 @@ class World:
         heapq.heappush(self._events, (when, self._count, do))
 
     def run(self, seconds: float, until: Callable[[], bool] | None = None) -> float:
-        """Let time pass, no longer than until something holds; how long that was."""
+        """Let time pass, at most until the condition holds. Return how long that was."""
         began, end = self.now, self.now + seconds
         checked = began
         while self._events and self._events[0][0] <= end:
@@ -202,7 +203,7 @@ class World:
         return seconds
 
     def step(self, member: Member) -> None:
-        """Its turn: do what is due, send, and plan the next turn."""
+        """Run a member: handle what is due, send, and plan the next run."""
         if member.stalled_until > self.now or self.at.get(member.address) is not member:
             return
         core = member.core
@@ -275,14 +276,14 @@ class World:
         self.step(receiver)
         self.step(asker)
 
-    # -- questions ------------------------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------------------------
 
     def all_believe(self, about: str, state: State | None) -> bool:
-        """Of all that run, the one in question aside."""
+        """Return whether all running members, except for that one, have this belief about it."""
         return all(m.believes(about) == state for name, m in self.members.items() if name != about)
 
     def agree(self) -> bool:
-        """Whether each that runs takes exactly those that run for alive."""
+        """Return whether each running member regards exactly the running ones as alive."""
         running = set(self.members)
         return all(
             {name for name, record in m.core.records.items() if record.believed == State.ALIVE} == running
@@ -290,7 +291,7 @@ class World:
         )
 
     def believed_somewhere(self, *states: State) -> bool:
-        """Whether anybody ever believed one of these of anybody."""
+        """Return whether any member ever had one of these beliefs about any name."""
         return any(state in states for *_, state in self.history)
 
     def ever_believed(self, about: str, state: State) -> list[tuple[float, str]]:
@@ -298,7 +299,7 @@ class World:
 
 
 def acquainted(count: int, seed: int, **options: Any) -> World:
-    """A world of n0, n1 and so on, who know each other. `options`: the world's."""
+    """Return a world of n0, n1 and so on, which know each other. `options`: arguments of the world."""
     world = World(seed, **options)
     names = [f"n{number}" for number in range(count)]
     for name in names:

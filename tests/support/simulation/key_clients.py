@@ -1,4 +1,4 @@
-"""Clients of the keys of a simulated compacted topic: they read, put, delete and swap, and note what they were told."""
+"""Simulate clients of the keys of a compacted topic: they read, put, delete and swap, and record the answers."""
 
 from __future__ import annotations
 
@@ -23,23 +23,25 @@ from tests.support.simulation.stepped import SteppedEvent, VirtualClock
 
 KEYS = (b"k1", b"k2", b"k3", b"k4")
 BRIEF = b"brief"
-"""The key whose values have a time to live. Clocks of nodes differ, so when it is over is not the same for all: one
-that is ahead says that there is nothing, and a write that is on its way finds the value still. No order explains that,
-and none is looked for; but nobody sees a value late."""
+"""Key whose values have a time to live.
+
+Clocks of nodes differ, so a value does not expire at one time: a node that is ahead says that there is none, while a
+write in flight still finds it. No order explains that, so no order is searched for this key. But no client may see a
+value late."""
 WRONG = bytes(15) + b"\x01"
-"""A version that nothing ever had."""
+"""A version that no value ever had."""
 LOST = 0.1
 """Share of the answers to a client that are lost."""
 PATIENCE_MS = (100, 300, 1000, 3000)
-"""After one of these a client gives up what it waits for. Short ones, or all wait for a leader that is cut off while
-another one leads."""
+"""Timeouts of a client, in ms. With short ones, not all clients wait for a leader that is cut off while another leads.
+"""
 NOT_DONE = (NotLeader, Overloaded, Unavailable)
 UNKNOWN = (StorageFailed, TimedOut)
 BYTES = 1 << 20
 
 
 class KeyClients:
-    """What all of them know, and what the world asks of them."""
+    """The shared state of all clients, and their interface to the world."""
 
     def __init__(self, rng: random.Random, clock: VirtualClock, nodes: dict[str, ClusterNode], *, clients: int) -> None:
         self.rng, self.clock = rng, clock
@@ -47,14 +49,14 @@ class KeyClients:
         self.events = count(1)
         self.values = count()
         self.versions = [WRONG]
-        """Some that were there once."""
+        """Versions that existed at some time."""
         self.clients = [KeyClient(self, number) for number in range(1, clients + 1)]
         self.resent = 0
-        """Batches that were answered after they were sent again."""
+        """Number of batches that were answered after a repetition."""
         self._nodes = nodes
 
     def leader(self) -> ClusterNode | None:
-        """Some node that says it leads."""
+        """Return a random node that says it leads; None if there is none."""
         ready = [node for node in self._nodes.values() if node.host.ready]
         return self.rng.choice(ready) if ready else None
 
@@ -64,13 +66,13 @@ class KeyClients:
         return operation
 
     def not_done(self, operations: Sequence[Operation]) -> None:
-        """It is certain that these never took effect and never will, or they are reads that nobody answered."""
+        """Remove operations that never take effect, or reads without an answer, from the history."""
         gone = {id(operation) for operation in operations}
         for key, history in self.histories.items():
             self.histories[key] = [operation for operation in history if id(operation) not in gone]
 
     def expires(self, write: Write, version: bytes | None) -> None:
-        """What was written is deleted some time, if it is still there then. Its version is not known: whatever is."""
+        """Add the deletion of an expired value, if it still exists then. Without a version it deletes any value."""
         kind = "delete" if version is None else "cas"
         ended = Operation(kind, write.operation.invoked, expected=version, client="time")
         self.histories[write.key].append(ended)
@@ -80,21 +82,21 @@ class KeyClients:
             client.gone(node)
 
     def act(self) -> None:
-        """What clients do in a step."""
+        """Run all clients in a step."""
         for client in self.clients:
             client.act()
 
     def produce(self) -> None:
-        """One of them begins something."""
+        """Let a random client begin an operation."""
         self.rng.choice(self.clients).begin()
 
     def read_all(self) -> None:
-        """Each of them reads every key, next."""
+        """Let each client read all keys next."""
         for client in self.clients:
             client.read(list(KEYS))
 
     def finish(self) -> None:
-        """Go on with what was begun."""
+        """Continue the operations in progress."""
         for client in self.clients:
             client.go_on()
 
@@ -103,13 +105,15 @@ class KeyClients:
         return all(client.doing is None for client in self.clients)
 
     def tell(self) -> Any:
-        """What is not done."""
+        """Describe what is not done."""
         return [client.doing for client in self.clients]
 
 
 class KeyClient:
-    """One at a time it does what comes to its mind. The even ones number their batches and send them again when there
-    is no answer; to the others what is not answered stays unknown."""
+    """A client that does one random operation at a time.
+
+    Clients with even numbers number their batches and resend them if there is no answer. For the others, the outcome of
+    an unanswered batch stays unknown."""
 
     def __init__(self, all_of_them: KeyClients, number: int) -> None:
         self.all = all_of_them
@@ -117,9 +121,9 @@ class KeyClient:
         self.name = f"c{number}"
         self.doing: Reading | Writing | None = None
         self.seen: dict[bytes, bytes] = {}
-        """Versions that it was told last, `ABSENT` for none."""
+        """Last known version of each key, `ABSENT` for none."""
         self.learned = KEYS[0]
-        """The key that it was told of last."""
+        """Key of the last answer."""
         self.producer_id = 0 if number % 2 else number
         self.epoch, self.number = 1, 0
 
@@ -166,7 +170,7 @@ class KeyClient:
         rng = self.rng
         key = rng.choice(KEYS) if rng.random() < 0.9 else BRIEF
         if rng.random() < 0.5:
-            key = self.learned  # what it knows best may still be so
+            key = self.learned  # its newest version may still be current
         kind = rng.choices(("put", "delete", "cas"), (4, 2, 6))[0]
         value = b"v%d" % next(self.all.values) if kind == "put" or (kind == "cas" and rng.random() < 0.8) else None
         expected = None
@@ -187,7 +191,7 @@ class KeyClient:
             self.doing = None
 
     def begin_epoch(self) -> None:
-        """It gave up a batch, and what of it is still on its way is not to come behind the next one."""
+        """Begin a new epoch after a batch was given up, so that no late copy of it is stored after the next batch."""
         self.epoch, self.number = self.epoch + 1, 0
 
 
@@ -217,7 +221,7 @@ def _columns(writes: Sequence[Write]) -> dict[int, Any]:
 
 
 class Reading:
-    """Of some keys, or of all of them by a scan, on a node that says it leads: as the server does it."""
+    """A read of some keys, or of all of them by a scan, on a node that says it leads, as the server does it."""
 
     def __init__(self, client: KeyClient, node: ClusterNode, keys: list[bytes]) -> None:
         self.client, self.node, self.keys = client, node, keys
@@ -265,7 +269,7 @@ class Reading:
                 self.end()
 
     def end(self) -> None:
-        """There is no answer."""
+        """End the read without an answer."""
         self._steps.close()
         self.client.all.not_done(self._operations)
         self.client.ended(self)
@@ -284,7 +288,7 @@ class Reading:
 
 @dataclass
 class Writing:
-    """A batch, and what its client knows of it."""
+    """A batch, and its state at the client."""
 
     client: KeyClient
     writes: list[Write]
@@ -292,12 +296,12 @@ class Writing:
     split: bool
     sent: int = 0
     is_unsure: bool = False
-    """Of some copy nobody knows what became of it."""
+    """Whether the outcome of a copy is unknown."""
     told: Any = None
-    """The first answer that a leader gave; every other one must be the same."""
+    """First answer of a leader; all others must be equal."""
     ended: bool = False
     until_ms: int = field(init=False)
-    """Then it is given up."""
+    """Time at which the batch is given up, in ms."""
 
     def __post_init__(self) -> None:
         client = self.client
@@ -325,7 +329,7 @@ class Writing:
                 assert self.told in (None, result), f"a batch sent again has another answer: {self.told}, {result}"
                 self.told = result
             if self.ended:
-                return  # a copy that was long under way
+                return  # a late copy
             if isinstance(result, UNKNOWN) or is_lost:
                 self.is_unsure = True
                 if not self.client.producer_id:
@@ -347,7 +351,7 @@ class Writing:
             self.send()
 
     def give_up(self) -> None:
-        """Its outcome stays unknown."""
+        """Give up; the outcome stays unknown."""
         for write in self.writes:
             if write.ttl_ms is not None:
                 self.client.all.expires(write, None)
@@ -380,7 +384,8 @@ class Writing:
 
 
 def versions_of(result: Any) -> list[bytes]:
-    """Of an answer to an Append, one for each message; of one that was refused the version that is there."""
+    """Return the version of each message from the answer to an Append; of a rejected one, the current version of its
+    key."""
     if isinstance(result, Stored):
         size = offsets.OFFSET_BYTES
         return [result.offsets[at : at + size] for at in range(0, len(result.offsets), size)]

@@ -1,4 +1,4 @@
-"""A compacted partition on three simulated nodes, and what must be so in the end."""
+"""Simulate a compacted partition on three nodes, and check its final state."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ Writes = dict[bytes, tuple[bytes, bytes | None]]
 class KeysWorld(ClusterWorld):
     clients: KeyClients
     replayed: CompactedPartition
-    """What all that was committed makes of nothing; after `heal`."""
+    """Partition made from all committed entries; set by `heal`."""
     _alone: str | None = None
-    """Who is cut off."""
+    """Name of the leader that is cut off."""
     _alone_until_ms = 0
     led_twice = 0
-    """Steps in which two nodes said that they lead."""
+    """Number of steps in which two nodes said that they lead."""
 
     def make_topic(self) -> Topic:
         rng = self.rng
         self._crash_chance = rng.choice((0.0, 0.001, 0.005))
         self.set(group_host, "trio", SimpleNamespace(Event=SteppedEvent))
         for module, name, values in (
-            (core, "LEADER_FALLBACK_S", (2.0, 10.0)),  # that one who is cut off leads on must do no harm
+            (core, "LEADER_FALLBACK_S", (2.0, 10.0)),  # a leader that is cut off and still leads must do no harm
             (compaction, "STEP_ROWS", (3, 50)),
             (compaction, "STEP_MESSAGES", (5, 200)),
             (compaction, "LOOK_MS", (100,)),
@@ -65,8 +65,8 @@ class KeysWorld(ClusterWorld):
         return KeyClients(self.rng, self.clock, self.nodes, clients=clients)
 
     def disturb(self) -> None:
-        """More often than elsewhere one who leads is cut off for a while, and does not know: that is who may tell what
-        is no longer so."""
+        """Cut off a leader for a while, more often than in other worlds: it does not know that, and may give outdated
+        answers."""
         super().disturb()
         rng, network = self.rng, self.network
         leader = self.clients.leader()
@@ -85,11 +85,11 @@ class KeysWorld(ClusterWorld):
         self.led_twice += sum([node.host.ready for node in self.nodes.values()]) > 1
 
     def is_settled(self, node: ClusterNode) -> bool:
-        """The log is compacted: it has the last value of each key, and nothing else."""
+        """Return whether the log is compacted: it has only the last value of each key."""
         return bool(node.host.status.messages == table_of(node).live)
 
     def heal(self) -> None:
-        """And read everything once more; then check what was seen, and what is there."""
+        """Heal, read everything again, and check the answers and the state."""
         super().heal()
         healed = next(self.clients.events)
         self.clients.read_all()
@@ -107,7 +107,8 @@ class KeysWorld(ClusterWorld):
     # -- a replay -------------------------------------------------------------------------------------------------
 
     def _replay(self) -> Writes:
-        """Apply all that was committed to nothing. What was stored by it, but for deletions that the partition made."""
+        """Apply all committed entries to an empty partition. Return the stored writes, without deletions by the
+        partition."""
         stores = MemoryStores()
         view = View(stores)
         self.replayed = machine = CompactedPartition(0, dict(self.topic.settings))
@@ -156,7 +157,7 @@ def table_of(node: ClusterNode) -> key_table.KeyTable:
 
 
 def log_of(node: ClusterNode) -> list[tuple[bytes, bytes, bytes | None]]:
-    """(version, key, value) of all that the log holds."""
+    """Return (version, key, value) of all messages in the log."""
     view = View(node.replica._rows)
     entries = [rows.log_entry(*row) for row in view.scan(*rows.tag_bounds(rows.LOG), limit=ALL, max_bytes=ALL)]
     ranges = [rows.Range(entry.first, entry.length) for entry in entries]

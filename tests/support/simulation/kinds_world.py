@@ -1,4 +1,4 @@
-"""Whole nodes that have topics of all kinds at once, each with a partition of its own."""
+"""Simulate whole nodes that have topics of all kinds at once, each with one partition."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LEASE_MS = 2000
 PRIORITIES = (-5, 0, 0, 3)
 TENANTS = (b"a", b"a.x", b"b", b"default")
 TOGETHER_MS = 3000
-"""So that several are ready at once, what is ranked is due at times that divide by this."""
+"""Ranked messages are due at multiples of this, in ms, so that several are ready at once."""
 IN_FLIGHT = 3
-"""Of a tenant."""
+"""Limit of leased messages of a tenant."""
 
 
 class KindsWorld(MembershipWorld):
@@ -32,7 +32,7 @@ class KindsWorld(MembershipWorld):
             topic: Order(None, LEASE_MS, margin_ms) for topic, kind in self.topics.items() if kind in (PRIORITY, FAIR)
         }
         self.delivered_of = dict.fromkeys(self.topics, 0)
-        """Messages, by topic."""
+        """Number of delivered messages, by topic."""
 
     def _settings(self, kind: str) -> dict[str, Any]:
         if kind == COMPACTED:
@@ -60,6 +60,6 @@ class KindsWorld(MembershipWorld):
         super()._pushed(life, broker, topic, delivery)
 
     def check_order(self) -> None:
-        """No message was leased before one that goes before it."""
+        """Check that no message was leased before one with a better rank."""
         for order in self.orders.values():
             order.check()

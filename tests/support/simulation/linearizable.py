@@ -1,16 +1,15 @@
-"""Whether what clients saw of the keys of a compacted topic can be explained by one order of all operations.
+"""Check whether one order of all operations explains the answers about the keys of a compacted topic.
 
-Each key is a register by itself: it has a value and the value's version, or nothing. An operation takes effect at one
-moment between its invocation and its answer; one without an answer at any moment after its invocation, or never. The
-search goes from the empty order on, takes as next whatever may come next (Wing and Gong), and never looks twice at the
-same set of operations with the same state (Lowe), nor at one from which less can follow. What a partition promises
-beyond a register makes it quick:
+Each key is a register of its own: it has a value and the value's version, or nothing. An operation takes effect at one
+moment between its invocation and its answer. An operation without an answer takes effect at any moment after its
+invocation, or never. The search begins with the empty order and tries every operation that may be next (Wing and Gong).
+It never checks the same set of operations with the same state twice (Lowe), nor one from which fewer operations can
+follow. Promises of a partition beyond those of a register make it fast:
 
-* Versions rise in the order of writes, so of those whose version is known there is only one that may be next.
-* Values are unique, so whoever reads the value of a write that was never answered tells its version, too.
-* A read that fits is taken at once: it changes nothing.
-* Writes that were never answered and whose value nobody read are all alike, but for what they are conditioned on.
-"""
+* Versions rise in the order of writes, so only one of the writes with a known version may be next.
+* Values are unique, so a read of the value of an unanswered write also shows its version.
+* A read that fits is added at once: it changes nothing.
+* Unanswered writes whose value was never read are equal, except for their conditions."""
 
 from __future__ import annotations
 
@@ -23,28 +22,28 @@ from typing import NamedTuple
 
 NEVER = 1 << 62
 ABSENT = b""
-"""What a write expects that is conditioned on its key having no value."""
+"""Expected version of a write on the condition that its key has no value."""
 MOST_CONFIGURATIONS = 1_000_000
-"""Looked at for one key; then nobody knows."""
+"""Maximum number of configurations to check for one key; beyond it the result is unknown."""
 
 
 @dataclass(slots=True)
 class Operation:
-    """What a client asked of a key, and was told. Times are numbers of events, from 1 on."""
+    """An operation on a key, with its answer. Times are numbers of events, counted from 1."""
 
     kind: str
-    """get, put, delete; cas: a put or (without a value) a delete on a condition."""
+    """"get", "put" or "delete"; "cas" is a put or (without a value) a delete on a condition."""
     invoked: int
     answered: int | None = None
-    """None: its outcome is unknown; a get without an answer says nothing."""
+    """None if the outcome is unknown; a get without an answer has no information."""
     value: bytes | None = None
-    """What is written, unlike any other; of a get what was read. None: nothing is (left) there."""
+    """Unique value that is written, or the value that a get has read. None for no value."""
     expected: bytes | None = None
-    """Of a cas: the version that the key is to have, or `ABSENT`."""
+    """Version that the key must have for a cas, or `ABSENT`."""
     version: bytes | None = None
-    """Told by the answer: that of the write; of a get and of what was refused the one that is there, if any is."""
+    """Version from the answer: that of the write, or for a get and a rejected cas the current one, if any."""
     refused: bool = False
-    """A cas whose key had another version."""
+    """Whether it is a cas whose key had another version."""
     client: str = ""
 
     @property
@@ -59,8 +58,9 @@ class Operation:
 
 
 class NotLinearizable(AssertionError):
-    """No order explains what was seen of `key`; `window`: the shortest part of its history that was found for which
-    there is none, whatever was there before."""
+    """No order explains the answers about `key`.
+
+    `window`: the shortest part of its history that was found for which there is no order, with any state before it."""
 
     def __init__(self, key: bytes, window: Sequence[Operation]) -> None:
         listed = "\n".join(f"  {operation}" for operation in window)
@@ -70,7 +70,7 @@ class NotLinearizable(AssertionError):
 
 
 def check(histories: Mapping[bytes, Sequence[Operation]]) -> None:
-    """Raises NotLinearizable. Every key has nothing at first."""
+    """Check all keys, which have no value at first. Raises NotLinearizable."""
     for key, history in histories.items():
         if not is_linearizable(history):
             raise NotLinearizable(key, shortest_window(history))
@@ -81,7 +81,9 @@ def is_linearizable(history: Sequence[Operation]) -> bool:
 
 
 def shortest_window(history: Sequence[Operation]) -> list[Operation]:
-    """Of a history that is not linearizable. What goes wrong is wrong in every longer one, so it can be halved."""
+    """Return a short part of a history that is not linearizable.
+
+    A violation is also one in every longer part, so a binary search finds it."""
     ends = sorted(op.answered for op in history if op.answered is not None)
     stop = ends[_first(len(ends), lambda at: not _Search(history, 0, ends[at]).succeeds())]
     starts = [0, *(at for at in ends if at < stop)]
@@ -96,7 +98,7 @@ def shortest_window(history: Sequence[Operation]) -> list[Operation]:
 
 
 def _first(count: int, holds: Callable[[int], bool]) -> int:
-    """The first of `count` for which it holds, and from which on it does; `count`: for none."""
+    """Return the first number below `count` for which `holds` is true, by a binary search; `count` if none."""
     low, high = 0, count
     while low < high:
         middle = (low + high) // 2
@@ -105,7 +107,7 @@ def _first(count: int, holds: Callable[[int], bool]) -> int:
 
 
 def _cut(history: Sequence[Operation], start: int, stop: int) -> list[Operation]:
-    """What happens between the two, as it was known then: in the order of invocations, without what says nothing."""
+    """Return the operations between two times, as known at the second one, in the order of their invocations."""
     found = []
     for op in sorted(history, key=lambda op: op.invoked):
         if op.invoked >= stop or (op.answered or NEVER) <= start:
@@ -124,7 +126,7 @@ def _cut(history: Sequence[Operation], start: int, stop: int) -> list[Operation]
 
 
 class Some(Enum):
-    """Values that are no bytes."""
+    """Values that are not bytes."""
 
     ANY = "whatever was there before the window"
     UNSEEN = "what somebody wrote and nobody read"
@@ -133,13 +135,13 @@ class Some(Enum):
 class State(NamedTuple):
     value: bytes | Some | None
     version: bytes | None = None
-    """None: there is no value, or nobody knows yet."""
+    """None: there is no value, or its version is unknown."""
     floor: bytes = b""
-    """The greatest version so far: those to come are above it."""
+    """Greatest version so far: later versions are above it."""
 
 
 class _Class:
-    """Writes that may have taken effect or not, and of which it does not matter which one did."""
+    """Optional writes with the same effect, so that it does not matter which of them took effect."""
 
     def __init__(self, write: Operation, version: bytes | None) -> None:
         self.write = write
@@ -149,18 +151,20 @@ class _Class:
 
 class Configuration(NamedTuple):
     taken: int
-    """Bits of those that must be in the order, and are."""
+    """Bit set of the required operations that are in the order."""
     writes: int
-    """How many of them are writes."""
+    """Number of writes among them."""
     used: tuple[int, ...]
-    """Of each class of those that need not be."""
+    """Number of used operations of each class of optional ones."""
     state: State
 
 
 class _Search:
     def __init__(self, history: Sequence[Operation], start: int, stop: int) -> None:
-        """Of what happens between two times; from `start` > 0 on with any state, and as if whatever was under way then
-        might have taken effect before."""
+        """Search an order of the operations between two times.
+
+        With `start` > 0 the first state is unknown, and operations in progress at that time may have taken effect
+        before."""
         operations = _cut(history, start, stop)
         self._learn(operations)
         self._required = [op for op in operations if self._is_required(op, start)]
@@ -171,7 +175,7 @@ class _Search:
         self._first_state = State(Some.ANY if start else None)
 
     def _learn(self, operations: list[Operation]) -> None:
-        """Which versions are those of which values."""
+        """Record which version belongs to which value."""
         gets = [op for op in operations if op.kind == "get" and op.value is not None]
         answered = [op for op in operations if not op.reads and op.answered is not None]
         self._read = {op.value for op in gets}
@@ -184,7 +188,7 @@ class _Search:
         told = {op.version for op in operations if op.refused and op.version}
         told |= {op.expected for op in answered if op.expected}
         self._has_strange = bool(told - self._known)
-        """There are versions that somebody must have written, and nobody knows who."""
+        """Whether there are versions of unknown writes."""
 
     def _is_required(self, op: Operation, start: int) -> bool:
         if op.reads:
@@ -196,13 +200,13 @@ class _Search:
         for op in optional:
             version = op.version or self._version_of.get(op.value)
             if op.value is not None and version is None and not self._has_strange:
-                continue  # nobody could tell whether it was there
+                continue  # whether it took effect cannot be observed
             key = op.value is None, op.expected, version
             classes.setdefault(key, _Class(op, version)).invoked.append(op.invoked)
         return list(classes.values())
 
     def succeeds(self) -> bool:
-        """Whether there is an order."""
+        """Return whether there is an order."""
         stack = [Configuration(0, 0, (0,) * len(self._classes), self._first_state)]
         seen: dict[tuple[int, State], list[tuple[int, ...]]] = {}
         looked_at = 0
@@ -213,7 +217,7 @@ class _Search:
                 return True
             known = seen.setdefault((taken, present.state), [])
             if any(all(map(le, fewer, present.used)) for fewer in known):
-                continue  # whatever follows could follow there, too
+                continue  # all continuations are possible there, too
             known.append(present.used)
             looked_at += 1
             assert looked_at < MOST_CONFIGURATIONS, "too much is unknown: nobody can say whether it is linearizable"
@@ -221,8 +225,9 @@ class _Search:
         return False
 
     def _frontier(self, taken: int) -> tuple[int, list[int]]:
-        """What may be next of those that must be: it was invoked before any of the others was answered. And the first
-        of those answers."""
+        """Return the first answer of the remaining required operations, and the operations invoked before it.
+
+        Only these may be next."""
         limit, candidates = NEVER, []
         at = (~taken & (taken + 1)).bit_length() - 1
         while at < len(self._required) and self._required[at].invoked < limit:
@@ -233,7 +238,7 @@ class _Search:
         return limit, candidates
 
     def _take_reads(self, taken: int, state: State) -> tuple[int, int, list[int]]:
-        """Take all that fit."""
+        """Add all reads that fit to the order."""
         while True:
             limit, candidates = self._frontier(taken)
             fitting = [at for at in candidates if self._fits(state, self._required[at])]
@@ -243,11 +248,11 @@ class _Search:
                 taken |= 1 << at
 
     def _fits(self, state: State, op: Operation) -> bool:
-        """Whether it is a read that tells nothing new."""
+        """Return whether it is a read without new information."""
         return op.reads and self._read_in(state, op) == state
 
     def _branch(self, present: Configuration, limit: int, candidates: list[int], stack: list[Configuration]) -> None:
-        """What may come next: at the end of the stack what is likeliest."""
+        """Push all configurations that may be next, the most likely one last."""
         taken, writes, used, state = present
         for number, each in enumerate(self._classes):
             if used[number] < bisect_left(each.invoked, limit):
@@ -268,7 +273,7 @@ class _Search:
     # -- a register -----------------------------------------------------------------------------------------------
 
     def _may_have(self, state: State, version: bytes) -> bool:
-        """Whether a key with this state may have this version."""
+        """Return whether a key with this state may have this version."""
         if state.value is Some.ANY:
             return True
         if state.value is Some.UNSEEN and state.version is None:
@@ -276,7 +281,7 @@ class _Search:
         return state.value is not None and state.version == version
 
     def _written(self, state: State, op: Operation, version: bytes | None) -> State | None:
-        """The state after a write that is stored; None: it could not have been."""
+        """Return the state after a stored write; None if it could not have been stored."""
         floor = state.floor
         if op.expected == ABSENT:
             if state.value is not None and state.value is not Some.ANY:
@@ -294,7 +299,7 @@ class _Search:
         return State(Some.UNSEEN if version is None else op.value, version, floor)
 
     def _read_in(self, state: State, op: Operation) -> State | None:
-        """What is known of a state after such a read; None: it does not fit."""
+        """Return the state after such a read; None if it does not fit."""
         if op.refused and (op.version or ABSENT) == op.expected:
             return None  # it should have been stored
         if op.version is None:

@@ -1,9 +1,9 @@
-"""Whole nodes of a cluster that live through crashes, cuts, hangs, wiped disks, joins, drains and moves, by one seed.
+"""Simulate whole nodes of a cluster with crashes, cuts, hangs, wiped disks, joins, drains and moves, from one seed.
 
-The nodes are those of `run_node` with all that is in them, on virtual time. Clients outlive them; what they were told
-is checked: nothing acknowledged is lost, nothing is early. Replicas that have applied the same hold the same, and none
-is deleted that metadata or its group counts on. In the end everything is healed, and has to come to rest.
-"""
+The nodes are complete nodes of `run_node`, in virtual time. Clients outlive them, and their answers are checked: no
+acknowledged message is lost, and none is early. Replicas that have applied the same entries have the same rows. No
+replica is deleted that metadata or its group still counts. In the end all faults are healed, and the cluster must come
+to rest."""
 
 from __future__ import annotations
 
@@ -71,23 +71,23 @@ Place = tuple[str, int]
 """A topic and one of its partitions."""
 START_S = 1_800_000_000.0
 DRIFT_S = 0.05
-"""A node's wall clock is as far from the true time, at most."""
+"""Largest deviation of a node's wall clock from the true time, in seconds."""
 REST_S = 300.0
-"""After the last fault everything is at rest by then."""
+"""Time after the last fault within which everything must be at rest, in seconds."""
 ASK_S = 10.0
-"""A client waits for an answer, at most."""
+"""Timeout of a client's request, in seconds."""
 LOG_LINES = 60
-"""Of what happened last, with a failure."""
+"""Number of the last events that a failure shows."""
 COUNTS_FIELD = 6
-"""Of the row of a partition's state."""
+"""Position of the counts in the row of a partition's state."""
 
 
 STEPS_MOST = 50_000
-"""Of tasks in one instant: beyond it something goes round without time passing."""
+"""Maximum number of task steps in one instant. With more, a task loops without letting time pass."""
 
 
 class Rounds(trio.abc.Instrument):
-    """Looks whether time passes; a task that never waits for it would have the world stand still for ever."""
+    """Detects a task that never waits for time to pass, and so would stop the world for ever."""
 
     def __init__(self) -> None:
         self.too_many = trio.Event()
@@ -108,37 +108,37 @@ class Rounds(trio.abc.Instrument):
 
 class MembershipWorld:
     topics: ClassVar[Mapping[str, str]] = {TOPIC: TIMER}
-    """By name: of which kind."""
+    """Kind of each topic, by name."""
     partitions = PARTITIONS
-    """Of each."""
+    """Number of partitions of each topic."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.rng = rng = random.Random(seed)
         self.machines = {name: Machine(name, 1000 + at) for at, name in enumerate((*FOUNDERS, *JOINING))}
         self.known = list(FOUNDERS)
-        """The nodes that stand in everybody's configuration, once it starts anew."""
+        """Nodes that are in the configuration of every node after its next restart."""
         self.net = VirtualNet(rng, lambda: running_on.get().name)
         self.sent: dict[bytes, int] = {}
-        """Payload -> when it is due at the earliest, ms."""
+        """Earliest delivery time of each payload, in ms."""
         self.stored: set[bytes] = set()
         self.delivered: set[bytes] = set()
         self.acked: set[bytes] = set()
         self.counts: Counter[str] = Counter()
-        """How often each kind of thing happened."""
+        """Number of events of each kind."""
         self.violations: list[str] = []
-        """What clients found, in callbacks out of which nothing may be raised."""
+        """Violations that clients found in callbacks, which may not raise errors."""
         self.ahead_s = {name: rng.uniform(-DRIFT_S, DRIFT_S) for name in self.machines}
         self.wiped: str | None = None
-        """A node that came back without its data, and has not been taken in again."""
+        """Name of a node that lost its data and has not joined again yet."""
         self.drained: str | None = None
         self.replicas = rng.choice((2, 3, 3))
         self.places: list[Place] = [(topic, partition) for topic in self.topics for partition in range(self.partitions)]
         self.log: list[str] = []
-        """What happened, for people."""
+        """Events in words, for failures."""
         self._numbers = count()
         self._subscriptions: dict[tuple[Life, str], Subscription] = {}
-        """By topic, too."""
+        """Subscriptions by node and topic."""
         self._is_over = False
 
     def note(self, what: str) -> None:
@@ -147,11 +147,11 @@ class MembershipWorld:
     # -- running --------------------------------------------------------------------------------------------------
 
     def run(self, steps: int) -> None:
-        """Live so many steps, heal, come to rest."""
+        """Run `steps` random steps, heal, and come to rest."""
         self.live(partial(self._live_on, steps))
 
     def live(self, story: Callable[[], Awaitable[None]]) -> None:
-        """Live through it, heal, come to rest."""
+        """Run a story, heal, and come to rest."""
         with tempfile.TemporaryDirectory() as directory, self._replaced():
             self._directory = directory
             try:
@@ -165,7 +165,7 @@ class MembershipWorld:
 
     @contextmanager
     def _replaced(self) -> Iterator[None]:
-        """What nodes have of their machine is the world's meanwhile."""
+        """Replace the parts of nodes that use their machine by those of the world."""
         rng, state = self.rng, random.getstate()
         random.seed(self.seed)
         trio._core._run._r.seed(self.seed)  # type: ignore[attr-defined]
@@ -190,7 +190,7 @@ class MembershipWorld:
             (node_serving, "listen", self.net.listen),
             (runner, "Worker", TaskWorker),
             (runner, "FairWorker", FairTaskWorker),
-            # Sets of members are walked over in the order of these, which must not be another one in each process.
+            # Sets of members are iterated in the order of these hashes, which must be the same in each process.
             (hooks.Member, "__hash__", lambda member: zlib.crc32(member.id.encode())),
             (identity, "new_uuid", lambda: str(uuid.UUID(int=rng.getrandbits(128)))),
             (ClockKeeper, "on_frame", on_frame),
@@ -239,7 +239,7 @@ class MembershipWorld:
             self.check()
 
     async def start_all_anew(self) -> None:
-        """All nodes lose their power, and start at once."""
+        """Cut the power of all nodes, and start them at once."""
         self.note("all nodes start anew")
         for name in self.known:
             if self.machines[name].life is not None:
@@ -264,7 +264,7 @@ class MembershipWorld:
         return {"lease": "2s", "retention": "0s", "max_attempts": "none"}
 
     async def _ask(self, asked: Any) -> bool:
-        """Whether it was done, as far as is known."""
+        """Return whether the request was done, as far as is known."""
         with trio.move_on_after(ASK_S):
             try:
                 await asked
@@ -323,7 +323,7 @@ class MembershipWorld:
         return load_config(None, {f"SANDQ_{key}": value for key, value in settings.items()})
 
     def lose(self, name: str, *, power_loss: bool) -> None:
-        """Its power, or its process."""
+        """End a node by a power loss or the end of its process."""
         machine = self.machines[name]
         life, machine.life = machine.life, None
         assert life is not None
@@ -335,7 +335,7 @@ class MembershipWorld:
         self.counts["crashes"] += 1
 
     async def stop(self, name: str) -> None:
-        """Cleanly; what hangs may keep it from that."""
+        """Stop a node cleanly; something that hangs may prevent that."""
         life = self.machines[name].life
         if life is None:
             return
@@ -373,7 +373,7 @@ class MembershipWorld:
         return None
 
     def _hosts(self, place: Place) -> list[tuple[Broker, RaftGroup]]:
-        """Of a partition, with whose it is."""
+        """Return the Raft groups of a partition, with their brokers."""
         found = []
         topic, partition = place
         for broker in self._brokers():
@@ -413,7 +413,7 @@ class MembershipWorld:
             return
 
     def _cells(self, kind: str, payload: bytes) -> dict[int, list[Any]]:
-        """A message, as its batch has it."""
+        """Return the columns of a batch with one message."""
         return {
             Column.VALUE: [payload],
             Column.DELIVER_MS: [self._now_ms() + self.rng.choice((0, 0, 200, 2000, 15_000))],
@@ -470,14 +470,16 @@ class MembershipWorld:
                 return
 
     def _messages(self, delivery: Delivery) -> list[tuple[bytes, bytes]]:
-        """The offset of each message, and what it is known by."""
+        """Return the offset of each message, and the payload that identifies it."""
         return messages_of(delivery)
 
     # -- checks ---------------------------------------------------------------------------------------------------
 
     def _check_unwanted(self, log: NodeLog, groups: Any) -> None:
-        """Whoever deletes a replica is sure that nobody counts on it: by the newest metadata that anybody has applied,
-        and by the configuration of whoever leads its group."""
+        """Check that a replica which is deleted is not needed.
+
+        It must be neither in the newest metadata that any node has applied, nor a voter in the configuration of the
+        leader of its group."""
         view = self._newest_view()
         for group in groups:
             pointer = log.pointers.get(group)
@@ -498,7 +500,8 @@ class MembershipWorld:
             self.counts["deleted"] += 1
 
     def check(self) -> None:
-        """Clients are content, and replicas that have applied the same hold the same."""
+        """Check that clients found no violation, and that replicas which have applied the same entries have the same
+        rows."""
         assert not self.violations, self.violations[0]
         if self.rng.random() < 0.1:
             for place in self.places:
@@ -602,7 +605,7 @@ class MembershipWorld:
         self.net.go_on()
 
     async def _wipe(self) -> None:
-        """A node comes back without its data; never two before the first has been taken in again."""
+        """Restart a node without its data; never a second one before the first has joined again."""
         view = self._newest_view()
         name = self._some()
         if self.wiped is not None or name is None or view is None or not self._is_whole(view) or self.replicas < 3:
@@ -614,7 +617,7 @@ class MembershipWorld:
         self.counts["wipes"] += 1
 
     async def _remove_wiped(self) -> None:
-        """An operator has the cluster forget it, so that it can come anew."""
+        """Remove the wiped node from the cluster as an operator would, so that it can join as a new one."""
         view, broker, name = self._newest_view(), self._metadata_leader(), self.wiped
         if name is None or view is None or broker is None:
             return
@@ -635,7 +638,7 @@ class MembershipWorld:
         return identity.open_identity(memory, name).store_uuid
 
     async def _join(self) -> None:
-        """One more node, which the others find in their configuration once they start anew."""
+        """Start one more node, which the others find in their configuration after a restart."""
         new = [name for name in JOINING if name not in self.known]
         if not new or self.wiped is not None:
             return
@@ -701,7 +704,7 @@ class MembershipWorld:
         assert self.stored <= self.delivered, f"lost: {sorted(self.stored - self.delivered)[:5]}"
 
     def _is_whole(self, view: MetadataView) -> bool:
-        """Whether every node is there, and every partition where metadata wants it."""
+        """Return whether every node is in the cluster, and every partition where metadata places it."""
         if not view.topics.keys() >= self.topics.keys() or any(view.nodes.get(name) is None for name in self.known):
             return False
         if any(node.failed_since_ms is not None or node.standing == REMOVING for node in view.nodes.values()):
@@ -761,8 +764,7 @@ class MembershipWorld:
 
 
 def _rows(log: NodeLog, replica: PartitionReplica) -> dict[bytes, Any]:
-    """All that a replica has stored, as of its applied index; but for counts, whose rows tell apart what was written at
-    once."""
+    """Return all rows of a replica at its applied index, without counts, whose rows depend on the batches of writes."""
     log.applier.write()
     found = dict(replica._rows.scan(b"", b"\xff" * 40, limit=1 << 30, max_bytes=1 << 40))
     state: list[Any] = rows.unpack(found[rows.STATE_KEY]) if rows.STATE_KEY in found else []
@@ -772,7 +774,7 @@ def _rows(log: NodeLog, replica: PartitionReplica) -> dict[bytes, Any]:
 
 
 def _first_violation(error: BaseException) -> BaseException:
-    """What a check found, out of whatever groups of nurseries; else what was raised."""
+    """Return the first failed check in nested groups of nurseries; if there is none, the error itself."""
     violations = error.split(AssertionError)[0] if isinstance(error, BaseExceptionGroup) else None
     while isinstance(violations, BaseExceptionGroup):
         violations = violations.exceptions[0]

@@ -1,8 +1,7 @@
-"""A node in a world of its own: memory disk, memory stores, virtual time, crashes at any operation.
+"""Simulate a node in a world of its own: memory disk, memory stores, virtual time, crashes at any operation.
 
-Everything is driven by one `random.Random(seed)`, so a seed replays. The oracle keeps what was acknowledged outside
-of the node and compares every delivery and every answer with it.
-"""
+Everything is driven by one `random.Random(seed)`, so a seed replays. The oracle keeps acknowledged messages outside of
+the node and compares every delivery and every answer with them."""
 
 from __future__ import annotations
 
@@ -41,11 +40,11 @@ from tests.support.storage.faulty_files import FaultyFiles, Plan
 CONSUMERS = ("c1", "c2")
 LEASE_MS = 1000
 RAISE_CHANCE = 0.002
-"""That the cluster comes to the next feature level, in a step."""
+"""Probability per step that the cluster reaches the next feature level."""
 
 
 class Node(Stepped):
-    """One life of a node: from a start over what is on the disk until it crashes."""
+    """One life of a node: from a start with the contents of the disk until a crash."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world.rng, world.clock)
@@ -77,7 +76,7 @@ class Node(Stepped):
         self.owner = Owner(self)
         for group, seeks in self.oracle.seeks.items():
             for _ in range(seeks):
-                self.oracle.sought(group)  # whatever became of them is done by now
+                self.oracle.sought(group)  # all seeks are finished now, whatever their outcome is
         self.subscriptions: dict[tuple[str, str], Subscription] = {}
         for group in GROUPS:
             for consumer in CONSUMERS:
@@ -97,7 +96,7 @@ class Node(Stepped):
 
     def _subscribe(self, group: str, consumer: str) -> None:
         self._call(self.host, c.OpenGroup(group, "earliest"))
-        # Whatever it held before the crash is pushed again, with the same token.
+        # Messages that it held before the crash are pushed again, with the same token.
         lost_pushes = self.replica.held_by(group, consumer, set())
         subscription = self._attach(group, consumer)
         for delivery in lost_pushes:
@@ -246,7 +245,7 @@ class Node(Stepped):
             subscription.notify_credit()
 
     def release(self) -> None:
-        """A consumer leaves cleanly and comes back."""
+        """Let a consumer leave cleanly and come back."""
         group, consumer = self.rng.choice(GROUPS), self.rng.choice(CONSUMERS)
         subscription = self.subscriptions[group, consumer]
         subscription.closed = True
@@ -258,7 +257,7 @@ class Node(Stepped):
         self._attach(group, consumer)
 
     def raise_level(self) -> None:
-        """As the controller does it, and then the reconciler."""
+        """Raise the feature level as the controller and then the reconciler do."""
         self.metadata.submit(m.RaiseFeatureLevel(NEXT.highest), lambda result: self.delivery.raise_level())
 
     def advance(self) -> None:
@@ -267,11 +266,12 @@ class Node(Stepped):
 
 
 class World:
-    """Lives of one node, and what its clients know over all of them."""
+    """The lives of one node, and the knowledge of its clients across them."""
 
     def __init__(self, seed: int, *, rises: bool = True) -> None:
-        """`rises`: whether the cluster comes to the next feature level in some life; else nothing is sent of which only
-        that makes anything else."""
+        """`rises`: whether the cluster reaches the next feature level in some life.
+
+        If not, clients send nothing that depends on that level."""
         self.rng = random.Random(seed)
         self._level_rng = random.Random(f"levels of {seed}")
         self._limit_rng = random.Random(f"limits of {seed}")
@@ -279,7 +279,7 @@ class World:
         self.moments = Moments(seed)
         self.files = MemoryFiles()
         self.disk: Files = self.files
-        """`files`, or a faulty twin over them."""
+        """`files`, or `FaultyFiles` on top of them."""
         self.stores = MemoryStores()
         self.clock = VirtualClock()
         self.settings = self._settings()
@@ -305,8 +305,10 @@ class World:
         }
 
     def live(self, steps: int) -> None:
-        """One life; it ends in a crash: power loss or kill -9, within an operation or between two, or in a disk that
-        is full or fails to sync."""
+        """Run one life, which ends in a crash.
+
+        The crash is a power loss or kill -9, within an operation or between two, or a disk that is full or fails to
+        sync."""
         rng = self.rng
         plan = rng.choices(
             (Plan(), Plan(fail_sync_at=rng.randint(1, steps)), Plan(budget_bytes=rng.randint(0, 40_000))), (6, 2, 2)
@@ -346,7 +348,7 @@ class World:
             node.raise_level()
 
     def heal(self) -> Node:
-        """No more crashes: everything acknowledged must be delivered, acked and then trimmed."""
+        """Stop the crashes: everything acknowledged must be delivered, acked and then trimmed."""
         self.files.crash_after(1 << 60)
         self.disk = self.files
         node = Node(self)

@@ -1,4 +1,4 @@
-"""What clients of a simulated node know, and may expect of it."""
+"""Hold the knowledge of the clients of a simulated node, and check every delivery against it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from sandq.model.errors import NotLeader, StorageFailed, TimedOut, Unavailable
 
 GROUPS = ("a", "b")
 UNKNOWN = (StorageFailed, TimedOut, NotLeader, Unavailable)
-"""Answers after which what was asked for may have been done, or may be done yet, or not."""
+"""Answers after which the outcome is unknown: the request was done, is still to be done, or neither."""
 
 
 class Clock(Protocol):
-    """What time it is for the node that delivers."""
+    """The clock of the node that delivers."""
 
     @property
     def ms(self) -> int: ...
 
     @property
     def reached_ms(self) -> int:
-        """Leases that end by then may have been ended: by an entry that another node stamped, ahead of this one."""
+        """Time up to which leases may have been ended by an entry of another node, whose clock is ahead."""
         ...
 
 
@@ -35,24 +35,25 @@ class Sent:
     offset: bytes | None = None
     """Set once the producer has its answer."""
     id: bytes | None = None
-    """Likewise; it stays when the message moves."""
+    """Set once the producer has its answer; does not change when the message moves."""
     key: bytes | None = None
     unique_key: bytes | None = None
     tenant: bytes = b"default"
     moving: int = 0
-    """Moves that were asked for and not answered: it may stand in its old place or in a new one."""
+    """Number of unanswered moves: the offset may be the old one or a new one."""
     vague: bool = False
-    """A move was never answered, or is a job's: where it stands is not known any more."""
+    """Whether the offset is unknown, because a move was never answered, or was made by a job."""
     placed_anew: bool = False
-    """The partition's clock was set back since it was sent: it may stand elsewhere than its producer is told."""
+    """Whether the partition's clock was set back since it was sent: its offset may differ from the producer's answer.
+    """
     excused: bool = False
-    """It may come or not: a cancel was not answered, or a job may have taken it."""
+    """Whether it may be missing: a cancel was not answered, or a job may have cancelled it."""
     cancelled: bool = False
-    """Its cancel was confirmed: it must not come."""
+    """Whether its cancel was confirmed: it must not be delivered."""
     together: bool = False
-    """It was stored in one row with others, before the moment that is theirs."""
+    """Whether it was stored in a batch row, before the common delivery time of the row."""
     seen_at: bytes | None = None
-    """Where it stood when it was delivered before its producer had an answer."""
+    """Its offset when it was delivered before its producer had an answer."""
 
 
 @dataclass
@@ -66,40 +67,40 @@ class Held:
 
 @dataclass
 class Oracle:
-    """What clients know. A violation raises AssertionError."""
+    """The knowledge of clients. A violation raises AssertionError."""
 
     clock: Clock
     ordered: bool
-    """Keys have a limit, which is `per_key`."""
+    """Whether keys have the limit `per_key`."""
     sent: dict[bytes, Sent] = field(default_factory=dict)
     acked: dict[str, set[bytes]] = field(default_factory=lambda: {group: set() for group in GROUPS})
     """Group -> payloads whose ack was confirmed."""
     unsure: dict[str, set[tuple[bytes, int]]] = field(default_factory=lambda: {group: set() for group in GROUPS})
-    """Group -> (payload, token) whose ack was sent and not answered yet: a crash may leave it either way."""
+    """Group -> (payload, token) whose ack is not answered: after a crash it may be applied or not."""
     holders: dict[tuple[str, bytes], tuple[int, int, str]] = field(default_factory=dict)
-    """(group, payload) -> (token, deadline, consumer) while nobody else may have it."""
+    """(group, payload) -> (token, deadline, consumer) of a lease that excludes all others."""
     again: dict[str, set[bytes]] = field(default_factory=lambda: {group: set() for group in GROUPS})
-    """Group -> payloads that were acked and may come again, for the group was put back."""
+    """Group -> acked payloads that may be delivered again, because the group was put back."""
     passed: dict[str, set[bytes]] = field(default_factory=lambda: {group: set() for group in GROUPS})
-    """Group -> payloads that need not come, for the group was put elsewhere."""
+    """Group -> payloads that need not be delivered, because of a seek."""
     seeks: dict[str, int] = field(default_factory=lambda: dict.fromkeys(GROUPS, 0))
-    """Group -> seeks under way: what is leased may be taken away at any moment."""
+    """Group -> number of seeks in progress, which may end leases at any moment."""
     set_back_token: int = 0
     """Leases with smaller tokens ended when the partition's clock was set back."""
     deliveries: int = 0
     redeliveries: int = 0
     per_key: int = 1
-    """So many messages of a key may be out at once."""
+    """Maximum number of messages of a key that may be leased at the same time."""
     per_tenant: Callable[[bytes], int | None] = lambda tenant: None
-    """And so many of a tenant."""
+    """Return the maximum number of messages of a tenant that may be leased at the same time; None for no limit."""
     watch: Callable[[str, Delivery], None] = lambda group, delivery: None
-    """Is told of each push."""
+    """Called with each delivery."""
     at_most: int = 0
-    """How often a tenant had as many out as it may."""
+    """Number of times that a tenant reached its limit."""
     seen: set[tuple[str, bytes]] = field(default_factory=set)
 
     def delivered(self, group: str, delivery: Delivery) -> list[tuple[bytes, bytes]]:
-        """Check a push; returns [(offset, payload), ...]."""
+        """Check a delivery; return [(offset, payload), ...]."""
         found = messages_of(delivery)
         self.watch(group, delivery)
         for offset, payload in found:
@@ -130,13 +131,13 @@ class Oracle:
         return None if holder is None or holder[0] < self.set_back_token else holder
 
     def set_back(self, token: int) -> None:
-        """The partition's clock is set back: leases with smaller tokens end, and messages are placed anew."""
+        """Note that the partition's clock is set back: leases with smaller tokens end, and messages get new offsets."""
         self.set_back_token = max(self.set_back_token, token)
         for sent in self.sent.values():
             sent.placed_anew = True
 
     def _check_limits(self, group: str, sent: Sent) -> None:
-        """Where keys or tenants have a limit, not so many other messages of this one are held by somebody."""
+        """Check that the limits of keys and tenants allow one more message."""
         if self.seeks[group]:
             return
         if self.ordered and sent.key is not None:
@@ -149,7 +150,7 @@ class Oracle:
             self.at_most += len(others) == most - 1
 
     def _held(self, group: str, sent: Sent, is_alike: Callable[[Sent], bool]) -> list[bytes]:
-        """Other messages that are held."""
+        """Return the other leased messages of the group that are alike."""
         return [
             payload
             for (of_group, payload), (token, deadline_ms, _) in self.holders.items()
@@ -162,7 +163,7 @@ class Oracle:
         ]
 
     def confirm(self, group: str, payload: bytes) -> None:
-        """An ack was confirmed. A seek that is under way may undo it."""
+        """Note a confirmed ack. A seek in progress may undo it."""
         if self.seeks[group]:
             self.again[group].add(payload)
             self.passed[group].add(payload)
@@ -170,24 +171,24 @@ class Oracle:
             self.acked[group].add(payload)
 
     def seek(self, group: str) -> None:
-        """A group is about to be put elsewhere: what it acked may come again, what it did not may not."""
+        """Note that a seek begins: acked messages may be delivered again, and others may be skipped."""
         self.again[group] |= self.acked[group]
         self.acked[group].clear()
         self.passed[group] |= self.sent.keys()
         self.seeks[group] += 1
 
     def sought(self, group: str) -> None:
-        """It was: all its leases were revoked."""
+        """Note that a seek has ended: all leases of the group were revoked."""
         self.seeks[group] -= 1
         for key in [key for key in self.holders if key[0] == group]:
             del self.holders[key]
 
     def together(self) -> list[Sent]:
-        """Messages that were stored in one row with others, before the moment that is theirs."""
+        """Return the messages that were stored in a batch row, before the common delivery time of the row."""
         return [sent for sent in self.sent.values() if sent.together]
 
     def missing(self) -> list[tuple[str, bytes]]:
-        """Acknowledged messages whose ack is not confirmed."""
+        """Return acknowledged messages whose ack is not confirmed, with their groups."""
         found: list[tuple[str, bytes]] = []
         for group in GROUPS:
             settled = self.acked[group] | self.passed[group] | {payload for payload, _ in self.unsure[group]}
@@ -201,12 +202,12 @@ class Oracle:
 
 
 def messages_of(delivery: Delivery) -> list[tuple[bytes, bytes]]:
-    """The offset and the value of each message."""
+    """Return the offset and the value of each message."""
     return [(offset, value) for offset, value, _ in cells_of(delivery)]
 
 
 def cells_of(delivery: Delivery) -> list[tuple[bytes, bytes, bytes | None]]:
-    """The offset, the value and the packed headers of each message."""
+    """Return the offset, the value and the packed headers of each message."""
     found: list[tuple[bytes, bytes, bytes | None]] = []
     for piece in delivery.pieces:
         batch = Batch.parse(piece.batch)

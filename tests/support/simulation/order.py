@@ -1,4 +1,4 @@
-"""In what order the messages of a priority or fair topic were leased for the first time, as their consumers see it."""
+"""Check the order in which the messages of a priority or fair topic were leased for the first time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Given(NamedTuple):
 
     token: int
     at_ms: int
-    """When that was, at the latest."""
+    """Latest possible time of the lease, in ms."""
     offset: bytes
     payload: bytes
     tenant: bytes
@@ -26,18 +26,20 @@ class Given(NamedTuple):
 
 
 class Order:
-    """Of one partition. Whoever goes before another one of its tenant, and is stored and due when that is leased, is
-    not leased after it."""
+    """The order of one partition.
+
+    If a message is stored and due when a message of lower rank of its tenant is leased, it must not be leased after it.
+    """
 
     def __init__(self, ageing_ms: int | None, lease_ms: int, margin_ms: int) -> None:
-        """`margin_ms`: by so much the clocks of two nodes differ, at most."""
+        """`margin_ms`: largest difference between the clocks of two nodes."""
         self._ageing_ms, self._lease_ms, self._margin_ms = ageing_ms, lease_ms, margin_ms
         self._given: dict[str, list[Given]] = defaultdict(list)
         self._tokens: dict[str, set[int]] = defaultdict(set)
         self.changed: set[bytes] = set()
-        """Payloads whose priority somebody asked to change: nobody knows when it did."""
+        """Payloads whose priority was changed at an unknown time."""
         self.overtaken = 0
-        """How often a message was leased before another one that stood before it."""
+        """Number of times that a message was leased before one with a smaller offset."""
 
     def delivered(self, group: str, delivery: Delivery) -> None:
         if delivery.returning or delivery.token in self._tokens[group]:
@@ -49,10 +51,11 @@ class Order:
             self._given[group].append(Given(delivery.token, at_ms, offset, payload, tenant, priority))
 
     def check(self) -> None:
-        """Compare all that were seen."""
+        """Check the order of all messages."""
         for group, given in self._given.items():
             given.sort(key=lambda one: one.token)
-            # What is due is ranked in the order of the log: when these were leased it was up to here, at least ...
+            # Due messages are ranked in the order of the log. When these were leased, ranking had reached at least this
+            # offset.
             ranked_by: dict[int, bytes] = {}
             ranked = b""
             for one in given:
@@ -65,7 +68,7 @@ class Order:
                 self._check_tenant(group, found, [ranked_by[one.token] for one in found])
 
     def _check_tenant(self, group: str, given: list[Given], ranked: list[bytes]) -> None:
-        # ... and all that was stored and due.
+        # It had also reached all messages that were stored and due.
         due = [self._due_by(one) for one in given]
         reached = list(accumulate(map(max, ranked, due), max))
         for at, one in enumerate(given):
@@ -77,18 +80,18 @@ class Order:
                     self.overtaken += before.offset > one.offset
 
     def _due_by(self, given: Given) -> bytes:
-        """What stands up to there was due when a message was leased."""
+        """Return the offset up to which messages were due when this one was leased."""
         return offsets.pack(max(given.at_ms - self._margin_ms, 0), 0, 0, 0)
 
     def _rank(self, one: Given) -> tuple[int, int, bytes]:
-        """The lower goes first."""
+        """Return the rank of a message; the lowest rank is first."""
         if self._ageing_ms is None:
             return one.priority, one.priority, one.offset
         return offsets.deliver_ms(one.offset) + one.priority * self._ageing_ms, one.priority, one.offset
 
 
 def _ranks(batch: Batch, live: list[tuple[int, int]] | None) -> list[tuple[bytes, int]]:
-    """The tenant and the priority of each message."""
+    """Return the tenant and the priority of each message."""
     tenants, priorities = batch.bytes_column(Column.TENANT), batch.int_column(Column.PRIORITY)
     chosen = range(batch.count) if live is None else [first + at for first, count in live for at in range(count)]
     return [((tenants and tenants[place]) or b"default", (priorities and priorities[place]) or 0) for place in chosen]

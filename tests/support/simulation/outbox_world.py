@@ -1,5 +1,6 @@
-"""Whole nodes with two topics: what one gets dies and goes to the other, or is acked by what sends it there. Each
-message arrives there once, whoever leads either side and whatever fails."""
+"""Simulate whole nodes with two topics: messages of one die and go to the other, or are acked with a send to it.
+
+Each message arrives there once, with any leader on both sides and any faults."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class OutboxWorld(MembershipWorld):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.offsets: defaultdict[bytes, set[bytes]] = defaultdict(set)
-        """Of each payload in the other topic."""
+        """Offsets of each payload in the other topic."""
 
     def _settings(self, kind: str) -> dict[str, Any]:
         forward = {"dead_letter_topic": OTHER} if kind == TIMER else {}

@@ -1,4 +1,4 @@
-"""What producers and operators do to stored messages in a simulated world: cancel, move, unique keys, jobs, seeks."""
+"""Simulate changes of stored messages by producers and operators: cancel, move, unique keys, jobs, seeks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.support.simulation.node_world import Node
 
 OTHER_GROUP = "c"
-"""Nobody consumes in it: it comes and goes."""
+"""A group without consumers, which is opened and dropped."""
 BULK_CANCEL, BULK_MOVE = b"x", b"y"
 """Keys of messages that jobs cancel or move."""
 KEYS = (b"k1", b"k2", b"k3", BULK_CANCEL, BULK_MOVE)
@@ -43,7 +43,7 @@ class Owner:
     # -- produced with more than a value --------------------------------------------------------------------------
 
     def add_columns(self, sent: list[Sent], columns: dict[int, list[Any]]) -> bool:
-        """Give some messages keys, unique keys, ttls. Whether the log must keep the batch message by message."""
+        """Add keys, unique keys and ttls to some messages. Return whether the log must store single-message rows."""
         rng = self._rng
         split = False
         if rng.random() < 0.4:
@@ -62,7 +62,7 @@ class Owner:
         return split
 
     def stored(self, sent: list[Sent], result: Any, on_conflict: int) -> None:
-        """The producer has its answer."""
+        """Note the answer of a produce."""
         if isinstance(result, Stored):
             column = [result.offsets[at : at + 16] for at in range(0, len(result.offsets), 16)]
             refused = {position for position, _ in result.refused}
@@ -79,11 +79,11 @@ class Owner:
             message.offset = message.id = offset
             message.together = is_row and message.not_before_ms == offsets.deliver_ms(offset) > self._node.clock.ms
             if on_conflict == c.IGNORE and message.unique_key is not None:
-                # It may be another's, whose producer never had an answer.
+                # It may be the offset of another message, whose producer never had an answer.
                 message.excused = message.vague = True
 
     def may_replace(self, message: Sent) -> None:
-        """Others of its unique key may have been cancelled for it."""
+        """Note that other messages with its unique key may have been cancelled for it."""
         if message.unique_key is not None:
             for other in self._oracle.sent.values():
                 if other.unique_key == message.unique_key and other is not message:
@@ -166,7 +166,7 @@ class Owner:
         self._node.host.submit(c.StartJob(self._rng.randbytes(16), kind, arguments), done)
 
     def redrive_all(self) -> None:
-        """Nothing is left dead: what died must be delivered in the end as well."""
+        """Redrive all dead messages: they must be delivered in the end as well."""
         status = self._node.host.status
         if status.dead and self._node.replica.machine.jobs.next_ms is None:
             for group in GROUPS:

@@ -1,5 +1,6 @@
-"""One life of a node that runs a Raft group over the real WAL on a memory disk. Its state machine is a list of commands
-in rows."""
+"""Run one life of a node with a Raft group over the real WAL on a memory disk.
+
+Its state machine is a list of commands in rows."""
 
 from __future__ import annotations
 
@@ -21,15 +22,15 @@ from tests.support.simulation.fake_links import Network
 GROUP = 7
 SEGMENT_BYTES = 16_384
 KEEP_BYTES = 60
-"""Of the log behind what a checkpoint has flushed: little, so that snapshots are needed."""
+"""Bytes of the log that a checkpoint keeps below the flushed index: few, so that snapshots are needed."""
 
 
 ANSWERS_BEFORE_SYNC = False
-"""A fault to be found: what a pass has written is answered for before it is on the disk."""
+"""Whether to simulate a bug: a commit batch is acknowledged before it is synced to the disk."""
 
 
 class StateMachine:
-    """A list of commands, in rows, with the index that they imply."""
+    """A list of commands in rows, with the index of the last one."""
 
     def __init__(self, stores: MemoryStores, store: int) -> None:
         self._stores = stores
@@ -53,7 +54,7 @@ class StateMachine:
 
 
 class WorldClock:
-    """Seconds, as the library counts them."""
+    """The library's time, in seconds."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -64,7 +65,7 @@ class WorldClock:
 
 @dataclass
 class Disk:
-    """What outlives a node."""
+    """The disk, which outlives a node."""
 
     memory: MemoryFiles = field(default_factory=MemoryFiles)
     stores: MemoryStores = field(default_factory=MemoryStores)
@@ -75,7 +76,7 @@ class Disk:
 
 
 class World(Protocol):
-    """What a node needs of its world."""
+    """The interface of a world for a node."""
 
     rng: random.Random
     network: Network
@@ -85,7 +86,7 @@ class World(Protocol):
 
 
 def check_matches(leader: Group, group_of: Callable[[str], Group | None]) -> None:
-    """What a leader counts is there. `group_of(member)`: of a node that runs."""
+    """Check that a member has the entries that the leader counts. `group_of(member)`: the group on a running node."""
     for member in (*leader.members.voters, *leader.members.learners):
         match, there = leader.match_index(member), group_of(member)
         if match and there is not None and there.term == leader.term and match >= there.journal.first_index:
@@ -113,7 +114,7 @@ class RaftNode:
             self.open(recovered.get(GROUP))
 
     def join(self, members: Members) -> None:
-        """Make a replica here, new or in the place of one that was wiped."""
+        """Make a replica on this node, new or as a replacement of a wiped one."""
         own = next(m for m in (*members.voters, *members.learners) if node_of(m) == self.name)
         store = self.pointers.mint(1)[0]
         incarnation = int(own.rpartition("#")[2])
@@ -123,7 +124,7 @@ class RaftNode:
         self.open(None)
 
     def leave(self) -> None:
-        """An earlier life of the replica ends: first its pointer goes, then the log forgets it."""
+        """End an earlier life of the replica: first remove its pointer, then its log."""
         if self.group is not None:
             self.group_commit.remove(self.group)
             self.group = self.machine = None
@@ -152,7 +153,7 @@ class RaftNode:
     def receive(self, node: str, frame: Any) -> None:
         self.group_commit.receive(node, frame)
 
-    # -- a pass ---------------------------------------------------------------------------------------------------
+    # -- a commit batch -------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         if self.records is None:
@@ -181,7 +182,7 @@ class RaftNode:
             self.machine.apply(entry)
 
     def checkpoint(self) -> None:
-        """Flush, forget the log below, let go of segments."""
+        """Flush, truncate the log below, and release segments."""
         if self.group is None or self.machine is None or self.records is not None:
             return
         applied = self.machine.applied
@@ -192,7 +193,7 @@ class RaftNode:
             self.group.journal.copy_tail()
 
     def install(self, rows: dict[int, bytes], index: int, term: int, members: Members) -> None:
-        """A snapshot, as the engine installs it: a new store, its pointer, then the log starts over at it."""
+        """Install a snapshot as the engine does: a new store, its pointer, then a log that starts over at it."""
         if self.group is None or self.machine is None or self.records is not None or self.machine.applied >= index:
             return
         old = self.group

@@ -1,8 +1,7 @@
-"""Nodes that run a Raft group, a network that loses, delays and cuts, and whoever runs the cluster, in virtual time.
+"""Simulate nodes with a Raft group, a network that loses, delays and cuts, and an operator, in virtual time.
 
-Everything is driven by one `random.Random(seed)`, so a seed replays. What was acknowledged is kept outside of the
-nodes.
-"""
+Everything is driven by one `random.Random(seed)`, so a seed replays. Acknowledged commands are kept outside of the
+nodes."""
 
 from __future__ import annotations
 
@@ -29,17 +28,17 @@ class RaftWorld:
         # Small batches: a follower that is behind gets many of them.
         core.MAX_APPEND_BYTES, self._append_bytes = rng.choice((10, 30, 1 << 20)), core.MAX_APPEND_BYTES
         self._pace = rng.choice((0.2, 0.5, 0.9))
-        """How likely a step delivers over a connection: at a low one much is on its way at once."""
+        """Probability that a step delivers over a connection. With a low one, many frames are in flight at once."""
         self._sync_pace = rng.choice((0.2, 0.8))
         self._crash_chance = rng.choice((0.002, 0.01, 0.03))
         self._is_careless = rng.random() < 0.5
-        """Whoever runs the cluster asks for changes of members that may not be made."""
+        """Whether the operator requests membership changes that are not allowed."""
         self.names = (*names, f"n{len(names) + 1}")
         self.disks = {name: Disk() for name in self.names}
         self.nodes: dict[str, RaftNode] = {}
         self.network = Network(self.nodes, rng, repeats=rng.choice((0.0, 0.0, 0.2)))
         self.canon: dict[int, bytes] = {}
-        """What was applied at each index, by whoever was first."""
+        """Command applied at each index, by the first replica that applied it."""
         self.acked: dict[int, bytes] = {}
         self._leaders: dict[int, str] = {}
         self._terms: dict[str, int] = {}
@@ -68,7 +67,7 @@ class RaftWorld:
         assert known == entry.command, f"{node.name} applies {entry.command!r} at {entry.index}, others {known!r}"
 
     def look(self) -> None:
-        """What must hold after each step, whatever happened."""
+        """Check what must hold after each step."""
         for name, node in self.nodes.items():
             group = node.group
             if group is None:
@@ -88,7 +87,7 @@ class RaftWorld:
         group = node.group if node is not None else None
         return group if group is not None and group.member == member else None
 
-    # -- what happens ---------------------------------------------------------------------------------------------
+    # -- faults and requests --------------------------------------------------------------------------------------
 
     def start(self, name: str) -> None:
         try:
@@ -97,7 +96,7 @@ class RaftWorld:
             self._dead(name)
 
     def _dead(self, name: str, *, power_loss: bool = False) -> None:
-        """What a crash leaves of a node."""
+        """End a node by a crash."""
         self.crashes += 1
         self.network.isolate(name)
         self.nodes.pop(name, None)
@@ -123,11 +122,11 @@ class RaftWorld:
                 self.start(name)
 
     def wipe(self) -> None:
-        """A node loses its disk, if the others can do without what was on it.
+        """Wipe the disk of a node, if the others do not need its data.
 
-        Not while a promotion has not come to the member that is promoted: it counts in the log of who began that, and
-        by its own log it may not be elected, though it may have more than all others, who then wait for it.
-        """
+        Never wipe while a promoted member has not learned of its promotion. It counts in the log of the node that began
+        the promotion, but its own log does not allow its election. It may have more entries than all others, which then
+        wait for it."""
         name = self.rng.choice(self.names)
         if len(self.nodes) < len(self.names):
             return
@@ -172,7 +171,7 @@ class RaftWorld:
         node.group_commit.mark(node.group)
 
     def read(self) -> None:
-        """A linearizable read sees everything that was acknowledged before it was asked for."""
+        """Read linearizably: the index must cover everything that was acknowledged before the request."""
         for node in list(self.nodes.values()):
             if node.group is not None and node.group.is_leader:
                 least = max(self.acked, default=0)
@@ -191,7 +190,7 @@ class RaftWorld:
             node.group.transfer(self.rng.choice(node.group.members.voters))
 
     def change(self) -> None:
-        """Whoever runs the cluster: replaces members that are gone, promotes learners, removes what is too much."""
+        """Change the members as an operator: replace lost ones, promote learners, remove surplus ones."""
         node = self.leader()
         if node is None or node.group is None:
             return
@@ -229,7 +228,7 @@ class RaftWorld:
         return None
 
     def _forbidden(self, group: Group, members: Members) -> Members | None:
-        """All voters but one are to be other ones, or to go, at once."""
+        """Return a change that is not allowed: it replaces or removes all voters but one at once."""
         voters, learners = members
         others = [m for m in voters if m != group.member]
         if not others or any(self._is_gone(m) for m in (*voters, *learners)):
@@ -243,7 +242,7 @@ class RaftWorld:
         return node is not None and (node.group is None or node.group.member != member)
 
     def place(self) -> None:
-        """Nodes learn that they are to hold a replica."""
+        """Let nodes create the replicas that are assigned to them."""
         node = self.leader()
         if node is None or node.group is None or node.group.journal.members_index > node.group.commit_index:
             return
@@ -254,14 +253,14 @@ class RaftWorld:
                 continue
             if there.group is None or there.group.member != member:
                 if member in self._placed:
-                    continue  # it was wiped since: it comes back as somebody else
+                    continue  # it was wiped since: it comes back with another incarnation
                 self._placed.add(member)
                 self.guarded(there.name, there.leave)
                 if there is self.nodes.get(there.name):
                     self.guarded(there.name, partial(there.join, members))
 
     def snapshot(self) -> None:
-        """Send one to whoever needs it."""
+        """Send a snapshot to each member that needs one."""
         for node in list(self.nodes.values()):
             group, machine = node.group, node.machine
             if group is None or machine is None:
@@ -311,7 +310,7 @@ class RaftWorld:
                 action()
 
     def lose_power(self) -> None:
-        """All nodes at once."""
+        """Crash all nodes at once."""
         for name in list(self.nodes):
             self._dead(name, power_loss=True)
 
@@ -321,7 +320,7 @@ class RaftWorld:
             self.guarded(name, self.nodes[name].checkpoint)
 
     def suspend(self) -> None:
-        """The machine that all nodes run on sleeps for some seconds."""
+        """Suspend the machine of all nodes for some seconds."""
         self.clock.now_s += self.rng.choice((0.5, 1.5, 5.0))
 
     def live(self, steps: int) -> None:
@@ -329,7 +328,7 @@ class RaftWorld:
             self.step()
 
     def heal(self) -> None:
-        """No more faults: a leader, one state everywhere, new commands are acknowledged."""
+        """Stop the faults: there must be a leader and one state on all nodes, and new commands must be acknowledged."""
         for disk in self.disks.values():
             disk.memory.crash_after(1 << 60)
         for name in self.names:

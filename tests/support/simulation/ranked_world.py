@@ -1,4 +1,4 @@
-"""A partition of a priority or fair topic on three simulated nodes."""
+"""Simulate a partition of a priority or fair topic on three nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RULES: tuple[dict[str, Any], ...] = (
 
 
 class RankedClients(Clients):
-    """Their messages have priorities and tenants, which they change now and then."""
+    """Clients whose messages have priorities and tenants, which they change at times."""
 
     def __init__(self, *args: Any, topic: Topic, seed: int, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -42,13 +42,13 @@ class RankedClients(Clients):
             self.oracle.per_tenant = lambda tenant: rules.find(tenant.decode()).max_in_flight
         self.order: Order | None = None
         if random.Random(f"order of {seed}").random() < 0.6:
-            # What somebody gave back unread counts as never leased, and its consumer may not have seen it.
+            # A message that was given back unread counts as never leased, and its consumer may not have seen it.
             self.leaving = 0.0
             self.order = Order(topic.settings["ageing_ms"], self.lease_ms, 2 * DRIFT_MS + 1)
             self.oracle.watch = self.order.delivered
         self._rank_rng = random.Random(f"ranks of {seed}")
         self.ranked = 0
-        """Messages that got another priority."""
+        """Number of messages that got another priority."""
 
     def messages(self) -> tuple[list[Sent], dict[int, list[Any]]]:
         sent, columns = super().messages()
@@ -70,7 +70,7 @@ class RankedClients(Clients):
             self._change_rules()
 
     def _rank(self) -> None:
-        """Give a message another priority; where it stands is not known until that is answered."""
+        """Change the priority of a message; its offset is unknown until the answer."""
         message = self.owner._some()
         if message is None or message.vague:
             return

@@ -1,5 +1,6 @@
-"""An idempotent producer of a simulated world. It outlives the node: answers are lost on their way, batches are sent
-again while the first copy is under way, and after a crash until there is an answer."""
+"""Simulate an idempotent producer that outlives the node.
+
+Answers are lost. Batches are resent while the first copy is in flight, and after a crash until there is an answer."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
     from tests.support.simulation.node_world import Node
 
 LOST, AGAIN, GIVE_UP = 0.3, 0.05, 0.003
-"""Shares: of answers that are lost, of steps after which all is sent again, or given up."""
+"""Probabilities: a lost answer, a step after which all batches are resent, one after which they are given up."""
 
 
 @dataclass
 class Numbered:
-    """A batch and what its producer knows of it."""
+    """A batch, and its state at the producer."""
 
     epoch: int
     number: int
@@ -32,23 +33,24 @@ class Numbered:
     sent: list[Sent]
     was_sent: bool = False
     told: Any = None
-    """The first answer that the broker gave; every other one must be the same."""
+    """First answer of the broker; all others must be equal."""
     answered: bool = False
-    """It has reached the producer."""
+    """Whether an answer has reached the producer."""
 
 
 class Repeater:
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
-        """Of its own: what it does changes nothing of what else a seed stands for."""
+        """Random numbers for this producer only, so that it does not change the rest of the world."""
         self._producer_id = self._rng.getrandbits(63) | 1
         self._epoch, self._number = 1, 0
         self.unanswered: list[Numbered] = []
         self.repeated = 0
-        """Answers to batches that were stored before."""
+        """Number of answers to batches that were stored before."""
 
     def takes(self, on_conflict: int) -> bool:
-        """Whether a batch is to be sent by it. Not those whose answer may name messages that nobody knows of yet."""
+        """Return whether to send a batch with a number. Excludes batches whose answer may name messages of unknown
+        producers."""
         few = not self.unanswered or self._number + 1 - self.unanswered[0].number < FIXED.producer_answers
         return on_conflict != c.IGNORE and few and self._rng.random() < 0.5
 
@@ -58,7 +60,7 @@ class Repeater:
         self._submit(node, self.unanswered[-1])
 
     def act(self, node: Node) -> None:
-        """After each step of the world."""
+        """Run the producer after a step of the world."""
         chance = self._rng.random()
         if chance < GIVE_UP:
             self._epoch, self._number = self._epoch + 1, 0
@@ -67,7 +69,7 @@ class Repeater:
             self.repeat(node)
 
     def repeat(self, node: Node) -> None:
-        """Send all again, the oldest first."""
+        """Resend all unanswered batches, the oldest first."""
         for numbered in list(self.unanswered):
             self._submit(node, numbered)
 

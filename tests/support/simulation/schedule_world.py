@@ -1,4 +1,4 @@
-"""Whole nodes whose topic has schedules: each occurrence is one message, whoever leads and whatever fails."""
+"""Simulate whole nodes whose topic has schedules: each occurrence is one message, with any leader and any faults."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.support.simulation.oracle import cells_of
 SCHEDULES: Final = 5
 EVERY_MS: Final = (1_000, 1_000, 1_500, 3_000)
 LIVE_MS: Final = 20_000
-"""So long they recur."""
+"""Time in which the schedules recur, in ms."""
 
 
 class Room:
-    """There is always room."""
+    """A memory budget without a limit."""
 
     has_capacity = True
 
@@ -40,7 +40,7 @@ class ScheduleWorld(MembershipWorld):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.offsets: defaultdict[bytes, set[bytes]] = defaultdict(set)
-        """Of the messages of each occurrence, by schedule and occurrence."""
+        """Offsets of the messages of each occurrence, by schedule and occurrence."""
 
     async def _create_topics(self) -> None:
         await super()._create_topics()
@@ -49,14 +49,14 @@ class ScheduleWorld(MembershipWorld):
             every_ms = self.rng.choice(EVERY_MS)
             misfire = ("one", "all")[at % 2]
             settings = {"every_ms": every_ms, "start_ms": start_ms, "end_ms": start_ms + LIVE_MS, "misfire": misfire}
-            # What was over before it was made is not to come.
+            # Occurrences before the creation of the schedule do not happen.
             first_ms = await self._put(f"s{at}", settings)
             for ms in range(first_ms, start_ms + LIVE_MS, every_ms):
-                # It is to come, as what was acknowledged is.
+                # It must be delivered, like an acknowledged message.
                 self.stored.add(b"s%d %d" % (at, ms))
 
     async def _put(self, name: str, settings: dict[str, Any]) -> int:
-        """Make a schedule, however often that takes. Its next occurrence."""
+        """Create a schedule, with retries. Return the time of its next occurrence, in ms."""
         partition = partition_for(name.encode(), PARTITIONS)
         item = [name, None, settings, encode({Column.VALUE: [name.encode()]}), False]
         request = SchedulePut(TOPIC, partition, [item])
@@ -81,7 +81,7 @@ class ScheduleWorld(MembershipWorld):
             await self._trigger()
 
     async def _trigger(self) -> None:
-        """One message beside all occurrences, asked for twice."""
+        """Trigger one extra message, with two requests."""
         name = f"s{self.rng.randrange(SCHEDULES)}"
         partition = partition_for(name.encode(), PARTITIONS)
         token = bytes(self.rng.getrandbits(8) for _ in range(16))
@@ -100,7 +100,8 @@ class ScheduleWorld(MembershipWorld):
         self.counts["triggers"] += len(found)
 
     def _messages(self, delivery: Delivery) -> list[tuple[bytes, bytes]]:
-        """What came of schedules is known by the occurrence, or by its id when it was triggered."""
+        """Return the messages of schedules: they are identified by their occurrence, or by their id if they were
+        triggered."""
         found: list[tuple[bytes, bytes]] = []
         for offset, value, cell in cells_of(delivery):
             headers = headers_unpack(cell)

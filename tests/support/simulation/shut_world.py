@@ -1,8 +1,8 @@
-"""A partition on three simulated nodes that meets entries which cannot be applied: on one node, once, or on all.
+"""Simulate a partition on three nodes that meets entries which cannot be applied: on one node, once, or on all.
 
 Nodes crash, leaders change and snapshots come meanwhile. Shut replicas are handled as by `ShutReplicas`, and an
-operator skips what is shut on all nodes. In the end all replicas are open and equal, and hold what was acknowledged.
-"""
+operator skips entries that shut the replicas of all nodes. In the end all replicas are open and equal, and hold all
+acknowledged messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.simulation.cluster_world import NAMES, ClusterWorld
 
 STEPS = (b"decode", b"first", b"last", b"status", b"drain")
 WHERE = (b"all", b"once", *[name.encode() for name in NAMES])
-"""Which replicas fail: all, always; any, once in the world; those of one node, always."""
+"""Replicas that fail: all, always; any one, once in the world; those of one node, always."""
 POISON_CHANCE = 0.03
 OPERATOR_CHANCE = 0.05
 
@@ -42,7 +42,7 @@ class Planted(MemoryError):
 
 
 class PlainClients:
-    """Clients that only store messages, and remember what was acknowledged."""
+    """Clients that only store messages, and remember the acknowledged ones."""
 
     def __init__(self, world: ShutWorld) -> None:
         self._world = world
@@ -50,7 +50,7 @@ class PlainClients:
         self._number = 0
         self.acknowledged: set[bytes] = set()
         self.is_calm = False
-        """Send nothing that cannot be applied."""
+        """Whether to send nothing that cannot be applied."""
 
     def leader(self) -> ClusterNode | None:
         ready = [node for node in self._world.nodes.values() if node.host.ready]
@@ -67,7 +67,7 @@ class PlainClients:
             value = b"%d" % self._number
             if not self.is_calm and self._rng.random() < POISON_CHANCE:
                 where = self._rng.choice(WHERE)
-                # What status and rows raise is blamed on the last entry: if all replicas fail, a skip may not help.
+                # Errors of status and rows are attributed to the last entry: if all replicas fail, a skip may not help.
                 value += b" poison:%s:%s:" % (where, self._rng.choice(STEPS if where == b"once" else STEPS[:3]))
             self._send(node, value)
 
@@ -118,7 +118,7 @@ class ShutWorld(ClusterWorld):
         return True
 
     def applied(self, name: str, task: Apply) -> None:
-        """What replicas apply may differ by a SKIP; `compare` looks at what comes of it."""
+        """Accept any entry: replicas may apply different ones because of a SKIP. `compare` checks the result."""
 
     def compare(self) -> None:
         for node in self.nodes.values():
@@ -128,7 +128,7 @@ class ShutWorld(ClusterWorld):
     # -- faults ---------------------------------------------------------------------------------------------------
 
     def _fault(self, replica: PartitionReplica, command: bytes) -> bytes | None:
-        """Return the step at which an entry fails here, None if it does not."""
+        """Return the step at which an entry fails here; None if it does not."""
         name = next((node.name for node in self.nodes.values() if node.host.replica is replica), None)
         at = command.find(b" poison:")
         if at < 0 or name is None:
@@ -187,7 +187,7 @@ class ShutWorld(ClusterWorld):
         ):
             yield
 
-    # -- what nodes and the operator do -----------------------------------------------------------------------------
+    # -- nodes and the operator -----------------------------------------------------------------------------------
 
     def step(self, *, calm: bool = False) -> None:
         super().step(calm=calm)
@@ -241,7 +241,7 @@ class ShutWorld(ClusterWorld):
         try:
             replacement, _ = replacement_of(host.number, skip_id, command, positions, failure)
         except SandqError:
-            return  # all of it is skipped
+            return  # the entry is skipped completely already
         host._skips.propose(host.group, Skip(index, term, skip_id, replacement), lambda at, error: self._skipped(error))
         node.node_log.group_commit.mark(host.group)
 
@@ -265,7 +265,7 @@ class ShutWorld(ClusterWorld):
     # -- the end --------------------------------------------------------------------------------------------------
 
     def check_stored(self) -> None:
-        """All that was acknowledged is stored, on each node."""
+        """Check that all acknowledged messages are stored on each node."""
         clients: PlainClients = self.clients
         for node in self.nodes.values():
             assert node.host.shut is None
@@ -274,7 +274,7 @@ class ShutWorld(ClusterWorld):
 
 
 def reached(node: ClusterNode) -> int:
-    """Return the last entry that a shut replica may have acknowledged, as `ShutReport` says it."""
+    """Return the last entry that a shut replica may have acknowledged, as in `ShutReport`."""
     assert node.host.shut is not None
     return _report(node.host, node.host.shut).reached
 

@@ -1,4 +1,4 @@
-"""An engine whose threads are steps, which a simulated world takes in any order; virtual time."""
+"""Run an engine whose threads are steps that a simulated world runs in any order, in virtual time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class VirtualClock:
 
 
 class SteppedEvent:
-    """`trio.Event` without trio: who waits for it is stepped by `coroutine.send(None)`, and looks again each time."""
+    """`trio.Event` without trio: a waiting coroutine is stepped by `coroutine.send(None)`, and checks the event each
+    time."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -74,11 +75,11 @@ class VirtualTimers:
         return timer
 
     def live(self) -> int:
-        """How many there are that were not cancelled."""
+        """Return the number of timers that were not cancelled."""
         return sum(timer.call is not None for _, _, timer in self._heap)
 
     def note_cancelled(self) -> None:
-        """They are few: they stay until their time."""
+        """Do nothing: cancelled timers are few and stay until their time."""
 
     def pause_ms(self, ms: int) -> int:
         return ms
@@ -92,26 +93,27 @@ class VirtualTimers:
 
 
 class Stepped:
-    """One life of a node, without whoever is connected to it."""
+    """One life of a node, without its connections."""
 
     node_log: NodeLog
-    """Set by who knows what it runs on; it publishes to `published`."""
+    """Set by the subclass; it must publish to `published`."""
 
     def __init__(self, rng: random.Random, clock: VirtualClock) -> None:
         self.rng = rng
         self._rests = random.Random(0)
-        """When the apply thread has nothing to do for a moment; of its own, so that worlds stay what they are."""
+        """Decides when the apply thread rests. Its own generator keeps the rest of the world unchanged."""
         self._writes = random.Random(1)
-        """When the thread that writes rows gets on; likewise."""
+        """Decides when the thread that writes rows continues. Its own generator keeps the rest of the world unchanged.
+        """
         self.timers = VirtualTimers(clock)
         self.published: deque[Published] = deque()
         self.tasks: deque[Any] = deque()
         self.records: list[Any] | None = None
-        """Of the pass that is ticked and not synced."""
+        """Records of the commit batch that is ticked and not synced."""
         self.checkpoint: Iterator[None] | None = None
 
     def drive(self) -> None:
-        """Everything that can run, in the usual order."""
+        """Run all steps in the usual order."""
         for step in (self.tick, self.sync, self.apply, self.answer):
             step()
         self.timers.fire()
@@ -141,14 +143,14 @@ class Stepped:
                 self.node_log.applier.rest()
 
     def write_rows(self) -> None:
-        """What the thread that writes rows does: a batch, or it stands still for a moment."""
+        """Run the thread that writes rows: one batch, or nothing if it is slow."""
         if self._writes.random() < 0.3:
             self.node_log.stores.write_one()
             if self.node_log.has_held:
                 self.node_log.propose_again()
 
     def run(self, tasks: list[Any]) -> None:
-        """What the apply thread does with these."""
+        """Apply these tasks, as the apply thread does."""
         self.node_log.applier.run(tasks)
 
     def answer(self) -> None:
@@ -156,7 +158,7 @@ class Stepped:
             self.node_log.published(self.published.popleft())
 
     def step_checkpoint(self) -> None:
-        """One step of a checkpoint, the others of the node in between."""
+        """Run one step of a checkpoint; other steps of the node may run in between."""
         if self.checkpoint is None:
             self.checkpoint = self._checkpoint()
         try:
@@ -182,7 +184,7 @@ class Stepped:
                 break
 
     def check_rows(self, replica: PartitionReplica) -> None:
-        """A partition loaded from rows is as the one in memory."""
+        """Check that a partition loaded from the rows equals the one in memory."""
         self.node_log.applier.write()
         rows = replica._rows
         live = replica.machine
@@ -191,7 +193,7 @@ class Stepped:
         for group in live.groups.by_id.values():
             group.generation = 0  # of the process, not of the state
             group.note_change()
-        live.log.garbage.take()  # likewise
+        live.log.garbage.take()  # of the process, too
         assert loaded.status(view) == live.status(view)
         known = [[(key, one.row()) for key, one in part.producers._known.items()] for part in (loaded, live)]
         assert known[0] == known[1], "a partition loaded from rows knows other producers, or forgets in another order"

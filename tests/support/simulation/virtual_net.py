@@ -1,9 +1,7 @@
-"""A network of streams on virtual time, for whole nodes in one process: trio's TCP, as far as their links use it.
+"""Simulate a network of streams in virtual time, for whole nodes in one process: the part of trio's TCP that links use.
 
-What is sent arrives later, in order. Of two machines either direction can hang: what is on its way waits, and what is
-sent joins it, until it goes on. A connection can break: both sides see that at once, or, when a machine lost its power,
-only by the silence.
-"""
+Bytes arrive later, in order. Either direction between two machines can hang: then all bytes wait until it continues. A
+connection can break: both sides notice that at once, or, if a machine lost its power, only by the silence."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from sandq.model.config_types import Address
 
 HOST = "127.0.0.1"
 WINDOW_BYTES = 1 << 20
-"""On their way in one direction of a connection, at most: then sending waits."""
+"""Maximum number of bytes in flight in one direction of a connection; beyond it a sender waits."""
 RECEIVE_BYTES = 64 << 10
 
 
@@ -31,9 +29,9 @@ class _Pipe:
         self.on_the_way: deque[tuple[float, bytes]] = deque()
         self.size = 0
         self.last_s = 0.0
-        """Nothing overtakes."""
+        """Arrival time of the last bytes, in seconds: later bytes must not overtake them."""
         self.ended = False
-        """No more is sent."""
+        """Whether the sender has closed its side."""
         self.broken = False
         self.changed = trio.Event()
 
@@ -57,7 +55,7 @@ class VirtualStream(trio.abc.HalfCloseableStream):
         self.socket = _Socket(port)
         self.incoming, self.outgoing = incoming, outgoing
         self.lost = False
-        """Its machine is gone: what its tasks do at their end says nothing to others."""
+        """Whether its machine is gone: its tasks must not send anything when they end."""
         self._net = net
         self._closed = False
 
@@ -151,7 +149,7 @@ class VirtualListener(trio.abc.Listener[VirtualStream]):
 
 
 class VirtualPort:
-    """As `sandq.server.listening.BoundPort`."""
+    """Replaces `sandq.server.listening.BoundPort`."""
 
     def __init__(self, net: VirtualNet, name: str, host: str, port: int) -> None:
         self._net = net
@@ -164,15 +162,15 @@ class VirtualPort:
         return [listener]
 
     def close(self) -> None:
-        """Leave it to the listener."""
+        """Do nothing: the listener owns the port."""
 
 
 class VirtualNet:
-    """`who()`: the machine whose code runs."""
+    """All connections. `who()` returns the machine whose code runs."""
 
     def __init__(self, rng: random.Random, who: Callable[[], str]) -> None:
         self.most_s = rng.choice((0.002, 0.02, 0.1))
-        """What is sent takes this long, at most."""
+        """Longest delay, in seconds."""
         self.listeners: dict[int, VirtualListener] = {}
         self.hanging: set[tuple[str, str]] = set()
         """Directions that hang: (from, to)."""
@@ -186,21 +184,21 @@ class VirtualNet:
     def hangs(self, sender: str, receiver: str) -> bool:
         return (sender, receiver) in self.hanging
 
-    # -- what nodes use -------------------------------------------------------------------------------------------
+    # -- interface of nodes ---------------------------------------------------------------------------------------
 
     async def bind(self, host: str, port: int, what: str) -> VirtualPort:
-        """As `sandq.server.listening.bind`."""
+        """Replaces `sandq.server.listening.bind`."""
         await trio.lowlevel.checkpoint()
         return VirtualPort(self, self._who(), host, port)
 
     async def listen(self, host: str, port: int, what: str) -> list[VirtualListener]:
-        """As `sandq.server.listening.listen`."""
+        """Replaces `sandq.server.listening.listen`."""
         await trio.lowlevel.checkpoint()
         listener = self.listeners[port] = VirtualListener(self, self._who(), port)
         return [listener]
 
     async def connect(self, host: str, port: int, **options: Any) -> VirtualStream:
-        """As `trio.open_tcp_stream`."""
+        """Replaces `trio.open_tcp_stream`."""
         own = self._who()
         await trio.sleep(2 * self.delay_s())
         listener = self.listeners.get(port)
@@ -218,13 +216,13 @@ class VirtualNet:
         with contextlib.suppress(ValueError):
             self._streams.remove(stream)
 
-    # -- what happens to it ---------------------------------------------------------------------------------------
+    # -- faults ---------------------------------------------------------------------------------------------------
 
     def hang(self, sender: str, receiver: str) -> None:
         self.hanging.add((sender, receiver))
 
     def go_on(self) -> None:
-        """Nothing hangs any more."""
+        """End all hangs."""
         self.hanging.clear()
         for stream in list(self._streams):
             stream.incoming.notify()
@@ -235,7 +233,7 @@ class VirtualNet:
                 self._break(stream)
 
     def gone(self, name: str, *, silently: bool) -> None:
-        """A machine: nobody listens there, and its connections break. `silently`: the others are not told."""
+        """Remove a machine: its listeners and connections end. `silently`: the other sides do not notice."""
         for listener in [one for one in self.listeners.values() if one.name == name]:
             del self.listeners[listener.socket.getsockname()[1]]
         for stream in [one for one in self._streams if one.incoming.receiver == name]:

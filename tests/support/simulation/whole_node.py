@@ -1,8 +1,7 @@
-"""Whole nodes in one process, on virtual time: `run_node` over fake disks, a fake network, and threads that are tasks.
+"""Run whole nodes in one process, in virtual time: `run_node` over fake disks, a fake network, and tasks as threads.
 
-A machine outlives the node that runs on it. Each of its threads can hang: what it does then neither finishes nor fails
-until it goes on.
-"""
+A machine outlives the node that runs on it. Each of its threads can hang: its current work neither finishes nor fails
+until it continues."""
 
 from __future__ import annotations
 
@@ -35,18 +34,18 @@ THREADS: Final = {
 SPACE: Final = "space"
 CLOCK: Final = "clock"
 HANGS: Final = (*THREADS.values(), SPACE, CLOCK)
-"""What of a machine may hang: its four threads, looks at the free space, and what it answers about its clock."""
+"""Parts of a machine that may hang: its four threads, checks of the free space, and answers about its clock."""
 
 THREAD_S: Final = (0.0001, 0.001, 0.01)
-"""What a thread needs for what was queued."""
+"""Time in which a thread handles the queued items, in seconds."""
 
 running_on: ContextVar[Life] = ContextVar("running_on")
-"""Of each task of a node: whose it is."""
+"""Life that owns a task of a node."""
 
 
 @dataclass
 class Machine:
-    """What outlives a node."""
+    """A machine, which outlives its node."""
 
     name: str
     port: int
@@ -54,9 +53,9 @@ class Machine:
     stores: MemoryStores = field(default_factory=MemoryStores)
     life: Life | None = None
     hangs: dict[str, trio.Event] = field(default_factory=dict)
-    """What hangs: an event that ends it."""
+    """Parts that hang, with the event that ends the hang."""
     applied_on_loop: int = 0
-    """Entries, over all its lives."""
+    """Number of entries applied on the event loop, over all lives."""
 
     def crash(self, rng: random.Random, *, power_loss: bool) -> None:
         self.memory = self.memory.crash(rng) if power_loss else self.memory.kill()
@@ -82,7 +81,7 @@ class Life:
     """One life of a node on its machine."""
 
     def __init__(self, machine: Machine, nursery: trio.Nursery, rng: random.Random) -> None:
-        """`nursery`: where its threads run."""
+        """`nursery`: runs its threads."""
         self.machine = machine
         self.rng = rng
         self.nursery = nursery
@@ -90,11 +89,11 @@ class Life:
         self.stores = machine.stores
         self.scope = trio.CancelScope()
         self.stopping = trio.Event()
-        """It is to end cleanly."""
+        """Set to stop the node cleanly."""
         self.ended = trio.Event()
         self.serving: Serving | None = None
         self.is_lost = False
-        """The machine lost power, or the process was killed: nothing of it goes on."""
+        """Whether the machine lost power or the process was killed: nothing of it continues."""
 
     @property
     def name(self) -> str:
@@ -102,7 +101,7 @@ class Life:
 
 
 class TaskWorker:
-    """`Worker` whose thread is a task of the world: what is queued is handled a little later."""
+    """`Worker` whose thread is a task of the world: queued items are handled a little later."""
 
     def __init__(
         self, name: str, handle: Callable[[list[Any]], None], on_crash: Callable[[BaseException], None]
@@ -112,19 +111,19 @@ class TaskWorker:
         self._handle, self._on_crash = handle, on_crash
         self._queue: Any = deque()
         self._items: list[Any] = []
-        """What is being handled."""
+        """Items that are being handled."""
         self._wake = trio.Event()
         self._turns = 0
         self._closed = False
         self._rest: Callable[[], None] | None = None
-        """What is done once nothing has come for a while after some."""
+        """Called when the queue stays empty for a while after some items."""
         self._is_resting = False
         self._is_rested = True
         self._life.nursery.start_soon(self._run)
 
     @property
     def progress(self) -> int | None:
-        """As that of `Worker`."""
+        """Like `Worker.progress`."""
         return self._turns if self._items or self._is_resting else None
 
     def submit(self, item: Any) -> None:
@@ -132,7 +131,7 @@ class TaskWorker:
         self._wake.set()
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """As that of `Worker`; at once. Of a life that is lost nothing is done any more."""
+        """Like `Worker.close`, but immediate. A lost life handles nothing any more."""
         if not self._life.is_lost and not self._closed:
             items = [*self._items, *self._queue]
             self._queue.clear()
@@ -181,7 +180,7 @@ class TaskWorker:
 
 
 class FairTaskWorker(TaskWorker):
-    """`FairWorker`, in the same way."""
+    """Like `TaskWorker`, for `FairWorker`."""
 
     def __init__(
         self,
@@ -198,7 +197,7 @@ class FairTaskWorker(TaskWorker):
         self._rest = rest
 
     def run_here(self, items: Sequence[Any]) -> int:
-        """As that of `FairWorker`."""
+        """Like `FairWorker.run_here`."""
         is_idle = not (self._items or self._queue or self._is_rested or self._closed)
         if not is_idle or self._life.is_lost or self._kind in self._life.machine.hangs:
             return 0
@@ -213,16 +212,16 @@ class FairTaskWorker(TaskWorker):
         return count
 
     def cpu_s(self) -> float:
-        """No thread of its own uses any."""
+        """Return 0: there is no thread that uses CPU time."""
         return 0.0
 
     def others(self) -> Sequence[Any]:
-        """Nothing: an entry is applied in no time here, so it gives way to no other."""
+        """Return nothing: applying an entry takes no time here, so it never yields to others."""
         return ()
 
 
 class _Lanes(Lanes[Any]):
-    """With the methods of a queue."""
+    """Lanes with the methods of a queue."""
 
     def __init__(self, lane_of: Callable[[Any], int | None]) -> None:
         super().__init__()
@@ -237,7 +236,7 @@ class _Lanes(Lanes[Any]):
         return found
 
     def __iter__(self) -> Iterator[Any]:
-        """Takes them out."""
+        """Remove and yield all items."""
         return self.slice(lambda: True)
 
     def clear(self) -> None:
@@ -246,7 +245,7 @@ class _Lanes(Lanes[Any]):
 
 
 async def in_task(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """`trio.to_thread.run_sync` without a thread. What a client asked for, and not a node by itself, takes no time."""
+    """Replace `trio.to_thread.run_sync` without a thread. Calls of clients, unlike those of nodes, take no time."""
     life = running_on.get(None)
     if life is None:
         await trio.lowlevel.checkpoint()

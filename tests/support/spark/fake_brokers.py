@@ -1,4 +1,4 @@
-"""Brokers for planning: topics whose partitions are lists of offsets, with a closed time that a test moves."""
+"""Provide brokers for planning: topics whose partitions are lists of offsets, with a closed time that a test moves."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ V = TypeVar("V")
 
 
 def at(ms: int, place: int = 0, partition: int = 0) -> bytes:
-    """An offset so many milliseconds after MS."""
+    """Return an offset `ms` milliseconds after MS."""
     return offsets.pack(MS + ms, 1, place, partition)
 
 
 def instant(ms: int) -> bytes:
-    """The first place of a time."""
+    """Return the first offset of a time."""
     return offsets.pack(MS + ms, 0, 0, 0)
 
 
@@ -36,7 +36,7 @@ class FakeLog:
     trimmed: bytes = offsets.FIRST
     clock_epoch: int = 0
     behind_ms: int = 0
-    """It is not closed so far as the others are."""
+    """Lag of its closed time behind that of the other partitions, in ms."""
 
 
 @dataclass
@@ -47,18 +47,18 @@ class FakeTopic:
 
 
 class FakeBrokers:
-    """To planning it is what `ClientBrokers` is."""
+    """Replaces `ClientBrokers` for planning."""
 
     def __init__(self) -> None:
         self.topics: dict[str, FakeTopic] = {}
         self.closed_ms = 0
         self.holds: dict[tuple[str, int], bytes] = {}
-        """By name and partition, of all topics together."""
+        """Holds by name and partition, for all topics together."""
         self.held = 0
         self.refuses_holds = False
         self.cluster = "the cluster"
         self.step = 1000
-        """More are not counted one by one in one answer."""
+        """Maximum number of messages that one answer counts."""
         self._numbers = 0
 
     def add(self, name: str, partitions: int = 1, kind: str = TIMER) -> FakeTopic:
@@ -67,7 +67,7 @@ class FakeBrokers:
         return self.topics[name]
 
     def append(self, name: str, ms: int, count: int = 1, partition: int = 0) -> None:
-        """Messages that are due at one time."""
+        """Append messages that are due at one time."""
         rows = self.topics[name].logs[partition].rows
         first = sum(offsets.deliver_ms(row) == MS + ms for row in rows)
         rows += [at(ms, first + place, partition) for place in range(count)]
@@ -80,7 +80,7 @@ class FakeBrokers:
             log.trimmed = log.rows[gone - 1]
             del log.rows[:gone]
 
-    # -- what planning asks ---------------------------------------------------------------------------------------
+    # -- requests of planning -------------------------------------------------------------------------------------
 
     def partitions(self, topics: Topics) -> dict[TopicPartition, TopicInfo]:
         for name in topics.names or topics.assigned:

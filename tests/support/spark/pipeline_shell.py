@@ -1,8 +1,7 @@
-"""A shell whose `sandctl pipeline` commands run in this process, with the Spark session that is there.
+"""Provide a shell whose `sandctl pipeline` commands run in this process, with the existing Spark session.
 
-A Java of its own for each command takes ten seconds of CPU time. `sandctl` is a small program here that hands its
-arguments, its directory and its standard output to the test, and ends as the command ended.
-"""
+A Java process for each command would take ten seconds of CPU time. Here `sandctl` is a small program that passes its
+arguments, its directory and its standard output to the test, and exits with the code of the command."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ sys.exit(int(asking.recv(16)))
 
 
 class PipelineShell(Shell):
-    """A `Shell`; its commands stand one by one in `ran`."""
+    """A `Shell` that records its commands in `ran`."""
 
     def __init__(self, spark: Any, directory: Path, **environ: str) -> None:
         super().__init__(directory, **environ)
@@ -96,7 +95,7 @@ class PipelineShell(Shell):
 
     @contextlib.contextmanager
     def _java_in(self, directory: str) -> Iterator[None]:
-        """Have relative paths begin there: the directory of a Java is that in which it was started."""
+        """Resolve relative paths from `directory`. Without this, Java uses the directory in which it was started."""
         system, hadoop = self._jvm.java.lang.System, self._jvm.org.apache.hadoop
         files = hadoop.fs.FileSystem.get(hadoop.conf.Configuration())
         before = system.getProperty("user.dir")

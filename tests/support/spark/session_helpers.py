@@ -1,4 +1,4 @@
-"""What tests through Spark share."""
+"""Provide functions for tests through Spark."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from sandq.testing import Broker
 
 
 def fill(node: Broker, topic: str, numbers: range, **options: Any) -> None:
-    """A message for each number, with keys and headers."""
+    """Produce a message for each number, with a key and headers."""
     with node.client() as client, client.producer(topic) as producer:
         for number in numbers:
             producer.send(b"%d" % number, key=b"k%d" % (number % 7), headers={"n": number, "t": "x"}, **options)
 
 
 def reading(reader: Any, node: Broker, **options: Any) -> Any:
-    """`spark.read` or `spark.readStream`, of a broker."""
+    """Return `spark.read` or `spark.readStream` with the options for a broker."""
     return reader.format("sandq").options(**{"sandq.bootstrap.servers": node.address, **options})
 
 
 def values(frame: Any) -> list[int]:
-    """The numbers in the column `value`, sorted."""
+    """Return the numbers in the column `value`, sorted."""
     return sorted(int(row.value) for row in frame.select("value").collect())
 
 
 @contextmanager
 def suppress_late() -> Iterator[None]:
-    """Suppress that Spark did not wait for a source to begin, which takes longer than its 10 s on a busy machine."""
+    """Suppress the error that a source took longer to start than 10 s, which happens on a busy machine."""
     try:
         yield
     except StreamingQueryException as error:

@@ -1,5 +1,6 @@
-"""What tests of the sink have in common: rows, small chunks, and a partition with nothing between it and a lane but
-what a test does to it. No sockets; the clock is the test's."""
+"""Provide rows, small chunks, and a partition under the full control of a test, for tests of the sink.
+
+There are no sockets, and the clock is the test's."""
 
 from __future__ import annotations
 
@@ -34,9 +35,9 @@ from sandq.spark.sink.partitioner import Router
 from tests.support.partition.bench import Bench
 
 LOSE_ANSWER = "lose answer"
-"""It is stored, and the connection breaks before the answer."""
+"""The chunk is stored, and the connection breaks before the answer."""
 LOSE_REQUEST = "lose request"
-"""The connection breaks before it is read."""
+"""The connection breaks before the request is read."""
 Fate = str | SandqError
 
 
@@ -46,7 +47,7 @@ def record(partitions: int = 1, *, kind: str = "timer", initial: int | None = No
 
 
 def small_chunks(patch: pytest.MonkeyPatch, rows: int = 64) -> None:
-    """A few rows fill a chunk, and a block."""
+    """Let a few rows fill a chunk, and a block."""
     patch.setattr(chunks_module, "CHUNK_ROWS", rows)
     patch.setattr(chunks_module, "BLOCK_ROWS", rows)
 
@@ -59,7 +60,7 @@ def cut(
     partition: int = 0,
     on_conflict: int = IGNORE,
 ) -> list[Chunk]:
-    """All chunks of a task with these rows (pyarrow.RecordBatch), in the order in which they are sent."""
+    """Return all chunks of a task with these rows (pyarrow.RecordBatch), in the order in which they are sent."""
     errors = RowErrors(partition)
     found: list[Chunk] = []
     first = 0
@@ -81,7 +82,7 @@ def cut(
 
 
 def table(values: Iterable[int | str], **columns: Any) -> Any:
-    """A record batch with a column `value`, and others."""
+    """Return a record batch with a column `value`, and others."""
     return pa.record_batch({"value": pa.array([str(value).encode() for value in values]), **columns})
 
 
@@ -90,23 +91,24 @@ def values_of(chunks: Iterable[Chunk]) -> list[bytes | None]:
 
 
 CHANGE_S = 0.05
-"""So often something of the cluster is taken for changed, on a clock that jumps."""
+"""Seconds between two simulated changes of the cluster, on a clock that jumps."""
 
 
 class FakeCluster:
-    """To a lane it is the cluster, and the connection to the leader: requests are read and answered in turn, by
-    `serve`, once nothing else can go on."""
+    """Replaces the cluster, and the connection to the leader, for a partition sender.
+
+    `serve` reads and answers requests in order, once no other task can run."""
 
     def __init__(self) -> None:
         self.bench = Bench()
         self.options = Options(back_off_first_s=0.001, back_off_max_s=0.002)
         self.seen: list[tuple[int, int, bool]] = []
-        """Epoch, number and whether it was sent before, of the chunks that the broker read."""
+        """Epoch, number and whether it is a repetition, of the chunks that the broker read."""
         self.questions = 0
         self.fates: dict[int, Fate] = {}
-        """What becomes of the n-th request for a chunk, from 0 on; else it is stored and answered."""
+        """Result of the n-th request for a chunk, counted from 0; a missing one is stored and answered."""
         self.leaderless = 0
-        """So many times there is no leader."""
+        """Number of remaining calls for which there is no leader."""
         self.refreshed = 0
         self._requests: deque[tuple[int, Produce]] = deque()
         self._waiting: dict[int, OnReply] = {}
@@ -114,7 +116,7 @@ class FakeCluster:
         self._read = 0
         self._came = trio.Event()
 
-    # What a lane asks of the cluster and of the connection.
+    # Interface of the cluster and of the connection.
 
     def check_open(self) -> None:
         pass
@@ -204,11 +206,11 @@ class FakeCluster:
         return [Type.REPLY, request_id, list(result), None]
 
     def store(self, batch: bytes, producer_id: int, epoch: int, sequence: int) -> None:
-        """Another attempt, or another producer, writes."""
+        """Append as another attempt, or another producer."""
         self.bench.apply(0, c.Append(batch, producer_id, epoch, sequence))
 
     def stored(self) -> list[int]:
-        """The values in the log, in its order."""
+        """Return the values in the log, in order."""
         entries = [rows.log_entry(key, value) for key, value in self.bench.rows(rows.LOG)]
         messages = self.bench.read([rows.Range(entry.first, entry.length) for entry in entries])
         return [int(message.fields[Column.VALUE]) for message in messages]
@@ -222,7 +224,7 @@ async def write(
     again: bool = False,
     at_once: int = 3,
 ) -> PartitionSender:
-    """One attempt of a task: its chunks through a lane, some at a time."""
+    """Send the chunks of one attempt of a task through a partition sender, some at a time."""
     parts = [list(chunks[place : place + at_once]) for place in range(0, len(chunks), at_once)]
     partition_sender = PartitionSender(cluster, "t", 0, identity, again=again)  # type: ignore[arg-type]
     for part in parts:

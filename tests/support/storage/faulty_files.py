@@ -1,5 +1,4 @@
-"""`Files` over another `Files`, with the faults of a plan: a full disk, failing syncs, flipped bits, slow
-syncs."""
+"""Provide `Files` on top of other `Files`, with planned faults: a full disk, failing or slow syncs, flipped bits."""
 
 from __future__ import annotations
 
@@ -15,14 +14,14 @@ from sandq.storage.memory_files import MemoryFile
 
 @dataclass
 class Plan:
-    """What shall go wrong. Change it at any time; it is read at each operation.
+    """The faults. They may change at any time and are read at each operation.
 
-    `budget_bytes`: so many more bytes can be written, then the disk is full (ENOSPC; the write that meets the end
-    writes the part that fits). `full`: the disk is full now. `fail_sync_at`: the n-th sync from the start (1: the
-    first) and every later one fails with EIO; creating and removing a file count as one sync, replacing it as two: the
-    file, then its directory, when the new content is there already. `fail_writes`: every write fails with
-    `write_errno`. `flips`: for a file name the bits (offset in bits) that reads see flipped. `on_sync(name)` runs
-    before each sync (it may block, count or raise).
+    `budget_bytes`: number of bytes that can still be written. Then the disk is full (ENOSPC; the write that reaches
+    the end writes the part that fits). `full`: the disk is full now. `fail_sync_at`: the n-th sync from the start (1:
+    the first) and every later one fails with EIO. Creating and removing a file count as one sync. Replacing it counts
+    as two: the file, then its directory, when the new content exists already. `fail_writes`: every write fails with
+    `write_errno`. `flips`: the bits (offset in bits) of a file that reads see flipped. `on_sync(name)` runs before
+    each sync (it may block, count or raise).
     """
 
     budget_bytes: int | None = None
@@ -35,7 +34,7 @@ class Plan:
     syncs: int = 0
 
     def take(self, operation: str, name: str, size: int) -> int:
-        """Spend `size` bytes; how many of them fit. Raises when none may be written at all."""
+        """Spend `size` bytes and return how many of them fit. Raises if no byte may be written."""
         if self.fail_writes:
             raise failed(operation, name, OSError(self.write_errno, os.strerror(self.write_errno)))
         if self.full:
@@ -47,7 +46,7 @@ class Plan:
         return fits
 
     def sync(self, name: str) -> None:
-        """Count one sync; raises when it is to fail."""
+        """Count one sync. Raises if it must fail."""
         self.syncs += 1
         if self.on_sync is not None:
             self.on_sync(name)
@@ -55,7 +54,7 @@ class Plan:
             raise failed("sync", name, OSError(errno.EIO, os.strerror(errno.EIO)))
 
     def read(self, name: str, offset: int, data: bytes) -> bytes:
-        """What a read of these bytes sees."""
+        """Return these bytes as a read sees them."""
         bits = self.flips.get(name)
         if not bits:
             return data
@@ -80,7 +79,7 @@ class FaultyFile:
         self._plan = plan
 
     def write_at(self, offset: int, data: Buffer) -> None:
-        # A write into blocks that the file has already needs no room on the disk.
+        # A write into existing blocks of the file needs no free bytes on the disk.
         beyond = max(0, min(len(data), offset + len(data) - self._inner.size()))
         fits = len(data) - beyond + self._plan.take("write", self._name, beyond)
         if fits:
@@ -108,7 +107,7 @@ class FaultyFile:
 
 
 class FaultyFiles:
-    """`inner`, with the faults of `plan`."""
+    """The files `inner`, with the faults of `plan`."""
 
     def __init__(self, inner: Files, plan: Plan) -> None:
         self.inner = inner

@@ -1,4 +1,4 @@
-"""A log on the disk, written as a node writes it, and ways to damage it."""
+"""Write a log to the disk as a node does, and damage it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def metadata(index: int, *commands: m.Command) -> Record:
 
 
 def write_log(directory: Path, passes: Iterable[list[Record]], *, seal: bool = True) -> Path:
-    """The data directory; its log is in `wal`, in segments of 64 KiB."""
+    """Write a log to `wal`, in segments of 64 KiB, and return the data directory."""
     wal, _ = Wal.open(RealFiles(directory), segment_bytes=SEGMENT_BYTES, known_groups=lambda group: True)
     for records in passes:
         wal.commit(records)
@@ -62,7 +62,7 @@ def flip(path: Path, offset: int) -> None:
 
 
 def picture(directory: Path) -> dict[str, tuple[int, int]]:
-    """Every file below, with its size and when it was changed."""
+    """Return every file below the directory, with its size and modification time."""
     return {
         str(path.relative_to(directory)): (path.stat().st_size, path.stat().st_mtime_ns)
         for path in sorted(directory.rglob("*"))
