@@ -1,7 +1,7 @@
 """Connect a partition producer with a partition, under the full control of a test.
 
-The test decides when requests are read, what the replies are, and what is lost. There are no sockets and no clock but
-the clock of the test."""
+The test decides when requests are read, which replies are sent, and which of both are lost. There are no sockets, and
+the clock is that of the test."""
 
 from __future__ import annotations
 
