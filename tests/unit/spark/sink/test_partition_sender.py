@@ -231,7 +231,7 @@ async def test_micro_batches(cluster: FakeCluster) -> None:
         partition_sender = await write(cluster, chunks, identity=identity)
         assert partition_sender.already_stored == len(chunks), "a replay stores nothing"
     assert cluster.stored() == [*range(300)]
-    with pytest.raises(ProducerFenced, match="a later micro-batch, or another query of the same checkpoint"):
+    with pytest.raises(ProducerFenced, match="a later micro-batch, or a second query with the same checkpoint"):
         await write(cluster, rows(range(100, 200)), identity=batches[1])
     with pytest.raises(ProducerFenced):
         await write(cluster, rows(range(100, 200)), identity=batches[1], again=True)
