@@ -1,4 +1,4 @@
-"""sandq beside other brokers: the same loads of 100-byte messages, interleaved in one run.
+"""Compare sandq with other brokers: the same loads of 100-byte messages, interleaved in one run.
 
 `python -m benchmarks.peers`, or `make bench-peers`.
 """

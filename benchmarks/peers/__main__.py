@@ -41,24 +41,33 @@ _ERROR_CHARS = 600
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--only", type=click.Choice(list(PEERS)), multiple=True, metavar="PEER", help="May be given again.")
 @click.option(
-    "--workload", "names", type=click.Choice(list(BY_NAME)), multiple=True, metavar="NAME", help="So may this."
+    "--only", type=click.Choice(list(PEERS)), multiple=True, metavar="PEER", help="May be given several times."
+)
+@click.option(
+    "--workload",
+    "names",
+    type=click.Choice(list(BY_NAME)),
+    multiple=True,
+    metavar="NAME",
+    help="May be given several times.",
 )
 @click.option("--rounds", type=click.IntRange(1, 100), help=f"Default: {ROUNDS}, with --quick {QUICK_ROUNDS}.")
 @click.option(
-    "--quick", is_flag=True, help="Few messages: whether it works, not how fast. Writes no results by itself."
+    "--quick",
+    is_flag=True,
+    help="Few messages: checks that it works, not how fast it is. Writes no results unless --results is given.",
 )
 @click.option(
     "--dir",
     "directory",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Where all have their data: on the disk that is to be measured. Default: the temporary directory.",
+    help="Directory of all data, on the disk to measure. Default: the temporary directory.",
 )
 @click.option(
     "--results",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where peers.md, peers.json and charts are written. Default: benchmarks/results.",
+    help="Directory for peers.md, peers.json and charts. Default: benchmarks/results.",
 )
 @click.option("--list", "list_names", is_flag=True, help="List the names of peers and loads.")
 def main(
@@ -70,7 +79,7 @@ def main(
     results: Path | None,
     list_names: bool,
 ) -> None:
-    """Measure sandq beside other brokers, which are started here, on the loopback interface."""
+    """Compare sandq with other brokers, which this command starts on the loopback interface."""
     signal.signal(signal.SIGTERM, _end)
     if list_names:
         click.echo("\n".join([f"peer      {name}" for name in PEERS] + [f"workload  {name}" for name in BY_NAME]))
@@ -93,18 +102,18 @@ def main(
 
 
 def _end(number_: int, _: FrameType | None) -> None:
-    """Leave as after Ctrl-C: servers are ended, and their data removed."""
+    """Exit as after Ctrl-C: end the servers and remove their data."""
     sys.exit(128 + number_)
 
 
 def measure_all(peers: Sequence[Peer], workloads: Sequence[Workload], rounds: int, place: Path, quick: bool) -> Run:
-    """Every round, load and peer; what fails is noted, and the others go on."""
+    """Run every round, load and peer; record failures and continue."""
     log = Console(stderr=True, highlight=False)
     base = Path(tempfile.mkdtemp(prefix="sandq-peers-", dir=place))
     about = about_run(base, rounds, quick)
     left_out: dict[str, str] = {}
     try:
-        # A peer may run as another user, who must get through to its own directory.
+        # A peer may run as another user, who needs access to its own directory.
         base.chmod(0o711)
         for peer in peers:
             why = _unusable(peer, base)
@@ -122,7 +131,7 @@ def measure_all(peers: Sequence[Peer], workloads: Sequence[Workload], rounds: in
 
 
 def schedule(peers: Sequence[Peer], workloads: Sequence[Workload], rounds: int) -> Iterator[tuple[int, Peer, Workload]]:
-    """Loads and peers of each round, the peers in an order that goes round, so that none is always the first."""
+    """Yield loads and peers of each round. The order of peers rotates, so that none is always the first."""
     turn = 0
     for round_ in range(1, rounds + 1):
         for workload in workloads:
@@ -133,7 +142,7 @@ def schedule(peers: Sequence[Peer], workloads: Sequence[Workload], rounds: int) 
 
 
 def _unusable(peer: Peer, base: Path) -> str | None:
-    """Why it cannot be run; else it is prepared."""
+    """Prepare a peer, or return the reason why it cannot run."""
     if peer.executable() is None:
         return f"{peer.program} is not installed: apt-get install {peer.package}"
     own = base / peer.name
@@ -146,7 +155,7 @@ def _unusable(peer: Peer, base: Path) -> str | None:
 
 
 def measure(round_: int, peer: Peer, workload: Workload, base: Path, quick: bool) -> Outcome:
-    """One load on a new server of a peer."""
+    """Run one load on a new server of a peer."""
     directory = base / "server"
     directory.mkdir(mode=0o711)
     share_stolen = stolen()
@@ -158,12 +167,12 @@ def measure(round_: int, peer: Peer, workload: Workload, base: Path, quick: bool
         return Outcome(round_, peer.name, workload.name, None, _short(error))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-        # What one peer left to be written is not to be the next one's burden.
+        # The next peer must not pay for writes that this one left.
         os.sync()
 
 
 def drive(task: Task) -> Sample:
-    """The load, in a process of its own. PeerError says why it failed."""
+    """Run the load in a process of its own. PeerError says why it failed."""
     command = [sys.executable, "-m", "benchmarks.peers.driver", json.dumps(asdict(task))]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DRIVER_S)
     if done.returncode:
@@ -172,10 +181,10 @@ def drive(task: Task) -> Sample:
 
 
 def about_run(place: Path, rounds: int, quick: bool) -> dict[str, Any]:
-    """What the figures depend on."""
+    """Return the conditions on which the figures depend."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "rounds": f"{rounds}{', quick: whether it works, not how fast' if quick else ''}",
+        "rounds": f"{rounds}{', quick: checks that it works, not how fast it is' if quick else ''}",
         "cores": len(os.sched_getaffinity(0)),
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "Python": platform.python_version(),
@@ -196,7 +205,7 @@ def _told(outcome: Outcome) -> str:
 
 
 def _short(error: BaseException) -> str:
-    """Without paths of this machine, which have no place in a result."""
+    """Remove paths of this machine from a result."""
     return str(error).replace(str(ROOT), ".").replace(tempfile.gettempdir(), "").strip()[:_ERROR_CHARS]
 
 

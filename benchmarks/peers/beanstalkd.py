@@ -16,7 +16,7 @@ from benchmarks.peers.peer import REPLY_BYTES, Client, Consumer, Lines, Link, Pe
 from benchmarks.peers.workloads import DUE_PER_S, LEAD_MS, VALUE_BYTES
 
 RUN_S: Final = 600
-"""For so long a reserved job is its consumer's."""
+"""Time for which a job stays reserved for its consumer."""
 _JOB = re.compile(rb"RESERVED (\d+) %d\r\n.{%d}\r\n|DELETED(\r\n)" % (VALUE_BYTES, VALUE_BYTES))
 _COUNTED = re.compile(rb"current-jobs-(?:ready|delayed|reserved): (\d+)")
 
@@ -28,11 +28,11 @@ class Beanstalkd(Peer):
     def __init__(self, sync_ms: int) -> None:
         self.name = f"beanstalkd-f{sync_ms}"
         self.syncs_first = sync_ms == 0
-        self.durability = "fsync before each answer" if self.syncs_first else f"page cache; fsync every {sync_ms} ms"
+        self.durability = "fsync before each response" if self.syncs_first else f"page cache; fsync every {sync_ms} ms"
         self.notes = (
             f"one tube, log in files (-f{sync_ms}), pipelined puts; reserve and delete, pipelined. Delays are whole "
-            "seconds: for the lateness, messages are put at the pace at which they are to be due, and take the delay "
-            "from then. (Without -b nothing is kept at all: not measured)"
+            "seconds: for the lateness, messages are put at the pace at which they will be due, with the delay counted "
+            "from then. (Without -b nothing is stored: not measured)"
         )
         self._sync_ms = sync_ms
 
@@ -76,14 +76,15 @@ class BeanstalkdClient(Client):
         return BeanstalkdLink(self.port, size)
 
     def consumer(self, messages: int, scheduled: bool, window: int) -> Consumer:
-        # A reserve without a job holds up all that follows on its connection, deletes too: one at a time, then.
+        # A waiting reserve blocks everything that follows on its connection, deletes too: so one at a time.
         return BeanstalkdConsumer(self.port, messages, 1 if scheduled else window)
 
     def stored(self) -> int:
         return sum(map(int, _COUNTED.findall(self._stats())))
 
     def put_paced(self, messages: int) -> bool:
-        """One after the other; each is due a fixed delay after it was sent, the first after the last was put."""
+        """Put messages one after the other. Each is due a fixed delay after it was sent, the first after the last was
+        put."""
         delay_s = -(-messages // DUE_PER_S) + -(-LEAD_MS // 1000)
         with connect(self.port) as connection:
             began = time.time()
@@ -118,7 +119,7 @@ class BeanstalkdLink(Link):
 
 
 class BeanstalkdConsumer(Consumer):
-    """`window` reserves on the way; a job is deleted when it comes, and another one reserved."""
+    """Keeps `window` reserves in flight; deletes each job that arrives, and reserves another."""
 
     def __init__(self, port: int, messages: int, window: int) -> None:
         super().__init__(connect(port))

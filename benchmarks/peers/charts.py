@@ -1,4 +1,4 @@
-"""A picture of each load: rate (or lateness) and the server's CPU time, a bar for each peer. Needs matplotlib."""
+"""A chart for each load: rate (or lateness) and the server's CPU time, a bar for each peer. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _BAR_INCHES = 0.42
 _MARGIN_INCHES = 1.9
 _DPI = 110
 _ROOM = 1.22
-"""Right of the longest bar, for its figure."""
+"""Space to the right of the longest bar, for its figure."""
 _TITLE_CHARS = 120
 
 
 def write_charts(directory: Path, run: Run) -> dict[str, str]:
-    """File names by load. InvalidRequest when matplotlib is not there."""
+    """Draw the charts; return file names by load. Raises InvalidRequest without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -36,11 +36,11 @@ def write_charts(directory: Path, run: Run) -> dict[str, str]:
     peers = {peer.name: peer for peer in run.peers}
     written = {}
     for workload in run.workloads:
-        # barh counts from below: the first peer is to be on top.
+        # barh counts from the bottom, but the first peer belongs at the top.
         found = [row for name in reversed(peers) for row in rows(run.outcomes, workload.name) if row.peer == name]
         if not found:
             continue
-        # A figure of its own, not pyplot's: no window system is looked for, and nothing is kept.
+        # A figure of its own instead of pyplot's: it looks for no window system and keeps nothing.
         size = (_WIDTH_INCHES, _MARGIN_INCHES + _BAR_INCHES * len(found))
         figure = Figure(figsize=size, dpi=_DPI, layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
@@ -58,7 +58,7 @@ def write_charts(directory: Path, run: Run) -> dict[str, str]:
 
 
 def style(peer: Peer) -> dict[str, str]:
-    """Of its bars: those of peers that answer before they sync are light and hatched."""
+    """Style of a peer's bars: peers that respond before they sync are light and hatched."""
     if peer.name == OURS:
         return {"color": OURS_COLOUR}
     if peer.syncs_first:
@@ -87,7 +87,7 @@ def _legend() -> list[Any]:
     from matplotlib.patches import Patch
 
     return [
-        Patch(facecolor=OURS_COLOUR, label="sandq: synced before it answers"),
-        Patch(facecolor=SYNCED_COLOUR, label="synced before it answers"),
-        Patch(facecolor=UNSYNCED_COLOUR, hatch="////", edgecolor=_EDGE, label="answers first, syncs later"),
+        Patch(facecolor=OURS_COLOUR, label="sandq: synced before it responds"),
+        Patch(facecolor=SYNCED_COLOUR, label="synced before it responds"),
+        Patch(facecolor=UNSYNCED_COLOUR, hatch="////", edgecolor=_EDGE, label="responds first, syncs later"),
     ]

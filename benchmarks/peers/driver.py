@@ -1,4 +1,4 @@
-"""The load's own process: `python -m benchmarks.peers.driver TASK`, both TASK and what it prints are JSON."""
+"""The process of a load: `python -m benchmarks.peers.driver TASK`. Both TASK and its output are JSON."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from benchmarks.peers.workloads import (
 )
 
 COUNT_S: Final = 15.0
-"""For so long the peer's own count may lag behind."""
+"""How long the peer's own count may lag behind."""
 _COUNT_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One load, for a server that runs."""
+    """One load, for a running server."""
 
     peer: str
     workload: str
@@ -48,26 +48,26 @@ class Task:
 
 @dataclass(slots=True)
 class Sample:
-    """What was measured once. Times in seconds, of the server all processes; p50, p99 and max in milliseconds."""
+    """Result of one measurement. Times in seconds, of all processes of the server; p50, p99 and max in milliseconds."""
 
     messages: int
     seconds: float
     server_s: float
     client_s: float
     times_ms: list[float] | None = None
-    """p50, p99, max: of answers, or of lateness."""
+    """p50, p99 and max of response times or lateness."""
     early: int | None = None
     syncs: int | None = None
 
 
 def percentiles(values: Sequence[float]) -> list[float]:
-    """p50, p99 (the least that 99 of 100 do not pass) and max."""
+    """Return p50, p99 (the least value that 99 of 100 do not exceed) and max."""
     ordered = sorted(values)
     return [ordered[-(-len(ordered) * part // 100) - 1] for part in (50, 99, 100)]
 
 
 class Meter:
-    """CPU time of the server and of this process, from when it is made."""
+    """Measures CPU time of the server and of this process, from its creation on."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -75,13 +75,13 @@ class Meter:
         self._client_s = time.process_time()
 
     def read(self) -> tuple[float, float]:
-        """Server, client."""
+        """Return the CPU time of the server and of the client."""
         client_s = time.process_time() - self._client_s
         return cpu_s(self._pid) - self._server_s, client_s
 
 
 def flows_of(client: Client, workload: Workload, messages: int, rng: random.Random) -> list[Flow]:
-    """Connections with their prepared requests, each warmed by one of them."""
+    """Open connections with their prepared requests; one request warms each."""
     limit = max(1, messages // workload.connections // workload.size)
     prepared = limit if workload.scheduled else min(limit, workload.window)
     now_ms = int(time.time() * 1000)
@@ -103,7 +103,7 @@ def flows_of(client: Client, workload: Workload, messages: int, rng: random.Rand
 
 
 def check_count(counted: Callable[[], int], expected: int) -> None:
-    """PeerError unless the peer comes to count that many."""
+    """Raise PeerError unless the peer's count reaches this number."""
     deadline = time.monotonic() + COUNT_S
     while (found := counted()) != expected:
         if time.monotonic() > deadline:
@@ -120,7 +120,7 @@ def produce(client: Client, workload: Workload, task: Task, seconds: float, mess
     for flow in flows:
         flow.link.socket.close()
     answered = sum(flow.sent for flow in flows) * workload.size
-    check_count(client.stored, answered + len(flows) * workload.size)  # and one of each for warming
+    check_count(client.stored, answered + len(flows) * workload.size)  # and one of each to warm the connection
     sample = Sample(answered, driven.seconds, server_s, client_s)
     if driven.answer_s:
         sample.times_ms = [seconds * 1000 for seconds in percentiles(driven.answer_s)]
@@ -130,7 +130,7 @@ def produce(client: Client, workload: Workload, task: Task, seconds: float, mess
 
 
 def consume(client: Client, workload: Workload, task: Task) -> Sample:
-    """Fill it, then take everything, once it is due."""
+    """Fill the peer; once the messages are due, consume them all."""
     fill = FILL_DUE if workload.scheduled else FILL if workload.window > 1 else FILL_FEW
     due_s = time.time() + fill.soon_ms / 1000
     filled = produce(client, fill, task, QUICK_S if task.quick else FILL_S, _messages(workload, task))
@@ -149,7 +149,7 @@ def consume(client: Client, workload: Workload, task: Task) -> Sample:
 
 
 def usual_produce(client: Client, workload: Workload, task: Task) -> Sample:
-    """Over the peer's own client."""
+    """Produce with the peer's usual client."""
     opened, seconds = opened_by(task.peer), QUICK_S if task.quick else PRODUCE_S
     syncs = client.syncs()
     meter = Meter(task.pid)
@@ -165,7 +165,7 @@ def usual_produce(client: Client, workload: Workload, task: Task) -> Sample:
 
 
 def usual_consume(client: Client, workload: Workload, task: Task) -> Sample:
-    """Fill it by the common way, then take everything over the peer's own client."""
+    """Fill the peer in the common way; then consume with the peer's usual client."""
     filled = produce(client, FILL_FEW, task, QUICK_S if task.quick else FILL_S, _messages(workload, task))
     messages = filled.messages + FILL_FEW.connections * FILL_FEW.size
     meter = Meter(task.pid)
@@ -175,7 +175,7 @@ def usual_consume(client: Client, workload: Workload, task: Task) -> Sample:
 
 
 def lateness(client: Client, workload: Workload, task: Task) -> Sample:
-    """Schedule all, then receive them."""
+    """Schedule all messages, then receive them."""
     messages = _messages(workload, task)
     if not client.put_paced(messages):
         first_ms = int(time.time() * 1000) + LEAD_MS
@@ -198,7 +198,7 @@ def _messages(workload: Workload, task: Task) -> int:
 
 
 def measure(task: Task) -> Sample:
-    """One load."""
+    """Run one load."""
     workload = BY_NAME[task.workload]
     client = PEERS[task.peer].client(task.port)
     client.create(workload.scheduled)

@@ -1,4 +1,4 @@
-"""From samples of several rounds to rows: medians with their spread, and ratios of sandq to a peer."""
+"""Turn samples of several rounds into rows: medians with their spread, and ratios of sandq to a peer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.peers.registry import OURS
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One load on one peer in one round: a sample, or why there is none."""
+    """One load on one peer in one round: a sample, or the reason why there is none."""
 
     round: int
     peer: str
@@ -21,11 +21,11 @@ class Outcome:
     sample: Sample | None
     error: str | None = None
     stolen: float = 0.0
-    """The share of the machine's CPU time that its host gave to other machines meanwhile."""
+    """Share of the machine's CPU time that its host gave to other machines meanwhile."""
 
 
 class Spread(NamedTuple):
-    """Of the rounds."""
+    """Median, least and most of the rounds."""
 
     median: float
     least: float
@@ -38,11 +38,11 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A peer in one load. CPU in microseconds a message, times in milliseconds."""
+    """Figures of a peer in one load. CPU in microseconds per message, times in milliseconds."""
 
     peer: str
     messages: int
-    """Of all rounds together."""
+    """Messages of all rounds together."""
     rate: Spread
     server_us: Spread
     client_us: float
@@ -51,17 +51,17 @@ class Row:
     max_ms: float | None = None
     early: int | None = None
     per_sync: float | None = None
-    """Messages for each sync of the log."""
+    """Messages per sync of the log."""
     stolen: float = 0.0
-    """As in `Outcome`, at the median."""
+    """Latencies as in `Outcome`, at the median."""
     rate_ratio: float | None = None
-    """sandq's rate through this one's; and so the others."""
+    """sandq's rate divided by this peer's; the other ratios alike."""
     cpu_ratio: float | None = None
     p99_ratio: float | None = None
 
 
 def rows(outcomes: Sequence[Outcome], workload: str) -> list[Row]:
-    """Of one load, a row for each peer that has samples, in the order in which peers come first."""
+    """Return the rows of one load, for each peer that has samples, in their first order."""
     samples: dict[str, list[Sample]] = {}
     stolen: dict[str, list[float]] = {}
     for outcome in outcomes:
@@ -104,12 +104,12 @@ def _compared(row: Row, ours: Row | None) -> Row:
 
 
 def ratio(ours: float, theirs: float) -> float | None:
-    """None where there is nothing to divide by: what was measured was below the clock's grain."""
+    """Return the ratio; None if the divisor is zero, because it was below the clock's resolution."""
     return ours / theirs if theirs > 0 else None
 
 
 def errors(outcomes: Sequence[Outcome]) -> Mapping[str, list[str]]:
-    """What went wrong, by load."""
+    """Return the failures by load."""
     found: dict[str, list[str]] = {}
     for outcome in outcomes:
         if outcome.error is not None:

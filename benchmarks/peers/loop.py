@@ -1,4 +1,5 @@
-"""The client's loop, the same for all peers: prepared bytes out, answers counted, one selector; and the consumer's."""
+"""The client's loop, the same for all peers: sends prepared bytes, counts responses, with one selector; and the
+consumer's loop."""
 
 from __future__ import annotations
 
@@ -19,19 +20,19 @@ _DUE_BYTES = 17
 
 
 def value(due_ms: int | None = None, number: int = 0) -> bytes:
-    """A message's 100 bytes; with a due time, it is in them, and so is a number that makes them unique."""
+    """Return a message of 100 bytes. A scheduled one contains its due time, and a number that makes it unique."""
     head = b"" if due_ms is None else b"due=%013d n=%09d " % (due_ms, number)
     return head.ljust(VALUE_BYTES, b"x")
 
 
 class DueTimes:
-    """Finds the due times of messages in what a connection brings, whatever the protocol around them."""
+    """Finds due times of messages in received bytes, whatever the protocol around them."""
 
     def __init__(self) -> None:
         self._kept = b""
 
     def feed(self, data: bytes) -> list[int]:
-        """Of the messages whose time came whole by now, ms since the epoch."""
+        """Return the due times that are complete by now, ms since the epoch."""
         data = self._kept + data
         found, end = [], 0
         for match in _DUE.finditer(data):
@@ -43,7 +44,7 @@ class DueTimes:
 
 @dataclass(slots=True)
 class Flow:
-    """Requests of one connection: `requests` in turn until `limit` are sent, `window` of them unanswered."""
+    """Requests of one connection: sends `requests` in turn until `limit` are sent, with `window` of them in flight."""
 
     link: Link
     requests: Sequence[bytes]
@@ -55,7 +56,7 @@ class Flow:
     sent_at: float = 0.0
 
     def send_next(self) -> None:
-        """Top the window up, as far as the socket takes it."""
+        """Fill the window, as far as the socket accepts it."""
         stop = min(self.limit, self.answers // self.link.answers_each + self.window)
         if self.sent < stop:
             requests, many = self.requests, len(self.requests)
@@ -77,14 +78,14 @@ class Flow:
 
 @dataclass(slots=True)
 class Driven:
-    """How long it took, and (with a window of 1) how long each answer."""
+    """Total time, and (with a window of 1) the time of each response."""
 
     seconds: float = 0.0
     answer_s: list[float] = field(default_factory=list)
 
 
 def drive(flows: Sequence[Flow], seconds: float = TIMEOUT_S) -> Driven:
-    """Run all flows until everything is answered; after `seconds` nothing new is sent."""
+    """Run all flows until every request has its response; after `seconds` nothing new is sent."""
     driven = Driven()
     with selectors.DefaultSelector() as selector:
         for flow in flows:
@@ -138,7 +139,7 @@ def _send(selector: selectors.BaseSelector, flow: Flow) -> None:
 
 
 def drain(consumer: Consumer, messages: int, late_ms: list[float] | None = None) -> float:
-    """Consume so many messages, until the last is acked; seconds. `late_ms` gets the lateness of each."""
+    """Consume this many messages until the last is acked; return the seconds. `late_ms` collects their lateness."""
     due_times = DueTimes()
     consumer.socket.settimeout(TIMEOUT_S)
     began = time.perf_counter()

@@ -21,7 +21,7 @@ _DELIVERY = "deliver.bench"
 _HELLO = b'CONNECT {"verbose":false,"pedantic":false,"lang":"benchmarks","version":"1","protocol":1}\r\nPING\r\n'
 _MESSAGE = re.compile(rb"MSG \S+ \S+ (\S+) %d\r\n.{%d}\r\n" % (VALUE_BYTES, VALUE_BYTES), re.DOTALL)
 _inboxes = itertools.count()
-_NO_DELAY = "no delayed delivery: only a negative ack with a delay of a message that was delivered already"
+_NO_DELAY = "no delayed delivery: only a negative ack with a delay, for a message that was already delivered"
 
 
 class Nats(Peer):
@@ -30,7 +30,7 @@ class Nats(Peer):
     package = "nats-server"
     durability = "page cache; fsync every 2 min"
     syncs_first = False
-    notes = "one stream in files, a durable push consumer; this version has no way to sync before each answer"
+    notes = "one stream in files, a durable push consumer; this version cannot sync before each response"
     cannot: ClassVar = dict.fromkeys(("produce_scheduled", "scheduled_out", "lateness"), _NO_DELAY)
 
     @contextlib.contextmanager
@@ -46,12 +46,12 @@ class Nats(Peer):
 
 
 def config(port: int, data: Path) -> str:
-    """Of a server that listens here only."""
+    """Return the configuration of a server that listens only on loopback."""
     return f'listen: "127.0.0.1:{port}"\njetstream {{\n  store_dir: "{data}"\n  max_file_store: 16GB\n}}\n'
 
 
 class NatsConnection:
-    """Connected, with answers to requests in an inbox of its own."""
+    """A connection whose responses arrive in an inbox of its own."""
 
     def __init__(self, port: int) -> None:
         self.socket = connect(port)
@@ -61,7 +61,7 @@ class NatsConnection:
         self.until(b"PONG\r\n")
 
     def until(self, mark: bytes) -> bytes:
-        """What comes before `mark`, which is taken away, too."""
+        """Return the bytes before `mark`, and remove both from the buffer."""
         while mark not in self._received:
             data = self.socket.recv(REPLY_BYTES)
             if not data:
@@ -71,7 +71,7 @@ class NatsConnection:
         return before
 
     def ask(self, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """A request of the JetStream API."""
+        """Send a request of the JetStream API."""
         payload = b"" if body is None else json.dumps(body).encode()
         head = b"PUB $JS.API.%s %s %d\r\n" % (subject.encode(), self._inbox, len(payload))
         self.socket.sendall(head + payload + b"\r\n")
@@ -137,7 +137,7 @@ class NatsLink(Link):
 
 
 class NatsConsumer(Consumer):
-    """Pushed messages, `+ACK` to each. Acks have no answer: `finish` waits until none is pending."""
+    """Receives pushed messages, and sends `+ACK` for each. Acks have no response: `finish` waits for all."""
 
     def __init__(self, connection: NatsConnection) -> None:
         super().__init__(connection.socket)

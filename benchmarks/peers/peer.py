@@ -1,4 +1,4 @@
-"""What a peer is: a program that can be started, and a client that speaks its protocol over raw sockets."""
+"""The interface of a peer: a program that can be started, and a client for its protocol over raw sockets."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ REPLY_BYTES: Final = 1 << 16
 
 
 class PeerError(Exception):
-    """A peer refused something, or broke off; the text says what it said."""
+    """A peer refused a request or closed the connection; the text has its message."""
 
 
 def connect(port: int) -> socket.socket:
-    """A connection on the loopback interface, without Nagle's delay."""
+    """Open a connection on the loopback interface, without Nagle's delay."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=CONNECT_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
 
 class Lines:
-    """Cuts what a connection brings at line ends: what follows the last one is kept."""
+    """Splits received bytes at line ends, and keeps an incomplete last line."""
 
     def __init__(self) -> None:
         self._kept = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Whole lines, as one piece; often empty."""
+        """Return the complete lines as one piece; often empty."""
         data = self._kept + data
         end = data.rfind(b"\n") + 1
         self._kept = data[end:]
@@ -42,120 +42,120 @@ class Lines:
 
 
 class Link(ABC):
-    """A producer's connection."""
+    """Connection of a producer."""
 
     answers_each: int = 1
-    """Answers to one request."""
+    """Number of responses to one request."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
 
     @abstractmethod
     def request(self, number: int, values: Sequence[bytes], dues_ms: Sequence[int] | None) -> bytes:
-        """What brings these messages, as one request; `number` is unique among those on the way."""
+        """Return one request that sends these messages; `number` is unique among those in flight."""
 
     @abstractmethod
     def count(self, data: bytes) -> int:
-        """How many answers end in `data`, received next. PeerError when one refuses."""
+        """Return how many responses are complete in `data`, received next. Raises PeerError for an error."""
 
 
 class Consumer(ABC):
-    """A consumer's connection. Every message is acked as soon as it has come."""
+    """Connection of a consumer. It acks each message as soon as it arrives."""
 
     idle = False
-    """Nothing was there: look again after a pause."""
+    """Nothing was there: ask again after a pause."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.done = 0
-        """Messages received, their acks answered (or sent, where acks have no answer)."""
+        """Messages received, with responses to their acks (or acks sent, if acks have no response)."""
 
     @abstractmethod
     def start(self) -> bytes:
-        """What asks for the first messages."""
+        """Return the bytes that ask for the first messages."""
 
     @abstractmethod
     def receive(self, data: bytes) -> bytes:
-        """Take what came; acks, and what asks for more."""
+        """Process received bytes; return acks, and the bytes that ask for more."""
 
     def finish(self) -> None:  # noqa: B027  # most have nothing left to do
-        """Wait until the server has seen all acks, where they have no answer."""
+        """Wait until the server has seen all acks, if they have no response."""
 
     def close(self) -> None:
         self.socket.close()
 
 
 class Client(ABC):
-    """Speaks a peer's protocol. Each call is on a connection of its own."""
+    """Speaks a peer's protocol. Each call uses a connection of its own."""
 
     def __init__(self, port: int) -> None:
         self.port = port
 
     @abstractmethod
     def ping(self) -> None:
-        """OSError or PeerError unless it serves."""
+        """Raise OSError or PeerError unless the server is ready."""
 
     def create(self, scheduled: bool) -> None:  # noqa: B027  # some need no such thing
-        """Make the topic, stream, queue or table."""
+        """Create the topic, stream, queue or table."""
 
     @abstractmethod
     def link(self, at: int, size: int, scheduled: bool) -> Link:
-        """The producer's connection number `at`, for requests of `size` messages."""
+        """Return the producer's connection number `at`, for requests of `size` messages."""
 
     @abstractmethod
     def consumer(self, messages: int, scheduled: bool, window: int) -> Consumer:
-        """For so many messages, and no more; it has at most `window` that are not acked."""
+        """Return a consumer for this many messages; it holds at most `window` unacked ones."""
 
     @abstractmethod
     def stored(self) -> int:
-        """Messages that it holds, delayed ones too, by its own count."""
+        """Return the peer's own count of its messages, including delayed ones."""
 
     def unconsumed(self) -> int:
-        """Messages that nobody has acked, by its own count; where acked ones are gone, those that it holds."""
+        """Return the peer's own count of unacked messages; where acked ones are deleted, of all messages."""
         return self.stored()
 
     def syncs(self) -> int | None:
-        """Of the log, since it was started; None where it does not tell."""
+        """Return the syncs of the log since the server's start; None if the peer does not report them."""
         return None
 
     def put_paced(self, messages: int) -> bool:
-        """Schedule the messages of the lateness load in the peer's own way; False: the common way serves."""
+        """Schedule the messages of the lateness load in the peer's own way; return False if the common way works."""
         return False
 
 
 class Peer(ABC):
-    """A program beside which sandq is measured."""
+    """A broker to compare with sandq."""
 
     name: str
     program: str
     package: str
     durability: str
-    """What it has done before it answers."""
+    """Durability of a message when the peer responds."""
     syncs_first = True
-    """Whether that is a sync to the disk."""
+    """Whether that is a sync to disk."""
     notes: str
-    """What it does in each load."""
+    """What the peer does in each load."""
     cannot: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Loads that it has nothing for, and why."""
+    """Loads that it cannot run, with reasons."""
 
     def executable(self) -> str | None:
-        """Where the program is; None: not installed."""
+        """Return the path of the program; None if it is not installed."""
         return shutil.which(self.program, path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 
     def version(self) -> str:
-        """As the program says it, one line."""
+        """Return the version as the program prints it, on one line."""
         executable = self.executable()
         if executable is None:
             return "not installed"
         return subprocess.run([executable, "--version"], capture_output=True, text=True).stdout.strip()
 
     def prepare(self, directory: Path) -> None:  # noqa: B027  # few need it
-        """Once in a run: what every server of it needs. `directory` is its own."""
+        """Prepare for all servers of a run. `directory` belongs to the peer."""
 
     @abstractmethod
     def serving(self, directory: Path) -> contextlib.AbstractContextManager[tuple[int, int]]:
-        """A new server with its data in an empty directory: its pid and its port. It is gone at the end."""
+        """Start a server with its data in an empty directory; yield its pid and its port. It ends with the block."""
 
     @abstractmethod
     def client(self, port: int) -> Client:
-        """Of a server."""
+        """Return the client of a server."""

@@ -1,4 +1,4 @@
-"""PostgreSQL: one table, consumers that skip what others have locked; prepared statements over the wire protocol."""
+"""PostgreSQL: one table, consumers that skip rows locked by others; prepared statements over the wire protocol."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.peers.peer import REPLY_BYTES, Client, Consumer, Link, Peer, Pee
 
 LIBRARY: Final = Path("/usr/lib/postgresql/15/bin")
 USERS: Final = ("postgres", "nobody")
-"""It refuses to run as root: as the first of these that there is."""
+"""Users to run it as, because it refuses to run as root; the first existing one is used."""
 _CONNECTIONS = 40
 _NOW = "floor(extract(epoch from now()) * 1000)::bigint"
 _PLAIN = ("CREATE TABLE bench (id bigserial PRIMARY KEY, value bytea NOT NULL)",)
@@ -36,9 +36,10 @@ class Postgres(Peer):
     package = "postgresql-15"
     durability = "fdatasync before each commit"
     notes = (
-        "one table, defaults but for the connections; INSERT of 100 rows or of one, prepared, a transaction each, "
-        "pipelined in the protocol; DELETE of as many rows as it may have FOR UPDATE SKIP LOCKED, RETURNING, a "
-        "transaction each; scheduled: an indexed due column, polled each ms"
+        "one table, default settings except for the connections; INSERT of 100 rows or of one, "
+        "prepared, a transaction each, pipelined in the protocol; DELETE of up to the window's rows "
+        "FOR UPDATE SKIP LOCKED, RETURNING, a transaction each; scheduled: an indexed due column, "
+        "polled each ms"
     )
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ class Postgres(Peer):
         return shutil.which("postgres", path=str(LIBRARY))
 
     def prepare(self, directory: Path) -> None:
-        """The cluster of databases, which every server of the run uses: making it takes seconds."""
+        """The database cluster that all servers of the run use: creating it takes seconds."""
         self._data = directory / "data"
         self._data.mkdir()
         command = []
@@ -78,7 +79,7 @@ class Postgres(Peer):
         options |= {"max_connections": _CONNECTIONS, "fsync": "on", "synchronous_commit": "on"}
         words = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
         command = [str(self.executable()), "-D", str(self._data), *words]
-        # SIGINT: it ends its connections, and does not wait for them.
+        # SIGINT closes the connections without waiting for them.
         with server.running(command, directory, user=self._user(), stop=signal.SIGINT) as pid:
             server.wait_until_ready(self.client(port).ping, pid)
             yield pid, port
@@ -92,25 +93,25 @@ def message(kind: bytes, payload: bytes) -> bytes:
 
 
 def parse(name: str, sql: str) -> bytes:
-    """Prepare a statement."""
+    """Return the message that prepares a statement."""
     return message(b"P", f"{name}\0{sql}\0".encode() + b"\0\0")
 
 
 def run(name: str, parameters: Sequence[bytes] = ()) -> bytes:
-    """A prepared statement as a transaction of its own; parameters and results in binary."""
+    """Return a prepared statement as a transaction of its own, with binary parameters and results."""
     values = b"".join([struct.pack(">I", len(one)) + one for one in parameters])
     bound = b"\0" + name.encode() + b"\0\0\1\0\1" + struct.pack(">H", len(parameters)) + values + b"\0\1\0\1"
     return message(b"B", bound) + message(b"E", b"\0\0\0\0\0") + message(b"S", b"")
 
 
 class Messages:
-    """Cuts what a connection brings into messages."""
+    """Splits received bytes into messages."""
 
     def __init__(self) -> None:
         self._kept = b""
 
     def feed(self, data: bytes) -> list[tuple[bytes, bytes]]:
-        """Kinds and payloads. PeerError when one is an error."""
+        """Return kinds and payloads. Raises PeerError for an error message."""
         data = self._kept + data
         at, found, head_at = 0, [], _HEAD.unpack_from
         while len(data) - at >= 5:
@@ -135,7 +136,7 @@ class Session:
         self.ask(struct.pack(">I", len(hello) + 4) + hello)
 
     def ask(self, request: bytes) -> list[tuple[bytes, bytes]]:
-        """What comes until it is ready for the next."""
+        """Return the messages until the server is ready for the next statement."""
         self.socket.sendall(request)
         found: list[tuple[bytes, bytes]] = []
         while not any(kind == b"Z" for kind, _ in found):
@@ -146,7 +147,7 @@ class Session:
         return found
 
     def query(self, sql: str) -> list[str]:
-        """The first column of each row."""
+        """Return the first column of each row."""
         rows = [body for kind, body in self.ask(message(b"Q", sql.encode() + b"\0")) if kind == b"D"]
         return [row[6 : 6 + struct.unpack_from(">I", row, 2)[0]].decode() for row in rows]
 
@@ -182,7 +183,7 @@ class PostgresClient(Client):
 
 
 def insert(size: int, scheduled: bool) -> str:
-    """Of so many rows."""
+    """Return the INSERT of this many rows."""
     if scheduled:
         rows = ", ".join(f"(${2 * at + 1}, ${2 * at + 2})" for at in range(size))
         return f"INSERT INTO bench (due, value) VALUES {rows}"
@@ -190,7 +191,7 @@ def insert(size: int, scheduled: bool) -> str:
 
 
 def take(scheduled: bool, most: int) -> str:
-    """Of the next rows, or of the next that are due, at most so many."""
+    """Return the DELETE of the next rows, or of the next due rows, up to this number."""
     where = f"WHERE due <= {_NOW} ORDER BY due" if scheduled else "ORDER BY id"
     found = f"SELECT id FROM bench {where} FOR UPDATE SKIP LOCKED LIMIT {most}"
     return f"DELETE FROM bench WHERE id = ANY (ARRAY({found})) RETURNING value"
@@ -208,12 +209,12 @@ class PostgresLink(Link):
         return run("put", [word for due_ms, value in pairs for word in (struct.pack(">q", due_ms), value)])
 
     def count(self, data: bytes) -> int:
-        # The transaction ends with Z, not with the statement's C.
+        # A transaction ends with Z, not with the statement's C.
         return sum(kind == b"Z" for kind, _ in self._messages.feed(data))
 
 
 class PostgresConsumer(Consumer):
-    """Takes and deletes as many as it may have, again and again."""
+    """Deletes and returns up to the window's rows, repeatedly."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection)

@@ -17,14 +17,12 @@ from benchmarks.peers.peer import REPLY_BYTES, Client, Consumer, Link, Peer, Pee
 
 QUEUE: Final = "bench"
 SCRIPT: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-"""What the package's command runs, too, after it has become another user."""
+"""The server, which the package's command also runs after it has changed the user."""
 LIBRARY: Final = Path("/usr/lib/rabbitmq/lib")
 QUEUE_S: Final = 1.0
-"""A channel may hold acks back for so long, after it took them, until the queue has them."""
+"""How long a channel may hold back acks, until the queue has them."""
 _EPMD = "/usr/bin/epmd"
-_NO_DELAY = (
-    "no delayed delivery without a plugin: the TTL of dead-lettered messages is only looked at in a queue's order"
-)
+_NO_DELAY = "no delayed delivery without a plugin: TTLs of dead-lettered messages are only checked in queue order"
 
 METHOD, HEADER, BODY = 1, 2, 3
 _FRAME = struct.Struct(">BHI")
@@ -41,7 +39,7 @@ _TUNE, _CHANNEL_OPEN, _CHANNEL_OPEN_OK, _CHANNEL_CLOSE, _CHANNEL_CLOSE_OK = (
 _DECLARE, _DECLARE_OK, _QOS, _QOS_OK = (50, 10), (50, 11), (60, 10), (60, 11)
 _CONSUME, _CONSUME_OK, _PUBLISH, _DELIVER, _BASIC_ACK = (60, 20), (60, 21), (60, 40), (60, 60), (60, 80)
 _SELECT, _SELECT_OK = (85, 10), (85, 11)
-_PERSISTENT = struct.pack(">HB", 0x1000, 2)  # the one property: delivery mode
+_PERSISTENT = struct.pack(">HB", 0x1000, 2)  # the only property: delivery mode
 
 
 class RabbitMQ(Peer):
@@ -68,7 +66,7 @@ class RabbitMQ(Peer):
         names = [_EPMD, "-port", str(names_port), "-address", "127.0.0.1"]
         with (
             server.running(names, directory, environ=environ),
-            # SIGKILL: its data goes too, and a clean end takes seconds.
+            # SIGKILL, because its data is removed as well and a clean end takes seconds.
             server.running([str(SCRIPT)], directory, environ=environ, stop=signal.SIGKILL) as pid,
         ):
             server.wait_until_ready(self.client(port).ping, pid)
@@ -79,13 +77,13 @@ class RabbitMQ(Peer):
 
 
 def settings(directory: Path, port: int, names_port: int, nodes_port: int) -> dict[str, str]:
-    """Of a node with all its files in a directory, which nobody reaches but from here."""
+    """Return the environment of a node with all its files in a directory, reachable only from this machine."""
     ours = {name: str(directory / name) for name in ("mnesia", "log")}
     return {
         "HOME": str(directory),
         "ERL_EPMD_PORT": str(names_port),
         "ERL_EPMD_ADDRESS": "127.0.0.1",
-        # The script becomes the server then: there is no shell in between that would outlive us.
+        # The script replaces itself by the server, so no shell outlives this process.
         "RUNNING_UNDER_SYSTEMD": "true",
         "RABBITMQ_NODENAME": f"bench{os.getpid()}@localhost",
         "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
@@ -117,13 +115,13 @@ def method(which: tuple[int, int], arguments: bytes = b"", channel: int = 1) -> 
 
 
 class Frames:
-    """Cuts what a connection brings into frames."""
+    """Splits received bytes into frames."""
 
     def __init__(self) -> None:
         self._kept = b""
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Types and payloads of those that are whole. PeerError for what is no frame."""
+        """Return types and payloads of complete frames. Raises PeerError for anything else."""
         data = self._kept + data
         at, found, size_at = 0, [], _FRAME.unpack_from
         while len(data) - at >= 7:
@@ -139,7 +137,7 @@ class Frames:
 
 
 class Channel:
-    """A connection with its one channel."""
+    """A connection with its only channel."""
 
     def __init__(self, port: int) -> None:
         self.socket = connect(port)
@@ -157,12 +155,12 @@ class Channel:
         self.socket.sendall(method(which, arguments, channel=0))
 
     def ask(self, which: tuple[int, int], arguments: bytes, answer: tuple[int, int]) -> bytes:
-        """What the answer says."""
+        """Return the payload of the response."""
         self.socket.sendall(method(which, arguments))
         return self.wait(answer)
 
     def wait(self, answer: tuple[int, int]) -> bytes:
-        """Nothing else may come."""
+        """Wait for this method; no other may arrive."""
         while not (frames := self._frames.feed(self._receive())):
             pass
         payload = frames[0][1]
@@ -177,8 +175,8 @@ class Channel:
         return data
 
     def declare(self, *, passive: bool) -> int:
-        """The queue; how many messages are ready in it."""
-        flags = b"\1" if passive else b"\2"  # else: durable
+        """Declare the queue; return its number of ready messages."""
+        flags = b"\1" if passive else b"\2"  # 2: durable
         kind = b"" if passive else short("x-queue-type") + b"S" + long(b"quorum")
         answer = self.ask(_DECLARE, b"\0\0" + short(QUEUE) + flags + long(kind), _DECLARE_OK)
         return int(struct.unpack_from(">I", answer, 1 + len(QUEUE))[0])
@@ -216,7 +214,7 @@ class RabbitLink(Link):
         self.answers_each = size
         self._frames = Frames()
         self._below = 0
-        """All up to this delivery tag are confirmed."""
+        """All messages up to this delivery tag are confirmed."""
         self._above: set[int] = set()
 
     def request(self, number: int, values: Sequence[bytes], dues_ms: Sequence[int] | None) -> bytes:
@@ -249,7 +247,7 @@ class RabbitLink(Link):
 
 
 class RabbitConsumer(Consumer):
-    """Acks have no answer: `finish` waits until the channel took them, `close` until the queue did."""
+    """Acks have no response: `finish` waits until the channel received them, `close` until the queue did."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel.socket)
@@ -266,7 +264,7 @@ class RabbitConsumer(Consumer):
             if kind == METHOD:
                 which = struct.unpack_from(">HH", payload)
                 if which == _DELIVER:
-                    self._tags.append(struct.unpack_from(">Q", payload, 6)[0])  # behind the consumer's name, "c"
+                    self._tags.append(struct.unpack_from(">Q", payload, 6)[0])  # after the consumer's name, "c"
                 elif which != _CONSUME_OK:
                     raise PeerError(f"not a delivery: {payload[:300]!r}")
             elif kind == BODY:
@@ -278,7 +276,7 @@ class RabbitConsumer(Consumer):
         self._channel.declare(passive=True)
 
     def close(self) -> None:
-        """A channel that is closed gives back what the queue did not see acked: the count shows it then."""
+        """A closed channel returns messages whose acks the queue did not see; the count then shows them."""
         time.sleep(QUEUE_S)
         self._channel.ask(_CHANNEL_CLOSE, b"\0\xc8" + short("") + b"\0\0\0\0", _CHANNEL_CLOSE_OK)
         self.socket.close()

@@ -1,4 +1,4 @@
-"""Redis: a stream with a consumer group; for scheduled messages a sorted set, which a script takes what is due from."""
+"""Redis: a stream with a consumer group. Scheduled messages are in a sorted set; a script removes the due ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ local ms = now[1] * 1000 + math.floor(now[2] / 1000)
 local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ms, 'LIMIT', 0, ARGV[1])
 if #due > 0 then redis.call('ZREM', KEYS[1], unpack(due)) end
 return due"""
-_DURABILITY = {"always": "fsync before each answer", "everysec": "page cache; fsync every second"}
+_DURABILITY = {"always": "fsync before each response", "everysec": "page cache; fsync every second"}
 
 
 class Redis(Peer):
@@ -37,7 +37,7 @@ class Redis(Peer):
         self.durability = _DURABILITY[appendfsync]
         self.syncs_first = appendfsync == "always"
         self.notes = (
-            f"append-only file, appendfsync {appendfsync}, never rewritten; a stream, two XREADGROUP on the way, one "
+            f"append-only file, appendfsync {appendfsync}, never rewritten; a stream, two XREADGROUP in flight, one "
             "XACK with the ids of each; scheduled: ZADD to a sorted set, a script polls each ms and takes what is due"
         )
         self._appendfsync = appendfsync
@@ -59,7 +59,7 @@ class Redis(Peer):
 
 
 def command(*words: bytes) -> bytes:
-    """As the server wants it: an array of strings."""
+    """Return a command in the server's format: an array of strings."""
     return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%s\r\n" % (len(word), word) for word in words])
 
 
@@ -68,7 +68,7 @@ class RedisClient(Client):
         self._ask(b"PING")
 
     def _ask(self, *words: bytes) -> bytes:
-        """A command with a short answer."""
+        """Send a command with a short response."""
         with connect(self.port) as connection:
             connection.sendall(command(*words))
             answer = connection.recv(REPLY_BYTES)
@@ -92,7 +92,7 @@ class RedisClient(Client):
     def unconsumed(self) -> int:
         counts = _COUNTED.findall(self._ask(b"XINFO", b"GROUPS", STREAM))
         if len(counts) != 2:
-            raise PeerError("XINFO GROUPS does not tell what is pending, and what was not delivered")
+            raise PeerError("XINFO GROUPS does not report pending and undelivered messages")
         return sum(map(int, counts)) + int(self._ask(b"ZCARD", DELAYED))
 
 
@@ -108,11 +108,11 @@ class StreamLink(Link):
     def count(self, data: bytes) -> int:
         lines = b"\n" + self._lines.feed(data)
         check(lines)
-        return lines.count(b"-")  # ids are of two numbers
+        return lines.count(b"-")  # an id consists of two numbers
 
 
 class DelayedLink(Link):
-    """One ZADD for a whole request."""
+    """Return one ZADD for a whole request."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection)
@@ -130,19 +130,19 @@ class DelayedLink(Link):
 
 
 def check(lines: bytes) -> None:
-    """PeerError when one is an error; they begin with a line end."""
+    """Raise PeerError for an error; errors begin with a line end."""
     if b"\n-" in lines:
         raise PeerError(f"an answer is an error: {lines[:500]!r}")
 
 
 class StreamConsumer(Consumer):
-    """Two reads on the way, if it may have more than one message; the ids of each are acked together with the next."""
+    """Keeps two reads in flight, if it may hold more than one message; acks the ids of each together with the next."""
 
     def __init__(self, connection: socket.socket, messages: int, window: int) -> None:
         super().__init__(connection)
         self._at_once = min(window, 2)
         self._entries = window // self._at_once
-        """Of one read."""
+        """Return the ids of one read."""
         self._unread = messages
         self._reads: list[int] = []
         self._ids: list[bytes] = []
@@ -178,7 +178,7 @@ class StreamConsumer(Consumer):
 
 
 class DelayedConsumer(Consumer):
-    """Takes what is due, again and again."""
+    """Removes and returns due messages, repeatedly."""
 
     def __init__(self, connection: socket.socket, window: int) -> None:
         super().__init__(connection)

@@ -1,4 +1,4 @@
-"""The result: tables on the terminal and in Markdown, and everything raw as JSON."""
+"""The result: tables on the terminal and in Markdown, and all raw data as JSON."""
 
 from __future__ import annotations
 
@@ -15,36 +15,38 @@ from benchmarks.peers.peer import Peer
 from benchmarks.peers.workloads import BY_NAME, POLL_S, PREFETCH, Kind, Workload
 
 FAIRNESS: Final = (
-    "Peers do not promise the same before they answer: the column says what. Those marked `*` answer before anything "
-    "is synced: after a power failure, what they answered last is gone. Only the others do the work that sandq does.",
-    "All are one server process on the machine's loopback interface, with one topic, stream, queue, tube or table, "
-    "default settings but for what is named below, their data on the same disk; a new one for each load. The loads are "
-    "interleaved: a round runs each load on each peer, in another order each time; in between everything is synced.",
-    "The client is one Python process with one selector loop over raw sockets, the same for all peers: it sends "
-    "prepared bytes and counts answers, and an answer that is an error ends the measurement. Afterwards the messages "
-    "are compared with the peer's own count. In the loads named `usual_*` it is the Python library that is most used "
-    "with each peer instead, in the way in which its documents show it. Server and client share the cores: where the "
-    "client's CPU time is near one core's, the client is the limit.",
-    "The server's CPU time is of all its processes and threads, user and system, while the load runs; what it puts off "
-    "until later (compaction, syncs every second, vacuum) is not in it. In `lateness` it is also what it costs to wait "
-    "and to be polled.",
+    "Peers promise different things when they respond; a column says what. Peers marked `*` respond before they sync:"
+    " after a power failure, their last confirmed messages are lost. Only the others do the same work as sandq.",
+    "Each peer is one server process on the machine's loopback interface, with one topic, stream, queue, tube or "
+    "table, default settings except those named below, and data on the same disk. Each load has a new server. The "
+    "loads are interleaved: a round runs each load on each peer, each time in another order, and syncs everything in "
+    "between.",
+    "The client is one Python process with one selector loop over raw sockets, the same for all peers. It sends "
+    "prepared bytes and counts responses; an error ends the measurement. Afterwards, the messages are compared with "
+    "the peer's own count. The loads named `usual_*` use each peer's most common Python library instead, as its "
+    "documents show it. Server and client share the cores: where the client's CPU time is close to one core, the "
+    "client is the limit.",
+    "The server's CPU time is user and system time of all its processes and threads while the load runs. It does not "
+    "include work that the server delays (compaction, syncs every second, vacuum). In `lateness` it includes the cost"
+    " of waiting and of polls.",
     "`stolen` is the share of the machine's CPU time that its host gave to other machines while the load ran, at the "
-    "median of the rounds: rates and times are those of such a machine; rounds and ratios even it out in part.",
-    f"Consumers ack each message as soon as it has come, and have at most {PREFETCH} unacked (one in `consume_one`). "
-    "An ack names the message; several travel together where the protocol lets them (sandq: entries of one request; "
-    "Redis: ids of one XACK). PostgreSQL, and Redis' sorted set, hand messages out and forget them in one step: a "
-    "consumer that dies has lost what it took (in PostgreSQL unless its transaction stays open). Acks of NATS and "
-    "RabbitMQ have no answer: the time ends when NATS has none pending, and with RabbitMQ when its channel has taken "
-    "the last one.",
-    f"Polling consumers look each {POLL_S * 1000:g} ms, which gives them their best lateness, at their highest cost.",
+    "median of the rounds. Rates and times are worse than on a dedicated machine; rounds and ratios reduce that "
+    "effect.",
+    f"Consumers ack each message as soon as it arrives, and hold at most {PREFETCH} unacked (one in `consume_one`). An "
+    "ack names the message; several travel together if the protocol allows it (sandq: entries of one request; "
+    "Redis: ids of one XACK). PostgreSQL, and Redis' sorted set, deliver and delete messages in one step: a "
+    "consumer that dies loses them (in PostgreSQL unless its transaction stays open). Acks of NATS and RabbitMQ"
+    " have no response: the time ends when NATS has none pending, and when RabbitMQ's channel has received the "
+    "last one.",
+    f"Polling consumers poll every {POLL_S * 1000:g} ms, which gives their best lateness, at their highest cost.",
     "Not compared: replication, many consumers, large messages, memory, long backlogs, recovery after a crash, and "
-    "what else a peer can do.",
+    "further features of a peer.",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All of a run. `about` is the machine; `versions` and `left_out` are by peer."""
+    """All results of a run. `about` describes the machine; `versions` and `left_out` are by peer."""
 
     about: Mapping[str, Any]
     versions: Mapping[str, str]
@@ -54,14 +56,14 @@ class Run:
 
     @property
     def workloads(self) -> list[Workload]:
-        """That have outcomes."""
+        """Return the loads that have outcomes."""
         found = {outcome.workload for outcome in self.outcomes}
         return [workload for workload in BY_NAME.values() if workload.name in found]
 
 
 def head(workload: Workload) -> list[str]:
-    """Names of the columns."""
-    names = ["peer", "before it answers"]
+    """Return the names of the columns."""
+    names = ["peer", "before it responds"]
     if workload.kind is not Kind.LATENESS:
         names.append("msg/s (least - most)")
     names += ["server CPU us/msg", "client CPU us/msg", "stolen"]
@@ -73,7 +75,7 @@ def head(workload: Workload) -> list[str]:
 
 
 def cells(workload: Workload, row: Row, peer: Peer) -> list[str]:
-    """One row, as text."""
+    """Return one row as text."""
     found = [marked(peer), peer.durability]
     if workload.kind is not Kind.LATENESS:
         found.append(f"{row.rate.median:,.0f} ({row.rate.least:,.0f} - {row.rate.most:,.0f})")
@@ -86,12 +88,12 @@ def cells(workload: Workload, row: Row, peer: Peer) -> list[str]:
 
 
 def marked(peer: Peer) -> str:
-    """Its name, with a mark when it answers before it syncs."""
+    """Return the peer's name, with a mark if it responds before it syncs."""
     return peer.name if peer.syncs_first else f"{peer.name} *"
 
 
 def number(value: float | None) -> str:
-    """Three digits or more; empty for None."""
+    """Return three or more digits; empty for None."""
     if value is None:
         return ""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
@@ -102,7 +104,7 @@ def _median(spread: Spread | None) -> float | None:
 
 
 def remarks(run: Run, workload: Workload) -> list[str]:
-    """Who is not in the table, and why."""
+    """Return the peers that are not in the table, with reasons."""
     found = [
         f"{peer.name}: cannot do it: {peer.cannot[workload.name]}" for peer in run.peers if workload.name in peer.cannot
     ]
@@ -111,13 +113,13 @@ def remarks(run: Run, workload: Workload) -> list[str]:
 
 
 def table_of(run: Run, workload: Workload) -> list[list[str]]:
-    """Cells of each peer, in the peers' order."""
+    """Return the cells of each peer, in the peers' order."""
     found = {row.peer: row for row in rows(run.outcomes, workload.name)}
     return [cells(workload, found[peer.name], peer) for peer in run.peers if peer.name in found]
 
 
 def print_tables(console: Console, run: Run) -> None:
-    """For people at a terminal."""
+    """Print the tables on a terminal."""
     console.print(", ".join(f"{name} {value}" for name, value in run.about.items()), highlight=False)
     for workload in run.workloads:
         title = f"{workload.name}: {workload.what}"
@@ -129,12 +131,12 @@ def print_tables(console: Console, run: Run) -> None:
         console.print(table)
         for remark in remarks(run, workload):
             console.print(f"  {remark}", highlight=False, markup=False)
-    console.print("* answers before anything is synced", highlight=False, markup=False)
+    console.print("* responds before anything is synced", highlight=False, markup=False)
 
 
 def markdown(run: Run, charts: Mapping[str, str]) -> str:
-    """`charts`: the name of a load's picture."""
-    lines = ["# sandq beside other brokers", "", "Written by `make bench-peers`.", ""]
+    """Return the tables as Markdown. `charts`: file names by load."""
+    lines = ["# sandq compared with other brokers", "", "Written by `make bench-peers`.", ""]
     lines += [f"- {name}: {value}" for name, value in run.about.items()]
     for workload in run.workloads:
         lines += ["", f"## {workload.name}", "", f"{workload.what[0].upper()}{workload.what[1:]}.", ""]
@@ -145,8 +147,8 @@ def markdown(run: Run, charts: Mapping[str, str]) -> str:
         lines += ["", *[f"- {remark}" for remark in found]] if found else []
         if workload.name in charts:
             lines += ["", f"![{workload.name}]({charts[workload.name]})"]
-    lines += ["", "## What is compared, and what is not", "", *[f"- {text}" for text in FAIRNESS]]
-    lines += ["", "## Peers", "", _line(["peer", "version", "before it answers", "what it does"]), _line(["---"] * 4)]
+    lines += ["", "## Conditions", "", *[f"- {text}" for text in FAIRNESS]]
+    lines += ["", "## Peers", "", _line(["peer", "version", "before it responds", "what it does"]), _line(["---"] * 4)]
     for peer in run.peers:
         lines.append(_line([marked(peer), run.versions.get(peer.name, "left out"), peer.durability, peer.notes]))
     return "\n".join([*lines, ""])
@@ -157,7 +159,7 @@ def _line(words: Sequence[str]) -> str:
 
 
 def as_json(run: Run) -> str:
-    """Everything raw."""
+    """Return all raw data."""
     found = {
         "about": dict(run.about),
         "versions": dict(run.versions),

@@ -34,7 +34,7 @@ class Sandq(Peer):
     name = "sandq"
     program = sys.executable
     package = ""
-    durability = "fdatasync before each answer"
+    durability = "fdatasync before each response"
     notes = "one topic, 4 partitions, batches as they are; an ack request has an entry for each message"
 
     def executable(self) -> str | None:
@@ -145,7 +145,7 @@ class SandqConsumer(Consumer):
         return b"".join(out)
 
     def _ack(self, delivery: Deliver) -> tuple[bytes, int]:
-        """The request, and how many messages it acks."""
+        """Return the request, and how many messages it acks."""
         count = peek(delivery.batch).count
         if len(delivery.offsets) == offsets.OFFSET_BYTES:
             column = offsets.run(delivery.offsets, count)

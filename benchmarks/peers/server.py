@@ -1,4 +1,4 @@
-"""Servers of peers: started as processes of our own, measured and ended by process id."""
+"""Servers of peers: started as child processes, measured and ended by process id."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class NotServing(PeerError):
 
 
 class Process(NamedTuple):
-    """A line of /proc/PID/stat: times in seconds, `children_s` of children that ended and were waited for."""
+    """A line of /proc/PID/stat: times in seconds, with `children_s` of children that ended and were waited for."""
 
     pid: int
     parent: int
     started: int
-    """Clock ticks since the machine's start: tells it from a later process of the same id."""
+    """Clock ticks since the machine's start: distinguishes it from a later process with the same id."""
     own_s: float
     children_s: float
 
 
 def parse_stat(text: str) -> Process:
-    """Of one process; its name may hold anything, brackets too."""
+    """Parse the line of one process; its name may contain any characters, brackets too."""
     head, _, tail = text.rpartition(")")
     fields = tail.split()
     user, system, child_user, child_system = (int(field) / _TICKS for field in fields[11:15])
@@ -49,7 +49,7 @@ def parse_stat(text: str) -> Process:
 
 
 def descend(processes: Sequence[Process], root: int) -> list[Process]:
-    """The process `root` and all below it."""
+    """Return the process `root` and all its descendants."""
     children: dict[int, list[Process]] = {}
     for process in processes:
         children.setdefault(process.parent, []).append(process)
@@ -60,23 +60,23 @@ def descend(processes: Sequence[Process], root: int) -> list[Process]:
 
 
 def tree(pid: int) -> list[Process]:
-    """The processes of a server as they are now."""
+    """Return the current processes of a server."""
     found = []
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
-            # It may end while we look.
+            # a process may end meanwhile
             with contextlib.suppress(OSError):
                 found.append(parse_stat((path / "stat").read_text()))
     return descend(found, pid)
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of a server so far: all its processes and threads, also those that ended."""
+    """Return user and system time of a server so far, including threads and processes that ended."""
     return sum(own_s(process) + process.children_s for process in tree(pid))
 
 
 def own_s(process: Process) -> float:
-    """By the process's own clock: /proc counts in 10 ms, which is too coarse where many processes share a load."""
+    """Return the time by the process's own clock: /proc counts in 10 ms, too coarse for many processes."""
     try:
         return time.clock_gettime(~process.pid << 3 | _CPU_CLOCK)
     except OSError:  # it has ended
@@ -92,9 +92,9 @@ def running(
     environ: Mapping[str, str] | None = None,
     stop: signal.Signals = signal.SIGTERM,
 ) -> Iterator[int]:
-    """A program as a process whose id is given; it and all below it have ended at the end.
+    """Start a program as a process with a known id; it and all its descendants have ended at the end.
 
-    The kernel ends it if we are killed: setpriv asks for that, and changes the user where one is given.
+    The kernel ends it if this process is killed: setpriv requests that, and changes the user if one is given.
     """
     ids = () if user is None else (f"--reuid={user[0]}", f"--regid={user[1]}", "--clear-groups")
     log_file = directory / "server.log"
@@ -133,19 +133,19 @@ def _end(process: subprocess.Popen[bytes], stop: signal.Signals) -> None:
 
 
 def _kill(process: Process) -> None:
-    """End a process that is not ours, and wait for that; whoever is its parent reaps it."""
+    """End a process that is not our child, and wait for its end; its parent reaps it."""
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         descriptor = os.pidfd_open(process.pid)
         stack.callback(os.close, descriptor)
         if parse_stat(Path(f"/proc/{process.pid}/stat").read_text()).started == process.started:
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-            ended = select.poll()  # of `select` a descriptor could be too large
+            ended = select.poll()  # `select` refuses large descriptors
             ended.register(descriptor, select.POLLIN)
             ended.poll(STOP_S * 1000)
 
 
 def wait_until_ready(ping: Callable[[], None], pid: int) -> None:
-    """Until `ping` passes. NotServing when the process ends or takes too long."""
+    """Wait until `ping` passes. Raises NotServing if the process ends or takes too long."""
     deadline = time.monotonic() + START_S
     while True:
         try:
@@ -159,7 +159,7 @@ def wait_until_ready(ping: Callable[[], None], pid: int) -> None:
 
 
 def _is_zombie(pid: int) -> bool:
-    """Ended, and not waited for yet."""
+    """ended, but not waited for yet"""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 

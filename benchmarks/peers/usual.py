@@ -1,5 +1,5 @@
-"""The Python clients that people use with each peer, in the way in which their documents show it: one message after the
-other, each awaited.
+"""The Python clients that people use with each peer, as their documents show it: one message after the other, each
+awaited.
 
 `make bench-peers` installs them (requirements-peers.lock).
 """
@@ -23,22 +23,22 @@ from benchmarks.peers.nats import STREAM
 from benchmarks.peers.peer import PeerError
 
 PREFETCH: Final = 100
-"""Messages that a consumer has at hand, where its client wants to know."""
+"""Number of messages that a consumer prefetches, if its client needs a number."""
 
 Produce = Callable[[bytes], Awaitable[object]]
 """Send a message, and wait until it is stored."""
 
 
 class Usual(ABC):
-    """A peer's client, connected."""
+    """A connected client of a peer."""
 
     @abstractmethod
     async def producers(self, count: int) -> list[Produce]:
-        """Something that sends for each of so many tasks, over as many connections as is usual."""
+        """Return a send function for each task, over as many connections as is usual."""
 
     @abstractmethod
     async def consume(self, messages: int, workers: int) -> None:
-        """Take so many messages by so many workers, each of which acks one before it takes its next."""
+        """Receive this many messages with this many workers; each worker acks a message before it takes its next."""
 
 
 class SandqClient(Usual):
@@ -82,7 +82,7 @@ class SandqClient(Usual):
 
 
 class RedisClient(Usual):
-    """redis-py: XADD; XREADGROUP and an XACK for each."""
+    """redis-py: XADD; XREADGROUP, and an XACK for each message."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -116,7 +116,7 @@ class RedisClient(Usual):
 
 
 class BeanstalkdClient(Usual):
-    """greenstalk, which blocks: each of several tasks has a thread and a connection."""
+    """greenstalk, which blocks: each task has a thread and a connection."""
 
     def __init__(self, port: int, stack: contextlib.ExitStack) -> None:
         self._port = port
@@ -151,7 +151,7 @@ class BeanstalkdClient(Usual):
 
 
 class RabbitClient(Usual):
-    """aio-pika: a channel with publisher confirms; for each worker a channel with an iterator over the queue."""
+    """aio-pika: a channel with publisher confirms; for each worker, a channel with an iterator over the queue."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -175,7 +175,9 @@ class RabbitClient(Usual):
 
     async def consume(self, messages: int, workers: int) -> None:
         await asyncio.gather(*[self._work(part, PREFETCH // workers) for part in shares(messages, workers)])
-        await asyncio.sleep(rabbitmq.QUEUE_S)  # acks have no answer: else what is on its way would come back
+        await asyncio.sleep(
+            rabbitmq.QUEUE_S
+        )  # Acks have no response: without this, messages in flight would be redelivered.
 
     async def _work(self, messages: int, prefetch: int) -> None:
         channel = await self._connection.channel()
@@ -186,11 +188,11 @@ class RabbitClient(Usual):
                 await message.ack()
                 messages -= 1
                 if not messages:
-                    break  # what it has beyond that goes back to the queue
+                    break  # further messages return to the queue
 
 
 class NatsClient(Usual):
-    """nats-py: JetStream's publish; a pull consumer, and an ack for each."""
+    """nats-py: JetStream's publish; a pull consumer, and an ack for each message."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -268,7 +270,7 @@ Opened = Callable[[int], contextlib.AbstractAsyncContextManager[Usual]]
 
 
 def _package(module: str, name: str | None = None) -> ModuleType:
-    """A client's module. PeerError when it is not installed."""
+    """Import a client's module. Raises PeerError if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -276,13 +278,13 @@ def _package(module: str, name: str | None = None) -> ModuleType:
 
 
 def shares(messages: int, workers: int) -> list[int]:
-    """How many of so many messages each worker takes."""
+    """Return how many messages each worker takes."""
     return [len(range(at, messages, workers)) for at in range(workers)]
 
 
 async def lock_step(opened: Opened, port: int, tasks: int, most: int, seconds: float) -> tuple[int, Driven]:
-    """Have tasks send one message after the other, `most` together, for so long at most. How many were stored before
-    that, to warm it, and what came of it."""
+    """Let tasks send one message after the other, `most` in total, up to a time limit. Returns how many were stored
+    before that, as warm-up, and the result."""
     driven = Driven()
     async with opened(port) as client:
         producers = await client.producers(tasks)
@@ -305,7 +307,7 @@ async def lock_step(opened: Opened, port: int, tasks: int, most: int, seconds: f
 
 
 async def take_all(opened: Opened, port: int, messages: int, workers: int) -> float:
-    """Consume so many messages; seconds."""
+    """Consume this many messages; return the seconds."""
     async with opened(port) as client:
         began = time.perf_counter()
         async with asyncio.timeout(TIMEOUT_S):
@@ -321,9 +323,9 @@ CLIENTS: Final[Sequence[tuple[str, Opened]]] = (
     ("rabbitmq", RabbitClient.open),
     ("postgres", PostgresClient.open),
 )
-"""By what the peers' names begin with."""
+"""Clients by the beginning of the peers' names."""
 
 
 def opened_by(peer: str) -> Opened:
-    """The usual client of a peer."""
+    """Return the usual client of a peer."""
     return next(opened for name, opened in CLIENTS if peer.startswith(name))

@@ -1,4 +1,4 @@
-"""What is measured: the loads, which are the same for every peer."""
+"""The loads, which are the same for every peer."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Final
 
 VALUE_BYTES: Final = 100
 PREFETCH: Final = 1000
-"""Messages that a consumer may hold without having acked them."""
+"""Messages that a consumer may hold unacked."""
 PRODUCE_S: Final = 3.0
 """A producing load ends after this time, or when all its messages are sent."""
 QUICK_S: Final = 0.5
 FILL_S: Final = 6.0
-"""For so long, at most, a peer is filled before everything is consumed."""
+"""Time limit for filling a peer before everything is consumed."""
 DUE_PER_S: Final = 200
 LEAD_MS: Final = 1500
-"""Between the last of the preparation and the first message that is due."""
+"""Time between the preparation and the first due message."""
 HOUR_MS: Final = 3_600_000
 SOON_MS: Final = 120_000
-"""Messages of the scheduled load are not due before: none is while it is measured."""
+"""Messages of the scheduled load are not due before this, so that none is due during the measurement."""
 POLL_S: Final = 0.001
-"""Between two looks of a consumer that has to poll."""
+"""Time between two polls of a consumer that must poll."""
 
 
 class Kind(StrEnum):
@@ -34,8 +34,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """At most `messages`, `size` in a request, over each of `connections`, `window` requests of each unanswered; of a
-    consumer, `window` messages that are not acked."""
+    """A load: at most `messages`, `size` per request, over each of `connections`, with `window` requests of each in
+    flight; for a consumer, `window` unacked messages."""
 
     name: str
     what: str
@@ -47,24 +47,24 @@ class Workload:
     window: int = 1
     scheduled: bool = False
     soon_ms: int = SOON_MS
-    """Of scheduled ones: none is due before ..."""
+    """Scheduled messages: the first due time ..."""
     within_ms: int = HOUR_MS - SOON_MS
-    """... and all are within so long after that."""
+    """... and the length of the span of due times after it."""
 
     @property
     def timed(self) -> bool:
-        """Whether it is about times (of answers, or lateness), not only about a rate."""
+        """Whether the load measures times (of responses, or lateness), not only a rate."""
         return self.kind is Kind.LATENESS or (self.window == 1 and self.kind in (Kind.PRODUCE, Kind.USUAL_PRODUCE))
 
 
 FILL: Final = Workload("fill", "", Kind.PRODUCE, 400_000, 5_000, 100, 4, 16)
-"""What fills a peer before it is consumed."""
+"""The load that fills a peer before it is consumed."""
 FILL_DUE: Final = Workload(
     "fill", "", Kind.PRODUCE, 200_000, 5_000, 100, 4, 16, scheduled=True, soon_ms=15_000, within_ms=1_000
 )
-"""The same with messages that come due once all are there, before they are consumed."""
+"""The same with messages that become due once all are stored, before they are consumed."""
 FILL_FEW: Final = Workload("fill", "", Kind.PRODUCE, 20_000, 1_000, 10, 1, 16)
-"""The same, before its messages are consumed one by one, or by its usual client."""
+"""The same, before messages are consumed one by one, or by the peer's usual client."""
 
 WORKLOADS: Final = (
     Workload(
@@ -87,7 +87,7 @@ WORKLOADS: Final = (
     ),
     Workload(
         "produce_one",
-        "single messages, one connection, one on the way",
+        "single messages, one connection, one in flight",
         Kind.PRODUCE,
         *(50_000, 500, 1, 1, 1),
     ),

@@ -92,7 +92,7 @@ def test_the_report_names_every_peer_of_a_load_or_says_why_not() -> None:
     assert "failed: rabbitmq, round 1: it said no" in first
     assert "beanstalkd-f0: left out: beanstalkd is not installed" in first
     assert "nats: cannot do it: no delayed delivery" in second and "![lateness](peers-lateness.png)" in second
-    assert "nats-server: v2" in text and "What is compared, and what is not" in text
+    assert "nats-server: v2" in text and "## Conditions" in text
 
 
 @pytest.mark.parametrize("name", BY_NAME)
