@@ -403,7 +403,7 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
             say(f"SQL: {serving.sql}")
         for exposed in config.exposed:
             say(f"INSECURE: {exposed}")
-            log.warning("this node is open to anybody", what=exposed, remedy="docs/security.md")
+            log.warning("this node accepts any client", what=exposed, remedy="docs/security.md")
         collect_rarely()
         log.info("ready", data_dir=str(serving.data_dir), clients=clients, http=http)
         ready.set()

@@ -1,13 +1,13 @@
 #!/bin/sh
-# An authority and the secret that nodes share, in a volume that no node sees; and in a volume for each node what it needs alone:
-# its certificate and key, the authority's certificate, the secret. Files that are there stay.
+# Creates an authority and the nodes' shared secret in a volume that no node sees, and a volume for each node with its files:
+# its certificate and key, the authority's certificate, the secret. Existing files stay.
 set -eu
 : "${SECRETS:=/secrets}" "${OWNER:=}"
 cd "${SANDQ_NODE__DATA_DIR:?}"
 umask 077
 [ -e ca/ca.pem ] || sandq certs ca --out ca
 if [ ! -e cluster.secret ]; then
-  # Whole or not at all: it is ended at any moment.
+  # Write files completely or not at all: this script can be ended at any time.
   python3 -c 'import secrets; print(secrets.token_urlsafe(32))' >cluster.secret.new
   mv cluster.secret.new cluster.secret
 fi

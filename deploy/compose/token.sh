@@ -1,5 +1,5 @@
 #!/bin/sh
-# A token for Prometheus, which runs as another user: it gives no right to anything, and may be read by all of its container.
+# A token for Prometheus, which runs as another user. It gives no rights, so everyone in that container may read it.
 set -eu
 cd "${SANDQ_NODE__DATA_DIR:?}"
 [ ! -e prometheus.token ] || exit 0
@@ -7,7 +7,7 @@ cd "${SANDQ_NODE__DATA_DIR:?}"
 token() {
   sandctl --server "$SERVER" --ca "$SECRETS/ca.pem" --token-file "$NODE1/admin.token" token "$@" --out made.token
 }
-# Who was ended between the two has made one that nobody knows: that gets another text.
+# If the script ended between the two steps, the token exists but its text is lost: rotate it.
 token create prometheus --grant read:nothing || token rotate prometheus
 cp -f "$SECRETS/ca.pem" ca.pem
 chmod 0444 ca.pem made.token

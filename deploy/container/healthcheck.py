@@ -12,7 +12,7 @@ ANSWER_S = 4.0
 
 def main() -> int:
     """The exit code; what is wrong goes to standard error."""
-    # It is this container's own node, on loopback: whose certificate it shows says nothing more.
+    # It is this container's own node, on loopback: checking its certificate would prove nothing more.
     anyones = ssl._create_unverified_context()
     wrong = ""
     for url in [os.environ["SANDQ_HEALTH_URL"]] if "SANDQ_HEALTH_URL" in os.environ else ASKED:

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Installs sandq of a release as a service: install.sh DIST [ROOT]. DIST is what `make release` made; ROOT, another root
-# directory, is for images and for looking at what it does. It neither starts the service nor overwrites a configuration.
+# Installs sandq from a release as a service: install.sh DIST [ROOT]. DIST is the output of `make release`. ROOT is another
+# root directory, for images or for a trial. It does not start the service and does not overwrite a configuration.
 set -eu
-# Whoever runs it may keep files for himself; the service runs as another user.
+# The umask of the installing user may be strict, but the service runs as another user.
 umask 022
 dist=${1:?usage: install.sh DIST [ROOT]}
 root=${2:-}
@@ -15,12 +15,12 @@ if [ -z "$root" ] && ! id sandq >/dev/null 2>&1; then
   useradd --system --user-group --home-dir /var/lib/sandq --no-create-home --shell /usr/sbin/nologin sandq
 fi
 install -d "$root/opt" "$root/etc/sandq" "$root/lib/systemd/system"
-# Beside what is there, so that an upgrade that fails changes nothing.
+# Next to the old version, so that a failed upgrade changes nothing.
 rm -rf "$root/opt/sandq.new"
 "$PYTHON" -m venv "$root/opt/sandq.new"
 "$root/opt/sandq.new/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r "$dist/requirements.lock"
 "$root/opt/sandq.new/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-index "$dist"/*.whl
-# Programs of an environment name its place.
+# Programs of a virtual environment contain its path.
 for program in sandq sandctl; do
   sed -i "1s|.*|#!/opt/sandq/bin/python3|" "$root/opt/sandq.new/bin/$program"
 done

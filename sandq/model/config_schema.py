@@ -336,8 +336,8 @@ class NodeConfig(schema.Section):
         open_ports = _exposed(data["listen"], data["cluster"], data["gossip"], data["tls"], security)
         if open_ports:
             raise schema.mistake(
-                f"{'; '.join(open_ports)}. Turn on what is missing (docs/security.md), or, in a network that nobody "
-                "else reaches, say security.insecure: true"
+                f"{'; '.join(open_ports)}. Turn on what is missing (docs/security.md), or, in a private network, "
+                "set security.insecure: true"
             )
         return security
 

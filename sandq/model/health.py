@@ -64,7 +64,7 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
         "start it; if it does not return: sandctl cluster remove {node}",
         "SandqDown",
     ),
-    "node-silent": Situation(WARNING, "nodes", "{node} reports nothing of its topics: {why}", "ask again in a moment"),
+    "node-silent": Situation(WARNING, "nodes", "{node} does not report its topics: {why}", "ask again in a moment"),
     "storage-failed": Situation(
         FAILED, "nodes", "{node}: its storage failed{why}", "check its disk, and start it again", "SandqDiskFailed"
     ),
@@ -88,12 +88,12 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
     "clock-alarm": Situation(
         FAILED, "nodes", "{node}: its clock is in alarm{why}", "set its clock: sandctl cluster clock", "SandqClockAlarm"
     ),
-    "exposed": Situation(WARNING, "security", "{node} is open to anybody: {port}", "see docs/security.md"),
+    "exposed": Situation(WARNING, "security", "{node} is not protected: {port}", "see docs/security.md"),
     "feature-level": Situation(
         WARNING,
         "nodes",
-        "all nodes know feature level {next}, and the cluster is at {level}",
-        "once you will not go back to the version before: sandctl cluster finalize",
+        "all nodes support feature level {next}, and the cluster is at {level}",
+        "once you will not return to the previous version: sandctl cluster finalize",
     ),
     "replica-shut": Situation(
         FAILED,
@@ -125,27 +125,27 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
     "group-paused": Situation(
         WARNING,
         "groups",
-        "{group} of {topic} is paused: it gets nothing new",
+        "{group} of {topic} is paused: it gets no new messages",
         "sandctl group resume {topic} {group}",
         "SandqGroupStalled",
     ),
     "group-stalled": Situation(
         WARNING,
         "groups",
-        "{group} of {topic} gets nothing new: {why}",
+        "{group} of {topic} gets no new messages: {why}",
         "see its messages that wait: sandctl group show {topic} {group}",
         "SandqGroupStalled",
     ),
     "group-expired": Situation(
         WARNING,
         "groups",
-        "{group} of {topic} has expired (group_ttl): it keeps {kept} that it has yet to finish, and no others",
-        "start its consumers; if nobody needs these messages: sandctl group delete {topic} {group} --force",
+        "{group} of {topic} has expired (group_ttl): it keeps {kept} to finish, and gets no others",
+        "start its consumers; if these messages are not needed: sandctl group delete {topic} {group} --force",
     ),
     "receiver-down": Situation(
         FAILED,
         "pushes",
-        "{group} of {topic}: its receiver fails at everything{why}",
+        "{group} of {topic}: its receiver fails every request{why}",
         "repair the receiver: it is tried again within a minute, and messages wait without using attempts; "
         "sandctl group push show {topic} {group}",
         "SandqReceiverFails",
@@ -162,7 +162,7 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
         WARNING,
         "pushes",
         "{group} of {topic}: its receiver failed in the last minutes{why}",
-        "see its answers: sandctl group push show {topic} {group}; sandctl dead list {topic} -g {group}",
+        "see its responses: sandctl group push show {topic} {group}; sandctl dead list {topic} -g {group}",
     ),
     "push-not-started": Situation(
         WARNING,
@@ -175,7 +175,7 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
         WARNING,
         "groups",
         "{group} of {topic}: {ready} ready, and no consumer is connected",
-        "start its consumers; if nobody needs the group: sandctl group delete {topic} {group}",
+        "start its consumers; if the group is not needed: sandctl group delete {topic} {group}",
         "SandqGroupAlone",
     ),
     "dead-letters": Situation(
@@ -268,7 +268,7 @@ def why_ready(consumers: int, *, is_pushed: bool) -> str:
     if consumers:
         return ""
     if is_pushed:
-        return "; the group is pushed, and the push takes nothing at present: sandctl group push show"
+        return "; the group is pushed, and the push takes no messages at present: sandctl group push show"
     return "; the group has no consumer on this node"
 
 

@@ -39,7 +39,7 @@ class GroupRow(NamedTuple):
     consumers: int
     is_paused: bool
     reason: str | None
-    """Reason why it gets nothing new; None if it does."""
+    """Reason why it gets no new messages; None if it does."""
     oldest_ms: int | None
     """Time at which its oldest message that is not acked became due."""
     held_up_by: int

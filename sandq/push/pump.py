@@ -257,7 +257,7 @@ class Pump:
 
     def _log_open(self, error: str) -> None:
         log.warning(
-            "a push waits: the receiver fails at everything",
+            "a push waits: the receiver fails every request",
             topic=self.topic,
             group=self.group,
             url=shown_url(self.push["url"]),

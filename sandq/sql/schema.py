@@ -260,7 +260,7 @@ GROUPS = Table(
         Column("dead", Kind.BIGINT, "dead letters"),
         Column("lag", Kind.BIGINT, "ready, leased and waiting together"),
         Column("consumers", Kind.INT, "that are connected"),
-        Column("reason", Kind.TEXT, "why it gets nothing new; NULL: it does"),
+        Column("reason", Kind.TEXT, "why it gets no new messages; NULL: it does"),
         Column("touched_at", Kind.TIME, "when it was used last"),
         Column("cursor", Kind.OFFSET, "of the partition that is furthest behind: the last offset that was leased"),
         Column("settings", Kind.JSON, "its own settings", _as_json("settings"), ("settings",)),

@@ -76,7 +76,7 @@ def serve_gateway(
             announce(f"HTTP: {address}")
             if is_open:
                 announce(f"INSECURE: HTTP on {host} without TLS")
-                log.warning("this gateway is open to anybody", host=host, remedy="docs/security.md")
+                log.warning("this gateway accepts any client", host=host, remedy="docs/security.md")
             log.info("ready", servers=servers, http=address)
 
         async with anyio.create_task_group() as tasks:

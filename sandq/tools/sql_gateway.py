@@ -167,7 +167,7 @@ def serve_gateway(
             announce(f"SQL: {address}{'' if certificates is None else ', by TLS'}")
             if is_open:
                 announce(f"INSECURE: SQL on {host} without TLS")
-                log.warning("SQL is open to anybody", host=host, remedy="docs/security.md")
+                log.warning("SQL accepts any client", host=host, remedy="docs/security.md")
             log.info("ready", servers=servers, sql=address)
 
         async def until_stopped() -> None:

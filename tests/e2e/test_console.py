@@ -628,7 +628,7 @@ def test_pushed_group_is_not_said_to_lack_consumers(console: Console) -> None:
     browser.reads("receiver fails", "tbody")
     assert "no consumer" not in browser.text("main")
     console.go("")
-    browser.reads("hook of hooked: its receiver fails at everything: ", ".findings")
+    browser.reads("hook of hooked: its receiver fails every request: ", ".findings")
     browser.reads("sandctl doctor", "section .command")
 
 

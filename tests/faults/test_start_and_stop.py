@@ -67,7 +67,7 @@ def test_one_that_others_may_reach_says_at_every_start_what_is_open(make_node: M
         node.start()
         wait_until(lambda number=number: node.output().count(f"INSECURE: {open_port}") == number)
         assert node.stop() == 0  # it has said all that it had to say
-        assert node.output().count("this node is open to anybody") == number
+        assert node.output().count("this node accepts any client") == number
 
 
 def test_start_ready_and_stop_are_events_like_all_others(make_node: MakeNode) -> None:

@@ -210,7 +210,7 @@ async def test_overview_names_an_expired_group_with_what_it_keeps(timed: Serving
             return [one["found"] for one in told if one["situation"] == "group-expired"]
 
         (text,) = await until_answer(found, lambda texts: texts)
-        assert text == "g of t has expired (group_ttl): it keeps 1 message that it has yet to finish, and no others"
+        assert text == "g of t has expired (group_ttl): it keeps 1 message to finish, and gets no others"
 
 
 # -- settings -------------------------------------------------------------------------------------------------------

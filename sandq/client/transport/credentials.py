@@ -89,6 +89,6 @@ def check_clear(token: str, remote: Any, options: Options, *, is_encrypted: bool
         is_here = False
     if not is_here:
         raise InvalidRequest(
-            f"the token is not sent to {host or 'another machine'} in the clear: connect by TLS, or say insecure=True "
-            "(sandctl: --insecure) where nobody else can listen"
+            f"the token is not sent to {host or 'another machine'} in the clear: connect by TLS, or in a private "
+            "network use insecure=True (sandctl: --insecure)"
         )

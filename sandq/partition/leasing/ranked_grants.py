@@ -158,7 +158,7 @@ class RankedGrants:
                 if not is_first:
                     break
                 most = most if capacity_for_new is None else min(most, capacity_for_new)
-                assert most > 0, "who gets nothing new is stopped"
+                assert most > 0, "who gets no new messages is stopped"
                 count, size = self._take_head(step, group, ready, queue, lease, head, most, max_bytes - taken_bytes)
             if count:
                 ready.serve(queue, count)

@@ -76,7 +76,7 @@ def why_ready(machine: TimerPartition, group: Group, ready: ReadyQueues, offset:
         ranges, flying = crowding.waits[tenant], ready.limits.in_flight[tenant]
         return (
             f"tenant {tenant} has {ranges} runs of messages that wait for another attempt, and {flying} messages in "
-            "flight: until they are fewer, it gets nothing new"
+            "flight: until they are fewer, it gets no new messages"
         )
     position = ReadyPosition(key, offset, machine.shared.settings["ageing_ms"])
     before, is_all = _before(machine, group, ready, position, view)

@@ -288,7 +288,7 @@ class ReadyQueues:
             if first_back is None:
                 first_back = self._first_back_of[tenant] = Returned(self._back_of[tenant].values(), ageing_ms)
             back = first_back.first()
-            assert back is not None, "who gets nothing new has turns while something was given back"
+            assert back is not None, "who gets no new messages has turns while something was given back"
             return back, is_shared or ageing_ms is not None
         if ageing_ms is None or len(of_tenant) == 1:
             return of_tenant[0], is_shared

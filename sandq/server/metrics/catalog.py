@@ -210,7 +210,7 @@ GROUPS: Final = (
         "sandq_push_waiting",
         GAUGE,
         GROUP,
-        "1: pushing is suspended, because the receiver fails at everything or is not allowed.",
+        "1: pushing is suspended, because the receiver fails every request or is not allowed.",
     ),
     Metric(
         "sandq_push_request_duration_seconds",

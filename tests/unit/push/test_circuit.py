@@ -1,4 +1,4 @@
-"""A receiver that fails at everything is left alone for longer and longer."""
+"""A receiver that fails every request is left alone for longer and longer."""
 
 from __future__ import annotations
 

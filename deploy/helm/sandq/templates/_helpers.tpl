@@ -20,6 +20,6 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- define "sandq.check" -}}
 {{- if and (not .Values.tls.secretName) (not .Values.security.insecure) -}}
-{{- fail "tls.secretName is empty: name a Secret with a certificate, or say security.insecure: true in a network that nobody else reaches" -}}
+{{- fail "tls.secretName is empty: name a Secret with a certificate, or, in a private network, set security.insecure: true" -}}
 {{- end -}}
 {{- end -}}

@@ -1,4 +1,4 @@
-"""A tenant of which very much waits for another attempt gets nothing new: the others do, and its repetitions come."""
+"""A tenant with many messages that wait for a retry gets no new messages; other tenants do, and retries continue."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_what_waits_says_why() -> None:
     told = why_ready(bench.machine, found, found.ready, ids[-1], bench.view)
     assert told == (
         "tenant bad has 6 runs of messages that wait for another attempt, and 0 messages in flight: until they are "
-        "fewer, it gets nothing new"
+        "fewer, it gets no new messages"
     )
     first = why_ready(bench.machine, found, found.ready, ids[0], bench.view)
     assert first != told, "it is one of those"

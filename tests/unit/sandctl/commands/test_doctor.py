@@ -64,7 +64,7 @@ def test_nothing_is_wrong(offline: Ctl, sick: FakeClient) -> None:
         (
             {"state": "waiting", "error": "503 down"},
             "failed",
-            "fails at everything",
+            "fails every request",
             "messages wait without using attempts",
         ),
         ({"state": "probing", "error": "503 down"}, "failed", "503 down", "repair the receiver"),
@@ -132,10 +132,10 @@ def test_groups_nodes_and_partitions(offline: Ctl, sick: FakeClient) -> None:
         ("nodes", "failed", "n2 cannot be reached by n1"),
         ("nodes", "failed", "n3 is sick: EIO"),
         ("nodes", "failed", "n1: its disk is nearly full"),
-        ("security", "warning", "n1 is open to anybody: listen.client on 10.0.0.1 without TLS (tls.client: require)"),
+        ("security", "warning", "n1 is not protected: listen.client on 10.0.0.1 without TLS (tls.client: require)"),
         ("replicas", "failed", "the replica of partition 1 of t at n2 differs from the others"),
         ("partitions", "failed", "1 of 2 partitions of t have no leader"),
-        ("groups", "warning", "a of t is paused: it gets nothing new"),
+        ("groups", "warning", "a of t is paused: it gets no new messages"),
         ("groups", "warning", "b of t: 6 ready, and no consumer is connected"),
     ]
 
@@ -147,7 +147,7 @@ def test_expired_group_is_named_with_what_it_keeps(offline: Ctl, sick: FakeClien
     ]
     ((what, state, found, todo),) = findings(offline)
     assert (what, state) == ("groups", "warning")
-    assert found == "a of t has expired (group_ttl): it keeps 4 messages that it has yet to finish, and no others"
+    assert found == "a of t has expired (group_ttl): it keeps 4 messages to finish, and gets no others"
     assert "sandctl group delete t a --force" in todo
 
 
