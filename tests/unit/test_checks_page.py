@@ -18,14 +18,14 @@ ASKED = sorted(
 )
 
 
-def test_every_field_of_every_command_has_a_line() -> None:
+def test_every_field_of_every_command_has_a_row() -> None:
     assert {*PARTITION} == {*c._CLASSES.values()}
     assert {*METADATA} == {*m.Command.__args__}
     for command, checks in (*PARTITION.items(), *METADATA.items()):
         assert {*checks} == {*fields_of(command)}, command
 
 
-def test_places_are_modules() -> None:
+def test_listed_paths_are_modules() -> None:
     for checks in (*PARTITION.values(), *METADATA.values()):
         for check in checks.values():
             assert check.place or check.of, check

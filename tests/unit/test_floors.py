@@ -469,7 +469,7 @@ def test_the_top_imports_the_client_only() -> None:
         ("sandctl.pipeline", "def run():\n    from sandq.spark import jobs"),
     ],
 )
-def test_an_import_that_is_right_passes(module: str, source: str) -> None:
+def test_correct_import_is_accepted(module: str, source: str) -> None:
     assert check_imports(module, source) == []
 
 
@@ -558,7 +558,7 @@ def test_a_circle_of_rooms_is_found() -> None:
     assert circles_of_rooms("sandq.broker", no_way_back) == []
 
 
-def test_a_module_directly_in_a_package_is_a_room() -> None:
+def test_module_directly_in_a_package_is_its_own_group() -> None:
     assert room_of("sandq.broker.clock", "sandq.broker") == "sandq.broker.clock"
     assert room_of("sandq.broker.clock.peers.links", "sandq.broker") == "sandq.broker.clock"
     assert room_of("sandq.broker", "sandq.broker") == "sandq.broker"

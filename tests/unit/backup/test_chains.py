@@ -95,7 +95,7 @@ async def test_what_would_be_outrun_is_read_sooner(autojump_clock: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [NotFound("gone"), Conflict("another one")])
-async def test_a_chain_that_is_gone_or_of_somebody_else_is_left(error: Exception) -> None:
+async def test_missing_or_foreign_chain_ends_the_follower(error: Exception) -> None:
     with pytest.raises(type(error)):
         await keeper(Follower(error)).run()
 
@@ -124,7 +124,7 @@ async def test_the_status_says_how_far_it_is(tmp_path: Path, autojump_clock: Any
     assert "\nsandq_backup_partitions_behind 1\n" in text and "sandq_backup_gone_pins 0" in text
 
 
-async def test_increments_that_never_come_are_told_as_well(tmp_path: Path, autojump_clock: Any) -> None:
+async def test_missing_increments_are_reported(tmp_path: Path, autojump_clock: Any) -> None:
     """Of a follower that was started while its place took nothing: alerts go by these."""
     going = keeper(Follower(*[Unavailable("full")] * 9), status=StatusFile(tmp_path / "status.prom"))
     with trio.move_on_after(12):
@@ -277,7 +277,9 @@ async def test_logs_are_kept_between_increments_that_are_far_apart(autojump_cloc
     assert 1200 < trio.current_time() < 1300
 
 
-async def test_schedules_of_other_topics_share_a_place(autojump_clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_schedules_of_other_topics_share_a_destination(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster, place = FakeCluster(), FakePlace()
     client: Any = cluster
     cluster.make("a")
@@ -320,7 +322,7 @@ async def test_the_next_backup_is_followed_where_the_one_before_goes(
     assert going.standing.increment_failures == 0
 
 
-async def test_somebody_else_who_follows_for_once_ends_no_schedule(
+async def test_follower_that_runs_once_does_not_end_a_schedule(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, place, told = FakeCluster(), FakePlace(), []

@@ -58,7 +58,7 @@ def test_a_file_is_not_taken_for_another_one() -> None:
             read(other)
 
 
-def test_blocks_have_their_places() -> None:
+def test_blocks_have_their_positions() -> None:
     stream = io.BytesIO()
     writer = Writer(stream, "b", "n", None)
     ends = []

@@ -122,7 +122,7 @@ async def test_each_moment_is_had_again(cluster: FakeCluster, place: FakePlace, 
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
-async def test_whoever_is_killed_at_any_call_goes_on(is_encrypted: bool, tmp_path: Path) -> None:
+async def test_follower_killed_at_any_call_continues(is_encrypted: bool, tmp_path: Path) -> None:
     key = BackupKey(bytes(32)) if is_encrypted else None
     cluster, place = FakeCluster(), FakePlace()
     cluster.make("a")
@@ -151,7 +151,7 @@ async def test_whoever_is_killed_at_any_call_goes_on(is_encrypted: bool, tmp_pat
         assert all(found[name] == expected[name] for name in found) and ("a", 0) in found and not warnings
 
 
-async def test_what_nodes_did_not_keep_gets_new_rows_and_the_hole_is_told(
+async def test_log_gap_is_filled_with_new_rows_and_reported(
     cluster: FakeCluster, place: FakePlace, tmp_path: Path
 ) -> None:
     manifest = await backed_up(cluster, place)
@@ -402,7 +402,7 @@ async def test_a_topic_that_must_not_be_read_holds_nothing_up(
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), BrokenPipe("the bucket is gone")])
-async def test_a_place_that_takes_no_more_is_told(cluster: FakeCluster, place: FakePlace, error: Exception) -> None:
+async def test_full_store_is_reported(cluster: FakeCluster, place: FakePlace, error: Exception) -> None:
     """While entries are written, rows of a partition, and those of a backup: what is begun then has all of it."""
     manifest = await backed_up(cluster, place)
     going = follower(cluster, place, manifest)
@@ -452,7 +452,7 @@ async def test_only_topics_that_were_asked_for_are_followed(
     assert set((await as_of(place, manifest, None, tmp_path))[0]) == {("a", 0), ("a", 1)}
 
 
-async def test_two_followers_are_told(cluster: FakeCluster, place: FakePlace) -> None:
+async def test_second_follower_is_reported(cluster: FakeCluster, place: FakePlace) -> None:
     manifest = await backed_up(cluster, place)
     one, other = follower(cluster, place, manifest), follower(cluster, place, manifest)
     await one.step()
@@ -462,7 +462,7 @@ async def test_two_followers_are_told(cluster: FakeCluster, place: FakePlace) ->
     assert (await one.step(always=True)).number == 2
 
 
-async def test_two_followers_at_a_place_without_locks_are_told(
+async def test_second_follower_of_a_store_without_locks_is_reported(
     cluster: FakeCluster, place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are at the same number, and one writes over what the other has written."""
@@ -511,7 +511,7 @@ async def test_an_increment_without_its_end_is_made_anew(
     assert (await as_of(place, manifest, None, tmp_path))[0] == now(cluster)
 
 
-async def test_a_place_that_lists_late_is_waited_for(cluster: FakeCluster, place: FakePlace) -> None:
+async def test_follow_waits_for_a_store_with_delayed_listings(cluster: FakeCluster, place: FakePlace) -> None:
     manifest = await backed_up(cluster, place)
     going = follower(cluster, place, manifest)
     await going.step()
@@ -570,7 +570,7 @@ def _lose(data: dict[str, bytes], name: Callable[[int], str]) -> None:
     [(_swap, "is expected", 1), (_flip, "damaged", 1), (_truncate, "truncated", 3), (_lose, "missing", 1)],
     ids=["swapped", "flipped", "truncated", "lost"],
 )
-async def test_damage_is_told_with_its_file_and_byte(
+async def test_damage_is_reported_with_file_and_byte(
     cluster: FakeCluster, place: FakePlace, tmp_path: Path, damage: Damage, words: str, number: int
 ) -> None:
     manifest = await _chain_of(cluster, place)
@@ -616,7 +616,7 @@ async def test_a_foreign_increment_is_refused(cluster: FakeCluster, place: FakeP
 
 
 @pytest.mark.parametrize("rows", [[b"key"], [1, 2], {"a": 1}])
-async def test_rows_that_are_none_are_told(
+async def test_invalid_rows_are_reported(
     cluster: FakeCluster, place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: Any
 ) -> None:
     """Checksums are right: a wrong program has written them."""

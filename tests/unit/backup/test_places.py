@@ -38,13 +38,13 @@ class _StoreError(Exception):
     """As stores have them that fsspec reaches."""
 
 
-def test_errors_of_a_store_are_told_as_such() -> None:
+def test_store_errors_are_reported_as_store_errors() -> None:
     place = place_of("memory://errors/of")
     with pytest.raises(StorageFailed, match="_StoreError: no credentials"), place.create("a/b"):
         raise _StoreError("no credentials")
 
 
-def test_a_place_that_must_not_be_looked_at_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_store_without_permission_raises_storage_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def is_file(path: Path) -> bool:
         raise PermissionError(13, "Permission denied")
 
@@ -109,7 +109,7 @@ def test_only_the_owner_may_read_what_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "a").stat().st_mode & 0o077 == 0
 
 
-def test_a_url_is_told_without_what_lets_anybody_in() -> None:
+def test_url_is_shown_without_credentials() -> None:
     assert _without_secrets("sftp://ada:secret@host/path?token=x") == "sftp://host/path"
 
 

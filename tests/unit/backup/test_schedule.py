@@ -115,7 +115,7 @@ async def test_a_clock_that_was_ahead_stops_no_backups_and_costs_none(
     assert there == [good.backup_id, bed.schedule.standing.last_backup], wrong
 
 
-async def test_one_that_fails_is_told_of_and_deletes_nothing_good(
+async def test_failed_backup_is_reported_and_deletes_no_good_backup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     status = tmp_path / "status.json"

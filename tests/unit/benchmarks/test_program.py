@@ -111,7 +111,7 @@ def test_each_partition_has_its_share_of_the_connections() -> None:
     assert links([7, 8, 9], 3, 3) == [(7, [0]), (8, [1]), (9, [2])]
 
 
-def test_requests_are_numbered_from_1_and_take_partitions_in_turn() -> None:
+def test_requests_are_numbered_from_1_and_use_partitions_round_robin() -> None:
     frames = FrameReader().feed(b"".join(frames_of([batch_of(2)] * 4, 5, 6)))
     assert [frame[1] for frame in frames] == [1, 2, 3, 4]
     assert sorted(Produce.parse(frame).partition for frame in frames) == [5, 5, 6, 6]
@@ -180,7 +180,7 @@ def test_scheduled_batches_have_a_moment_for_each_message() -> None:
     assert max(moments) - min(moments) < 1000
 
 
-def test_the_share_that_was_stolen_is_of_the_time_since_one_began_to_look() -> None:
+def test_stolen_share_is_measured_since_the_start() -> None:
     times = iter([(1000, 100), (3000, 600), (3000, 600)])
     result = machine.stolen(lambda: next(times))
     assert result() == 0.25

@@ -106,7 +106,7 @@ def test_pace_sends_nothing_before_it_is_due(wires: list[Wire]) -> None:
     assert min(late_s) > 0
 
 
-def test_answers_are_told_apart_by_their_numbers(wires: list[Wire]) -> None:
+def test_replies_are_distinguished_by_request_id(wires: list[Wire]) -> None:
     flow = Flow(wires[0], pings(4), 4, handed=[(10.0, 1), (11.0, 4)], answers=[(12.0, [2]), (13.0, [4, 3, 1])])
     assert list(flow.answer_s()) == [1.0, 2.0, 2.0, 3.0]
 

@@ -71,7 +71,7 @@ async def test_who_has_little_to_do_goes_past_them() -> None:
 
 
 @pytest.mark.parametrize("is_next", [True, False])
-async def test_who_is_cancelled_in_line_keeps_nobody_up(is_next: bool) -> None:
+async def test_cancelled_waiter_delays_no_other(is_next: bool) -> None:
     order: list[str] = []
     async with trio.open_nursery() as nursery:
 

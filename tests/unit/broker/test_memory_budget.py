@@ -14,7 +14,7 @@ async def _reserve(account: Account, size: int, got: list[int]) -> None:
     got.append(size)
 
 
-async def test_room_goes_to_those_who_asked_first() -> None:
+async def test_memory_is_granted_in_order_of_request() -> None:
     account, got = Account(100), list[int]()
     await account.reserve(80)
     async with trio.open_nursery() as nursery:

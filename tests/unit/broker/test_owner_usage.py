@@ -45,7 +45,7 @@ class Bed:
         self.catalog.topics[name] = SimpleNamespace(record=SimpleNamespace(owner=owner), led=lambda: led)
 
 
-async def test_partitions_that_are_led_here_are_added_up_and_told() -> None:
+async def test_led_partitions_are_summed_and_reported() -> None:
     bed = Bed(ada={"stored_bytes": 100}, bob={"topics": 1})
     bed.topic("a", "ada", (30, 1), (20, 2))
     bed.topic("b", "ada", (10, 0))
@@ -56,7 +56,7 @@ async def test_partitions_that_are_led_here_are_added_up_and_told() -> None:
     assert bed.links.sent == [(node, PeerFrame.USAGE, (("ada", 60, 3),)) for node in ("n2", "n3")]
 
 
-async def test_nothing_is_told_while_nobody_is_bounded() -> None:
+async def test_nothing_is_reported_without_bounded_owners() -> None:
     bed = Bed(bob={"topics": 1})
     bed.topic("c", "bob", (1000, 9))
     await bed.usage.update()

@@ -126,7 +126,7 @@ def test_coroutine_functions_stay_such() -> None:
         assert inspect.iscoroutinefunction(getattr(sandq.Client, name)), name
 
 
-def test_other_type_errors_pass_as_they_are() -> None:
+def test_other_type_errors_are_unchanged() -> None:
     thing = Thing()
     with pytest.raises(TypeError, match=r"'deley'$"):
         thing.keep(3, delay=7)  # raised inside

@@ -134,7 +134,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-async def test_pages_are_followed_and_nodes_that_tell_nothing_are_named(asked: list[Any]) -> None:
+async def test_pages_are_followed_and_silent_nodes_are_named(asked: list[Any]) -> None:
     seen = await Nodes().overview()
     assert asked == [(None,), ("a",)]
     assert [*seen.topics] == ["a", "b"]

@@ -78,7 +78,7 @@ def work() -> Callable[[float], Any]:
     return Part  # type: ignore[return-value]
 
 
-async def test_what_takes_too_long_is_told(work: Any, autojump_clock: Any) -> None:
+async def test_call_beyond_its_timeout_raises(work: Any, autojump_clock: Any) -> None:
     part = work()
     assert await part.look(5) == "seen"
     assert await part.look(1, timeout="2s") == "seen"
@@ -118,7 +118,7 @@ def test_a_node_that_says_nothing(with_client: Any) -> None:
     with_client(test, timeout_s=60.0)
 
 
-def test_a_bad_timeout_is_told_at_once(with_client: Any) -> None:
+def test_invalid_timeout_is_rejected_at_once(with_client: Any) -> None:
     async def test(server: FakeServer, client: sandq.Client) -> None:
         for begin in (
             client.messages("t").list,

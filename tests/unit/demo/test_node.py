@@ -29,7 +29,7 @@ def started(node: Node) -> None:
     wait_until(lambda: node.log_file.read_text().count("ready") > before)
 
 
-def test_a_node_is_told_once_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_gets_one_stop_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of a cluster are told before one is waited for; a second signal would end a node at once."""
     monkeypatch.setattr("demo.node.STOP_S", PATIENCE_S)
     node = Node(tmp_path, program=("-c", STOPS_SLOWLY))

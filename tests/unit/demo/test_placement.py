@@ -51,7 +51,7 @@ def test_a_node_is_new_until_it_holds_its_share(placement: Placement) -> None:
     assert placement.state("node4") == UP
 
 
-def test_what_is_told_again_is_no_change(placement: Placement) -> None:
+def test_repeated_state_is_no_change(placement: Placement) -> None:
     before = placement.changes
     placement.see_nodes(map(node, THREE))
     placement.see_partitions([row(0, "node1", *THREE), row(1, "node2", "node2", "node1", "node3")])
@@ -85,7 +85,7 @@ def test_one_that_is_only_to_be_led_by_another_node(placement: Placement) -> Non
     assert placement.moves() == "1 partition should be led by another node"
 
 
-def test_all_of_it_in_one_line(placement: Placement) -> None:
+def test_progress_is_shown_in_one_line(placement: Placement) -> None:
     placement.see_nodes([node("node1"), node("node2", up=False), node("node3")])
     placement.see_partitions(
         [row(0, "node1", "node1", "node3", "node4", moving=True), row(1, "node1", "node2", "node1", "node3")]
@@ -158,7 +158,7 @@ def test_a_node_without_its_share_fails_the_demo(made: Join, fault: str, text: s
     assert dict(verdict_rows(found))["node4"] == text
 
 
-def test_lateness_while_partitions_move_is_told_apart() -> None:
+def test_lateness_during_moves_is_reported_separately() -> None:
     """Reminder n is due n seconds after T, and n milliseconds late."""
     made = Ledger(6, join=join(1.0, 2.0, 4.0))
     for number in range(6):

@@ -114,7 +114,7 @@ DISTURBED = {n: 1.0 for n in (0, 1, 7, 8, 9)} | {n: 621.0 - 100 * n for n in ran
 """Due at 0, 100, ... 900; the leader is away from 250, and workers are back at 620."""
 
 
-def test_lateness_in_the_failover_is_told_apart() -> None:
+def test_lateness_during_failover_is_reported_separately() -> None:
     found = verdict(ledger(produced=10, delivered=DISTURBED, failovers=(failover(250, 600, 620),)))
     assert found.all.count == 10
     assert found.undisturbed == Lateness(5, 1.0, 1.0, 1.0, 1.0)
@@ -216,7 +216,7 @@ def test_reminders_are_read() -> None:
         (b'{"id": "a", "text": "x", "in": 1}', "that of line 1"),
     ],
 )
-def test_a_bad_line_is_named(line: bytes, what: str) -> None:
+def test_invalid_line_is_named(line: bytes, what: str) -> None:
     with pytest.raises(BadInput, match=r"^f:3: ") as caught:
         parse_reminders([b'{"id": "a", "text": "x", "in": 1}', b"", line], "f")
     assert what in str(caught.value)
@@ -270,7 +270,7 @@ def test_the_plan_keeps_delays_that_fit_and_shortens_others() -> None:
         (b'{"text": "x", "key": "%s"}' % (b"k" * 70_000), Line(1, b"x")),
     ],
 )
-def test_any_line_is_a_message(data: bytes, line: Line) -> None:
+def test_any_line_becomes_a_message(data: bytes, line: Line) -> None:
     assert parse_line(1, data) == line
 
 
@@ -310,7 +310,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
             survey(path, T)
 
 
-def test_the_longest_line_is_a_message(tmp_path: Path) -> None:
+def test_longest_line_is_a_message(tmp_path: Path) -> None:
     file = tmp_path / "f"
     for end in (b"", b"\n"):
         file.write_bytes(b"x" * (8 * 1024 * 1024) + end)
@@ -328,7 +328,7 @@ def sent(*values: bytes) -> LineLedger:
     return made
 
 
-def test_each_line_came_once() -> None:
+def test_each_line_is_delivered_once() -> None:
     made = sent(b"a", b"b", b"a")
     for number, value, late_ms in ((1, b"a", 0.5), (3, b"b", 2.0), (4, b"a", 30.0)):
         assert not made.complete
@@ -338,7 +338,7 @@ def test_each_line_came_once() -> None:
     assert dict(line_rows(made))["delivered"] == "3 lines"
 
 
-def test_what_is_wrong_with_lines_is_named() -> None:
+def test_problems_of_lines_are_named() -> None:
     made = sent(b"a", b"b", b"c", b"d")
     made.planned = 5
     made.deliver(1, b"a", None, T - 1.5)
@@ -360,7 +360,7 @@ def test_what_is_wrong_with_lines_is_named() -> None:
     ]
 
 
-def test_many_lost_lines_are_not_all_named() -> None:
+def test_only_some_of_many_lost_lines_are_named() -> None:
     made = sent(*[b"x"] * 100)
     assert faults(made) == ["100 lost: sent, and never delivered (lines 1, 3, 4, 5, 6, ...)"]
     made.planned = 90
@@ -369,7 +369,7 @@ def test_many_lost_lines_are_not_all_named() -> None:
     assert faults(made)[2] == "100 never confirmed by the broker"
 
 
-def test_a_line_whose_storing_failed_may_come_all_the_same() -> None:
+def test_line_whose_produce_failed_may_be_delivered() -> None:
     made = sent(b"a")
     made.confirmed, made.failed[1] = 0, "timed out"
     assert made.lost == 0
@@ -377,7 +377,7 @@ def test_a_line_whose_storing_failed_may_come_all_the_same() -> None:
     assert (made.lost, made.delivered, made.complete) == (0, 1, True)
 
 
-def test_hashes_tell_values_and_keys_apart() -> None:
+def test_hashes_distinguish_values_and_keys() -> None:
     pairs = [(b"", None), (b"", b""), (b"a", None), (b"a", b""), (b"a", b"k"), (b"ak", None), (b"k", b"a")]
     assert len({line_hash(value, key) for value, key in pairs}) == len(pairs)
 

@@ -83,7 +83,7 @@ def _span(start: int, count: int) -> Iterator[int]:
     yield from range(start, start + count)
 
 
-def test_each_alert_has_its_words_on_the_page_and_no_other_has() -> None:
+def test_page_describes_each_alert_and_no_other() -> None:
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     section = page.partition("\n## When an alert fires\n")[2].partition("\n## ")[0]
     headings = re.findall(r"^### (\w+)$", section, re.M)

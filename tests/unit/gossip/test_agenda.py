@@ -76,7 +76,7 @@ class Below:
         return self.now
 
 
-def test_turns_in_time_lose_nothing() -> None:
+def test_timely_wakeup_is_no_stall() -> None:
     below = Below()
     clock = AwakeClock(below)
     assert clock.now() == 50.0

@@ -47,7 +47,7 @@ def test_where_fewer_times_are_enough_by_now_it_ends_earlier() -> None:
     assert [queue.take(ROOM, 4) for _ in range(2)] == [[b"a"], []]
 
 
-def test_a_later_message_takes_the_place_of_an_earlier_one_and_begins_anew() -> None:
+def test_later_message_replaces_an_earlier_one_and_resets_its_count() -> None:
     queue = filled("a", "b")
     assert queue.take(ROOM, 2) == [b"b", b"a"]
     queue.put("a", b"a again")
@@ -57,7 +57,7 @@ def test_a_later_message_takes_the_place_of_an_earlier_one_and_begins_anew() -> 
     assert queue.take(ROOM, 2) == []
 
 
-def test_nothing_goes_beyond_the_room() -> None:
+def test_broadcasts_never_exceed_the_free_bytes() -> None:
     queue = Broadcasts()
     for number in range(40):
         queue.put(str(number), bytes(number + 1))
@@ -87,7 +87,7 @@ def test_a_packet_has_so_many_parts_at_most() -> None:
     assert [len(queue.take(1 << 20, 1)) for _ in range(4)] == [PARTS_MOST, PARTS_MOST, PARTS_MOST, 0]
 
 
-def test_when_too_much_waits_what_was_handed_on_most_gives_way_and_of_that_the_oldest() -> None:
+def test_full_queue_drops_the_oldest_of_the_most_transmitted() -> None:
     queue = filled("first", "second")
     assert len(queue.take(ROOM, 9)) == 2
     for number in range(KEPT_MOST - 1):

@@ -75,7 +75,7 @@ def test_each_step_of_turning_it_on_is_understood_by_the_one_before() -> None:
     assert ("false", "true") not in UNDERSTOOD
 
 
-def test_what_is_encrypted_has_the_room_that_it_takes() -> None:
+def test_encrypted_packet_reserves_its_overhead() -> None:
     assert packets("accept").overhead(False) == packets("false").overhead(False) == 0
     assert packets("send").overhead(False) == packets("true").overhead(False) > 0
 

@@ -55,7 +55,7 @@ def run(core: Gossip, seconds: float) -> list[tuple[Address, bytes]]:
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["plain", "encrypted"])
-def test_no_packet_is_too_large_and_the_largest_words_are_handed_on(keyed: bool) -> None:
+def test_no_packet_is_too_large_and_the_largest_messages_are_sent(keyed: bool) -> None:
     """Names and tags of all the bytes that they may have: two of them fit into no packet together."""
     packets = Packets(Keyring([bytes(32)]) if keyed else None, lambda: bytes(12))
     core = core_of(packets=packets)
@@ -155,7 +155,7 @@ def test_streams_to_be_opened_do_not_pile_up() -> None:
     assert core.take_asks() == []
 
 
-def test_changes_are_told_once() -> None:
+def test_changes_are_reported_once() -> None:
     core = core_of()
     packets = Packets(None, lambda: bytes(12))
     assert core.take_changed() == {"own"}
@@ -165,7 +165,7 @@ def test_changes_are_told_once() -> None:
     assert core.records["a"].believed == State.SUSPECT
 
 
-def test_its_own_words_are_told_apart_from_those_of_others() -> None:
+def test_own_messages_are_distinguished_from_those_of_others() -> None:
     """Who leaves waits until what it says itself was handed on, not until nobody says anything."""
     core = core_of(QUIET)
     packets = Packets(None, lambda: bytes(12))
@@ -181,7 +181,7 @@ def test_its_own_words_are_told_apart_from_those_of_others() -> None:
         assert not core.has_own_news
 
 
-def test_a_state_of_all_members_is_told_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_of_all_members_is_reported_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a turn of the loop has room for, it is a part of: what is done in a step is bounded."""
     core, count = core_of(QUIET), 2_000
     word = alive("a", 1)
@@ -209,7 +209,7 @@ def test_a_state_of_all_members_is_told_in_steps(monkeypatch: pytest.MonkeyPatch
     assert end.value.value == core.push_pull(False) and len(end.value.value.nodes) == count + 1
 
 
-def test_members_that_come_and_go_while_a_state_is_told_do_no_harm() -> None:
+def test_members_may_change_while_a_state_is_reported() -> None:
     core = core_of(QUIET)
     states = [NodeState(f"n{at}", Address("10.0.1.2", 9900), alive("a", 1).meta, 1, 0, VSN) for at in range(1_000)]
     core.on_push_pull(0.0, PushPull(False, states, b""))

@@ -120,7 +120,7 @@ def test_who_is_what(words: list[Word], state: State | None) -> None:
     assert bench.state("own") == State.ALIVE
 
 
-def test_each_change_is_told() -> None:
+def test_each_change_is_reported() -> None:
     bench = MemberBench("a")
     bench.hear(suspect("a"))
     bench.hear(alive("a", 2, meta=tags_of("a", zone="x")))
@@ -165,7 +165,7 @@ def test_that_it_leaves_is_refuted_while_it_does_not() -> None:
     assert bench.handed_on() == [], "it said something later"
 
 
-def test_old_words_of_its_leave_are_refuted_after_a_restart() -> None:
+def test_old_leave_message_is_refuted_after_a_restart() -> None:
     bench = MemberBench()
     bench.serf.merge(SerfState(31, {"own": 30, "a": 12}, ["own"], 0, 0))
     assert bench.handed_on() == [joins("own", 30 + JOIN_STEP)] and bench.state("own") == State.ALIVE
@@ -180,7 +180,7 @@ def test_old_words_of_its_leave_are_refuted_after_a_restart() -> None:
         (SerfState(31, {"own": JOINED - 1}, ["own"], 0, 0), None),
     ],
 )
-def test_nobody_knows_later_words_of_it_than_itself(theirs: SerfState, says: int | None) -> None:
+def test_node_overrides_later_intents_about_itself(theirs: SerfState, says: int | None) -> None:
     """Who heard of its leave, and neither that it was gone nor that it came back, lists it as leaving. `JOINED`: what
     it said of its join."""
     bench = MemberBench("a")
@@ -282,7 +282,7 @@ def test_who_came_back_is_not_forgotten_at_the_time_planned_before() -> None:
     assert bench.state("a") is None
 
 
-def test_intents_of_nobody_have_a_limit_and_the_oldest_give_way() -> None:
+def test_intents_of_unknown_nodes_are_limited_and_the_oldest_are_dropped() -> None:
     bench = MemberBench()
     for number in range(INTENTS_MOST + 1):
         bench.intend(leaves(f"x{number}"))
@@ -290,7 +290,7 @@ def test_intents_of_nobody_have_a_limit_and_the_oldest_give_way() -> None:
     assert (bench.state("x0"), bench.state("x1")) == (State.ALIVE, State.LEAVING)
 
 
-def test_who_is_gone_gives_way_to_who_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_departed_member_is_dropped_for_a_present_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "MEMBERS_MOST", 3)
     bench = MemberBench("ab")
     bench.hear(alive("c"))

@@ -52,7 +52,7 @@ WORDS: list[tuple[Liveness, Alive | Suspect | Dead, tuple[Liveness, int] | None]
 
 
 @pytest.mark.parametrize(("before", "word", "after"), WORDS)
-def test_of_two_words_the_stronger_one_counts(
+def test_stronger_of_two_messages_wins(
     before: Liveness, word: Alive | Suspect | Dead, after: tuple[Liveness, int] | None
 ) -> None:
     bench = known_as(before)
@@ -105,7 +105,7 @@ def test_what_is_said_of_itself_is_refuted(word: Suspect | Dead, says: int | Non
 
 
 @pytest.mark.parametrize("state", [ALIVE, SUSPECT, DEAD, LEFT])
-def test_old_words_are_refuted_when_states_are_compared(state: Liveness) -> None:
+def test_old_messages_are_refuted_when_states_are_compared(state: Liveness) -> None:
     bench = SwimBench()
     old = NodeState("own", address_of("own"), tags_of("own", zone="old"), 17, state, VSN)
     bench.nodes.merge(old)

@@ -72,7 +72,7 @@ class ProbeBench(SwimBench):
 # ----------------------------------------------------------------------------------------------------------- rounds
 
 
-def test_all_that_live_are_probed_in_turn_and_nobody_else() -> None:
+def test_only_live_members_are_probed_round_robin() -> None:
     bench = ProbeBench("abcdef")
     bench.hear(dead("c"), left("d"), suspect("e"))
     turns = []
@@ -93,7 +93,7 @@ def test_one_alone_probes_nobody() -> None:
     assert bench.sent == [] and bench.counts["probes"] == 0
 
 
-def test_a_new_member_is_probed_within_this_turn() -> None:
+def test_new_member_is_probed_in_this_round() -> None:
     bench = ProbeBench("abcdefghij")
     bench.prober.on_ack(bench.probe().seq)
     bench.hear(alive("x"))
@@ -137,7 +137,7 @@ def test_an_answer_ends_a_probe() -> None:
     assert bench.round_trips == [0.125] and bench.counts["late_acks"] == 1
 
 
-def test_a_suspect_is_told_with_the_probe_what_is_said_of_it() -> None:
+def test_probe_of_a_suspect_carries_the_suspicion() -> None:
     bench = ProbeBench("a")
     bench.hear(suspect("a", 1, "b"))
     bench.agenda.run(bench.next_at)
@@ -147,7 +147,7 @@ def test_a_suspect_is_told_with_the_probe_what_is_said_of_it() -> None:
 # ---------------------------------------------------------------------------------------------------- without answer
 
 
-def test_others_are_asked_and_a_stream_before_somebody_is_suspected() -> None:
+def test_indirect_pings_and_a_stream_precede_a_suspicion() -> None:
     bench = ProbeBench("abcdef")
     ping = bench.probe()
     bench.pass_time(LAN.probe_timeout_s - 0.01)
@@ -164,7 +164,7 @@ def test_others_are_asked_and_a_stream_before_somebody_is_suspected() -> None:
 
 
 @pytest.mark.parametrize("by", ["helper", "stream"])
-def test_an_answer_on_another_way_is_one_too(by: str) -> None:
+def test_indirect_ack_counts(by: str) -> None:
     bench = ProbeBench("abcdef")
     ping = bench.probe()
     bench.pass_time(LAN.probe_timeout_s + 0.1)
@@ -213,7 +213,7 @@ def test_with_nobody_to_ask_it_doubts_itself_a_little() -> None:
     assert bench.awareness.score == 1
 
 
-def test_who_doubts_itself_waits_longer_and_lets_rounds_pass() -> None:
+def test_node_with_low_self_awareness_waits_longer_and_skips_rounds() -> None:
     bench = ProbeBench("abcdef")
     bench.awareness.add(2)
     ping = bench.probe()
@@ -268,7 +268,7 @@ def test_only_the_asker_or_a_known_member_is_answered(
     assert bench.taken() == [(answered, Nack(9))]
 
 
-def test_a_ping_for_somebody_else_is_not_answered() -> None:
+def test_ping_for_another_node_is_not_answered() -> None:
     bench = ProbeBench("ab")
     bench.prober.on_ping(Ping(9, "a", address_of("b"), "b"), address_of("b"))
     assert bench.sent == [] and bench.counts["pings_for_others"] == 1

@@ -108,7 +108,7 @@ async def test_since_is_of_the_state(clock: Clock) -> None:
         assert await anext(changes) == [Change(member("b", State.FAILED, NEW_MS, zone="x"), gone=True)]
 
 
-async def test_a_status_that_nobody_knows_is_told_once(clock: Clock, log: list[Any]) -> None:
+async def test_unknown_status_is_logged_once(clock: Clock, log: list[Any]) -> None:
     agent = FakeAgent()
     agent.members["b"] = listed("b", "none")
     async with joined_to(agent, clock) as membership:
@@ -145,7 +145,7 @@ async def test_an_event_is_not_waited_for_and_one_is_enough(clock: Clock) -> Non
 # ----------------------------------------------------------------------------------------------- the agent is away
 
 
-async def test_an_agent_that_is_away_is_waited_for_and_told_once(clock: Clock, log: list[Any]) -> None:
+async def test_absent_agent_is_awaited_and_logged_once(clock: Clock, log: list[Any]) -> None:
     agent = FakeAgent()
     membership = of(agent, clock)
     async with trio.open_nursery() as nursery:
@@ -246,7 +246,7 @@ async def test_tags_that_are_there_are_not_set_again(clock: Clock) -> None:
     assert agent.count("tags") == 0
 
 
-async def test_tags_that_somebody_took_off_come_back(clock: Clock) -> None:
+async def test_removed_tags_are_set_again(clock: Clock) -> None:
     """An agent that reads its configuration again has the tags that stand there, and only those."""
     agent = FakeAgent()
     async with joined_to(agent, clock):
@@ -273,7 +273,7 @@ async def test_two_nodes_on_one_agent_do_not_race(clock: Clock) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_the_tags_of_others_leave_too_little_room(clock: Clock, log: list[Any]) -> None:
+async def test_other_tags_leave_too_few_bytes(clock: Clock, log: list[Any]) -> None:
     agent = FakeAgent()
     agent.members[agent.name] = listed(agent.name, role="x" * 450)
     async with joined_to(agent, clock) as membership:

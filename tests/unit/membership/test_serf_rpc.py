@@ -90,7 +90,7 @@ async def test_many_ask_at_once_while_events_come() -> None:
     assert 0 < events <= 50
 
 
-async def test_an_event_is_told_once_and_waited_for() -> None:
+async def test_event_is_reported_once_and_awaited() -> None:
     agent = FakeAgent()
     async with running(agent), await SerfRpc.open(agent.address) as rpc:
         await rpc.stream_members()

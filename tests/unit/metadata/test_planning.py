@@ -85,7 +85,7 @@ def test_who_failed_a_moment_ago_keeps_what_it_has() -> None:
     assert assigned(found) == {1: {"a", "b", "d"}} and found[0] == m.Assign(1, 0, ["a", "b", "d"])
 
 
-def test_who_is_lost_stays_as_long_as_nobody_can_take_its_place() -> None:
+def test_lost_node_stays_until_a_replacement_exists() -> None:
     nodes = registry(node("a"), node("b"), node("c", failed=AFTER_MS))
     assert changes(topic(*ABC), nodes, balanced="ab") == []
 
@@ -101,7 +101,7 @@ def test_who_is_drained_goes_once_others_take_it() -> None:
     assert assigned(changes(topic(*ABC), registry(*nodes.values(), node("d")))) == {1: {"a", "b", "d"}}
 
 
-def test_what_moves_goes_past_full_nodes_while_others_have_room() -> None:
+def test_moves_avoid_full_nodes_while_others_have_capacity() -> None:
     nodes = registry(node("a"), node("b"), node("c", standing=DRAINING), node("d"), node("e"))
     topics = topic(("a", "c"), ("d", "c"), ("d", "c"), replicas=2)
     led = {1, 2, 3}
@@ -132,7 +132,7 @@ def test_without_a_leader_nothing_can_be_moved() -> None:
     assert assigned(changes(both, nodes, not_led=range(1, MOVES_MOST + 1))) == {1000: {"a", "c", "d"}}
 
 
-def test_who_is_being_removed_goes_whoever_else_has_failed() -> None:
+def test_removed_node_is_drained_even_if_others_failed() -> None:
     """After the loss of a majority they are removed one after the other."""
     lost = [node("b", failed=AFTER_MS, standing=REMOVING), node("c", failed=AFTER_MS)]
     nodes = registry(node("a"), *lost, node("d"), node("e", failed=AFTER_MS))

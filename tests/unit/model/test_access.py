@@ -57,7 +57,7 @@ def test_what_a_grant_allows(grant: str, right: Right, topic: str | None, group:
     assert access(grant).allows(right, topic, group) is allowed
 
 
-def test_topics_are_seen_by_whoever_has_some_right_on_them() -> None:
+def test_topics_are_visible_with_any_right_on_them() -> None:
     one = access("consume:a*/g", "cluster")
     assert one.sees("ab") and not one.sees("b")
     assert not access("cluster", "security").sees("a")
@@ -124,7 +124,7 @@ def test_a_role_is_made_of_rights_and_built_in_roles() -> None:
         check_role("a b")
 
 
-def test_grants_read_as_they_are_told() -> None:
+def test_grants_are_parsed_as_they_are_shown() -> None:
     for grant in (Grant(Right.PRODUCE), Grant(Right.READ, "a*"), Grant(Right.CONSUME, "*", "g"), Grant(Right.CLUSTER)):
         assert parse_grant(str(grant)).expanded({}) == [grant]
 

@@ -120,7 +120,7 @@ def test_what_cannot_be_encoded(columns: dict[int, list[bytes | None]]) -> None:
         encode(columns)
 
 
-def test_unknown_columns_pass_through() -> None:
+def test_unknown_columns_are_kept() -> None:
     columns = {
         Column.VALUE: [b"a", b"b", b"c"],
         77: [1, None, -3],

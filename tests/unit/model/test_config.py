@@ -143,7 +143,7 @@ def test_a_node_that_others_reach_is_secured_or_says_that_it_is_not(write, text:
 
 
 @pytest.mark.parametrize("word", ["y", "T", "on", "1", "TRUE", "Yes"])
-def test_whether_gossip_is_encrypted_is_said_in_the_words_for_true_and_false(write, word: str) -> None:  # type: ignore[no-untyped-def]
+def test_gossip_encryption_setting_uses_the_boolean_words(write, word: str) -> None:  # type: ignore[no-untyped-def]
     assert load_config(write(FOUND), {"SANDQ_GOSSIP__ENCRYPT": word}).gossip.encrypt is True
     opposite = {"y": "n", "T": "F", "on": "off", "1": "0", "TRUE": "FALSE", "Yes": "No"}[word]
     assert load_config(write(FOUND), {"SANDQ_GOSSIP__ENCRYPT": opposite}).gossip.encrypt is False
@@ -262,7 +262,7 @@ metrics: {}
 """
 
 
-def test_every_mistake_has_its_place(write) -> None:  # type: ignore[no-untyped-def]
+def test_every_mistake_has_its_path(write) -> None:  # type: ignore[no-untyped-def]
     rule = "the rule: 1 to 249 of A-Z a-z 0-9 . _ - and the first one a letter or a digit"
     assert mistakes(write(BAD), {"SANDQ_NODE__I": "x"}) == [
         "environment SANDQ_NODE__I: no such setting; did you mean SANDQ_NODE__ID?",

@@ -179,7 +179,7 @@ def shown(template: str) -> str:
     return template.replace(": {why}", ": REASON").replace("{why}", "[: REASON]").format_map(NAMES)
 
 
-def test_document_has_every_situation_with_its_words() -> None:
+def test_document_lists_every_situation_with_its_text() -> None:
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\| `[a-z-]+` \|.*", PAGE, re.M)
     ]

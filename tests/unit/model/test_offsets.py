@@ -38,7 +38,7 @@ def test_other_lengths_are_no_offsets(offset: bytes) -> None:
         offsets.shift(offset, 1)
 
 
-def test_a_run_ends_where_places_end() -> None:
+def test_run_ends_at_the_last_position() -> None:
     last = offsets.pack(1, 2, offsets.PLACE_MAX, 3)
     assert offsets.run(last, 1) == [last]
     assert offsets.run(last, 0) == []
@@ -60,14 +60,14 @@ def test_a_run_ends_where_places_end() -> None:
         ((0, 0, 0, 0), (0, 0, 1, 0)),
     ],
 )
-def test_the_place_behind_is_the_next_one_of_the_partition(
+def test_next_position_is_the_next_one_of_the_partition(
     parts: tuple[int, int, int, int], behind: tuple[int, int, int, int]
 ) -> None:
     assert offsets.unpack(offsets.behind(offsets.pack(*parts))) == behind
 
 
 @pytest.mark.parametrize("partition", [0, 8, offsets.PARTITION_MAX])
-def test_nothing_lies_behind_the_last_place(partition: int) -> None:
+def test_nothing_follows_the_last_position(partition: int) -> None:
     with pytest.raises(InvalidRequest, match="behind the last one"):
         offsets.behind(offsets.pack(offsets.U48_MAX, offsets.U48_MAX, offsets.PLACE_MAX, partition))
 

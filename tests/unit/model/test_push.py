@@ -82,7 +82,7 @@ def test_every_mistake_names_its_setting(given: dict[str, Any], about: str) -> N
     assert mistake.startswith(f"{about}: ")
 
 
-def test_all_mistakes_are_told_together() -> None:
+def test_all_mistakes_are_reported_together() -> None:
     with pytest.raises(InvalidSetting) as refusal:
         changed_push(None, {"url": "x", "secrets": ["y"], "concurrency": 0, "z": 1})
     assert len(refusal.value.details["mistakes"]) == 4

@@ -14,7 +14,7 @@ def test_a_quota_is_kept_as_what_is_set() -> None:
     assert quota.changed({"topics": None, "max_delay": None}).record() == {"requests_per_s": 0}
 
 
-def test_every_mistake_is_told() -> None:
+def test_every_mistake_is_reported() -> None:
     with pytest.raises(InvalidRequest) as caught:
         Quota().changed({"topics": -1, "bytes_per_s": True, "x": 1, "max_delay": "soon"})
     message = caught.value.message

@@ -69,7 +69,7 @@ def test_a_burst_goes_with_a_rate_only() -> None:
 
 
 @given(st.integers(10, 86_400_000_000), st.integers(1, 1_000_000))
-def test_what_is_told_can_be_said(interval_us: int, burst: int) -> None:
+def test_shown_rates_can_be_parsed(interval_us: int, burst: int) -> None:
     rows = [["a", 3, None, interval_us, burst], ["b.*", 1, 5]]
     assert rows_of(as_mapping(rows)) == rows
 

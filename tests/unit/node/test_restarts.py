@@ -62,14 +62,14 @@ async def test_it_is_started_anew_when_it_asks_for_it() -> None:
     assert [node.number for node in bed.ready] == bed.ended == [0, 1, 2]
 
 
-async def test_it_waits_where_there_is_no_room_to_start(autojump_clock: trio.testing.MockClock) -> None:
+async def test_node_waits_when_there_is_no_space_to_start(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed(None, FULL, FULL, None)
     await bed.serve()
     assert [node.number for node in bed.ready] == [0, 3]
     assert [later - bed.tried_s[1] for later in bed.tried_s[2:]] == [RETRY_S, 2 * RETRY_S]
 
 
-async def test_told_to_stop_while_it_waits_for_room_it_stops(autojump_clock: trio.testing.MockClock) -> None:
+async def test_node_waiting_for_space_stops_on_request(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed(None, FULL, None)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(bed.serve)
@@ -90,7 +90,7 @@ async def test_full_disk_in_a_group_is_waited_for(autojump_clock: trio.testing.M
     [(FULL,), (BROKEN,), (None, BROKEN), (None, ExceptionGroup("both", [FULL, BROKEN]))],
     ids=["first start", "broken", "broken later", "broken as well"],
 )
-async def test_what_room_does_not_mend_is_raised(starts: tuple[Exception | None, ...]) -> None:
+async def test_error_that_space_does_not_fix_is_raised(starts: tuple[Exception | None, ...]) -> None:
     bed = Bed(*starts)
     with pytest.raises((StorageFailed, ExceptionGroup)) as raised:
         await bed.serve()

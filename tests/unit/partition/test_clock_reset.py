@@ -77,7 +77,7 @@ def test_reset_of_a_compacted_topic_is_refused() -> None:
     assert (bench.machine.now_ms, bench.machine.clock_epoch) == (T + YEAR, 0)
 
 
-def test_nothing_is_stored_leased_or_opened_while_a_reset_is_under_way() -> None:
+def test_nothing_is_stored_leased_or_opened_during_a_reset() -> None:
     bench = poisoned()
     bench.apply(0, c.ClockReset(T))
     asked = (
@@ -205,7 +205,7 @@ def test_move_of_what_waits_counts_before_its_own_instant(to: int, relative: boo
         assert bench.values(bench.lease(group=group, at=comes)) == ["a"]
 
 
-def test_move_of_what_waits_to_before_its_place() -> None:
+def test_waiting_message_moves_before_its_position() -> None:
     """A reset has put its place where its producer had first wanted it."""
     bench = Bench()
     for group in "gh":
@@ -284,7 +284,7 @@ def test_groups_and_jobs_are_of_no_later_time() -> None:
     assert (shown["state"], shown["finished_ms"]) == ("stopped", T + 3000)
 
 
-def test_seek_that_was_under_way_goes_on_to_its_end_first() -> None:
+def test_running_seek_finishes_before_a_reset() -> None:
     bench = Bench(max_attempts=1, delete_on_ack=False, retain="30d")
     bench.open()
     bench.append("a", at=YEAR)
@@ -540,7 +540,7 @@ def test_end_of_a_group_goes_by_the_order_of_keys_before_messages_are_placed_ane
     assert len(benches[0].rows(rows.KEYED_UNIQUE)) == 1
 
 
-def test_expiry_passes_a_bounded_number_of_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expiry_skips_a_bounded_number_of_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settlement, "EXPIRE_MESSAGES", 2)
     bench = Bench(ttl="10s")
     for group in "gh":

@@ -29,7 +29,7 @@ def test_messages_for_nobody_need_none() -> None:
     assert not b.needed_no_disk
 
 
-def test_messages_with_a_unique_key_look_it_up() -> None:
+def test_messages_with_a_unique_key_are_looked_up() -> None:
     b = bench()
     b.put("a", unique="u")
     assert not b.needed_no_disk
@@ -75,7 +75,7 @@ def test_acks() -> None:
     assert b.needed_no_disk
 
 
-def test_an_ack_of_a_message_whose_key_blocks_others_looks_for_them() -> None:
+def test_ack_of_a_message_whose_key_blocks_others_looks_them_up() -> None:
     b = bench(ordering="key")
     b.open("g")
     b.put("a", key="k")
@@ -86,7 +86,7 @@ def test_an_ack_of_a_message_whose_key_blocks_others_looks_for_them() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_batch_that_may_have_been_stored_before_looks_for_its_answer(number: int) -> None:
+def test_batch_that_may_be_stored_already_looks_up_its_reply(number: int) -> None:
     b = bench()
     for sequence in (1, number):
         b.apply(sequence, c.Append(batch_of(["a"]), 7, 1, sequence))

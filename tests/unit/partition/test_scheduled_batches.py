@@ -176,7 +176,7 @@ def test_one_of_it_comes_at_another_time(moments: Bench) -> None:
     assert not moments.rows(rows.LOG) and not moments.rows(rows.TOMBSTONE) and not moments.rows(rows.MOVED)
 
 
-def test_what_is_left_gets_its_rows_in_turns(moments: Bench) -> None:
+def test_remaining_messages_get_their_rows_in_time_slices(moments: Bench) -> None:
     messages = 4 * SLICE_ITEMS
     base, count = moments.append(*[f"m{at}" for at in range(messages)], due=[5_000] * messages)
     turns: list[int] = []

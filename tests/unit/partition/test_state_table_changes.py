@@ -167,7 +167,7 @@ class TestMove:
         assert delayed.bench.cancel(offset, at=4) == ("cancelled", delayed.offset)
 
 
-class TestTtlPasses:
+class TestTtlExpires:
     """The ttl is 100 ms, of the topic or of the message."""
 
     @pytest.fixture(params=["topic", "own"])
@@ -380,7 +380,7 @@ class TestSeekToAnEarlierPoint:
 class TestSeekForward:
     @pytest.mark.parametrize("state", ["ready", "leased", "waiting", "acked"])
     @pytest.mark.parametrize("to", ["latest", 3])
-    def test_what_it_passes_is_acked(self, state: str, to: c.Position) -> None:
+    def test_skipped_messages_are_acked(self, state: str, to: c.Position) -> None:
         passed = scene(state)
         passed.bench.seek(to, at=3)
         assert passed.state == "acked"

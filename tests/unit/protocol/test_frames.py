@@ -140,7 +140,7 @@ def test_a_frame_over_the_limit_is_refused_at_its_length() -> None:
 @pytest.mark.parametrize(
     "line", [b"GET / HTTP/1.1", b"POST /topics HTTP/1.1", b"PRI * HTTP/2.0", b"DELETE /", b"PATCH /"]
 )
-def test_an_http_request_is_told_from_garbage(line: bytes) -> None:
+def test_http_request_is_distinguished_from_garbage(line: bytes) -> None:
     with pytest.raises(WrongPort, match="HTTP"):
         FrameReader().feed(line)
     with pytest.raises(WrongPort):

@@ -536,7 +536,7 @@ def test_what_a_nack_changes_travels_by_name() -> None:
     assert item[5] == changes
 
 
-def test_another_version_is_told_before_anything_else() -> None:
+def test_other_version_is_rejected_before_anything_else() -> None:
     for version in (1, 3):
         with pytest.raises(WrongVersion, match="version 2") as caught:
             requests.Hello.parse([1, 1, version, {"what": "ever"}, 5, 6])

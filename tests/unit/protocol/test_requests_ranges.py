@@ -84,7 +84,7 @@ def test_what_is_wrong_is_refused(bad: Any) -> None:
         acked(bad)
 
 
-def test_up_to_the_last_place() -> None:
+def test_range_up_to_the_last_position() -> None:
     base = offsets.pack(1, 1, offsets.PLACE_MAX - 3, 0)
     for extent in (1, 4, b"\x0f", b"\x01\x00\x00"):
         assert acked([[base, extent]]) == [[base, extent]]

@@ -91,7 +91,7 @@ def test_the_content_type_is_that_of_the_message() -> None:
         assert "sandq-header-content-type" in found
 
 
-def test_a_key_that_is_deleted_is_told_from_an_empty_value() -> None:
+def test_deleted_key_is_distinguished_from_an_empty_value() -> None:
     assert "sandq-deleted" not in names(FakeMessage(b"", b"k"))
     assert names(FakeMessage(b"", b"k", deleted=True))["sandq-deleted"] == "true"
 
@@ -101,7 +101,7 @@ def test_ids_are_different_where_topics_are() -> None:
     assert len(ids) == 5 and not any("." in one for one in ids)
 
 
-def test_what_has_no_room_is_left_out_and_counted() -> None:
+def test_headers_that_do_not_fit_are_omitted_and_counted() -> None:
     message = FakeMessage(key=b"k", headers={"big": "x" * HEADER_BYTES_MOST, "small": "1", "huge": "\u00e4" * 9000})
     found = names(message)
     assert found["sandq-left-out"] == "2" and found["sandq-header-small"] == "1" and found["sandq-key"] == "k"

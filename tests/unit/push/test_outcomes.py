@@ -24,7 +24,7 @@ def test_the_rest_comes_again_by_the_back_off(status: int) -> None:
     assert (outcome.end, outcome.delay_s) == (End.RETRIED, None) and outcome.is_failure
 
 
-def test_redirects_are_told_of() -> None:
+def test_redirects_are_reported() -> None:
     assert outcome_of(302, "", "5", NOW_S) == Outcome(End.RETRIED, "HTTP 302 (redirects are not followed)")
 
 

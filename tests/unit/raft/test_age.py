@@ -24,7 +24,7 @@ def test_before_there_is_a_leader_nobody_knows(table: Table) -> None:
     assert ages(table) == [None, None, None]
 
 
-def test_who_is_told_is_up_to_date_and_grows_old(table: Table) -> None:
+def test_informed_member_is_up_to_date_and_ages(table: Table) -> None:
     table.elect("a")
     table.heartbeat("a")
     table.settle()

@@ -36,7 +36,7 @@ def elected(passes: GroupCommit, **options: Any) -> Group:
     return group
 
 
-def test_an_only_voter_leads_after_one_pass() -> None:
+def test_only_voter_leads_after_one_commit_batch() -> None:
     passes = GroupCommit()
     group = new_group(passes)
     records, ready = passes.tick()
@@ -47,7 +47,7 @@ def test_an_only_voter_leads_after_one_pass() -> None:
     assert group.term_start == 2
 
 
-def test_an_entry_is_handed_out_only_after_the_pass_that_wrote_it_is_synced() -> None:
+def test_entry_is_applied_only_after_its_commit_batch_is_synced() -> None:
     passes = GroupCommit()
     group = elected(passes)
     done: list[Any] = []
@@ -61,7 +61,7 @@ def test_an_entry_is_handed_out_only_after_the_pass_that_wrote_it_is_synced() ->
     assert done == [(3, None)]
 
 
-def test_entries_of_one_pass_are_ready_while_the_next_is_written() -> None:
+def test_entries_of_one_batch_are_ready_while_the_next_is_written() -> None:
     passes = GroupCommit()
     group = elected(passes)
     group.propose(b"one", lambda index, failure: None)
@@ -74,7 +74,7 @@ def test_entries_of_one_pass_are_ready_while_the_next_is_written() -> None:
     assert [entry.command for entry in ready] == [b"one"]
 
 
-def test_all_groups_share_one_pass() -> None:
+def test_all_groups_share_one_commit_batch() -> None:
     passes = GroupCommit()
     groups = [elected(passes, number=number) for number in (1, 2, 3)]
     for group in groups:
@@ -206,7 +206,7 @@ def test_a_missing_hook_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -
         hooks.install()
 
 
-def test_a_group_removed_while_its_pass_is_written_is_not_ticked_again() -> None:
+def test_group_removed_while_its_batch_is_written_is_not_ticked_again() -> None:
     passes = GroupCommit()
     group, other = elected(passes, number=1), elected(passes, number=2)
     for each in (group, other):

@@ -449,7 +449,7 @@ def test_l5_without_the_votes_before(table: Table, monkeypatch: pytest.MonkeyPat
     assert risen > 0, "without the guard a healthy leader is deposed"
 
 
-def test_l5_a_deadline_that_passes_within_a_tick_is_no_election_without_the_votes_before(table: Table) -> None:
+def test_l5_deadline_within_a_tick_starts_no_election_without_earlier_votes(table: Table) -> None:
     """The library reads the clock once more than the guard does."""
     table.elect("a")
     table.heartbeat("a")
@@ -532,7 +532,9 @@ def test_a_member_of_a_higher_term_is_followed(table: Table) -> None:
 # -- L6, M1 -----------------------------------------------------------------------------------------------------------
 
 
-def test_l6_what_waits_is_told_when_leadership_is_lost(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_l6_pending_proposals_are_notified_when_leadership_is_lost(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
     group = table.elect("a")
     outcomes: list[Any] = []
     group.propose(b"x", lambda index, failure: outcomes.append(failure))
@@ -588,7 +590,7 @@ def test_l6_what_the_next_leader_has_not_is_lost_and_never_comes(settling: Table
         assert b"\x000" not in [command for command, _, _ in settling.groups[name].journal]
 
 
-def test_l6_a_change_of_members_is_told_at_once(settling: Table) -> None:
+def test_l6_change_of_members_is_reported_at_once(settling: Table) -> None:
     """It is the cluster's own, which looks again: it must not wait for a leader that may never come."""
     group = settling.elect("a")
     outcomes: list[ProposalFailed | None] = []

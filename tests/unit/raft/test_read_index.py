@@ -52,7 +52,7 @@ def test_answers_to_what_was_sent_before_do_not_count(table: Table) -> None:
     assert len(answers) == 1
 
 
-def test_one_round_serves_all_that_came_before_a_pass(table: Table) -> None:
+def test_one_round_serves_all_reads_before_a_batch(table: Table) -> None:
     first, second = ask(table), ask(table)
     table.tick("a")
     sent = len(table.messages(wire.APPEND))

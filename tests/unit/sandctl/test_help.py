@@ -28,7 +28,7 @@ GROUPS = [(), *(path for path, command in ALL.items() if isinstance(command, cli
 
 
 @pytest.mark.parametrize("path", GROUPS, ids=" ".join)
-def test_the_list_of_commands_has_one_line_for_each(path: tuple[str, ...]) -> None:
+def test_list_of_commands_has_one_row_for_each(path: tuple[str, ...]) -> None:
     shown = CliRunner().invoke(main, [*path, "--help"], terminal_width=COLUMNS).output
     listed = shown.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
     names = [name for *before, name in ALL if tuple(before) == path]

@@ -76,7 +76,7 @@ def test_headers_of_any_bytes(ctl: Ctl, client: FakeClient, name: str, output: s
                 assert base64.b64decode(row.get("headers_base64", "")) == cell and "headers" not in row
 
 
-def test_a_line_with_headers_that_are_no_map_is_refused_with_the_reason(ctl: Ctl, client: FakeClient) -> None:
+def test_line_with_invalid_headers_is_refused_with_the_reason(ctl: Ctl, client: FakeClient) -> None:
     client.rows = [stored(1, _headers=b"\xc1")]
     line = ctl("message", "list", "t", "--values", "-o", "jsonl").stdout
     with pytest.raises(BadLine, match=r"^headers_base64: these headers are not a map with text keys"):

@@ -267,7 +267,7 @@ def test_interrupted_in_the_middle_of_json(spawn: Any, server: FakeServer) -> No
 
 
 @pytest.mark.parametrize("path", PATHS, ids=" ".join)
-def test_words_that_no_command_knows(ctl: Any, server: FakeServer, path: tuple[str, ...]) -> None:
+def test_unknown_arguments_are_refused(ctl: Any, server: FakeServer, path: tuple[str, ...]) -> None:
     """Nothing is sent for wrong usage, and the option that was meant is named."""
     for more in (["--no-such-option"], ["--outptu", "json"], ["-o", "xml"], ["a"] * 9):
         if path[:2] in ANY_NUMBER and more[0] == "a":

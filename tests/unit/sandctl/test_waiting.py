@@ -91,7 +91,7 @@ def run_with(
     return said
 
 
-def test_terminal_is_told_what_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_shows_the_awaited_change(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_with(monkeypatch, terminal=True) == [
         "sandctl: waiting for the cluster's response; giving up within 60 s (--timeout; Ctrl-C ends it at once)"
     ]
@@ -115,7 +115,7 @@ def test_scripts_and_commands_that_wait_say_nothing(monkeypatch: pytest.MonkeyPa
         ("consume", "t", "--group", "g", "--lease", "5x"),
     ],
 )
-def test_wrong_words_are_exit_code_2(ctl: Any, words: tuple[str, ...]) -> None:
+def test_wrong_arguments_exit_with_code_2(ctl: Any, words: tuple[str, ...]) -> None:
     result = ctl(*words)
     assert result.exit_code == 2 and result.stderr
     for python in ("timedelta", "datetime", " int ", " str ", "NoneType", "Traceback"):

@@ -172,6 +172,6 @@ def test_other_steps_are_taken(text: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "every"), [("@every 5m", "5m"), ("@every", "5m"), ("@EVERY 1h30m", "1h30m")])
-def test_an_interval_given_as_cron_is_told_to_be_every(text: str, every: str) -> None:
+def test_interval_given_as_cron_suggests_every(text: str, every: str) -> None:
     with pytest.raises(InvalidRequest, match=f'is an interval: give it as every "{every}", in place of cron'):
         parse(text)

@@ -57,7 +57,7 @@ def test_they_are_counted_as_one_by_one(unit_ms: int, count: int) -> None:
         assert found == Outlook(one_by_one(schedules, unit_ms, count), True), schedules
 
 
-def test_what_is_too_much_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_excess_is_omitted_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outlook, "LOOKED_UP_MOST", 10)
     monkeypatch.setattr(outlook, "COUNTED_MOST", 25)
     alike = [ahead(f"s{number}", cron="*/30 * * * *") for number in range(3)]
@@ -70,7 +70,7 @@ def test_what_is_too_much_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch) 
     assert dense == Outlook({T + minute * 60_000: 60 for minute in range(25)}, False)
 
 
-def test_what_this_node_cannot_go_by_is_left_out_and_that_is_told() -> None:
+def test_schedule_with_an_unknown_zone_is_omitted_and_reported() -> None:
     strange = Ahead("s", Recurrence(cron="@hourly", zone="Mars/Phobos"), 0, None)
     known = Ahead("k", Recurrence(cron="@hourly"), 0, None)
     found = count_ahead([strange, known], 0, 3_600_000, 3)

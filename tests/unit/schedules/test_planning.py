@@ -28,7 +28,7 @@ def test_what_is_late_by_a_minute_is_not_missed(misfire: str) -> None:
         assert following(SECONDS, late_ms, misfire=misfire, misfire_most=1) == Plan(T + 1000, T + 1000, 0)
 
 
-def test_what_is_later_is_missed_as_it_is_told() -> None:
+def test_later_occurrences_are_missed_as_configured() -> None:
     late_ms = GRACE_MS + 1001
     assert following(SECONDS, late_ms) == Plan(T + 62_000, T + 62_000, 61)
     assert following(SECONDS, late_ms, misfire="all", misfire_most=3) == Plan(T + 59_000, T + 59_000, 58)

@@ -65,7 +65,7 @@ def test_a_wrong_recurrence_is_refused(given: dict[str, Any], message: str) -> N
         {"cron": "0 0 29 2 *", "start_ms": TIME_MAX_MS // 2},
     ],
 )
-def test_what_is_on_the_edge_passes(given: dict[str, Any]) -> None:
+def test_values_on_the_limits_are_accepted(given: dict[str, Any]) -> None:
     Recurrence(**given).check()
 
 

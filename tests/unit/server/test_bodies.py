@@ -39,7 +39,7 @@ def test_so_many_headers_are_one_mistake_and_right_ones_none(wrong: Any) -> None
     assert mistake["msg"].startswith("Value error, headers: 'odd' is not text")
 
 
-def test_few_unknown_members_are_told_each() -> None:
+def test_few_unknown_members_are_each_named() -> None:
     assert [one["loc"] for one in mistakes(ProduceIn, {"text": "x", "a": 1, "b": 2})] == [("one", "a"), ("one", "b")]
 
 

@@ -208,7 +208,7 @@ async def test_what_is_done_by_a_task_of_another_connection_is_its_own(memory: M
         ("local", "local"),
     ],
 )
-def test_a_host_is_told_with_a_port_or_without(address: str, host: str) -> None:
+def test_host_is_shown_with_or_without_a_port(address: str, host: str) -> None:
     assert host_of(Caller(ANONYMOUS, address)) == host
 
 

@@ -61,7 +61,7 @@ async def served(limits: Limits, stats: ClientStats, tls: TlsPort | None = None)
             nursery.cancel_scope.cancel()
 
 
-async def test_those_that_lose_a_spare_place_keep_no_socket(
+async def test_clients_that_lose_a_spare_slot_keep_no_socket(
     mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tcp, "SPARE_SLOTS", SPARE)
@@ -77,9 +77,7 @@ async def test_those_that_lose_a_spare_place_keep_no_socket(
         await trio.aclose_forcefully(client)
 
 
-async def test_no_more_shake_hands_than_there_are_spare_places(
-    mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_handshakes_are_at_most_the_spare_slots(mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp, "SPARE_SLOTS", SPARE)
     limits, stats, clients, ended = Limits(connections=1), ClientStats(), [], []
     port_tls = TlsPort(REQUIRE, lambda: contexts()[0], Handshakes())
@@ -100,7 +98,7 @@ async def test_no_more_shake_hands_than_there_are_spare_places(
         await trio.aclose_forcefully(client)
 
 
-async def test_who_has_shaken_hands_for_nothing_is_told_why(
+async def test_client_refused_after_its_handshake_gets_the_reason(
     mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits, stats = Limits(connections=1), ClientStats()

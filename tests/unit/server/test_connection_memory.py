@@ -91,7 +91,7 @@ async def test_half_a_frame_is_counted_until_it_is_whole(memory: MemoryBudget) -
     assert memory.requests.bytes == 0, "the connection has gone"
 
 
-async def test_a_frame_waits_for_room_and_others_do_not_wait_for_it(memory: MemoryBudget) -> None:
+async def test_frame_waits_for_memory_without_delaying_others(memory: MemoryBudget) -> None:
     sessions, large = [Session() for _ in range(3)], frame_of(LARGE - 100)
     async with (
         connected(memory, sessions[0]) as (_, first),
@@ -165,7 +165,7 @@ async def test_a_number_that_is_in_use_is_refused(memory: MemoryBudget) -> None:
         assert memory.requests.bytes == 0
 
 
-async def test_who_has_little_under_way_is_read_while_all_is_taken(memory: MemoryBudget) -> None:
+async def test_connection_with_little_in_flight_is_read_without_free_memory(memory: MemoryBudget) -> None:
     session = Session()
     session.answers = False
     async with connected(memory, session) as (_, client):
@@ -189,7 +189,7 @@ async def test_so_many_may_wait_for_something_to_happen(memory: MemoryBudget) ->
         assert memory.watchers.bytes == 0
 
 
-async def test_small_frames_come_while_there_is_no_room(memory: MemoryBudget) -> None:
+async def test_small_frames_are_read_without_free_memory(memory: MemoryBudget) -> None:
     session = Session()
     memory.requests.take(100 * LARGE)
     async with connected(memory, session) as (_, client):
@@ -285,7 +285,7 @@ class Steps(trio.abc.Instrument):
         self.number += 1
 
 
-async def test_those_who_wait_for_room_go_on_one_after_the_other(memory: MemoryBudget) -> None:
+async def test_connections_waiting_for_memory_continue_in_order(memory: MemoryBudget) -> None:
     """The next answer may take all of it; and none is woken to find that there is none."""
     waiters, steps = 200, Steps()
     went_on: list[int] = []

@@ -91,7 +91,7 @@ def frames_of(count: int, size: int = 0) -> bytes:
     return count * (struct.pack(">I", len(body)) + body)
 
 
-async def test_many_small_frames_come_in_several_turns(steps: Steps) -> None:
+async def test_many_small_frames_take_several_turns(steps: Steps) -> None:
     at, done = [], trio.Event()
     many = 3 * SLICE_WORK
 
@@ -106,7 +106,7 @@ async def test_many_small_frames_come_in_several_turns(steps: Steps) -> None:
     assert max(at.count(time_slice) for time_slice in set(at)) <= SLICE_WORK
 
 
-async def test_produces_of_one_receive_go_together_over_several_turns(steps: Steps) -> None:
+async def test_produces_of_one_receive_are_merged_across_turns(steps: Steps) -> None:
     at: list[int] = []
     sessions: list[Session] = []
     many = 2 * SLICE_WORK
@@ -129,7 +129,7 @@ async def test_produces_of_one_receive_go_together_over_several_turns(steps: Ste
     assert len(sessions[0].runs) == 2 and sum(sessions[0].runs) == len(at), "what came before it was not handed on"
 
 
-async def test_what_has_come_is_read_on_within_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_received_bytes_are_read_within_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody who has little to do stands in line for each piece that is read of a frame."""
     piece, pieces = 1024, 50
     monkeypatch.setattr(connection_module, "RECEIVE_BYTES", piece)
@@ -153,7 +153,7 @@ async def test_what_has_come_is_read_on_within_a_turn(monkeypatch: pytest.Monkey
     assert not stood
 
 
-async def test_a_turn_ends_with_what_was_much_work(steps: Steps) -> None:
+async def test_turn_ends_after_an_expensive_request(steps: Steps) -> None:
     at, done = [], trio.Event()
 
     def handle(connection: Connection, frame: Any) -> None:
@@ -168,7 +168,7 @@ async def test_a_turn_ends_with_what_was_much_work(steps: Steps) -> None:
     assert len(set(at)) == 50
 
 
-async def test_a_turn_gives_so_many_bytes_of_answers(steps: Steps) -> None:
+async def test_bytes_of_replies_per_turn_are_limited(steps: Steps) -> None:
     at, answer = [], encode_reply(1, bytes(300_000))
 
     def handle(connection: Connection, frame: Any) -> None:
@@ -256,7 +256,7 @@ async def test_what_waits_of_a_client_that_is_gone_is_dropped() -> None:
     assert asked < 50
 
 
-async def test_what_waits_for_its_turn_here_is_not_taken_off_the_time_of_a_frame(
+async def test_waiting_for_a_turn_does_not_reduce_the_deadline_of_a_frame(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     """A frame of which all is there, and of which the node takes a little in each of its slow turns."""
@@ -371,7 +371,7 @@ async def test_a_connection_with_many_requests_to_be_worked_on_is_not_read() -> 
 
 
 @pytest.mark.parametrize("takes_nothing", [False, True])
-async def test_requests_that_wait_end_in_turns_with_their_connection(steps: Steps, takes_nothing: bool) -> None:
+async def test_pending_requests_end_in_several_turns_with_their_connection(steps: Steps, takes_nothing: bool) -> None:
     most, begun, ended = DEFAULT.requests_per_connection, [], []
 
     async def wait() -> bytes:
@@ -433,7 +433,7 @@ async def test_a_client_that_takes_no_answers_is_not_read() -> None:
             left -= len(await client.receive_some(1 << 16))
 
 
-async def test_requests_that_tasks_work_on_are_begun_in_turns(steps: Steps) -> None:
+async def test_requests_of_tasks_begin_in_several_turns(steps: Steps) -> None:
     at, done = [], trio.Event()
     many = 300
 
@@ -452,7 +452,7 @@ async def test_requests_that_tasks_work_on_are_begun_in_turns(steps: Steps) -> N
     assert max(at.count(time_slice) for time_slice in set(at)) <= SLICE_WORK // BEGUN_WORK
 
 
-async def test_what_waits_for_its_turn_is_worked_on_in_turns(steps: Steps) -> None:
+async def test_pending_frames_are_handled_in_several_turns(steps: Steps) -> None:
     """Also where it is answered at once."""
     at: list[int] = []
     many = AT_ONCE + 300
@@ -470,7 +470,7 @@ async def test_what_waits_for_its_turn_is_worked_on_in_turns(steps: Steps) -> No
     assert max(at.count(time_slice) for time_slice in set(at)) <= SLICE_WORK // BEGUN_WORK
 
 
-async def test_refusals_come_in_turns(steps: Steps) -> None:
+async def test_refusals_take_several_turns(steps: Steps) -> None:
     at, done = [], trio.Event()
     many = 300
 

@@ -12,7 +12,7 @@ from sandq.server.http import backups
 from sandq.server.http.backups import BackupTarget, HttpBackups
 
 
-async def test_any_error_is_told_and_ends_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_any_error_is_reported_and_ends_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fails(*args: Any, **options: Any) -> None:
         raise RuntimeError("who would have thought")
 

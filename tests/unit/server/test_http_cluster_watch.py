@@ -46,7 +46,7 @@ def told(watcher: Watcher, view: ClusterView) -> dict[str, list[Any]]:
     return found
 
 
-def test_all_is_told_once_and_then_what_changes() -> None:
+def test_full_state_is_sent_once_and_then_changes() -> None:
     watcher = Watcher(None)
     look = next_view(None, INFO, seen(topic("a"), topic("b", messages=5)))
     first = told(watcher, look)
@@ -59,7 +59,7 @@ def test_all_is_told_once_and_then_what_changes() -> None:
     assert told(watcher, next_view(look, INFO, seen(topic("a")))) == {"gone": [["b"]], "look": second["look"]}
 
 
-def test_who_missed_a_look_is_told_all_that_changed() -> None:
+def test_watcher_that_missed_a_poll_gets_all_changes() -> None:
     watcher = Watcher(None)
     look = next_view(None, INFO, seen(topic("a"), topic("b")))
     told(watcher, look)
@@ -68,7 +68,7 @@ def test_who_missed_a_look_is_told_all_that_changed() -> None:
     assert [row["topic"] for row in told(watcher, look)["topics"][0]] == ["a", "b"]
 
 
-def test_each_is_told_what_it_may_read() -> None:
+def test_each_watcher_gets_what_it_may_read() -> None:
     groups = {"g": GroupOverview(group="g", ready=3)}
     look = next_view(None, INFO, seen(topic("open.a", groups=groups), topic("shut.b", groups=groups)))
     found = told(Watcher(Access.of("token:x", ["read:open.*"], {})), look)
@@ -135,7 +135,7 @@ class Client:
         self.admin = Admin()
 
 
-async def test_all_share_a_look_and_none_is_made_while_nobody_watches(autojump_clock: trio.abc.Clock) -> None:
+async def test_watchers_share_a_poll_and_there_is_none_without_watchers(autojump_clock: trio.abc.Clock) -> None:
     client: Any = Client()
     watch = ClusterWatch(client)
     async with anyio.create_task_group() as tasks:
@@ -153,7 +153,7 @@ async def test_all_share_a_look_and_none_is_made_while_nobody_watches(autojump_c
         tasks.cancel_scope.cancel()
 
 
-async def test_who_comes_later_is_told_nothing_that_is_old(autojump_clock: trio.abc.Clock) -> None:
+async def test_later_watcher_gets_no_old_state(autojump_clock: trio.abc.Clock) -> None:
     client: Any = Client()
     watch = ClusterWatch(client)
     async with anyio.create_task_group() as tasks:
@@ -169,7 +169,7 @@ async def test_who_comes_later_is_told_nothing_that_is_old(autojump_clock: trio.
         tasks.cancel_scope.cancel()
 
 
-async def test_who_watches_is_told_that_the_cluster_cannot_be_looked_at(autojump_clock: trio.abc.Clock) -> None:
+async def test_watchers_get_the_error_of_a_failed_poll(autojump_clock: trio.abc.Clock) -> None:
     client: Any = Client()
     client.admin.error = Unavailable("no node answers")
     watch = ClusterWatch(client)

@@ -81,7 +81,7 @@ async def test_a_body_that_comes_slowly_is_taken(autojump_clock: MockClock) -> N
 
 
 @pytest.mark.parametrize("gives_back_s", [None, RESERVE_S - 1, RESERVE_S + 1])
-async def test_a_request_waits_for_room_for_its_answer(
+async def test_request_waits_for_memory_for_its_reply(
     autojump_clock: MockClock, nursery: trio.Nursery, gives_back_s: float | None
 ) -> None:
     account, began_s = Account(LARGE), trio.current_time()
@@ -104,7 +104,7 @@ async def test_a_request_waits_for_room_for_its_answer(
 
 
 @pytest.mark.parametrize("path", ["/livez", "/healthz", "/readyz", "/metrics"])
-async def test_health_and_metrics_wait_for_no_room(autojump_clock: MockClock, path: str) -> None:
+async def test_health_and_metrics_do_not_wait_for_memory(autojump_clock: MockClock, path: str) -> None:
     account, began_s = Account(LARGE), trio.current_time()
     account.take(LARGE)
     client = Client(account, b"", ends=True)

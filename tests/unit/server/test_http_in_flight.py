@@ -35,7 +35,7 @@ class Bed:
         self.one.add(message, LEASE_S)
 
 
-async def test_what_is_settled_makes_room(autojump_clock: Clock) -> None:
+async def test_settled_messages_free_a_slot(autojump_clock: Clock) -> None:
     bed = Bed()
     assert bed.one.free == 0
     bed.streams.settled("t", [("a", "1"), ("a", "1"), ("a", "none"), ("c", None)])
@@ -50,7 +50,7 @@ async def test_who_consumes_of_another_topic_settles_nothing_here(autojump_clock
     assert bed.one.free == 0 and len(bed.streams.by_token) == 2
 
 
-async def test_who_waits_for_room_goes_on_when_there_is_some(autojump_clock: Clock) -> None:
+async def test_waiting_stream_continues_when_a_slot_is_free(autojump_clock: Clock) -> None:
     bed = Bed()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(bed.one.until_free)
@@ -59,7 +59,7 @@ async def test_who_waits_for_room_goes_on_when_there_is_some(autojump_clock: Clo
     assert trio.current_time() < 1
 
 
-async def test_leases_that_end_make_room(autojump_clock: Clock) -> None:
+async def test_ended_leases_free_a_slot(autojump_clock: Clock) -> None:
     bed = Bed()
     began_s = trio.current_time()
     bed.streams.extended("a", 6 * LEASE_S)

@@ -77,7 +77,7 @@ async def test_many_who_ask_at_once_are_asked_for_once(
     assert len(nodes.asked) == 1
 
 
-async def test_who_waits_is_told_when_it_is_revoked_or_changed(
+async def test_waiting_caller_learns_of_revocation_or_change(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     found, nodes = of(monkeypatch, REQUIRE)
@@ -127,7 +127,7 @@ async def test_wrong_tokens_are_slowed_down_by_where_they_come_from(
     assert await seconds("b") < 0.1
 
 
-async def test_wrong_tokens_keep_few_places(monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock) -> None:
+async def test_wrong_tokens_hold_few_slots(monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock) -> None:
     found, nodes = of(monkeypatch, REQUIRE)
     nodes.answer = Unauthenticated("wrong")
     waited: list[float] = []

@@ -88,7 +88,7 @@ async def _share() -> None:
     assert at.server.open._slots._by_source["192.0.2.1"] + at.server.open._spare._by_source["192.0.2.1"] == 1
 
 
-def test_a_flood_of_those_that_find_no_place_keeps_few_sockets() -> None:
+def test_flood_of_refused_connections_keeps_few_sockets() -> None:
     asyncio.run(_flood())
 
 

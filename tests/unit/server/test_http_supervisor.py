@@ -168,7 +168,7 @@ class Bed:
         return obey
 
 
-async def test_a_process_is_told_what_to_do_and_again_and_again_how_the_node_is(autojump_clock: Clock) -> None:
+async def test_process_gets_its_settings_and_regular_node_states(autojump_clock: Clock) -> None:
     bed = Bed()
     async with trio.open_nursery() as nursery, bed.serving():
         process = await bed.process()
@@ -258,7 +258,7 @@ async def test_what_processes_counted_adds_up_and_what_the_last_one_holds_counts
     assert bed.quotas.take_counts() == [["token:a", 6, 80, 2]]
 
 
-async def test_it_asks_for_metrics_and_is_told(autojump_clock: Clock) -> None:
+async def test_supervisor_requests_and_gets_metrics(autojump_clock: Clock) -> None:
     bed = Bed()
     async with trio.open_nursery() as nursery, bed.serving():
         process = await bed.process()

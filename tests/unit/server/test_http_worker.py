@@ -89,7 +89,7 @@ def test_what_the_node_said_too_long_ago_counts_for_nothing() -> None:
     assert bed.unwell == (None, None, None)
 
 
-def test_whenever_it_is_told_it_tells_what_was_counted_since() -> None:
+def test_worker_answers_each_message_with_new_counts() -> None:
     bed = Bed()
     bed.requests.observe("GET", "/healthz", 200, 0.1)
     bed.account.take(7)
@@ -127,7 +127,7 @@ async def test_metrics_are_asked_for(autojump_clock: trio.testing.MockClock) -> 
     assert found == [(b"new", "text/plain")]
 
 
-def test_it_stops_when_it_is_told_to() -> None:
+def test_worker_stops_on_request() -> None:
     bed = Bed()
     assert not bed.node.stop.is_set()
     bed.tell({"stop": True})

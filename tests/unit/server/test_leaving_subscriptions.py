@@ -34,7 +34,7 @@ class Broker:
         return PARTITIONS * [None]
 
 
-async def test_subscriptions_end_in_turns() -> None:
+async def test_subscriptions_end_in_time_slices() -> None:
     steps = Steps()
     broker: Any = Broker(steps)
     connection: Any = SimpleNamespace()

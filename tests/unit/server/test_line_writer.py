@@ -27,7 +27,7 @@ def read_lines(reader: int, count: int) -> list[bytes]:
     return read.splitlines()
 
 
-def test_lines_come_out_in_order(pipe: tuple[int, int]) -> None:
+def test_lines_are_written_in_order(pipe: tuple[int, int]) -> None:
     lines = LineWriter(pipe[1])
     for number in range(100):
         lines.write(f"{number}\n")
@@ -36,7 +36,7 @@ def test_lines_come_out_in_order(pipe: tuple[int, int]) -> None:
     assert lines.dropped == 0
 
 
-def test_lines_that_a_full_disk_refuses_are_dropped_and_counted() -> None:
+def test_lines_refused_by_a_full_disk_are_dropped_and_counted() -> None:
     with open("/dev/full", "wb") as full:
         lines = LineWriter(full.fileno())
         for _ in range(3):
@@ -81,9 +81,7 @@ def test_a_pipe_that_others_made_non_blocking_is_waited_for(pipe: tuple[int, int
     assert lines.dropped == 0
 
 
-def test_a_line_behind_a_torn_one_begins_on_a_line_of_its_own(
-    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_line_after_a_torn_one_begins_on_a_new_line(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     room = [3, 0, 100, 100]
     write = os.write
 

@@ -37,7 +37,7 @@ def looked(track: TopicTrack, topic: Any, now_ms: int = 0) -> Any:
     return track.within(RATE_SAMPLES)
 
 
-def test_what_was_done_between_looks_is_counted() -> None:
+def test_changes_between_polls_are_counted() -> None:
     track, topic = TopicTrack(), Topic()
     topic.counted[1] = Counted(stored=100, acked=50)
     topic.send(40, 0.001)

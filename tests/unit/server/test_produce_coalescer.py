@@ -203,7 +203,7 @@ def many(number: int, *values: bytes, relative: bool = False, **more: Sequence[A
     return frame
 
 
-def test_small_batches_go_together_and_each_is_told_of_its_messages(broker: Broker) -> None:
+def test_small_batches_are_merged_and_each_gets_its_own_reply(broker: Broker) -> None:
     frames = [many(1, b"a", b"b"), many(2, b"c"), many(3, b"d", b"e", b"f", key=[None, b"k", None])]
     for frame in frames:
         broker.gathering.add(frame)
@@ -290,7 +290,7 @@ def test_the_answer_of_a_batch_that_was_stored_message_by_message_is_shared_out(
     assert broker.answers == [[0, 1, column[0], None], [0, 2, column[1], [[0, "ready"]]], [0, 3, column[2], None]]
 
 
-def test_whoever_is_refused_does_not_take_the_others_along(broker: Broker) -> None:
+def test_refused_batch_does_not_fail_the_others(broker: Broker) -> None:
     broker.refused[b"2"] = InvalidRequest("bad")
     for number in range(1, 4):
         broker.gathering.add(single(number, b"%d" % number))
@@ -342,7 +342,7 @@ def test_a_field_too_many_is_refused(broker: Broker) -> None:
         broker.gathering.add([*single(2, b"b"), 0])
 
 
-async def test_one_that_takes_long_to_check_is_awaited_and_keeps_its_place(broker: Broker) -> None:
+async def test_slow_check_is_awaited_and_keeps_its_position(broker: Broker) -> None:
     broker.most_messages = 10_000
     many = [b"x"] * 5000
     large = [int(Type.PRODUCE), 2, "t", 0, 0, 0, 0, 0, encode({Column.VALUE: many})]
@@ -355,7 +355,7 @@ async def test_one_that_takes_long_to_check_is_awaited_and_keeps_its_place(broke
     assert broker.values() == [[b"before"], many, [b"behind"]] and broker.large == 1
 
 
-def test_work_beyond_that_of_a_frame_is_told(broker: Broker) -> None:
+def test_work_beyond_that_of_a_frame_is_reported(broker: Broker) -> None:
     broker.gathering.add(single(1, b"plain"))
     assert broker.spent == 0
     broker.gathering.add(single(2, b"with a key", key=b"k"))

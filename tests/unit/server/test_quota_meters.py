@@ -53,7 +53,7 @@ def test_no_more_requests_than_the_quota_in_any_time(meters: QuotaMeters, hand: 
     assert taken == 5 + 50
 
 
-def test_who_waits_as_long_as_it_is_told_is_let_through(meters: QuotaMeters, hand: Hand) -> None:
+def test_caller_that_waits_the_given_time_is_admitted(meters: QuotaMeters, hand: Hand) -> None:
     quota = Quota(requests_per_s=3)
     assert most(meters, quota) == 3
     with pytest.raises(QuotaExceeded) as refused:
@@ -122,7 +122,7 @@ def test_messages_that_an_ack_sends_are_waited_for(meters: QuotaMeters, hand: Ha
     assert most(meters, quota) > 0
 
 
-def test_there_is_room_for_as_many_as_are_let_through(meters: QuotaMeters, hand: Hand) -> None:
+def test_requests_are_admitted_up_to_the_free_capacity(meters: QuotaMeters, hand: Hand) -> None:
     quota = Quota(requests_per_s=5)
     assert meters.admits("token:a", quota, 5) and not meters.admits("token:a", quota, 6)
     meters.take("token:a", quota, 3, 0)
@@ -214,7 +214,7 @@ def test_how_far_ahead_a_request_sends(frame: list[object], delay_ms: int) -> No
     assert delay_of_request(frame, NOW) == delay_ms
 
 
-def test_who_may_send_no_further_is_told_not_to_try_again() -> None:
+def test_delay_beyond_the_quota_is_not_retriable() -> None:
     check_delay("token:a", Quota(max_delay_ms=1000), 1000)
     with pytest.raises(QuotaExceeded) as refused:
         check_delay("token:a", Quota(max_delay_ms=1000), 1001)

@@ -75,7 +75,7 @@ async def test_it_is_made_anew_when_something_is_another(routes: Routes) -> None
     assert len((await told(records, topic(partitions=3)))["partitions"]) == 3
 
 
-async def test_a_large_one_is_made_in_turns(routes: Routes) -> None:
+async def test_large_record_is_built_in_time_slices(routes: Routes) -> None:
     ended = 0
 
     class Counting(TimeSlice):
@@ -88,7 +88,7 @@ async def test_a_large_one_is_made_in_turns(routes: Routes) -> None:
     assert ended == 4096 // SLICE_WORK
 
 
-async def test_a_leader_that_changes_meanwhile_is_told_the_next_time(routes: Routes) -> None:
+async def test_leader_changed_meanwhile_is_sent_the_next_time(routes: Routes) -> None:
     records, record = TopicRecords(routes), topic(partitions=2 * SLICE_WORK)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(told, records, record)

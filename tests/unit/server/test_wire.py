@@ -228,7 +228,7 @@ async def test_many_records_are_all_handled_and_then_the_end_that_came_with_them
         assert [frame[1] for frame in session.frames] == list(range(1, many + 1))
 
 
-async def test_small_records_take_of_the_turn_of_who_sends_them(memory: MemoryBudget) -> None:
+async def test_small_records_count_for_the_turn_of_their_sender(memory: MemoryBudget) -> None:
     server, client = shaken_hands()
     async with echoing(memory, server) as (session, socket_stream):
         frame = encode_frame(Type.METADATA, 1, "x" * 900)
@@ -238,7 +238,7 @@ async def test_small_records_take_of_the_turn_of_who_sends_them(memory: MemoryBu
         assert session.connection.time_slice.left <= FIRST_WORK - (len(pieces) >> RECORD_BITS)
 
 
-async def test_the_last_words_arrive_and_then_the_end(memory: MemoryBudget) -> None:
+async def test_last_bytes_arrive_before_the_end(memory: MemoryBudget) -> None:
     async with echoing(memory) as (_, socket_stream):
         client = tls_over(socket_stream)
         await client.send_all(b"\0\0\0\x01\xc1")  # no frame

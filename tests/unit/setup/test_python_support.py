@@ -95,7 +95,7 @@ def test_the_first_interpreter_that_is_supported_is_chosen(tmp_path: Path) -> No
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{sys.executable}\n", "")
 
 
-def test_without_a_supported_interpreter_one_line_says_what_to_do(tmp_path: Path) -> None:
+def test_unsupported_interpreter_prints_one_line_of_advice(tmp_path: Path) -> None:
     old = program(tmp_path, "python3", "echo 'sandq needs CPython 3.11 to 3.14; this is CPython 3.9.2'; exit 1")
     done = choose(old, "python-of-nowhere")
     assert done.returncode == 1 and done.stdout == ""
@@ -124,7 +124,7 @@ def test_make_setup_refuses_before_it_downloads_anything(tmp_path: Path) -> None
     assert "pip" not in done.stdout
 
 
-def test_all_places_name_the_same_versions() -> None:
+def test_all_files_name_the_same_versions() -> None:
     versions = [f"3.{minor}" for minor in range(support.OLDEST[1], support.NEWEST[1] + 1)]
     assert (check_machine.PYTHON_OLDEST, check_machine.PYTHON_NEWEST) == (support.OLDEST, support.NEWEST)
     node, client = map(project, PROJECTS)

@@ -57,7 +57,7 @@ def refused(text: str) -> SqlError:
         ("SELECT 'a", 1064, "does not end"),
     ],
 )
-def test_error_has_the_number_and_words_of_mysql(text: str, number: int, message: str) -> None:
+def test_error_has_the_number_and_text_of_mysql(text: str, number: int, message: str) -> None:
     error = refused(text)
     assert (error.number, message in error.message) == (number, True), error.message
     assert INNER.search(error.message) is None

@@ -30,7 +30,7 @@ class Ended(Exception):
         ((NO_MEMORY, 100, NO_MEMORY, NO_MEMORY), 4),
     ],
 )
-def test_process_ends_after_looks_in_a_row_that_find_too_little_memory(
+def test_process_ends_after_consecutive_checks_with_too_little_memory(
     found: tuple[int, ...], looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes: list[int] = []

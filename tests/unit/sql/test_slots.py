@@ -23,7 +23,7 @@ async def settle() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
-async def test_caller_with_a_place_does_not_get_the_last_free_one(count: int) -> None:
+async def test_caller_with_a_slot_does_not_get_the_last_free_one(count: int) -> None:
     slots, log, free = StatementSlots(count), list[str](), anyio.Event()
     async with anyio.create_task_group() as tasks:
         for number in range(count + 1):
@@ -37,7 +37,7 @@ async def test_caller_with_a_place_does_not_get_the_last_free_one(count: int) ->
     assert sorted(log) == sorted([*[f"ada{number}" for number in range(count + 1)], "bob"])
 
 
-async def test_single_place_is_given_to_one_after_another() -> None:
+async def test_single_slot_is_given_to_one_caller_after_another() -> None:
     slots, log = StatementSlots(1), list[str]()
     ends = {name: anyio.Event() for name in ("a", "b", "c")}
     async with anyio.create_task_group() as tasks:
@@ -50,7 +50,7 @@ async def test_single_place_is_given_to_one_after_another() -> None:
             await settle()
 
 
-async def test_caller_that_leaves_while_it_waits_leaves_its_place_to_others() -> None:
+async def test_caller_that_leaves_while_waiting_frees_its_slot() -> None:
     slots, log, free = StatementSlots(2), list[str](), anyio.Event()
     async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
         await stack.enter_async_context(slots.one("ada"))

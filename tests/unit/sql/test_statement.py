@@ -39,7 +39,7 @@ def test_what_writes_is_refused_with_what_to_do_instead(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["SELECT 1; SELECT 2", "SELEC 1", "SELECT FROM WHERE", "SELECT 'open"])
-def test_wrong_syntax_is_told(text: str) -> None:
+def test_wrong_syntax_is_reported(text: str) -> None:
     with pytest.raises(SqlError) as caught:
         parse(text)
     assert (caught.value.number, caught.value.state) == (SYNTAX, "42000")
@@ -59,7 +59,7 @@ def test_what_is_too_large_is_refused(text: str) -> None:
     assert caught.value.number == TOO_LARGE
 
 
-def test_what_nests_in_another_way_than_by_brackets_is_answered() -> None:
+def test_nesting_without_brackets_is_answered() -> None:
     """No statement ends the process, whatever is deep in it."""
     for text in ("SELECT " + "NOT " * 5000 + "1", "SELECT " + "CASE WHEN 1 THEN " * 500 + "1" + " END" * 500):
         try:

@@ -122,5 +122,5 @@ def test_the_lock_is_exclusive(files: Files) -> None:
     files.lock("LOCK").close()
 
 
-def test_there_is_room(files: Files) -> None:
+def test_free_space_is_reported(files: Files) -> None:
     assert files.free_bytes() > 0

@@ -163,7 +163,7 @@ CHANGES = st.lists(
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(CHANGES, max_size=8), st.integers(0, 2**32))
-def test_the_twins_agree(tmp_path_factory: pytest.TempPathFactory, writes: list[list[Change]], seed: int) -> None:
+def test_real_and_fake_agree(tmp_path_factory: pytest.TempPathFactory, writes: list[list[Change]], seed: int) -> None:
     rng = random.Random(seed)
     memory, level = MemoryStores(), LevelStores(tmp_path_factory.mktemp("agree"))
     try:

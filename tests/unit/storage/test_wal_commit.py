@@ -70,7 +70,7 @@ def pass_numbers(files: MemoryFiles) -> list[int]:
 @pytest.mark.parametrize(
     "sizes", [[], [0], [PART_BYTES], [5, PART_BYTES + 3, 7], [PART_BYTES // 3] * 8, [PART_BYTES] * 3]
 )
-def test_a_pass_is_written_in_parts_without_copies_of_what_is_large(sizes: list[int]) -> None:
+def test_commit_batch_is_written_in_parts_without_copies_of_large_entries(sizes: list[int]) -> None:
     records = [entry(index, size=size) for index, size in enumerate(sizes)]
     parts = [*encode_parts(1, 64, 9, records)]
     assert b"".join(parts) == encode_batch(1, 64, 9, records)
@@ -79,7 +79,7 @@ def test_a_pass_is_written_in_parts_without_copies_of_what_is_large(sizes: list[
     assert all(len(part) < 2 * PART_BYTES for part in parts if not any(part is payload for payload in large))
 
 
-def test_a_pass_of_many_parts_is_found_again() -> None:
+def test_commit_batch_of_many_parts_is_recovered() -> None:
     files = MemoryFiles()
     wal, _ = Wal.open(files, segment_bytes=4 * PART_BYTES, known_groups=lambda group: True)
     records = [entry(index, size=size) for index, size in enumerate([10, PART_BYTES, PART_BYTES // 2, 20], 1)]
@@ -212,7 +212,7 @@ def test_bytes_written_are_counted() -> None:
 # Segments
 
 
-def test_a_pass_that_does_not_fit_goes_whole_into_the_next_segment() -> None:
+def test_commit_batch_that_does_not_fit_goes_whole_into_the_next_segment() -> None:
     files = MemoryFiles()
     log(files, entries(1, 20), entries(21, 28))
     assert files.list("wal") == ["0000000001.wal", "0000000002.wal"]
@@ -221,7 +221,7 @@ def test_a_pass_that_does_not_fit_goes_whole_into_the_next_segment() -> None:
     assert b"\x15" * 100 in second
 
 
-def test_a_pass_larger_than_a_segment_gets_its_own() -> None:
+def test_commit_batch_larger_than_a_segment_gets_its_own() -> None:
     files = MemoryFiles()
     wal = log(files, [entry(1)], [entry(2, size=3 * SEGMENT)], [entry(3)])
     sizes = [files.open(f"wal/{name}").size() for name in files.list("wal")]
@@ -262,7 +262,7 @@ def test_a_group_that_is_not_named_needs_nothing() -> None:
         opened(files.kill(), 7, 8)
 
 
-def test_a_recovered_group_keeps_all_it_has_until_somebody_asks_for_it() -> None:
+def test_recovered_group_keeps_its_records_until_it_is_opened() -> None:
     """At a start groups are opened one by one, and a checkpoint may come in between."""
     files = MemoryFiles()
     log(files, *([entry(index)] for index in range(1, 81)), [entry(1, group=8)], [entry(1, group=9)])
@@ -500,7 +500,7 @@ def test_the_same_damage_with_something_behind_it_is_refused(behind: str) -> Non
     assert caught.value.details == {"file": "wal/0000000001.wal", "offset": at}
 
 
-def test_the_last_record_of_the_pass_before_is_not_taken_for_torn() -> None:
+def test_last_record_of_the_previous_batch_is_not_torn() -> None:
     """The damaged record's own header is gone: only where the pass behind it began tells."""
     files = MemoryFiles()
     log(files, entries(1, 3), entries(4, 6))
@@ -511,7 +511,7 @@ def test_the_last_record_of_the_pass_before_is_not_taken_for_torn() -> None:
         opened(files)
 
 
-def test_the_first_record_of_the_last_pass_may_be_torn() -> None:
+def test_first_record_of_the_last_batch_may_be_torn() -> None:
     files = MemoryFiles()
     log(files, entries(1, 3), entries(4, 6))
     files = files.kill()
@@ -537,7 +537,7 @@ def test_a_log_inside_a_payload_is_not_taken_for_records() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_pass_number_is_never_used_again(seed: int) -> None:
+def test_batch_number_is_never_reused(seed: int) -> None:
     """Not even one of which nothing survived."""
     rng = random.Random(seed)
     files = MemoryFiles()
@@ -596,7 +596,7 @@ def test_a_segment_cut_short_is_refused() -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 8, 17, 40])
-def test_a_rotten_header_is_refused_even_over_a_single_pass(offset: int) -> None:
+def test_damaged_header_is_refused_even_over_a_single_batch(offset: int) -> None:
     files = MemoryFiles()
     log(files, entries(1, 3))
     files.open("wal/0000000001.wal").write_at(offset, b"\xff")
@@ -641,7 +641,7 @@ def end_of_records(files: MemoryFiles, number: int = 1) -> int:
 
 
 @pytest.mark.parametrize(("batch_number", "moved"), [(1, 0), (3, 0), (99, 64)])
-def test_records_left_over_from_an_earlier_pass_are_not_taken(batch_number: int, moved: int) -> None:
+def test_records_left_over_from_an_earlier_batch_are_ignored(batch_number: int, moved: int) -> None:
     """What a torn pass left behind, at the very place where the next record would stand; and a record that says
     that its pass began elsewhere."""
     files = MemoryFiles()
@@ -673,7 +673,7 @@ def test_an_opening_cut_short_tells_where_the_segment_before_ended() -> None:
         opened(files)
 
 
-def test_a_segment_opened_by_an_old_pass_is_refused() -> None:
+def test_segment_opened_by_an_old_batch_is_refused() -> None:
     files = MemoryFiles()
     log(files, entries(1, 3))
     end = end_of_records(files)

@@ -53,7 +53,7 @@ LOGS = {
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_the_whole_pass_is_found_as_it_was_meant(name: str) -> None:
+def test_whole_commit_batch_is_recovered_as_written(name: str) -> None:
     wal, found = opened(written(LOGS[name], START_OVER).kill())
     assert found == AT_THE_SNAPSHOT
     assert not is_behind(found, S, S_TERM, S)
@@ -89,7 +89,7 @@ def test_torn_at_any_byte_the_old_log_is_whole_or_the_pointer_wins(name: str) ->
     assert seen == [old, empty, begun]
 
 
-def test_a_power_loss_in_the_pass() -> None:
+def test_power_loss_within_a_commit_batch() -> None:
     """Its sectors are torn each for itself; the start after it commits the records again, and they stay."""
     seen = set()
     for seed in range(40):

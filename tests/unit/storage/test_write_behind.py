@@ -33,7 +33,7 @@ def some_range(rng: random.Random) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whoever_reads_sees_no_difference(seed: int) -> None:
+def test_reader_sees_no_difference(seed: int) -> None:
     rng = random.Random(seed)
     written, stores = MemoryStores(), WriteBehindStores(MemoryStores(), LIMIT)
     snapshots = []

@@ -33,7 +33,7 @@ async def test_what_is_not_there_yet_does_not_hold_yet(autojump_clock: trio.test
     wait_until(by_looks(*NOT_YET, "it holds"))
 
 
-async def test_what_never_holds_is_told(
+async def test_condition_that_never_holds_is_reported(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "PATIENCE_S", 3.0)
@@ -45,7 +45,7 @@ async def test_what_never_holds_is_told(
         await until_holds(by_looks(ZeroDivisionError()))
 
 
-def test_what_never_holds_is_told_without_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_condition_that_never_holds_is_reported_without_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "PATIENCE_S", 0.0)
     with pytest.raises(AssertionError, match="never held"):
         wait_until(by_looks(False))

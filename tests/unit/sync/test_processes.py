@@ -62,7 +62,7 @@ def ended(process: subprocess.Popen[str], within_s: float = PATIENCE_S) -> tuple
     return process.returncode, out, err
 
 
-def test_a_forked_child_is_told(start: Start, server: FakeServer) -> None:
+def test_forked_child_gets_an_error(start: Start, server: FakeServer) -> None:
     process = start("""
         client.produce("t", b"one")
         client.produce("t", b"two")

@@ -158,7 +158,7 @@ def test_what_a_test_may_ask_the_broker(run: Callable[..., None]) -> None:
     run(test)
 
 
-def test_the_face_that_blocks_is_refused_under_an_event_loop(run: Callable[..., None]) -> None:
+def test_blocking_api_is_refused_under_an_event_loop(run: Callable[..., None]) -> None:
     async def test(b: AsyncBroker) -> None:
         with sandq.testing.broker() as blocking:
             for call in (
@@ -192,7 +192,7 @@ def test_cancelled_in_the_middle_it_leaves_no_thread_behind(run: Callable[..., N
     run(test)
 
 
-def test_a_failing_test_is_told_as_it_failed(run: Callable[..., None]) -> None:
+def test_failing_test_reports_its_own_error(run: Callable[..., None]) -> None:
     async def test(b: AsyncBroker) -> None:
         async with b.client() as client:
             await b.create_topic("t")

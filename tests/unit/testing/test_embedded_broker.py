@@ -438,7 +438,7 @@ def test_offsets_do_not_depend_on_how_fast_the_broker_is() -> None:
     assert stories[0] == stories[1] == stories[2]
 
 
-def test_what_a_client_sends_waits_for_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_request_waits_for_the_request_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[int] = []
     wait = EmbeddedNode._idle
 

@@ -80,7 +80,7 @@ async def test_sources_that_have_gone_are_forgotten(autojump_clock: trio.testing
     assert len(handshakes._sources) <= 2 * budget.HANDSHAKES + 1
 
 
-async def test_who_comes_takes_the_place_of_who_has_been_silent_for_longest(
+async def test_new_client_replaces_the_longest_silent_one(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     handshakes, ended, refused = Handshakes(), [], []  # type: ignore[var-annotated]

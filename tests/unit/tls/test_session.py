@@ -64,7 +64,7 @@ def test_who_says_much_may_have_new_keys(tmp_path: Path, monkeypatch: pytest.Mon
     assert server._credit_bytes >= 1000
 
 
-def test_many_small_records_are_decoded_in_turns() -> None:
+def test_many_small_records_are_decoded_in_time_slices() -> None:
     server, client = pair()
     many = 2 * RECORDS_AT_ONCE + 1
     data = b"".join(client.encode((b"%04d" % number,)) for number in range(many))

@@ -94,7 +94,7 @@ async def test_what_is_sent_at_once_and_does_not_fit_is_flushed(certificates: Ce
         assert await all_of(other, len(said) + 4) == said + b"more"
 
 
-async def test_the_last_word_is_told(certificates: Certificates) -> None:
+async def test_last_bytes_are_delivered(certificates: Certificates) -> None:
     async with streams(certificates) as (one, other):
         await one.send_all(b"bye")
         await one.send_eof()
@@ -207,7 +207,7 @@ def anonymous() -> ssl.SSLContext:
     return context
 
 
-async def test_what_is_changed_on_its_way_breaks_the_connection(certificates: Certificates) -> None:
+async def test_bytes_changed_in_transit_break_the_connection(certificates: Certificates) -> None:
     async with streams(certificates) as (one, other):
         record = bytearray(one.session.encode((b"hello",)))
         record[-1] ^= 1

@@ -88,7 +88,7 @@ def test_what_a_node_tells_says_nothing_of_origins_and_no_value_of_a_query() -> 
     assert "swordfish" not in str(raised.value)
 
 
-def test_every_mistake_at_once_with_its_place(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once_with_their_paths(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("node:\n  id: '!'\n  zoen: a\nlisten:\n  client: here\nlimits:\n  batch_bytes: 1\nclock: 5\n")
     environ = {"SANDQ_NODE__IDD": "x", "SANDQ_DELIVERY__LEASE_AHEAD": "1h"}
@@ -149,7 +149,7 @@ def test_wrong_usage(args: list[str]) -> None:
         ),
     ],
 )
-def test_what_a_gateway_is_told_wrongly(args: list[str], env: dict[str, str], words: str) -> None:
+def test_wrong_gateway_settings_are_refused(args: list[str], env: dict[str, str], words: str) -> None:
     result = run("http", *args, env=env)
     assert result.exit_code == 1 and words in result.stderr and result.stdout == ""
 

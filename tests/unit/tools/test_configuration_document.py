@@ -91,7 +91,7 @@ def _beyond(key: str, end: str, step: int) -> str | None:
 
 
 @pytest.mark.parametrize("key", [key for key in ROWS if ", " in ROWS[key][1] and "`" in ROWS[key][1]])
-def test_the_words_that_a_key_takes_are_right(key: str) -> None:
+def test_listed_values_of_a_key_are_correct(key: str) -> None:
     for word in re.findall(r"`([a-z]+)`", ROWS[key][1]):
         assert is_allowed(key, word), (key, word)
 

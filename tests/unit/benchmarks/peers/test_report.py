@@ -110,11 +110,11 @@ def test_the_raw_figures_are_all_there() -> None:
     assert found["syncs_before_it_answers"]["nats"] is False
 
 
-def test_errors_tell_no_path_of_the_machine() -> None:
+def test_errors_contain_no_path_of_the_machine() -> None:
     assert str(ROOT) not in _short(OSError(f"no such file: {ROOT}/demo/x"))
 
 
-def test_charts_are_pictures_and_those_that_sync_later_look_different(tmp_path: Path) -> None:
+def test_charts_are_images_and_mark_brokers_that_sync_later(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert charts.write_charts(tmp_path, a_run()) == {
         "produce_batched": "peers-produce_batched.png",
@@ -153,7 +153,7 @@ def test_a_servers_cpu_time_is_that_of_its_whole_tree(monkeypatch: pytest.Monkey
     assert server.cpu_s(11) == pytest.approx(2 * 370 / ticks)
 
 
-def test_a_server_is_ended_with_all_below_it_and_its_log_is_told(tmp_path: Path) -> None:
+def test_server_is_ended_with_its_children_and_its_log_is_shown(tmp_path: Path) -> None:
     with server.running(["sh", "-c", "sleep 600 & wait"], tmp_path) as pid:
         wait_until(lambda: len(server.tree(pid)) >= 2)
         below = os.pidfd_open(server.tree(pid)[1].pid)

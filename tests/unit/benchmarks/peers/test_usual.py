@@ -69,6 +69,6 @@ def test_each_peer_has_one(peer: str) -> None:
     assert callable(usual.opened_by(peer))
 
 
-def test_one_that_is_not_installed_is_told() -> None:
+def test_missing_peer_is_reported() -> None:
     with pytest.raises(PeerError, match="its Python client nowhere is not installed: make bench-peers installs it"):
         usual._package("sandq_nowhere", "nowhere")

@@ -142,7 +142,7 @@ async def test_a_node_outside_of_a_cluster_knows_nobody() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["ada", "token:", "token:no body", "cert:a\nb", "user:x", 5, "jwt:" + "x" * 300])
-def test_what_is_no_principal_is_told(wrong: object) -> None:
+def test_invalid_principal_is_reported(wrong: object) -> None:
     from sandq.model.errors import SandqError
 
     with pytest.raises(SandqError):

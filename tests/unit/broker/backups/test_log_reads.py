@@ -59,7 +59,7 @@ class Bed:
         return pinned
 
 
-async def test_what_is_applied_is_told_and_the_rest_is_kept_on_all_replicas() -> None:
+async def test_applied_entries_are_returned_and_the_rest_is_kept_on_all_replicas() -> None:
     bed = Bed()
     found = await bed.ask(3)
     assert (found.gone, found.applied, found.time_ms, found.term_before) == (None, 6, 1_000, 1)

@@ -54,14 +54,14 @@ async def test_all_partitions_are_asked_for_and_each_node_once() -> None:
 
 
 @pytest.mark.parametrize("here", [None, RestoreState("r"), RestoreState("other", is_whole=True)])
-async def test_one_that_is_not_whole_here_is_told_of(here: RestoreState | None) -> None:
+async def test_incomplete_restore_on_this_node_is_reported(here: RestoreState | None) -> None:
     bed = Bed()
     bed.led[10] = here
     with pytest.raises(Conflict, match="partitions 0 are not restored yet"):
         await bed.check()
 
 
-async def test_one_that_is_not_whole_elsewhere_is_told_of() -> None:
+async def test_incomplete_restore_on_another_node_is_reported() -> None:
     bed = Bed()
     bed.said["n2"] = (11,)
     with pytest.raises(Conflict, match="partitions 2 are not"):

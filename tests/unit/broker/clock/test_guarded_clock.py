@@ -46,7 +46,7 @@ def test_a_small_difference_is_slewed_away_at_500_ppm() -> None:
     assert clocks.behind_ms() == 0
 
 
-def test_slewing_back_never_turns_the_clock_back() -> None:
+def test_slewing_back_never_decreases_the_clock() -> None:
     clocks = Clocks()
     clocks.wall_s -= 0.4
     last = clocks.guarded.now_s()
@@ -57,7 +57,7 @@ def test_slewing_back_never_turns_the_clock_back() -> None:
         last = now
 
 
-def test_a_standstill_between_looks_at_both_clocks_is_no_step() -> None:
+def test_pause_between_reading_both_clocks_is_no_step() -> None:
     wall_s, monotonic_s, still_s = 1_800_000_000.0, [50.0], [0.0]
     alarms: list[int] = []
 
@@ -110,7 +110,7 @@ def test_rounds_down_so_that_a_time_is_reached_only_when_it_has_passed() -> None
     assert clocks.guarded.seconds_until(0) == 0
 
 
-def test_being_held_up_while_it_starts_makes_it_no_later_than_its_best_look() -> None:
+def test_delay_at_start_makes_the_clock_no_later_than_its_best_reading() -> None:
     """Both clocks are of one time; what is read second is read 10 ms later, but for one time."""
     now_s, hold_ups_s = 50.0, iter([0.01, 0.01, 0.0, 0.01, 0.01])
 

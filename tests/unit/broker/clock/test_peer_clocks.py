@@ -118,7 +118,7 @@ def test_where_the_intervals_of_several_answers_overlap_counts() -> None:
 
 
 @pytest.mark.parametrize("round_trip_s", [0.26, 0.6, 2.0])
-def test_one_that_is_off_is_found_and_gives_way_however_long_round_trips_take(round_trip_s: float) -> None:
+def test_wrong_clock_is_found_and_its_node_yields_at_any_round_trip_time(round_trip_s: float) -> None:
     world = World(a=HOUR_S, b=0.0, c=0.0)
     world.rounds(there_s=round_trip_s / 2, back_s=round_trip_s / 2)
     assert world.reasons()["a"] == OFF
@@ -143,7 +143,7 @@ def test_a_clock_of_which_nothing_is_certain_is_uncompared_after_a_while() -> No
     assert (clock.reason, clock.standing, clock.reported_standing) == (None, GOOD, GOOD)
 
 
-def test_a_clock_whose_peers_tell_nothing_is_uncompared_until_they_go() -> None:
+def test_clock_with_silent_peers_is_uncompared_until_they_leave() -> None:
     world = World(a=0.0, b=0.0)
     clock = world.nodes["a"].clock
     world.now_s += 1000
@@ -198,7 +198,7 @@ def test_a_clock_stamps_nothing_before_a_majority_of_the_cluster_is_near_it() ->
 
 
 @pytest.mark.parametrize("linked", [False, True])
-def test_a_clock_waits_a_bounded_time_for_others_that_tell_nothing(linked: bool) -> None:
+def test_clock_waits_a_bounded_time_for_silent_peers(linked: bool) -> None:
     world = World(a=0.0, b=0.0)
     clock = world.nodes["a"].clock
     if linked:
@@ -214,7 +214,7 @@ def test_a_clock_waits_a_bounded_time_for_others_that_tell_nothing(linked: bool)
     assert not clock.waits
 
 
-def test_one_that_turns_out_to_be_off_waits_for_others_to_take_over() -> None:
+def test_node_with_a_wrong_clock_waits_for_others_to_take_over() -> None:
     world = World(a=0.0, b=0.0, c=0.0)
     world.rounds()
     world.now_s += 3600
@@ -467,7 +467,7 @@ def offered(than: Standing, standing: Standing, *, offset_s: float = 0.0, since_
     return peers.better(than, since_s, 0.0, 1001.0)
 
 
-def test_leadership_goes_to_a_better_standing_only() -> None:
+def test_leadership_moves_only_to_a_better_standing() -> None:
     found = {(than, says): offered(than, says) for than in Standing for says in Standing}
     assert {pair for pair, nodes in found.items() if nodes} == {(DOUBTED, GOOD), (OFF_, GOOD), (OFF_, DOUBTED)}
 

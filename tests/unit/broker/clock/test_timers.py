@@ -45,7 +45,7 @@ async def test_none_fires_before_its_time(autojump_clock: trio.testing.MockClock
         nursery.cancel_scope.cancel()
 
 
-async def test_what_was_cancelled_is_not_called_and_takes_no_room(autojump_clock: trio.testing.MockClock) -> None:
+async def test_cancelled_timer_is_not_called_and_frees_its_memory(autojump_clock: trio.testing.MockClock) -> None:
     clock = GuardedClock(wall=lambda: 1000.0 + trio.current_time(), monotonic=trio.current_time)
     timers, fired = Timers(clock), list[int]()
     now_ms = clock.now_ms()

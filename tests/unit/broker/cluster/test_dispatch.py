@@ -95,7 +95,7 @@ class Bed:
         return kind == PeerFrame.JOIN
 
 
-async def test_a_node_says_that_it_is_sick_or_has_no_room() -> None:
+async def test_node_reports_that_it_is_sick_or_has_no_space() -> None:
     bed = Bed()
     for body, told in (
         (("its disk hangs", False), ("its disk hangs", False)),
@@ -126,7 +126,7 @@ async def test_of_others_only_what_joins_is_heard(node: str) -> None:
     assert bed.heard == ["join"] and bed.progress.others == {}
 
 
-async def test_only_a_node_of_this_cluster_is_told_what_is_led_here() -> None:
+async def test_leaders_are_sent_only_to_nodes_of_this_cluster() -> None:
     bed = Bed()
     for node in "bc":
         bed.dispatch.up(bed.peers[node])

@@ -196,7 +196,7 @@ async def test_another_store_under_its_name_is_not_it(autojump_clock: trio.testi
     assert bed.failed() == {"c"}
 
 
-async def test_who_did_not_look_begins_to_count_anew(autojump_clock: trio.testing.MockClock) -> None:
+async def test_controller_that_paused_restarts_its_timeouts(autojump_clock: trio.testing.MockClock) -> None:
     """Another node led meanwhile, or this one was stopped: what it saw long ago says nothing."""
     bed = Bed("a", "b", "c")
     await bed.tend()
@@ -226,7 +226,7 @@ async def test_a_learner_that_is_behind_does_not_vote(autojump_clock: trio.testi
     assert bed.voting() == {"a", "b", "d"}
 
 
-async def test_a_voter_that_is_lost_makes_way(autojump_clock: trio.testing.MockClock) -> None:
+async def test_lost_voter_is_replaced(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed("a", "b", "c", "d", "e", "f")
     await bed.tend(2)
     assert bed.voting() == {"a", "b", "c", "d", "e"}
@@ -328,7 +328,7 @@ async def test_a_node_that_is_back_with_an_older_version_holds_the_level_back(
     assert bed.host.state.feature_level == FIRST_LEVEL + 1, "what it said last counts while it is away"
 
 
-async def test_it_waits_until_somebody_says_so(autojump_clock: trio.testing.MockClock) -> None:
+async def test_level_waits_for_finalize(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed("a", "b")
     level = bed.controller.feature_level = FeatureLevel(bed.directory, rises_by_itself=False)
     await bed.tend()

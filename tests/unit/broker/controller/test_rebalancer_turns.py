@@ -42,7 +42,7 @@ def node(lead: str) -> Rebalancer:
     )
 
 
-async def test_others_have_turns_while_it_looks(autojump_clock: trio.abc.Clock) -> None:
+async def test_rebalancer_yields_while_it_plans(autojump_clock: trio.abc.Clock) -> None:
     looking, turns = node("a#1"), 0
     async with trio.open_nursery() as nursery:
 

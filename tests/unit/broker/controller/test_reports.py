@@ -22,7 +22,7 @@ SETTLED = [(1, 2, True)]
         (None, [], []),
     ],
 )
-def test_a_report_goes_to_whoever_leads(leader: str | None, noted: list[Any], sent: list[Any]) -> None:
+def test_report_goes_to_the_current_leader(leader: str | None, noted: list[Any], sent: list[Any]) -> None:
     heard: list[Any] = []
     frames: list[Any] = []
     node_log: Any = SimpleNamespace(node_id="n", metadata=SimpleNamespace(leader=leader))

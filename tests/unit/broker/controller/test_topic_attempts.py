@@ -27,7 +27,7 @@ def test_what_was_made_is_counted_once_for_each_entry() -> None:
     assert attempts.made(view(2, 5)) == 5
 
 
-def test_no_more_are_under_way_than_may_be_made() -> None:
+def test_topic_attempts_in_flight_are_limited() -> None:
     attempts = TopicAttempts(4)
     with (
         attempts.attempt("a", view(1, 2)),

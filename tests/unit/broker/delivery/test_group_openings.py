@@ -100,7 +100,7 @@ async def test_who_gives_up_leaves_it_to_the_next(nursery: trio.Nursery) -> None
     assert opened == [True] and openings._locks == {}
 
 
-async def test_each_is_told_why_not(nursery: trio.Nursery) -> None:
+async def test_each_caller_gets_the_error(nursery: trio.Nursery) -> None:
     partitions: Any = [Led(0, nursery)]
     partitions[0].refuses = Conflict("no more")
     openings = of_many()

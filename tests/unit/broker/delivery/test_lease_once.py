@@ -308,7 +308,7 @@ async def test_who_takes_nothing_now_lets_others_have_it(room: Room) -> None:
 
 
 @pytest.mark.parametrize("what", ["lost", "deleted", "no group", "others are led"])
-async def test_all_are_told_when_it_is_not_what_it_was(nursery: trio.Nursery, what: str) -> None:
+async def test_all_waiting_consumers_are_notified_of_a_change(nursery: trio.Nursery, what: str) -> None:
     room = Room(nursery, 2)
     await room.wait("a", "b", "c")
     led = room.partitions[1]

@@ -64,7 +64,7 @@ def test_nothing_is_written_while_nobody_waits() -> None:
     assert not home.home.needs_recheck(home.ledger.status(), home.own, home.now_ms)
 
 
-def test_who_was_asked_is_not_asked_again_at_once_and_what_was_told_is_asked_of_who_has_not_answered() -> None:
+def test_partition_is_asked_again_later_until_it_confirms() -> None:
     home = Home(2, most=8)
     home.heard(told(1, wants_in_flight=2), 1)
     home.decide()
@@ -112,7 +112,7 @@ def test_what_is_said_again_is_no_news_until_it_was_forgotten() -> None:
     assert home.heard(1, waits._replace(leased=1), NOW_MS + ASK_MS + FRESH_MS)
 
 
-def test_more_who_wait_than_there_are_units_take_turns() -> None:
+def test_partitions_share_units_when_there_are_fewer_units() -> None:
     plan, limit = LimitPlan(), GroupLimit(1, 4, 1, None, None)
     has, used, turns, now_ms = 0, [0, 0, 0, 0], [], NOW_MS
     for _ in range(12):
@@ -130,7 +130,7 @@ def test_more_who_wait_than_there_are_units_take_turns() -> None:
     assert sorted(turns) == sorted([*range(4)] * 3), turns
 
 
-def test_a_turn_in_which_nothing_was_leased_goes_on() -> None:
+def test_turn_without_a_lease_continues() -> None:
     """As where the one message that may be in flight is held for hours: nothing is written for it."""
     plan, limit = LimitPlan(), GroupLimit(1, 3, 1, None, None)
     standings = {0: PartitionUse(0, 0, 0, 0, 5), 1: PartitionUse(1, 1, 0, 1, 5), 2: PartitionUse(0, 0, 0, 0, 5)}
@@ -143,7 +143,7 @@ def test_a_turn_in_which_nothing_was_leased_goes_on() -> None:
     assert changes <= 3
 
 
-def test_partitions_keep_their_turn_between_two_of_their_messages() -> None:
+def test_partitions_keep_their_turn_between_two_messages() -> None:
     """When the last was settled, and the next is not leased yet, it does not wait."""
     plan, limit = LimitPlan(), GroupLimit(1, 2, 1, None, None)
     waits = PartitionUse(0, 0, 0, 7, 5)

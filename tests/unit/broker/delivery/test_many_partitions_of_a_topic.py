@@ -38,7 +38,7 @@ async def at_most_so_many_in_a_step(
     assert max(at.count(step) for step in set(at)) <= most
 
 
-async def test_commands_for_all_are_submitted_in_turns() -> None:
+async def test_commands_for_all_partitions_are_submitted_in_time_slices() -> None:
     async def work(note: Callable[[], None]) -> None:
         def submit(command: Any, done: Callable[[Any], None], *, line: Any) -> None:
             note()
@@ -50,7 +50,7 @@ async def test_commands_for_all_are_submitted_in_turns() -> None:
     await at_most_so_many_in_a_step(work)
 
 
-async def test_reads_of_all_are_begun_in_turns() -> None:
+async def test_reads_of_all_partitions_begin_in_time_slices() -> None:
     async def work(note: Callable[[], None]) -> None:
         async def finish_read(confirmation: Any) -> None: ...
 

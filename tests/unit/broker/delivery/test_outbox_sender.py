@@ -161,7 +161,7 @@ async def test_an_unexpected_error_ends_no_sending(autojump_clock: trio.testing.
     assert not sender.stuck(leader)
 
 
-async def test_look_once_the_node_has_ended_starts_nothing() -> None:
+async def test_change_after_the_node_ended_starts_nothing() -> None:
     """The apply thread ends after the tasks of the node, and says what it has applied last."""
     status = SimpleNamespace(outbox=OutboxStatus({Target(9, 0): 5}, 1))
     leader: Any = type("Leader", (), {"closed": False, "raft_group": SimpleNamespace(works=True, status=status)})()

@@ -187,7 +187,7 @@ async def test_maintenance_may_take_longer_and_ends_no_request(autojump_clock: t
     assert bed.handed_to == [["b", "c"]] and bed.told
 
 
-async def test_a_disk_that_failed_is_told_as_well(autojump_clock: trio.testing.MockClock) -> None:
+async def test_failed_disk_is_reported(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed()
     bed.node_log.failed = StorageFailed("the disk is full")
     await bed.passes(3)
@@ -222,7 +222,7 @@ async def test_a_full_log_stands_still_at_once_and_says_why(autojump_clock: trio
     assert bed.health.stalled is None and bed.resumed
 
 
-async def test_who_has_no_room_lets_others_lead_and_is_not_sick(autojump_clock: trio.testing.MockClock) -> None:
+async def test_node_without_space_transfers_leadership_and_is_not_sick(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed()
     bed.lacks_room()
     bed.sick_peers.heard("b", "no room either", works=True)
@@ -243,7 +243,7 @@ def test_below_the_reserve_nothing_new_is_taken() -> None:
     assert bed.health.no_room is None
 
 
-def test_stores_that_met_a_full_disk_are_opened_anew_once_there_is_room() -> None:
+def test_stores_that_met_a_full_disk_are_reopened_once_there_is_space() -> None:
     bed = Bed()
     bed.health.note_space(0)
     bed.node_log.failed = StorageFailed("no room", errno="ENOSPC")

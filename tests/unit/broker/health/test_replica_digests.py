@@ -163,7 +163,7 @@ def view(number: int, **options: Any) -> DigestView:
     return DigestView(GROUP, INDEX, number, 3, Rows(**options))  # type: ignore[arg-type]
 
 
-async def test_a_view_is_digested_and_told_to_who_leads() -> None:
+async def test_view_digest_is_sent_to_the_leader() -> None:
     bed = Bed()
     bed.host.leader = "b"
     views = [view(1), view(2, fails=True), view(3)]

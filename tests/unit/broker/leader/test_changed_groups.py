@@ -30,7 +30,7 @@ class Watched(Bed):
         return told
 
 
-def test_who_waits_for_a_group_is_told_of_it_alone() -> None:
+def test_waiter_of_a_group_is_notified_of_that_group_only() -> None:
     bed = Watched()
     bed.take()
     bed.call(c.Touch(["h"]))
@@ -45,7 +45,7 @@ def test_who_waits_for_a_group_is_told_of_it_alone() -> None:
     assert bed.take() == ["h"]
 
 
-def test_all_are_told_when_it_is_not_known_what_changed() -> None:
+def test_all_waiters_are_notified_of_an_unknown_change() -> None:
     bed = Watched()
     bed.take()
     listeners = bed.host._listeners
@@ -57,7 +57,7 @@ def test_all_are_told_when_it_is_not_known_what_changed() -> None:
     assert bed.take() == ["g", "h", "none"]
 
 
-def test_all_are_told_when_a_node_begins_and_ceases_to_lead() -> None:
+def test_all_waiters_are_notified_when_leadership_begins_and_ends() -> None:
     bed = Watched()
     bed.take()
     bed.delivery.lead()

@@ -48,7 +48,7 @@ def give(bed: Bed, subscription: Subscription, more: int) -> None:
     bed.settle()
 
 
-def test_messages_that_are_due_while_there_is_room_count(bed: Counting) -> None:
+def test_due_messages_count_while_there_is_credit(bed: Counting) -> None:
     attach(bed)
     bed.produce(100)
     bed.produce(0)

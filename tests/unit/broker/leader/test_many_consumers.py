@@ -44,7 +44,7 @@ def add_credit(subscription: Subscription, more: int) -> None:
     subscription.notify_credit()
 
 
-def test_consumers_without_room_are_looked_at_once() -> None:
+def test_consumers_without_credit_are_checked_once() -> None:
     crowd = Crowd()
     crowd.produce(0)
     consumers = [crowd.consumer(f"c{number}", 0) for number in range(CONSUMERS)]
@@ -60,7 +60,7 @@ def test_consumers_without_room_are_looked_at_once() -> None:
     assert crowd.given == ["c500", "c501"]
 
 
-def test_no_more_of_those_with_room_are_looked_at_than_are_given_something() -> None:
+def test_consumers_with_credit_are_checked_only_as_messages_are_assigned() -> None:
     crowd = Crowd()
     for number in range(CONSUMERS):
         crowd.consumer(f"c{number}", 10)
@@ -84,7 +84,7 @@ def test_a_client_that_takes_nothing_is_given_something_once_it_does() -> None:
     assert crowd.given == ["slow"]
 
 
-def test_who_has_left_is_not_given_anything_for_room_that_comes_later() -> None:
+def test_closed_consumer_gets_nothing_for_later_credit() -> None:
     crowd = Crowd()
     gone = crowd.consumer("c", 0)
     crowd.produce(0)

@@ -172,7 +172,7 @@ def test_nothing_goes_to_who_has_not_come_back(bed: Bed) -> None:
     assert bed.pushed == []
 
 
-def test_a_lease_that_ended_meanwhile_takes_no_room(bed: Bed) -> None:
+def test_lease_that_ended_meanwhile_uses_no_credit(bed: Bed) -> None:
     """A seek came between: nobody hears of the lease, and the credit of the one that is there is what it was."""
     bed.produce(LEASE_AHEAD_MS // 2)
     first = bed.subscription("first")
@@ -226,7 +226,7 @@ def test_what_comes_dense_is_leased_together(lease_ahead_ms: int, each_ms: int, 
     assert len(bed.counts) <= span_ms / pause_ms + 4
 
 
-def test_what_is_due_at_once_makes_no_lease_look_further_ahead() -> None:
+def test_simultaneous_messages_do_not_extend_the_look_ahead() -> None:
     """Very many that are due at once beside some that are not: the first would wait for the others."""
     bed = Bed(5)
     subscription = bed.subscription("first")

@@ -53,7 +53,7 @@ def test_groups_are_in_use_still_when_the_clock_is_right_again(bed: Bed) -> None
     assert bed.touched() == []
 
 
-def test_taker_keeps_its_group_in_use_when_the_clock_is_right_again(bed: Bed) -> None:
+def test_consumer_keeps_its_group_in_use_after_a_clock_correction(bed: Bed) -> None:
     bed.leader.lead()
     bed.touched()
     assert bed.leader.touch("g") == bed.clock.ms + TOUCH_MS

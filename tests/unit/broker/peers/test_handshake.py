@@ -124,7 +124,7 @@ def test_two_nodes_get_to_know_each_other(purpose: str, secret: bytes) -> None:
 
 
 @pytest.mark.parametrize(("by_one", "by_two"), [(False, True), (True, False), (True, True)])
-def test_each_is_told_whether_the_other_knew_it_before(by_one: bool, by_two: bool) -> None:
+def test_each_side_learns_whether_the_other_knew_it_before(by_one: bool, by_two: bool) -> None:
     one = terms(ONE, known=knowing(node2="store-2") if by_one else knowing())
     two = terms(TWO, known=knowing(node1="store-1") if by_two else knowing(node3="store-3"))
     dialer, acceptor = shake(one, two)
@@ -252,7 +252,7 @@ def test_who_answers_must_be_who_was_dialled() -> None:
     assert "node3 is not the node that was expected here" in dialer.refusal.message
 
 
-def test_a_stranger_is_told_nothing_that_it_did_not_say() -> None:
+def test_stranger_learns_nothing_that_it_did_not_send() -> None:
     """Until it has proved the secret."""
     two = terms(
         PeerIdentity(
@@ -476,7 +476,7 @@ def test_what_is_no_hello_is_refused(fields: object) -> None:
     assert refusal_of(msgpack.packb(fields)).reason == "malformed"
 
 
-def test_another_version_may_look_otherwise() -> None:
+def test_other_version_may_use_another_format() -> None:
     assert refusal_of(msgpack.packb(["sandq-peer", 2])).reason == "version"
 
 

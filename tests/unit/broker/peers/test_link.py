@@ -85,7 +85,7 @@ async def running(*, alive: bool = True) -> AsyncIterator[Bed]:
         nursery.cancel_scope.cancel()
 
 
-async def test_frames_go_both_ways_in_order(autojump_clock: trio.testing.MockClock) -> None:
+async def test_frames_go_in_both_directions_in_order(autojump_clock: trio.testing.MockClock) -> None:
     async with running() as bed:
         assert all(bed.link.send(1 + number % 255, [number, b"x"]) for number in range(1000))
         assert [await bed.far.receive() for _ in range(1000)] == [
@@ -238,7 +238,7 @@ async def test_nothing_is_handed_on_after_it_was_closed() -> None:
     assert seen == [0, 1, 2, 3] and link.why == "enough"
 
 
-async def test_nothing_is_read_while_there_is_no_room(autojump_clock: trio.testing.MockClock) -> None:
+async def test_link_reads_nothing_while_its_queue_is_full(autojump_clock: trio.testing.MockClock) -> None:
     near, far = trio.testing.memory_stream_pair()
     link = PeerLink(PEER, PeerStream(near))
     other = PeerStream(far)

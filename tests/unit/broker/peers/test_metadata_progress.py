@@ -32,7 +32,7 @@ class Bed:
         self.progress = MetadataProgress(links, this_node)
 
 
-async def test_whoever_waits_goes_on_once_this_node_is_that_far() -> None:
+async def test_waiter_continues_once_this_node_reached_the_index() -> None:
     bed, done = Bed(), []
 
     async def wait(index: int) -> None:
@@ -63,7 +63,7 @@ async def test_others_are_waited_for_while_they_are_linked_and_of_this_cluster()
     assert bed.progress.others == {"a": 8}
 
 
-async def test_a_link_that_is_made_anew_is_told_anew_and_known_to_be_nowhere() -> None:
+async def test_reconnected_link_gets_progress_again_and_starts_without_progress() -> None:
     bed = Bed()
     bed.progress.advance(2)
     bed.progress.heard("a", 2)

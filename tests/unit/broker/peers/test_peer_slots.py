@@ -40,7 +40,7 @@ def strangers(number: int) -> list[str]:
     return [f"192.0.2.{at}" for at in range(number)]
 
 
-async def test_the_oldest_stranger_goes_when_there_is_no_place_left() -> None:
+async def test_oldest_stranger_is_closed_when_no_slot_is_free() -> None:
     with visitors() as here:
         here.come(*strangers(SLOTS))
         assert here.lost() == []
@@ -48,7 +48,7 @@ async def test_the_oldest_stranger_goes_when_there_is_no_place_left() -> None:
         assert here.lost() == [0, 1]
 
 
-async def test_one_source_has_few_places_and_takes_none_of_others() -> None:
+async def test_one_source_has_few_slots_and_takes_none_from_others() -> None:
     with visitors() as here:
         here.come("192.0.2.200", *["192.0.2.201"] * (SOURCE_SLOTS + 3))
         assert here.lost() == [1, 2, 3]
@@ -56,7 +56,7 @@ async def test_one_source_has_few_places_and_takes_none_of_others() -> None:
         assert here.lost() == [1, 2, 3]
 
 
-async def test_places_are_kept_for_where_known_peers_are() -> None:
+async def test_slots_are_reserved_for_known_peers() -> None:
     with visitors() as here:
         here.come(KNOWN)
         here.come(*strangers(3 * SLOTS))
@@ -67,7 +67,7 @@ async def test_places_are_kept_for_where_known_peers_are() -> None:
         assert 0 in here.lost(), "the oldest of them goes, too"
 
 
-async def test_who_is_through_leaves_its_place() -> None:
+async def test_introduced_peer_frees_its_slot() -> None:
     door = PeerSlots(set)
     for _ in range(3 * SLOTS):
         with door.slot("192.0.2.1") as slot:
@@ -75,7 +75,7 @@ async def test_who_is_through_leaves_its_place() -> None:
         assert not slot.is_lost
 
 
-async def test_what_a_lost_place_waits_for_is_cancelled(autojump_clock: trio.testing.MockClock) -> None:
+async def test_waiting_in_a_lost_slot_is_cancelled(autojump_clock: trio.testing.MockClock) -> None:
     door = PeerSlots(set)
     ended: list[int] = []
 

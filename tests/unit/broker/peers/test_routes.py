@@ -16,7 +16,7 @@ def routes() -> tuple[Routes, list[Any]]:
     return Routes("n1", links), links.sent
 
 
-def test_what_this_node_leads_is_told_to_all_and_to_who_comes() -> None:
+def test_own_leaderships_are_sent_to_all_and_to_new_peers() -> None:
     table, told = routes()
     table.led(7, 3, True)
     table.led(8, 1, True)

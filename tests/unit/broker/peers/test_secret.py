@@ -46,7 +46,7 @@ def test_missing_or_no_file(tmp_path: Path) -> None:
 OLD, NEW = b"the old one, as long", b"the new one, as long"
 
 
-def test_several_have_a_line_between_them(tmp_path: Path) -> None:
+def test_secrets_are_separated_by_dashes(tmp_path: Path) -> None:
     lines = b"two lines\nof one secret"
     path = secret_file(tmp_path / "secret", NEW + b"\n---\r\n\n" + OLD + b"\n--- \n" + lines + b"\n---\n" + NEW)
     assert read_secrets(path) == (NEW, OLD, lines)
@@ -78,7 +78,7 @@ def test_a_file_is_read_again_when_it_is_another_one(tmp_path: Path) -> None:
     assert secrets.check() and secrets.current == (NEW,)
 
 
-async def test_who_follows_is_told(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+async def test_followers_of_the_secret_are_notified(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     path = secret_file(tmp_path / "secret", OLD)
     secrets, told, has_told = Secrets(path), list[tuple[bytes, ...]](), trio.Event()
 

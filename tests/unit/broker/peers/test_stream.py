@@ -169,7 +169,7 @@ async def test_a_large_frame_may_take_longer_than_the_silence(autojump_clock: tr
     assert trio.current_time() > 10
 
 
-async def test_last_words_are_read_before_the_end(autojump_clock: trio.testing.MockClock) -> None:
+async def test_last_bytes_are_read_before_the_end(autojump_clock: trio.testing.MockClock) -> None:
     stream, far = pair()
     await far.send_all(b"what nobody reads")
     async with trio.open_nursery() as nursery:
@@ -212,21 +212,21 @@ ADDRESSES = {"client": "127.0.0.1:7170", "http": "127.0.0.1:2108"}
 
 
 @pytest.mark.parametrize("request_line", [b"GET / HTTP/1.1\r\n", b"POST /topics HTTP/1.1\r\n", b"DELETE /x HTTP/1.0"])
-def test_a_browser_is_told_the_right_port(request_line: bytes) -> None:
+def test_browser_gets_the_right_port(request_line: bytes) -> None:
     said = wrong_protocol.answer(request_line[: wrong_protocol.HEAD_BYTES], ADDRESSES)
     head, _, text = said.decode().partition("\r\n\r\n")
     assert head.startswith("HTTP/1.1 400") and f"Content-Length: {len(text)}" in head
     assert text.count("\n") == 1 and "peer port" in text and "HTTP belongs to 127.0.0.1:2108" in text
 
 
-def test_a_client_is_told_the_right_port() -> None:
+def test_client_gets_the_right_port() -> None:
     hello = Hello(2, "test", {}).frame(1)
     (frame,) = FrameReader().feed(wrong_protocol.answer(hello[: wrong_protocol.HEAD_BYTES], ADDRESSES))
     error = decode_error(frame)
     assert type(error) is WrongPort and "belongs to 127.0.0.1:7170" in error.message
 
 
-def test_tls_is_told_in_plain_words_and_a_node_nothing() -> None:
+def test_tls_client_gets_a_plain_error_and_a_node_gets_nothing() -> None:
     assert wrong_protocol.answer(b"\x16\x03\x01\x02\x00\x01", ADDRESSES).startswith(b"This is sandq's peer port")
     assert wrong_protocol.answer(frame(("sandq-peer", 1))[:6], ADDRESSES) == b""
     assert wrong_protocol.answer(b"\xff" * 6, ADDRESSES) == b""

@@ -105,9 +105,7 @@ async def test_so_much_is_asked_in_one_visit(thread: Thread, runner: Runner, wor
 
 
 @pytest.mark.parametrize("is_stalled", [False, True])
-async def test_answers_that_come_too_late_wake_who_waits_for_room(
-    thread: Thread, runner: Runner, is_stalled: bool
-) -> None:
+async def test_late_replies_wake_readers_waiting_for_memory(thread: Thread, runner: Runner, is_stalled: bool) -> None:
     room = Room()
 
     async def ask() -> None:

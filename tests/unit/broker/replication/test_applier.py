@@ -102,7 +102,7 @@ def bed() -> Bed:
     return Bed()
 
 
-def test_what_came_of_an_entry_is_told_before_anything_is_written(bed: Bed) -> None:
+def test_entry_result_is_reported_before_anything_is_written(bed: Bed) -> None:
     bed.applier.run([bed.entry()])
     assert [(told.results, told.statuses) for told in bed.told] == [([(0, 1, [1])], {0: 1})]
     assert bed.written() == 0
@@ -156,7 +156,7 @@ def test_what_is_asked_of_no_group_finds_all_written(bed: Bed) -> None:
     assert [answered(value) for answered, value in bed.told[-1].answers] == [None] and found == [0, 2]
 
 
-def test_an_entry_that_takes_long_gives_way(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_entry_yields(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     """What came before it is told, but for what came of its own group; what others have to do is done and told."""
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     long, other = bed.replicas
@@ -190,7 +190,7 @@ def test_one_that_does_not_take_long_goes_on(bed: Bed, monkeypatch: pytest.Monke
     assert len(bed.told) == 1
 
 
-def test_entries_give_way_to_one_another_so_deep_and_no_deeper(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_yield_up_to_a_maximum_depth(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     bed.replicas = [Counter(number) for number in range(DEPTH + 2)]
     for replica in bed.replicas:
@@ -209,7 +209,7 @@ def test_entries_give_way_to_one_another_so_deep_and_no_deeper(bed: Bed, monkeyp
     assert told == [*range(DEPTH, -1, -1)], "the last one that came is through first"
 
 
-def test_a_question_of_a_group_gives_way_and_one_of_none_does_not(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_of_a_group_yields_and_query_without_group_does_not(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asked of no group comes behind everything: nobody else may change anything meanwhile."""
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     asked: list[int] = []
@@ -225,7 +225,7 @@ def test_a_question_of_a_group_gives_way_and_one_of_none_does_not(bed: Bed, monk
     assert len(asked) == 1
 
 
-def test_a_question_that_gave_way_is_answered(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_that_yielded_is_answered(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     answers: list[list[Any]] = []
     asked = Applier(bed.stores, lambda told: answers.append([value for _, value in told.answers]))
@@ -234,7 +234,7 @@ def test_a_question_that_gave_way_is_answered(bed: Bed, monkeypatch: pytest.Monk
     assert answers == [["first"], [], [None]]
 
 
-def test_so_many_questions_give_way_to_one_another_and_no_more(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_yield_up_to_a_maximum_number(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read for an answer is counted when it is whole."""
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     deepest = 0
@@ -383,7 +383,7 @@ def test_who_must_not_wait_leaves_what_is_long_or_needs_the_disk_or_is_a_questio
     assert replica.applied_index == HERE_ENTRIES + 5
 
 
-def test_who_must_not_wait_gives_way_to_nobody(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_run_on_the_loop_does_not_yield(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     bed.applier.other_tasks = lambda: pytest.fail("it gave way")
     bed.replicas[0].half_way = bed.applier.yield_now

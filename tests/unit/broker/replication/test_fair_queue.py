@@ -47,7 +47,7 @@ def test_what_is_small_goes_before_what_is_large() -> None:
     assert taken(queue) == ["b1", "a0", "a1", "a2"]
 
 
-def test_a_line_that_was_idle_has_saved_nothing_up() -> None:
+def test_idle_queue_saves_up_no_share() -> None:
     queue = queue_of(*[(f"a{number}", 10, "a") for number in range(8)])
     assert [queue.take() for _ in range(4)] == ["a0", "a1", "a2", "a3"]
     for number in range(4):
@@ -55,7 +55,7 @@ def test_a_line_that_was_idle_has_saved_nothing_up() -> None:
     assert taken(queue) == ["a4", "b0", "a5", "b1", "a6", "b2", "a7", "b3"]
 
 
-def test_what_has_no_line_is_behind_all_and_before_all_that_follows() -> None:
+def test_item_without_queue_runs_after_all_earlier_and_before_all_later_items() -> None:
     queue = queue_of(("a0", 900, "a"), ("a1", 900, "a"), ("end", 1, None), ("then", 1, None), ("b0", 1, "b"))
     queue.add("a2", 900, "a")
     assert taken(queue) == ["a0", "a1", "end", "then", "b0", "a2"]

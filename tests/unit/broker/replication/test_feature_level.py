@@ -34,7 +34,7 @@ def _until(node_log: NodeLog, is_so: Callable[[], bool]) -> None:
     raise AssertionError("it never came to that")
 
 
-def test_not_yet_and_no_are_told_apart() -> None:
+def test_not_yet_is_distinguished_from_no() -> None:
     next_level, later = FIRST_LEVEL + 1, FIRST_LEVEL + 2
     node_log = NodeLog(
         MemoryFiles(),

@@ -64,7 +64,7 @@ def test_items_that_are_not_done_are_submitted_again_in_their_order() -> None:
     ]
 
 
-def test_what_a_nack_lost_is_told_with_the_rest() -> None:
+def test_messages_that_a_nack_lost_are_reported_with_the_rest() -> None:
     host = OneAfterTheOther(at_once=1)
     assert outcome(host, NACK) == [[[b"lost", 1]], None, None, None, None]
     assert len(host.submitted) == 5

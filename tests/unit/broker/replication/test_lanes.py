@@ -25,7 +25,7 @@ def all_of(lanes: Lanes[str]) -> str:
     return "".join(lanes.slice(on))
 
 
-def test_groups_take_turns() -> None:
+def test_groups_run_round_robin() -> None:
     lanes: Lanes[str] = Lanes()
     for item in "aaaa":
         lanes.add(item, 1)
@@ -52,7 +52,7 @@ def test_what_is_behind_all_comes_when_all_that_was_there_is_done() -> None:
     assert len(lanes) == 0
 
 
-def test_others_have_turns_beside_an_item_that_gives_way() -> None:
+def test_other_items_run_while_an_item_yields() -> None:
     lanes: Lanes[str] = Lanes()
     for item, lane in [("a", 1), ("b", 2), ("A", 1), ("B", 2), ("!", None), ("c", 3)]:
         lanes.add(item, lane)
@@ -101,7 +101,7 @@ def never(items: object) -> int:
     return 0
 
 
-def test_a_worker_looks_for_what_has_come_between_two_turns() -> None:
+def test_worker_checks_for_new_items_between_turns() -> None:
     began, go_on, ended = threading.Event(), threading.Event(), threading.Event()
     done: list[str] = []
     batches: list[int] = []
@@ -135,7 +135,7 @@ def test_a_worker_looks_for_what_has_come_between_two_turns() -> None:
     assert worker.progress is None
 
 
-def test_a_worker_ends_what_is_queued_and_a_crash_is_told() -> None:
+def test_worker_finishes_queued_items_and_a_crash_is_reported() -> None:
     done: list[int] = []
     crashes: list[BaseException] = []
 
@@ -225,7 +225,7 @@ class Here:
             self.submit("again")
 
 
-def test_nothing_is_run_here_but_after_a_turn_of_the_thread_and_before_its_rest() -> None:
+def test_inline_run_happens_only_between_two_turns_of_the_thread() -> None:
     here = Here()
     assert not here.worker.run_here(["a"])
     here.submit("b")

@@ -79,7 +79,7 @@ async def test_members_are_not_changed_by_an_only_voter_that_cannot_write() -> N
             await node.metadata.change_members(Members(("n1#1",), ("n2#1",)))
 
 
-async def test_there_is_nothing_between_passes_when_there_are_none() -> None:
+async def test_between_batches_runs_at_once_without_batches() -> None:
     async with bed() as node:
         assert await node.runner.between_batches(lambda: 17) == 17
         await node.fail()
@@ -87,7 +87,7 @@ async def test_there_is_nothing_between_passes_when_there_are_none() -> None:
             await node.runner.between_batches(lambda: 17)
 
 
-async def test_who_waits_between_passes_hears_that_the_log_has_failed() -> None:
+async def test_waiter_between_commit_batches_gets_the_log_failure() -> None:
     syncing, free = trio.Event(), trio.Event()
     async with bed() as node:
         token = trio.lowlevel.current_trio_token()
@@ -157,7 +157,7 @@ async def test_what_is_proposed_is_not_kept_beside_its_entry() -> None:
         assert kept and kept == [None] * len(kept)
 
 
-async def test_a_pass_that_finds_no_room_waits_for_it_and_others_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_commit_batch_on_a_full_disk_waits_and_later_ones_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "FULL_RETRY_S", 0.0)
     async with bed() as node:
         commit, seen = node.node_log.commit, []
@@ -175,7 +175,7 @@ async def test_a_pass_that_finds_no_room_waits_for_it_and_others_follow(monkeypa
         assert seen[:3] == [None, None, "the disk is full: no space left"] and len(seen) >= 5
 
 
-async def test_so_much_of_a_group_is_in_one_pass() -> None:
+async def test_entries_of_a_group_in_one_commit_batch_are_limited() -> None:
     """Whoever has little to be stored waits for the pass that is under way, whatever others bring."""
     async with bed() as node:
         host, done = node.metadata, list[object]()
@@ -190,7 +190,7 @@ async def test_so_much_of_a_group_is_in_one_pass() -> None:
         await until_holds(lambda: len(done) == 10)
 
 
-async def test_so_many_bytes_of_a_group_are_in_one_pass() -> None:
+async def test_bytes_of_a_group_in_one_commit_batch_are_limited() -> None:
     """What is large is written, and synced, a part at a time."""
     size = BATCH_BYTES // 2
     async with bed() as node:
@@ -203,7 +203,7 @@ async def test_so_many_bytes_of_a_group_are_in_one_pass() -> None:
         await until_holds(lambda: len(done) == 6)
 
 
-async def test_who_asks_for_much_lets_others_of_the_group_have_turns() -> None:
+async def test_large_requests_let_others_of_the_group_proceed() -> None:
     """Sixteen large ones wait, of which so much is proposed at a time; a small one comes then, and is next."""
     async with bed() as node:
         host, done = node.metadata, list[str]()

@@ -79,7 +79,7 @@ def test_failure_behind_the_commands_blames_none_of_them() -> None:
     assert failure is not None and (failure.index, failure.command, failure.kind) == (2, None, None)
 
 
-def test_fault_within_an_entry_that_gives_way_shuts_only_its_own_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_in_a_yielding_entry_shuts_only_its_own_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of two partitions fails while an entry of the other one is half done."""
     monkeypatch.setattr(applier, "SLICE_S", -1.0)  # it gives way whenever it may
     for poisoned in ("inner", "outer"):
@@ -233,7 +233,7 @@ def test_fault_at_any_step_of_a_metadata_command_keeps_the_state_before_it(at: i
     assert skipping.rows() == never_failed.rows()
 
 
-def test_results_before_a_failing_status_are_not_told() -> None:
+def test_results_before_a_failing_status_are_not_reported() -> None:
     """An operator may skip the entry that is blamed, so that nothing of it may be acknowledged."""
     one = bed()
     one.run_log([entry(*LEASED)])

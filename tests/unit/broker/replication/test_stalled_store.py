@@ -129,7 +129,7 @@ def test_a_store_that_stands_still_for_seconds_delays_no_answer_until_its_limit(
         bed.check_rows(host.replica)  # type: ignore[arg-type]
 
 
-def test_who_waits_too_long_for_room_is_told_that_nothing_was_stored() -> None:
+def test_request_that_waits_too_long_for_capacity_reports_nothing_stored() -> None:
     bed = Bed()
     host, answers = bed.hosts[0], list[Any]()
     for _ in range(2 * STORE_BYTES // len(LARGE)):
@@ -288,7 +288,7 @@ async def test_rows_that_are_handed_over_are_written_before_a_node_ends() -> Non
     assert node.below.scan(b"", b"\xff")
 
 
-def test_one_partition_leaves_others_room_in_what_waits_to_be_stored() -> None:
+def test_one_partition_does_not_fill_the_store_queue() -> None:
     bed = Bed()
     one, other = bed.hosts
     answers: list[Any] = []

@@ -79,7 +79,7 @@ class Packed(trio.abc.Instrument):
         self._rows = 0
 
 
-async def test_a_list_of_all_groups_is_packed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_list_of_all_groups_is_packed_in_time_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     broker, packed = Broker(), Packed(monkeypatch)
     queries = MessageRequests(broker, BOUNDLESS)  # type: ignore[arg-type]
     trio.lowlevel.add_instrument(packed)

@@ -245,7 +245,7 @@ async def test_an_empty_store_is_installed_too() -> None:
     assert target.installed() == []
 
 
-async def test_no_more_chunks_are_on_their_way_than_the_window(autojump_clock: trio.testing.MockClock) -> None:
+async def test_chunks_in_flight_are_at_most_the_window(autojump_clock: trio.testing.MockClock) -> None:
     source, wire = Source(), Wire()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(send_snapshot, wire.left, meta(), source.read, Throttle(1 << 40))

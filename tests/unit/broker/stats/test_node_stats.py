@@ -98,7 +98,7 @@ def test_a_lease_that_is_pushed_again_is_sent_again_and_nothing_else(node: NodeS
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_counts_for_the_objective_was_due_while_there_was_room(seed: int) -> None:
+def test_objective_counts_messages_due_while_there_was_credit(seed: int) -> None:
     rng = random.Random(seed)
     node = NodeStats(slo_lateness_s=0.1)
     topic = TopicStats(node)

@@ -82,7 +82,7 @@ async def test_a_disk_that_hangs_stops_no_count_and_no_end(autojump_clock: Any) 
 
 
 @pytest.mark.parametrize("content", [None, b"", b"SANDQSLO", b"of somebody else" * 9])
-async def test_what_stands_there_in_its_place_is_no_reason_not_to_start(tmp_path: Any, content: bytes | None) -> None:
+async def test_unreadable_slo_file_does_not_prevent_the_start(tmp_path: Any, content: bytes | None) -> None:
     if content is None:
         (tmp_path / NAME).mkdir()
     else:

@@ -56,7 +56,7 @@ def test_windows_forget_what_is_older(bed: Bed) -> None:
     assert bed.within(30 * DAY_MS) == 0
 
 
-def test_each_is_in_its_bucket_and_early_ones_are_told(bed: Bed) -> None:
+def test_each_delivery_is_in_its_bucket_and_early_ones_are_counted(bed: Bed) -> None:
     bed.deliver(3, late_s=0.05)
     bed.deliver(2, late_s=61)
     bed.stats.early += 1
@@ -70,7 +70,7 @@ def test_each_is_in_its_bucket_and_early_ones_are_told(bed: Bed) -> None:
     assert (found.early, found.unproven) == (1, 0)
 
 
-def test_what_was_counted_by_a_clock_that_is_not_trusted_is_told_apart(bed: Bed) -> None:
+def test_counts_by_an_untrusted_clock_are_separate(bed: Bed) -> None:
     bed.deliver(5)
     bed.deliver(7, is_trusted=False)
     bed.deliver(1)

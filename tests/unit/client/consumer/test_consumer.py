@@ -161,7 +161,7 @@ def test_cancelling_still_sends_acks(with_client: Any) -> None:
     with_client(body)
 
 
-def test_a_consumer_waiting_elsewhere_is_told_that_it_is_over(with_client: Any) -> None:
+def test_consumer_waiting_at_another_node_is_cancelled(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         ended: list[str] = []
 

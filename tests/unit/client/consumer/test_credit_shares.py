@@ -12,7 +12,7 @@ def test_nodes_of_one_topic_have_the_same() -> None:
     assert [equal_share(10, sessions) for sessions in (0, 1, 3, 20)] == [10, 10, 4, 1]
 
 
-def test_who_has_nothing_has_room_for_one_message() -> None:
+def test_session_without_messages_has_credit_for_one() -> None:
     assert shares(10, [None, None]) == [1, 1]
     assert shares(10, [None, 0, None]) == [1, 10, 1]
 
@@ -22,7 +22,7 @@ def test_those_that_are_busy_share_all_of_it() -> None:
     assert shares(11, [0, 0, 0]) == [4, 4, 3]
 
 
-def test_what_somebody_holds_beyond_its_share_is_not_the_others() -> None:
+def test_messages_held_beyond_a_share_reduce_the_other_shares() -> None:
     held = [10, 0, None]
     assert shares(10, held) == [5, 1, 1]
     assert is_crowded(held, shares(10, held))

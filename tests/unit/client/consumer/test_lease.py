@@ -105,7 +105,7 @@ def test_nack_and_extend(with_client: Any) -> None:
     with_client(body)
 
 
-def test_a_loop_holds_what_it_was_told_to(with_client: Any) -> None:
+def test_loop_holds_the_configured_number(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         server.auto = True
         async with client.producer("t") as producer:

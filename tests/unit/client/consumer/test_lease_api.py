@@ -65,7 +65,7 @@ def test_nothing_is_said_only_of_the_whole_topic(with_client: Any) -> None:
     with_client(body, partitions=2)
 
 
-def test_a_partition_without_a_leader_is_told_when_there_is_nothing_else(with_client: Any) -> None:
+def test_partition_without_leader_is_reported_when_nothing_else_is_ready(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         leads(server, 0)
         server.script[Type.LEASE] += [nothing] * 10_000

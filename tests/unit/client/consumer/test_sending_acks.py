@@ -220,7 +220,7 @@ def test_leases_send_with_what_is_held_under_one_lease(with_client: Any) -> None
     with_client(body)
 
 
-def test_a_thread_settles_what_was_refused_in_another_way(with_client: Any) -> None:
+def test_thread_settles_a_refused_ack_differently(with_client: Any) -> None:
     told: list[str] = []
 
     def handler(message: Any) -> None:

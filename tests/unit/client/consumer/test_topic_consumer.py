@@ -112,7 +112,7 @@ def test_a_node_that_leads_nothing_is_given_nothing_of_what_quick_work_may_hold(
     run(main)
 
 
-def test_what_was_on_its_way_when_its_credit_was_taken_back_is_given_back(with_client: Any) -> None:
+def test_messages_in_flight_at_credit_revocation_are_released(with_client: Any) -> None:
     """Topics that each give all of the credit at the same time: no more is held than the credit and one of each."""
 
     async def body(server: FakeServer, client: Client) -> None:

@@ -161,7 +161,7 @@ def test_a_handler_that_takes_too_long_is_cancelled_and_its_message_nacked(with_
     assert "took longer than 20ms: it was cancelled" in caplog.text
 
 
-def test_a_plain_handler_that_takes_too_long_goes_on_in_its_place(with_client: Any, caplog: Any) -> None:
+def test_slow_synchronous_handler_keeps_its_slot(with_client: Any, caplog: Any) -> None:
     go = threading.Event()
     begun: list[bytes] = []
     told: list[str] = []
@@ -468,7 +468,7 @@ def test_handlers_go_on_while_the_server_restarts(with_client: Any, caplog: Any)
     with_client(body)
 
 
-def test_a_lease_that_is_lost_meanwhile_is_told(with_client: Any, caplog: Any) -> None:
+def test_lost_lease_is_reported(with_client: Any, caplog: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         heard: list[bool] = []
 

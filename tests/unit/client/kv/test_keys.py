@@ -243,7 +243,7 @@ def test_a_topic_that_was_made_anew_as_another_kind(with_client: Any) -> None:
     with_client(body)
 
 
-def test_deletions_in_the_log_are_told_from_empty_values(with_client: Any) -> None:
+def test_log_deletions_are_distinguished_from_empty_values(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g") as subscription:
             columns = {Column.KEY: [b"a", b"b", b"c"]}

@@ -259,7 +259,7 @@ def test_who_is_slow_is_not_sent_more(with_client: Any) -> None:
 @pytest.mark.parametrize(
     "trouble", [CUT, Unavailable("later"), NotLeader("elsewhere"), lambda connection, frame: connection.cut()]
 )
-def test_troubles_pass(with_client: Any, trouble: Any) -> None:
+def test_watch_continues_after_transient_errors(with_client: Any, trouble: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         kv = with_keys(server, client)
         server.watch_changes = 3

@@ -122,7 +122,7 @@ def test_leaving_a_job_stops_it(with_client: Any) -> None:
     with_client(body, partitions=2)
 
 
-def test_a_job_that_somebody_else_stopped(with_client: Any) -> None:
+def test_job_stopped_by_another_client(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         await fill(client, 30)
         server.job_step = 1

@@ -347,9 +347,7 @@ def test_closing_the_client_ends_a_cancel(run: Any) -> None:
     run(main)
 
 
-def test_an_answer_is_told_rather_than_asked_for_once_more_in_no_time(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_last_error_is_raised_when_no_time_is_left_for_a_retry(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("random.uniform", lambda low, high: high)
     pause = {"back_off_first_s": 0.99, "back_off_max_s": 0.99, "timeout_s": 1.0}
 
@@ -368,7 +366,7 @@ def test_an_answer_is_told_rather_than_asked_for_once_more_in_no_time(
 
 
 @pytest.mark.parametrize("problem", [CUT, NotLeader("moved"), Overloaded("later"), Unavailable("soon"), TimedOut("?")])
-def test_what_may_pass_is_tried_again(with_client: Any, problem: Any) -> None:
+def test_transient_error_is_retried(with_client: Any, problem: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         text = await client.produce("t", b"v")
         for kind in (Type.GET, Type.LIST, Type.MOVE, Type.CANCEL, Type.WHY):
@@ -456,7 +454,7 @@ def test_list_merges_partitions_page_by_page(with_client: Any) -> None:
     with_client(body, partitions=2)
 
 
-def test_list_of_the_newest_merges_partitions_the_other_way_round(with_client: Any) -> None:
+def test_newest_first_list_merges_partitions_in_reverse(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         server.page_rows = 7
         async with client.producer("t") as producer:

@@ -192,7 +192,7 @@ def test_a_node_that_answers_is_not_silent(bed: LaneBed) -> None:
 # -- one is given up --------------------------------------------------------------------------------------------------
 
 
-def test_one_that_is_given_up_keeps_its_place_before_others(bed: LaneBed) -> None:
+def test_abandoned_batch_keeps_its_position_before_others(bed: LaneBed) -> None:
     """The leader hangs, then goes: the first one's time is over, the second one's is not."""
     one = bed.send()
     bed.look(6)

@@ -324,7 +324,7 @@ def test_unknown_topic(with_client: Any) -> None:
 
 
 @pytest.mark.parametrize("problem", [NotLeader("not here"), Overloaded("later"), TimedOut("who knows"), CUT])
-def test_what_may_pass_is_tried_again_in_order(with_client: Any, problem: Any) -> None:
+def test_transient_errors_are_retried_in_order(with_client: Any, problem: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         server.script[Type.PRODUCE] += [problem, problem]
         async with client.producer("t") as producer:
@@ -345,7 +345,7 @@ def test_what_may_pass_is_tried_again_in_order(with_client: Any, problem: Any) -
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_who_does_not_wait_for_a_quota_is_told_at_once(with_client: Any, waits: bool) -> None:
+def test_producer_that_does_not_wait_for_a_quota_fails_at_once(with_client: Any, waits: bool) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         server.script[Type.PRODUCE] += [QuotaExceeded("full", quota="stored_bytes", retry_after_ms=1)]
         if waits:
@@ -381,7 +381,7 @@ def test_delivery_timeout_says_that_the_outcome_is_unknown(with_client: Any) -> 
     with_client(body, delivery_timeout_s=0.2)
 
 
-def test_send_waits_for_room_only(with_client: Any) -> None:
+def test_send_waits_for_capacity_only(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         held: list[Any] = []
         server.script[Type.PRODUCE] += [lambda connection, frame: held.append((connection, frame))] * 100

@@ -126,7 +126,7 @@ def test_a_topic_that_was_made_anew_as_another_kind(with_client: Any) -> None:
     with_client(body)
 
 
-def test_messages_tell_their_rank_and_can_be_produced_again(with_client: Any) -> None:
+def test_messages_have_their_rank_and_can_be_produced_again(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         server.add_topic("f", kind="fair")
         server.auto = True

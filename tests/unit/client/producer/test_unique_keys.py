@@ -63,7 +63,7 @@ def test_refused_messages_that_nobody_asked_about_fail_the_block(with_client: An
     with_client(body)
 
 
-def test_ways_out_of_a_conflict_never_share_a_batch(with_client: Any) -> None:
+def test_conflict_policies_never_share_a_batch(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.producer("t") as producer:
             await producer.send_many(

@@ -142,7 +142,7 @@ def test_requests_that_travel_together_are_of_one_caller(run: Any) -> None:
     assert {*zip(callers(server, Type.CANCEL), sizes, strict=True)} == {((None, ADA), 2), ((None, BOB), 1)}
 
 
-def test_a_node_that_knows_of_no_gateways_is_told_nothing(run: Any) -> None:
+def test_node_without_gateway_support_is_sent_nothing(run: Any) -> None:
     server = FakeServer()
 
     async def body(client: Client) -> None:

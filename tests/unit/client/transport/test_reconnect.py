@@ -200,9 +200,7 @@ def test_leaders_that_were_never_met_are_asked(run: Any) -> None:
     run(main)
 
 
-def test_a_node_that_stands_still_does_not_hold_up_who_looks_for_a_leader(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stalled_node_does_not_delay_the_search_for_a_leader(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_ASK_TIMEOUT_S", 0.05)
 
     async def main() -> None:
@@ -277,7 +275,7 @@ def test_a_silent_node_that_leads_still_is_waited_for(run: Any) -> None:
     run(main)
 
 
-def test_who_listens_to_a_leader_that_is_gone_asks_until_somebody_knows_of_another(run: Any) -> None:
+def test_subscriber_of_a_lost_leader_asks_until_a_node_knows_the_new_one(run: Any) -> None:
     """Right after a leader has died, the others still name it."""
 
     async def main() -> None:

@@ -56,7 +56,7 @@ def test_blocked_messages_do_not_gather_behind_the_lowest() -> None:
     assert order.first_free() == stuck
 
 
-def test_turns_do_not_gather_behind_one_that_nobody_takes() -> None:
+def test_turns_do_not_accumulate_behind_an_unleased_one() -> None:
     order = KeyOrder()
     order.start(_offset(0), 0)
     order.block(_offset(1), 0)

@@ -152,7 +152,7 @@ def test_rows_go_with_their_answers(bench: Bench) -> None:
     assert len(bench.rows(b"r")) == FIXED.producer_answers
 
 
-def test_more_than_is_kept_is_not_told_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes_beyond_the_kept_ones_are_not_repeated(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "ANSWER_IDS", 2)
     keys = ("a", "b", "c")
     bench.apply(1, numbered(1, c.REPLACE, *keys))

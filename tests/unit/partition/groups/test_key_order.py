@@ -139,7 +139,7 @@ def test_a_higher_limit_frees_what_was_blocked_at_once(restart: bool, limit: int
     check_groups(bench)
 
 
-def test_a_turn_is_lost_when_the_limit_falls() -> None:
+def test_lower_limit_takes_a_turn_back() -> None:
     bench = of_key(5, limit=3)
     configure(bench, 1)
     bench.lease()
@@ -165,7 +165,7 @@ def test_limits_of_groups_are_their_own() -> None:
 
 
 @BOTH
-def test_of_those_whose_turn_has_come_one_is_cancelled(restart: bool) -> None:
+def test_message_whose_turn_has_come_is_cancelled(restart: bool) -> None:
     bench = of_key(0)
     ids = [bench.put(f"{n}", key="k") for n in range(6)]
     lease = bench.one()
@@ -177,7 +177,7 @@ def test_of_those_whose_turn_has_come_one_is_cancelled(restart: bool) -> None:
 
 
 @BOTH
-def test_redriven_ones_go_before_those_whose_turn_has_come(restart: bool) -> None:
+def test_redriven_messages_precede_those_whose_turn_has_come(restart: bool) -> None:
     bench = of_key(5, max_attempts=1)
     lease = bench.one()
     bench.nack(lease.token)
@@ -222,7 +222,7 @@ def test_blocked_messages_are_leased_from_their_copies(restart: bool) -> None:
     assert bench.rows(rows.KEPT) == bench.rows(rows.BLOCKED) == []
 
 
-def test_an_expired_one_gives_its_turn_to_the_next() -> None:
+def test_expired_message_passes_its_turn_to_the_next() -> None:
     bench = of_key(0)
     for n, ttl in enumerate((None, None, 50, 50, None, None)):
         bench.put(f"{n}", key="k", ttl=ttl)
@@ -300,7 +300,7 @@ class Plain:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_turns_are_those_that_one_finds_by_looking(seed: int) -> None:
+def test_turns_equal_those_of_a_full_scan(seed: int) -> None:
     rng, order, plain = random.Random(seed), KeyOrder(), Plain()
     ends: list[bytes] = []
     for number in range(400):
@@ -345,7 +345,7 @@ def test_turns_are_those_that_one_finds_by_looking(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_heap_of_turns_does_not_grow(seed: int) -> None:
+def test_heap_of_turns_does_not_grow(seed: int) -> None:
     rng, order = random.Random(seed), KeyOrder()
     order.start(offsets.pack(0, 0, 0, 0), 0)
     for number in range(1, 20):

@@ -58,7 +58,7 @@ class TestWindow:
         assert send(bench, 12 + WINDOW_MS).refused == []
 
     @pytest.mark.parametrize("how", ["seek", "drop"])
-    def test_the_last_group_passes_it_without_a_lease(self, bench: Bench, restart: bool, how: str) -> None:
+    def test_last_group_skips_the_message_without_a_lease(self, bench: Bench, restart: bool, how: str) -> None:
         """The window begins when that is seen: with the next message of the key, or when the log lets go."""
         bench.open("slow")
         bench.put("a", unique="k")
@@ -204,7 +204,7 @@ class TestReplace:
         assert bench.apply(4, batch) == [Stored(first, [(0, "leased")], [])], "that was its answer"
 
 
-def test_many_groups_cost_a_message_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_groups_cost_a_message_one_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not one for each group: whoever was behind with the last message is behind with the next."""
     bench = Bench()
     groups = [f"g{n}" for n in range(50)]

@@ -129,7 +129,7 @@ class TestById:
             assert [verdict for verdict, _ in outcomes] == ([word] * 2 + ["not_yet"] * 3)[: len(left)]
         assert bench.dead() == []
 
-    def test_not_while_a_seek_is_under_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_job_is_refused_during_a_seek(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(jobs, "STEP_MESSAGES", 1)
         bench, ids = dead_bench("a", "b", retention="1h")
         (_, refused) = bench.apply(2, c.Seek("g", "earliest"), c.RedriveDead("g", ids))
@@ -218,7 +218,7 @@ class TestFilters:
             one for one, value in zip(ids, "abcd", strict=True) if value not in values
         ]
 
-    def test_a_job_that_was_stopped_half_way_took_only_those(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_stopped_job_affected_only_the_processed_messages(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(jobs, "STEP_MESSAGES", 2)
         bench, _ = self._bench()
         job_id = bench.start_job("redrive", at=5, error="boo", key_prefix=b"eu/2")
@@ -235,7 +235,7 @@ class TestFilters:
 class TestLives:
     @restarted
     @pytest.mark.parametrize("by", ["id", "job"])
-    def test_what_was_before_a_redrive_is_told_in_each_state(self, restart: bool, by: str) -> None:
+    def test_earlier_attempts_are_shown_in_each_state_after_a_redrive(self, restart: bool, by: str) -> None:
         bench = Bench(max_attempts=2, backoff={"kind": "fixed", "first": "10ms"})
         bench.open()
         one = bench.put("a")

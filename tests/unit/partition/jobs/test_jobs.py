@@ -241,7 +241,7 @@ class TestRedrive:
         bench.open(at=2)
         assert bench.dead() == []
 
-    def test_not_while_a_seek_is_under_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_job_is_refused_during_a_seek(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """What died above the new place comes from the log again: not a second time."""
         monkeypatch.setattr(jobs, "STEP_MESSAGES", 2)
         bench = self._dead(5, retention="1h")
@@ -280,7 +280,7 @@ class TestRedrive:
         assert bench.values(bench.lease(at=6)) == ["3"]
 
     @pytest.mark.parametrize("restart", [True, False])
-    def test_redriven_before_the_turn_of_what_is_blocked(self, restart: bool) -> None:
+    def test_redriven_message_precedes_blocked_ones(self, restart: bool) -> None:
         bench = Bench(ordering="key", max_attempts=1)
         bench.open()
         for n in range(4):

@@ -280,7 +280,7 @@ class TestCompaction:
         self.compact(bench, at=4 * HOUR)
         assert self.told(bench) == bench.all() and "k0" not in bench.all()
 
-    def test_a_deletion_stays_as_long_as_somebody_holds_what_it_deleted(self) -> None:
+    def test_deletion_stays_while_a_reader_holds_the_deleted_value(self) -> None:
         bench = KeyBench(tombstone_retention="2h", lease="12h")
         bench.open("g")
         bench.write(("a", "1"), ("b", "1"))
@@ -299,7 +299,7 @@ class TestCompaction:
         self.compact(bench, at=10 * HOUR + 60_000)
         assert [(key, value) for _, key, value in bench.log()] == [("b", "1")]
 
-    def test_who_began_to_read_before_a_pass_comes_to_the_deletion(self) -> None:
+    def test_reader_that_began_before_a_compaction_sees_the_deletion(self) -> None:
         bench = KeyBench(tombstone_retention="1h")
         bench.set("a", "1")
         bench.set("a", None, at=1)
@@ -313,14 +313,14 @@ class TestCompaction:
         self.compact(bench, at=21 * HOUR + 100_000)
         assert [key for _, key, _ in bench.log()] == ["b"]
 
-    def test_a_pass_comes_in_time_however_little_is_written(self) -> None:
+    def test_compaction_starts_in_time_with_few_writes(self) -> None:
         bench = KeyBench(history="1m")
         for n in range(1200):
             bench.set("a", str(n), at=n * 2000)
             bench.trim(at=n * 2000)
         assert bench.status().messages < 400, "40 minutes, a write every two seconds"
 
-    def test_a_pass_comes_before_the_log_is_too_large(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_compaction_starts_before_the_log_is_too_large(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(compaction, "BYTES_LEAST", 100_000)
         bench = KeyBench(history="0s")
         for n in range(100):
@@ -328,7 +328,7 @@ class TestCompaction:
             bench.trim(at=n * 1000)
         assert bench.status().bytes < 150_000
 
-    def test_a_few_writes_are_not_worth_a_pass_through_many_keys(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_few_writes_start_no_compaction_of_many_keys(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(compaction, "REST_MS", 1000)
         bench = KeyBench(history="0s")
         bench.write(*[(f"k{n}", "1") for n in range(1000)])
@@ -457,7 +457,7 @@ def test_what_ends_at_once_is_deleted_by_and_by() -> None:
     assert bench.all() == {} and bench.status().messages == before + 200
 
 
-def test_a_deleted_key_that_looks_like_an_offset_is_none() -> None:
+def test_deleted_key_like_an_offset_is_no_offset() -> None:
     """Rows of deleted keys have the tag of what is beside the log in other topics."""
     bench = KeyBench()
     bench.open()

@@ -120,7 +120,7 @@ def compacted(bench: KeyBench, at: int) -> None:
         bench.upkeep(at=at + later)
 
 
-def test_who_comes_too_late_is_told() -> None:
+def test_late_watcher_gets_an_error() -> None:
     bench = KeyBench()
     first = bench.set("a", "1")
     last = bench.set("a", "2", at=1)
@@ -170,7 +170,7 @@ def test_where_a_watcher_has_looked_to_survives_a_restart() -> None:
     assert bench.get("a", at=HOUR) == "2"
 
 
-def test_what_goes_below_where_something_went_before_is_told_too() -> None:
+def test_removal_below_an_earlier_removal_is_reported() -> None:
     bench = KeyBench()
     bench.set("early", "1")
     bench.set("a", "1", at=1)
@@ -204,7 +204,7 @@ def test_who_watches_one_key_has_missed_nothing_when_it_was_not_written() -> Non
 
 
 @pytest.mark.parametrize(("limit", "max_bytes"), [(1, ALL), (2, ALL), (ALL, 1), (ALL, ALL)])
-def test_who_watches_some_keys_is_told_of_few_and_looks_at_many(limit: int, max_bytes: int) -> None:
+def test_watcher_of_some_keys_scans_many_and_gets_few(limit: int, max_bytes: int) -> None:
     bench = KeyBench()
     for number in range(10):
         bench.write(*[(f"{'b' if at % 10 == number else 'a'}{number}", f"{at}") for at in range(40)])
@@ -224,7 +224,7 @@ def test_who_watches_some_keys_is_told_of_few_and_looks_at_many(limit: int, max_
     assert look(bench, offsets.FIRST, start="c", limit=1).through >= after, "nothing of it is wanted: one look"
 
 
-def test_a_look_gives_way() -> None:
+def test_watch_page_yields() -> None:
     bench = KeyBench()
     for number in range(4):
         bench.write(*[(f"{number}{at}", "x") for at in range(3 * SLICE_ITEMS)])
@@ -234,7 +234,7 @@ def test_a_look_gives_way() -> None:
     assert len(gave_way) >= 4 * 3
 
 
-def test_a_look_that_ends_early_leaves_nothing_behind() -> None:
+def test_watch_page_that_ends_early_leaves_nothing_behind() -> None:
     """The rows that were read ahead are as they were then."""
     bench = KeyBench()
     bench.write(*[(f"a{at}", "x" * 1000) for at in range(10)])

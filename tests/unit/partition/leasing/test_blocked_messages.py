@@ -145,7 +145,7 @@ def test_a_seek_back_keeps_it_behind_the_first(restart: bool) -> None:
     assert bench.lease(at=AT + 2) == bench.rows(b"k") == bench.rows(b"b") == []
 
 
-def test_a_seek_forward_passes_it() -> None:
+def test_seek_forward_skips_a_blocked_message() -> None:
     bench, _, _ = held_up("unique")
     settle(bench)
     assert len(bench.rows(b"K")) == 1, "nobody has had it: its unique key is taken"

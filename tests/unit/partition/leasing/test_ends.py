@@ -56,7 +56,7 @@ class TestRejected:
         assert bench.values([bench.one(at=3)]) == ["second"]
 
     @pytest.mark.parametrize("end", [DEAD, SNOOZE])
-    def test_it_frees_its_place_under_the_limits_of_the_group(self, end: int) -> None:
+    def test_end_frees_a_slot_under_the_limits_of_the_group(self, end: int) -> None:
         bench = bench_of()
         bench.apply(0, c.Configure(with_limit(bench.settings, "g", 1, parse_limit({"max_in_flight": 1}))))
         bench.append("a", "b")
@@ -288,7 +288,7 @@ class TestRows:
         assert (loaded.snoozes, loaded.made, loaded.queue) == (2, None, b"queue")
 
 
-def test_no_attempt_is_told_to_have_begun_before_its_message_was_due() -> None:
+def test_no_attempt_begins_before_its_message_was_due() -> None:
     """A lease is made some milliseconds ahead of the time at which it is pushed."""
     bench = bench_of()
     made = bench.put("a", due=50)

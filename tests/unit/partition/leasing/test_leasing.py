@@ -46,7 +46,7 @@ def test_grants_of_one_command_get_tokens_that_rise(bench: Bench) -> None:
     assert [token_parts(lease.token) for lease in leases] == [(bench.index, place) for place in range(3)]
 
 
-def test_places_run_across_the_batches_of_one_entry(bench: Bench) -> None:
+def test_positions_run_across_the_batches_of_one_entry(bench: Bench) -> None:
     from sandq.model.batch import encode
 
     bench.open()
@@ -299,7 +299,7 @@ def test_the_last_instants_are_fine(bench: Bench, at_ms: int) -> None:
     assert offsets.deliver_ms(column) == at_ms
 
 
-def test_a_part_may_cross_ranges_whose_places_follow_one_another(bench: Bench) -> None:
+def test_part_may_cross_consecutive_ranges(bench: Bench) -> None:
     """Scheduled messages of one millisecond are rows, and so ranges, of their own, and neighbours all the same."""
     bench.open()
     column = bench.append(*"abcdef", due=[5, 5, 9, 5, 5, 5])

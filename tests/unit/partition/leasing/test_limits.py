@@ -54,7 +54,7 @@ def seek(bench: Bench, lease: Lease) -> None:
 
 
 @pytest.mark.parametrize("free", [ack, nack, die, expire, release, seek])
-def test_whatever_frees_a_place(bench: Bench, free: Any) -> None:
+def test_each_end_of_a_lease_frees_a_slot(bench: Bench, free: Any) -> None:
     bench.open()
     limit(bench, max_in_flight=2)
     bench.append("a", "b", "c")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.support.partition.ranked_bench import RankedBench
 
 
-def test_what_was_given_back_together_gives_way_to_what_stands_between() -> None:
+def test_messages_returned_together_let_those_between_go_first() -> None:
     bench = RankedBench()
     bench.open()
     offsets = bench.add("a", "b", "c", "d", "e")

@@ -149,7 +149,7 @@ def test_what_a_group_had_passed_before_a_clock_reset_is_nobody_else_s_rank() ->
     assert bench.take(9, at=13_000) == ["x", "y"]
 
 
-def test_new_limits_leave_the_same_turns_whether_a_tenant_had_turns_before() -> None:
+def test_new_limits_give_the_same_turns_whether_a_tenant_had_turns_before() -> None:
     """One that goes on has let a tenant have turns whom the new limit holds up; one that was restarted has not."""
     benches = [RankedBench("fair") for _ in range(2)]
     limits = parse_settings(DEFAULTS | {"tenants": {"*": {"max_in_flight": 3}}}, "fair").record()

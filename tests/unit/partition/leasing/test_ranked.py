@@ -162,14 +162,14 @@ def test_a_nack_may_change_headers_of_the_last_attempt(bench: RankedBench) -> No
 # -- tenants ----------------------------------------------------------------------------------------------------------
 
 
-def test_tenants_take_turns_whatever_waits(fair: RankedBench) -> None:
+def test_tenants_take_turns_at_any_backlog(fair: RankedBench) -> None:
     fair.add(*[f"a{n}" for n in range(100)], tenant="a")
     fair.add("b0", "b1", tenant="b")
     fair.add("d0", tenant=None)
     assert fair.take(6) == ["a0", "b0", "d0", "a1", "b1", "a2"]
 
 
-def test_one_that_comes_later_waits_for_one_turn_of_each(fair: RankedBench) -> None:
+def test_later_tenant_waits_for_one_turn_of_each(fair: RankedBench) -> None:
     fair.add(*[f"a{n}" for n in range(50)], tenant="a")
     fair.add(*[f"b{n}" for n in range(50)], tenant="b")
     fair.take(21)
@@ -211,7 +211,7 @@ def test_a_tenant_has_no_more_in_flight_than_it_may() -> None:
     assert len(fair.lease(20, at=31_000)) == 1
 
 
-def test_two_groups_have_turns_of_their_own(fair: RankedBench) -> None:
+def test_two_groups_have_separate_turns(fair: RankedBench) -> None:
     fair.open("h")
     fair.add("a0", "a1", tenant="a")
     fair.add("b0", tenant="b")

@@ -40,7 +40,7 @@ def watched(lease: Lease) -> Seen:
 
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
-def test_an_ack_of_one_message_does_not_look_at_each_range(ordering: str) -> None:
+def test_ack_of_one_message_does_not_scan_every_range(ordering: str) -> None:
     bench = Bench(ordering=ordering)
     bench.open()
     bench.send(*["v"] * MANY, due=[5] * MANY, keys=[f"k{number}" for number in range(MANY)])
@@ -51,7 +51,7 @@ def test_an_ack_of_one_message_does_not_look_at_each_range(ordering: str) -> Non
     assert ranges.seen <= STEPS
 
 
-def test_a_nack_of_one_message_does_not_look_at_the_history_of_each() -> None:
+def test_nack_of_one_message_does_not_read_every_history() -> None:
     bench = Bench(max_attempts=None)
     bench.open()
     bench.send(*["v"] * MANY, due=[5] * MANY, keys=[f"k{number}" for number in range(MANY)])
@@ -70,7 +70,7 @@ def test_a_nack_of_one_message_does_not_look_at_the_history_of_each() -> None:
 
 
 @pytest.mark.parametrize("ttl_ms", [None, 3_000_000])
-def test_what_waits_is_leased_again_without_a_look_at_the_rest(ttl_ms: int | None) -> None:
+def test_waiting_messages_are_leased_without_scanning_the_rest(ttl_ms: int | None) -> None:
     """Rows are read for what is leased alone: of the others it is known when they expire."""
 
     def reads(waiting: int) -> int:
@@ -133,7 +133,7 @@ class TestGroups:
         bench.ack(lease.token, at=1)
         assert self.changed(bench, before) == {"g7"}
 
-    def test_names_are_told_without_what_is_known_of_each(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_names_are_listed_without_reading_each_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
         _, groups = self.made()
         names = [group.name for group in groups]
         monkeypatch.setattr(GroupStatuses, "__iter__", None)
@@ -147,7 +147,7 @@ class TestGroups:
         assert self.changed(bench, before) == set()
         assert [group.ready for group in bench.status().groups] == [2] * 20
 
-    def test_what_is_due_by_now_is_told_of_all(self) -> None:
+    def test_due_counts_cover_all_groups(self) -> None:
         bench, before = self.made()
         bench.apply(51_000, c.Clock())
         assert self.changed(bench, before) == set()

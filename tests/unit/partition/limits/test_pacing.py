@@ -40,7 +40,7 @@ def test_it_may_go_when_it_was_said_to(interval_us: int, burst: int, pause_us: i
     assert pacing.available("a", pace, free_us + pause_us) == min(1 + pause_us // interval_us, burst)
 
 
-def test_what_was_told_is_gone_on_with() -> None:
+def test_saved_pacing_continues_after_load() -> None:
     pace, pacing = Pace(1000, 1), Pacing()
     pacing.serve("a", pace, 1, 5000)
     (told,) = pacing.changes()

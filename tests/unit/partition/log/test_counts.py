@@ -174,7 +174,7 @@ def test_what_is_taken_out_again_leaves_no_count() -> None:
 
 @pytest.mark.parametrize("hours", [3, 4, 8, 50])
 @pytest.mark.parametrize("restarts", [True, False])
-def test_hours_that_take_turns_do_not_grow(monkeypatch: pytest.MonkeyPatch, hours: int, restarts: bool) -> None:
+def test_alternating_hours_do_not_grow(monkeypatch: pytest.MonkeyPatch, hours: int, restarts: bool) -> None:
     """More of them than it is known of how many rows they have, and in whatever regular order."""
     monkeypatch.setattr(counts, "COUNTED_HOURS", 2)
     monkeypatch.setattr(counts, "FOLD_ROWS", 4)
@@ -216,7 +216,7 @@ def test_many_hours_are_read_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatc
     assert all(len({second // 3600 for second, _ in hour}) <= 1 for hour in hours)
 
 
-def test_forecast_gives_way_behind_each_hour() -> None:
+def test_forecast_yields_after_each_hour() -> None:
     bench = Bench()
     for hour in range(30):
         bench.append("x", due=[hour * HOUR_MS])

@@ -227,7 +227,7 @@ class TestSeek:
         bench.trim(at=4)
         assert bench.rows(b"k") == bench.rows(b"m") == bench.rows(b"d") == []
 
-    def test_only_the_dead_behind_the_place(self) -> None:
+    def test_only_dead_letters_behind_the_position(self) -> None:
         bench = Bench(max_attempts=1)
         bench.open()
         for at in (0, 1000, 2000):
@@ -249,7 +249,7 @@ class TestSeek:
         bench.trim(at=1)
         bench.seek("latest", at=2)
 
-    def test_refused_places(self, bench: Bench) -> None:
+    def test_refused_positions(self, bench: Bench) -> None:
         bench.open()
         (refused,) = bench.apply(1, c.Seek("g", offsets.pack(T, 1, 0, 7)))
         assert isinstance(refused, InvalidRequest)
@@ -389,7 +389,7 @@ class TestGroupsGo:
         bench.trim(at=HOUR)
         assert bench.rows(b"i") == bench.rows(b"d") == bench.rows(b"e") == []
 
-    def test_while_a_seek_is_under_way_a_lease_counts_as_use(self) -> None:
+    def test_lease_during_a_seek_counts_as_use(self) -> None:
         """Also in the rows: else a replica that was restarted would drop the group."""
         benches = [Bench(group_ttl="10m", max_attempts=1), Bench(group_ttl="10m", max_attempts=1)]
         for bench in benches:

@@ -85,7 +85,7 @@ def test_id_of_moved_message_that_was_swept_is_known_for_a_while(bench: RankedBe
     assert bench.rows(b"i") == []
 
 
-def test_message_cancelled_among_swept_ones_is_told_to_be_cancelled(bench: RankedBench) -> None:
+def test_message_cancelled_among_swept_ones_is_reported_as_cancelled(bench: RankedBench) -> None:
     offsets = bench.add("a", "b", "c")
     assert bench.cancel(offsets[1])[0] == "cancelled"
     swept(bench)

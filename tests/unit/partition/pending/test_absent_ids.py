@@ -120,7 +120,7 @@ def test_answers_and_rows_are_those_of_one_look_up_each(seed: int, monkeypatch: 
     assert results[0] == results[1]
 
 
-def test_others_have_turns_while_many_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_look_up_of_many_ids_yields(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, _ = partition()
     looked: list[int] = []
     gave_way: list[int] = []

@@ -96,7 +96,7 @@ def test_a_move_that_copies_counts_and_one_that_does_not_is_free() -> None:
     assert bench.written < 10_000
 
 
-def test_thinning_out_waits_for_an_entry_with_room() -> None:
+def test_thinning_waits_for_an_entry_with_budget() -> None:
     """What is left of a batch is copied when half of it is cancelled."""
     bench = opened(Bench())
     quarter = "x" * (1 << 20)

@@ -171,7 +171,7 @@ class TestWhatACancelRemembers:
         assert bench.rows(b"t") == bench.rows(b"e") == []
         assert bench.cancel(first, at=CANCEL_MEMORY_MS) == ("too_late", "gone")
 
-    def test_a_delayed_one_whose_time_passes_meanwhile(self, bench: Bench) -> None:
+    def test_delayed_message_that_becomes_due_meanwhile(self, bench: Bench) -> None:
         bench.open()
         first = bench.put("a", due=1000)
         bench.cancel(first)

@@ -99,7 +99,7 @@ def test_its_time_stays(bench: RankedBench) -> None:
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_whoever_gets_it_is_told(bench: RankedBench, alone: bool) -> None:
+def test_consumer_gets_the_new_priority(bench: RankedBench, alone: bool) -> None:
     offsets_ = [add_alone(bench, name, 5) for name in "abcd"] if alone else bench.add(*"abcd", priority=5)
     rank(bench, offsets_[1], 2)
     rank(bench, offsets_[3], 5)

@@ -68,7 +68,7 @@ def bytes_of_rows(bench: Bench) -> int:
 
 @pytest.mark.parametrize("value", ["new", LARGE, ""])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_pending_message_has_its_new_value_at_its_place(bench: Bench, kind: str, value: str) -> None:
+def test_pending_message_has_its_new_value_at_its_offset(bench: Bench, kind: str, value: str) -> None:
     offset = add(bench, kind)
     before = fetched(bench)
     assert bench.update(offset, value) == ("updated", offset)
@@ -327,7 +327,7 @@ def test_a_clock_reset_takes_new_values_along(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_one_that_waits_its_turn_keeps_it(alone: bool) -> None:
+def test_message_that_waits_for_its_turn_keeps_it(alone: bool) -> None:
     bench = RankedBench()
     bench.open()
     column = (

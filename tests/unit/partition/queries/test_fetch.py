@@ -155,7 +155,7 @@ def test_both_say_what_was_trimmed() -> None:
     assert pages(bench)[-1].trimmed == found.trimmed
 
 
-def test_a_page_gives_way_and_lets_go_of_rows_as_it_goes(bench: Bench) -> None:
+def test_page_yields_and_releases_rows(bench: Bench) -> None:
     """What is read for it is not there twice: as rows, and as the pieces that are made of them."""
     for _ in range(6):
         bench.append("x" * (400 << 10), *map(str, range(SLICE_ITEMS)))
@@ -170,7 +170,7 @@ def test_a_page_gives_way_and_lets_go_of_rows_as_it_goes(bench: Bench) -> None:
     assert not bench.machine.log.reader._ahead
 
 
-def test_a_page_of_messages_with_rows_of_their_own_gives_way(bench: Bench) -> None:
+def test_page_of_single_message_rows_yields(bench: Bench) -> None:
     bench.append(*map(str, range(10 * SLICE_ITEMS)), due=[*range(10 * SLICE_ITEMS)])
     bench.upkeep(at=100_000)
     gave_way: list[bool] = []

@@ -20,7 +20,7 @@ def held(bench: KeyBench, state: str) -> list[tuple[bytes, bytes]]:
     return [(one["offset"], one["value"]) for one in page]
 
 
-def test_consumers_are_told_with_the_messages_that_they_hold() -> None:
+def test_consumers_are_listed_with_the_messages_that_they_hold() -> None:
     bench = Bench()
     bench.open()
     for _ in range(6):
@@ -37,7 +37,7 @@ def test_consumers_are_told_with_the_messages_that_they_hold() -> None:
         queries.held_by_consumer("nobody")
 
 
-def test_a_long_page_gives_way_to_other_partitions() -> None:
+def test_long_page_yields_to_other_partitions() -> None:
     bench = KeyBench()
     for number in range(3 * SLICE_ITEMS):
         bench.set(f"{number}", "1")

@@ -44,7 +44,7 @@ def tenants(bench: RankedBench) -> list[tuple[Any, ...]]:
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
-def test_messages_and_dead_letters_tell_their_priority_and_tenant() -> None:
+def test_messages_and_dead_letters_have_their_priority_and_tenant() -> None:
     bench = made(max_attempts=1)
     (offset,) = bench.add("a", priority=-3, tenant="acme")
     (plain,) = bench.add("b")
@@ -125,7 +125,7 @@ def test_why_goes_by_the_ages_of_messages() -> None:
     assert bench.take(3, at=6000) == ["old", "urgent", "last"]
 
 
-def test_why_looks_for_no_more_than_so_many_messages() -> None:
+def test_why_checks_a_limited_number_of_messages() -> None:
     bench = made("priority")
     for _ in range(3):
         bench.add(*["x"] * 400, priority=1)

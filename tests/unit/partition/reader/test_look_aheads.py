@@ -68,7 +68,7 @@ def test_the_bytes_of_all_are_summed(bench: Bench, look_aheads: LookAheads) -> N
     assert look_aheads.bytes == held[1]
 
 
-def test_what_was_used_longest_ago_gives_way(bench: Bench, look_aheads: LookAheads) -> None:
+def test_least_recently_used_look_ahead_is_dropped(bench: Bench, look_aheads: LookAheads) -> None:
     for group in "hg":
         bench.lease(1000, at=MANY, group=group)
     look_aheads.share_bytes = look_aheads.bytes - 1

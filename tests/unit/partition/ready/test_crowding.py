@@ -69,7 +69,7 @@ def test_one_that_fails_comes_to_a_half_and_others_go_on(restarts: bool) -> None
     assert due_ms(bench) is None or due_ms(bench) > bench.machine.now_ms, "nobody asks again and again"
 
 
-def test_several_that_fail_leave_room_for_others() -> None:
+def test_several_failures_leave_capacity_for_others() -> None:
     bench = bench_of()
     bad = ("a", "a.x", "b")
     for tenant in bad:
@@ -97,7 +97,7 @@ def test_what_it_was_given_before_comes_again_and_then_new_ones() -> None:
     assert held > 1
 
 
-def test_a_cancel_makes_room() -> None:
+def test_cancel_frees_a_slot() -> None:
     bench = bench_of()
     ids = [bench.add("bad", tenant="bad")[0] for _ in range(MOST)]
     held = fail(bench, ("bad",))["bad"]

@@ -25,7 +25,7 @@ def queue_of(number: int, priority: int, first: int, tenant: str = "a") -> Ready
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_oldest_is_the_one_that_a_look_at_all_finds(seed: int) -> None:
+def test_oldest_equals_that_of_a_full_scan(seed: int) -> None:
     draw = Random(seed)
     by_number = {number: queue_of(number, number, draw.randrange(1000)) for number in range(1, 60)}
     oldest, ageing_ms = Oldest(by_number), 100

@@ -34,7 +34,7 @@ def taken(turns: TenantScheduler, count: int) -> list[str]:
     return found
 
 
-def test_nobody_has_a_turn_where_nobody_has_something() -> None:
+def test_no_tenant_has_a_turn_without_messages() -> None:
     turns = turns_of()
     assert turns.next() is None
     turns.set_active("a", True)
@@ -42,7 +42,7 @@ def test_nobody_has_a_turn_where_nobody_has_something() -> None:
     assert turns.next() is None
 
 
-def test_one_alone_has_all_turns_and_shares_with_nobody() -> None:
+def test_single_tenant_has_all_turns() -> None:
     turns = turns_of("a.b")
     assert turns.next() == ("a.b", False)
     turns.serve("a.b", 1000)
@@ -158,7 +158,7 @@ def nodes_of(tenant: str) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("weights", [{}, {"t1.*": 3, "t2.*": 7, "*": 2}])
-def test_turns_of_hundreds_are_those_of_a_look_at_all_of_them(weights: dict[str, int]) -> None:
+def test_turns_of_hundreds_equal_those_of_a_full_scan(weights: dict[str, int]) -> None:
     chance = random.Random(7)
     queues = {f"t{n % 4}.{n}": [f"{n}/{at}" for at in range(chance.randrange(1, 5))] for n in range(300)}
     model = FairModel()

@@ -280,7 +280,7 @@ def test_a_row_that_cannot_be_read_is_refused_and_ends_no_node(key: bytes, value
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
 @pytest.mark.parametrize("number", [-1, 2**48, None])
-def test_a_state_that_leaves_no_room_for_what_comes_is_refused(at: int, number: int | None) -> None:
+def test_state_with_exhausted_counters_is_refused(at: int, number: int | None) -> None:
     bench = old()
     bench.append("a")
     found = dict(rows_of(bench))
@@ -381,7 +381,7 @@ def test_messages_of_a_key_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize("kind", ["priority", "fair"])
-def test_priorities_and_tenants_keep_their_turns(kind: str) -> None:
+def test_restored_priorities_and_tenants_keep_their_turns(kind: str) -> None:
     bench = RankedBench(kind)
     bench.open()
     for number in range(6):

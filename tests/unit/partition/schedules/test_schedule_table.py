@@ -90,7 +90,7 @@ def test_the_next_occurrence_is_always_a_pending_message(bench: Bench) -> None:
     assert schedules.now.fired == 1 and [one[:3] for one in schedules.now.history] == [[T + MINUTE, T + MINUTE, "sent"]]
 
 
-def test_an_occurrence_fires_once_whoever_says_so(bench: Bench) -> None:
+def test_occurrence_fires_once_for_any_number_of_requests(bench: Bench) -> None:
     schedules = Schedules(bench)
     seen = schedules.seen()
     assert schedules.fire(MINUTE, 2 * MINUTE, seen) == ["fired", "sent"]
@@ -219,7 +219,7 @@ def test_many_in_one_entry(bench: Bench) -> None:
     assert len({*taken}) == 301
 
 
-def test_what_is_late_has_a_place_of_its_own(bench: Bench) -> None:
+def test_late_messages_have_distinct_offsets(bench: Bench) -> None:
     """Whatever an entry stores for the moment of its stamp: of schedules of each kind, triggers, and producers."""
     bench.open()
     kinds: list[dict[str, str]] = [
@@ -254,7 +254,7 @@ def test_a_compacted_topic_has_none() -> None:
         raise KeyBench().apply(0, c.DeleteSchedules([("s",)]))[0]
 
 
-def test_many_give_way(bench: Bench) -> None:
+def test_many_schedules_yield(bench: Bench) -> None:
     """Commands and questions about many schedules let other partitions of the node have their turns."""
     schedules = Schedules(bench)
     names = [f"n{number:03}" for number in range(200)]

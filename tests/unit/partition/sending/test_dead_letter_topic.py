@@ -85,7 +85,7 @@ class TestSending:
         assert isinstance(to.apply(2, old)[0], ProducerFenced)
         assert values(arrived(to)) == ["a", "b"]
 
-    def test_what_dies_while_a_batch_is_under_way_comes_with_the_next(self) -> None:
+    def test_dead_letter_during_a_batch_goes_with_the_next(self) -> None:
         bench, to = OutboxBench(), receiver()
         bench.kill("a")
         first = bench.batch(HERE)

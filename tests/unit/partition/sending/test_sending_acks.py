@@ -140,7 +140,7 @@ class TestAtOnce:
         monkeypatch.setattr(outbox, "FIXED", FixedLimits(outbox_bytes=1))
         assert isinstance(ack(bench, leased(bench), to_be_sent("e"), at=4), Overloaded)
 
-    def test_dead_letters_on_their_way_do_not_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_dead_letters_in_flight_do_not_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(outbox, "FIXED", FixedLimits(outbox_messages=1))
         bench = OutboxBench()
         bench.kill("a", "b", "c")
@@ -204,7 +204,7 @@ class TestUndeliverable:
         carry(bench, to, at=9)
         assert sorted(one.fields[Column.VALUE] for one in arrived(to)) == [b"a", b"b", b"c", b"d"]
 
-    def test_a_job_waits_for_room(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_job_waits_for_capacity(self, monkeypatch: pytest.MonkeyPatch) -> None:
         bench = self.many()
         monkeypatch.setattr(outbox, "FIXED", FixedLimits(outbox_messages=3))
         job_id = bench.start_job("redrive", 6)
@@ -261,7 +261,7 @@ class TestUndeliverable:
         assert not bench.rows(rows.DEAD) and bench.status().outbox is None
 
 
-def test_what_acks_send_goes_before_nothing_and_behind_nothing_of_its_line() -> None:
+def test_ack_messages_and_dead_letters_are_sent_in_order() -> None:
     bench, to = OutboxBench(), receiver()
     for at in range(3):
         ack(bench, leased(bench), to_be_sent(f"ack{at}"), at=2 * at)

@@ -20,7 +20,7 @@ LINE = {
 LOST = {"time": "2030-01-31T08:00:01.000Z", "node": "node1", "request": "lines_lost", "lost": 3}
 
 
-def test_lines_are_a_table(offline: Ctl, client: FakeClient) -> None:
+def test_lines_are_shown_as_a_table(offline: Ctl, client: FakeClient) -> None:
     client.audit = AuditPage([LINE, LOST], "node1=1:10", {"node1": 3}, {"node2": "it cannot be reached"})
     result = offline("audit", "--last", "5", "--node", "node1")
     assert result.exit_code == 0
@@ -32,7 +32,7 @@ def test_lines_are_a_table(offline: Ctl, client: FakeClient) -> None:
     assert "node1 has lost 3 lines" in result.stderr and "no record of node2" in result.stderr
 
 
-def test_programs_get_the_lines_as_they_are(offline: Ctl, client: FakeClient) -> None:
+def test_programs_get_the_lines_unchanged(offline: Ctl, client: FakeClient) -> None:
     client.audit = AuditPage([LINE], "node1=1:10", {}, {})
     (text,) = offline("audit", "-o", "jsonl").stdout.splitlines()
     assert json.loads(text) == LINE
@@ -44,6 +44,6 @@ def test_it_follows_from_where_it_was(offline: Ctl, client: FakeClient) -> None:
     assert client.asked("audit") == [{"last": 100}, {"last": 1000, "after": "node1=1:10"}]
 
 
-def test_no_line_does_something_to_the_terminal(offline: Ctl, client: FakeClient) -> None:
+def test_no_line_controls_the_terminal(offline: Ctl, client: FakeClient) -> None:
     client.audit = AuditPage([{**LINE, "principal": "token:\x1b[2J"}], "node1=1:10", {}, {})
     assert "\x1b" not in offline("audit").stdout

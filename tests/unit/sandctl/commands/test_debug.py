@@ -70,7 +70,7 @@ def bundled(ctl: Ctl, file: Path) -> dict[str, Any]:
         ({"n1": True, "n2": False, "n3": True}, {"nodes/n1": {"node": "n1"}, "nodes/n3": {"node": "n3"}}),
     ],
 )
-def test_a_cluster_that_does_nothing_is_told_of(
+def test_bundle_of_a_failing_cluster_names_missing_parts(
     offline: Ctl, client: FakeClient, tmp_path: Path, nodes: dict[str, bool], dumps: dict[str, Any]
 ) -> None:
     client.admin = Troubled(nodes, None)  # type: ignore[assignment]

@@ -205,7 +205,7 @@ def test_group_consumers_lists_them_with_what_they_hold(ctl: Ctl, client: FakeCl
     assert (second["address"], second["since"], second["credit"]) == (None, None, None)
 
 
-def test_group_list_and_show_tell_how_many_wait_for_their_keys(ctl: Ctl, client: FakeClient, two_groups: None) -> None:
+def test_group_list_and_show_count_messages_blocked_by_keys(ctl: Ctl, client: FakeClient, two_groups: None) -> None:
     assert "BLOCKED BY KEY" not in ctl("group", "list", "t").stdout
     assert "blocked_by_key" not in ctl("group", "show", "t", "a").stdout.replace(" ", "_").lower()
     assert "blocked_by_key" not in json.loads(ctl("group", "show", "t", "a", "-o", "json").stdout)

@@ -43,7 +43,7 @@ def test_bounds_are_read_as_people_write_them(offline: Ctl, access: FakeAccess) 
 @pytest.mark.parametrize(
     "wrong", [("--topics", "many"), ("--topics", "1KiB"), ("--stored-bytes", "1GB"), ("--topics", "-1"), ()]
 )
-def test_what_is_no_bound_is_told(offline: Ctl, access: FakeAccess, wrong: tuple[str, ...]) -> None:
+def test_invalid_bound_is_reported(offline: Ctl, access: FakeAccess, wrong: tuple[str, ...]) -> None:
     assert offline("identity", "quota", "token:app", *wrong).exit_code == 2
     assert access.asked == []
 

@@ -102,7 +102,7 @@ def test_what_comes_first_says_who_one_is(
 
 
 @pytest.mark.parametrize("content", ["", "two words", "schön"])
-def test_a_file_without_a_token_is_told(offline: Ctl, access: FakeAccess, tmp_path: Path, content: str) -> None:
+def test_file_without_a_token_is_reported(offline: Ctl, access: FakeAccess, tmp_path: Path, content: str) -> None:
     (tmp_path / "file").write_text(content)
     refused = offline("login", "--token-file", str(tmp_path / "file"))
     assert (

@@ -48,7 +48,7 @@ def test_produce_a_file_as_it_is(ctl: Any, server: FakeServer, tmp_path: Path) -
     assert stored(server) == [data, data]
 
 
-def test_produce_lines(ctl: Any, server: FakeServer, tmp_path: Path) -> None:
+def test_produce_reads_a_message_per_line(ctl: Any, server: FakeServer, tmp_path: Path) -> None:
     result = ctl("produce", "t", "--lines", input=b"a\nb\r\n\nlast")
     assert result.exit_code == 0 and len(result.output.splitlines()) == 4
     assert stored(server) == [b"a", b"b", b"", b"last"]
@@ -111,7 +111,7 @@ def test_produce_jsonl(ctl: Any, server: FakeServer) -> None:
         ("[" * 100_000, "not JSON|object"),
     ],
 )
-def test_a_bad_line_is_named_and_stops(ctl: Any, server: FakeServer, line: str, words: str) -> None:
+def test_invalid_line_is_named_and_stops(ctl: Any, server: FakeServer, line: str, words: str) -> None:
     data = b'{"text": "1"}\n{"text": "2"}\n' + line.encode("latin-1") + b'\n{"text": "4"}\n'
     result = ctl("produce", "t", "--jsonl", input=data)
     assert result.exit_code == 1
@@ -122,7 +122,7 @@ def test_a_bad_line_is_named_and_stops(ctl: Any, server: FakeServer, line: str, 
     assert stored(server) == [b"1", b"2"]
 
 
-def test_any_line_is_a_message_or_a_bad_line() -> None:
+def test_any_line_is_a_message_or_invalid() -> None:
     with pytest.raises(BadLine):
         parse_line(b"\xff\xfe")
     with pytest.raises(BadLine):
@@ -133,7 +133,7 @@ def test_any_line_is_a_message_or_a_bad_line() -> None:
     assert parse_line(b'{"json": 1, "headers": {}}', {"a": "b"}) == {"value": b"1", "headers": typed}
 
 
-def test_a_refused_line_is_named(ctl: Any, server: FakeServer) -> None:
+def test_refused_line_is_named(ctl: Any, server: FakeServer) -> None:
     server.script[Type.PRODUCE] += [StorageFailed("disk full")] * 2  # the two may come in one batch, or in two
     result = ctl("produce", "t", "--lines", input=b"a\nb\n")
     assert result.exit_code == 1 and "line 1: disk full; 1 more failed; 0 messages sent" in result.stderr
@@ -261,7 +261,7 @@ def test_the_json_of_a_message_keeps_its_numbers() -> None:
     assert to_json({"json": {"n": 2**60}, "size": 2**60}) == f'{{"json": {{"n": {2**60}}}, "size": "{2**60}"}}'
 
 
-def test_empty_lines_of_json_lines_are_passed_over_and_counted(ctl: Any, server: FakeServer) -> None:
+def test_empty_lines_of_json_lines_are_skipped_and_counted(ctl: Any, server: FakeServer) -> None:
     data = b'{"text": "1"}\r\n\n  \r\n{"text": "2"}\n\n'
     result = ctl("produce", "t", "--jsonl", input=data)
     assert result.exit_code == 0 and len(result.stdout.splitlines()) == 2
@@ -270,6 +270,6 @@ def test_empty_lines_of_json_lines_are_passed_over_and_counted(ctl: Any, server:
     assert result.exit_code == 1 and "line 2" in result.stderr
 
 
-def test_lines_have_neither_their_line_feed_nor_the_carriage_return_before_it(ctl: Any, server: FakeServer) -> None:
+def test_lines_lose_their_line_feed_and_carriage_return(ctl: Any, server: FakeServer) -> None:
     ctl("produce", "t", "--lines", input=b"a\r\nb\n\r\n c\r d\r")
     assert stored(server) == [b"a", b"b", b"", b" c\r d"]

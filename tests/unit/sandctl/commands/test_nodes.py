@@ -56,7 +56,7 @@ def test_drain_without_waiting_for_it(ctl: Any, server: FakeServer) -> None:
     assert (refused.exit_code, refused.stderr) == (1, "sandctl: no node 'nobody' is registered\n")
 
 
-def test_that_nothing_moves_is_told_once(ctl: Any, server: FakeServer) -> None:
+def test_stalled_move_is_reported_once(ctl: Any, server: FakeServer) -> None:
     for row in server.registered.values():
         row["failed_since_ms"] = 5
     server.registered["n3"]["replicas"] = 10**9
@@ -71,7 +71,7 @@ def test_that_nothing_moves_is_told_once(ctl: Any, server: FakeServer) -> None:
     assert stuck.stderr.count("nothing moves while more than a third of the nodes have failed") == 1
 
 
-def test_somebody_undoes_what_is_waited_for(ctl: Any, server: FakeServer) -> None:
+def test_awaited_change_is_undone_by_another_client(ctl: Any, server: FakeServer) -> None:
     def undone(connection: FakeConnection, frame: Any) -> None:
         server.answer(connection, frame)
         server.registered["n3"]["standing"] = "in"

@@ -20,7 +20,7 @@ GOOD = b'{"name": "daily", "cron": "0 8 * * *", "text": "hello"}\n'
         (b'{"name": "a", "every": "1h", "txt": ""}', "txt"),
     ],
 )
-def test_schedule_lines_that_are_no_strict_json_are_refused(ctl: Any, line: bytes, says: str) -> None:
+def test_schedule_lines_that_are_not_strict_json_are_refused(ctl: Any, line: bytes, says: str) -> None:
     result = ctl("schedule", "create", "t", "--jsonl", input=GOOD + line)
     assert result.exit_code == 1, result.output
     assert "line 2: " in result.stderr and says in result.stderr and "nothing was created" in result.stderr

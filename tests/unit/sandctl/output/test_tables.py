@@ -25,7 +25,7 @@ def test_as_wide_as_it_must_be_where_there_is_no_terminal() -> None:
 
 
 @pytest.mark.parametrize("width", range(20, 200, 7))
-def test_no_line_is_longer_than_the_terminal_and_no_id_is_cut(width: int) -> None:
+def test_no_row_exceeds_the_terminal_and_no_id_is_cut(width: int) -> None:
     found = table_lines(ROWS, HEADINGS, width)
     assert sum(ID in line for line in found) == 2
     assert all(cell_len(line) <= max(width, 14 + len(ID)) for line in found)

@@ -20,7 +20,7 @@ def numbers(lines: list[bytes]) -> list[int]:
     return [int(text) for text in lines]
 
 
-def test_last_lines_come_in_their_order_over_files(tmp_path: Path) -> None:
+def test_last_lines_are_in_order_across_files(tmp_path: Path) -> None:
     files = AuditFiles(tmp_path, 100, 10)
     for number in range(23):
         files.append(line(number))
@@ -62,7 +62,7 @@ def test_a_position_of_files_that_are_gone_begins_at_the_oldest(tmp_path: Path) 
     assert numbers(files.after("5:99999", 3)[0]) == [20, 21, 22]
 
 
-def test_a_log_that_ends_within_a_line_goes_on_with_a_line_of_its_own(tmp_path: Path) -> None:
+def test_log_that_ends_within_a_line_continues_on_a_new_line(tmp_path: Path) -> None:
     (tmp_path / "audit-0000000003.jsonl").write_bytes(line(1) + b"0000")
     files = AuditFiles(tmp_path, 1000, 10)
     assert numbers(files.last(10)[0]) == [1]
@@ -70,9 +70,7 @@ def test_a_log_that_ends_within_a_line_goes_on_with_a_line_of_its_own(tmp_path: 
     assert files.last(10)[0] == [line(1).strip(), b"0000", line(2).strip()]
 
 
-def test_a_write_that_fails_is_told_and_the_next_one_begins_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_is_reported_and_the_next_one_starts_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = AuditFiles(tmp_path, 1000, 10)
     files.append(line(1))
     real = os.write
@@ -122,7 +120,7 @@ def test_a_long_file_is_read_on_before_the_next_one(tmp_path: Path, monkeypatch:
     assert found == [*range(30)]
 
 
-def test_last_lines_have_no_gap_where_not_all_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_lines_have_no_gap_after_a_partial_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandq.server.audit.files.READ_BYTES", 4000)
     monkeypatch.setattr("sandq.server.audit.files._CHUNK_BYTES", 1000)
     files = AuditFiles(tmp_path, 20_000, 10)

@@ -73,7 +73,7 @@ def log_of(files: AuditFiles | None, **more: Any) -> AuditLog:
     return AuditLog("node1", files, lambda: 1_900_000_000_000, **more)
 
 
-async def test_a_line_says_when_who_from_where_what_and_how_it_ended() -> None:
+async def test_line_has_time_caller_address_request_and_outcome() -> None:
     files = HandFiles()
     audit = log_of(files)
     note(audit)
@@ -93,7 +93,7 @@ async def test_a_line_says_when_who_from_where_what_and_how_it_ended() -> None:
     assert audit.written == 1
 
 
-async def test_lines_of_a_full_disk_are_counted_and_told() -> None:
+async def test_lines_lost_by_a_full_disk_are_counted_and_reported() -> None:
     files = HandFiles()
     files.is_full = True
     audit = log_of(files)
@@ -194,7 +194,7 @@ def nested(depth: int) -> Any:
     return found
 
 
-async def test_whatever_was_sent_is_noted_in_a_short_line() -> None:
+async def test_any_request_is_noted_in_a_short_line() -> None:
     files = HandFiles()
     audit = log_of(files)
     wide = [[["y" * 300] * 100] * 100] * 100
@@ -218,7 +218,7 @@ async def test_whatever_was_sent_is_noted_in_a_short_line() -> None:
     assert not any(b"v" * 10 in line for line in lines)
 
 
-async def test_nothing_that_was_sent_looks_like_another_line() -> None:
+async def test_sent_text_cannot_forge_a_line() -> None:
     files = HandFiles()
     audit = log_of(files)
     name = 'Zürich\n\r\x85\u2028\u2029\x0b\x1b[2J\x9b\x7f\u202e\udc80\U000e0001"}'
@@ -322,7 +322,7 @@ async def test_secrets_and_messages_are_never_noted() -> None:
     assert files.lines[3]["about"] == about
 
 
-def test_to_look_at_the_clock_is_no_act() -> None:
+def test_reading_the_clock_is_not_audited() -> None:
     assert not is_act([Type.CLUSTER_CLOCK, 1, "show"])
     assert is_act([Type.CLUSTER_CLOCK, 1, "accept"])
     assert not is_act([Type.PRODUCE, 1, "t"])

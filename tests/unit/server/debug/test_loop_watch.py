@@ -23,7 +23,7 @@ class Clock:
         return self.now_s
 
 
-def test_a_stall_is_told_with_what_held_the_loop() -> None:
+def test_stall_is_reported_with_its_cause() -> None:
     clock = Clock()
     watch = LoopWatch(clock, lambda: 1_700_000_000.0 + clock.now_s)
     watch._thread = threading.get_ident()
@@ -62,7 +62,7 @@ def test_a_process_that_stood_still_as_a_whole_has_no_stack_and_the_latest_are_k
     assert watch.stalls()[-1] == {"at_ms": round(clock.now_s * 1000), "seconds": 5.0, "stack": []}
 
 
-def test_what_is_seen_while_it_goes_on_is_not_told_of_the_next_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_of_one_stall_are_not_reported_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     watch = LoopWatch(clock, clock)
 
@@ -80,7 +80,7 @@ def test_what_is_seen_while_it_goes_on_is_not_told_of_the_next_stall(monkeypatch
     assert [stall["stack"] for stall in watch.stalls()] == [[], ["of the second"]]
 
 
-async def test_it_looks_from_a_thread_of_its_own() -> None:
+async def test_watch_runs_in_its_own_thread() -> None:
     watch = LoopWatch()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch.run)
@@ -90,4 +90,4 @@ async def test_it_looks_from_a_thread_of_its_own() -> None:
         watch.beat()
         nursery.cancel_scope.cancel()
     (stall,) = watch.stalls()
-    assert any("test_it_looks_from_a_thread_of_its_own" in place for place in stall["stack"])
+    assert any("test_watch_runs_in_its_own_thread" in place for place in stall["stack"])

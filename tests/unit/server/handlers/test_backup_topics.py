@@ -30,7 +30,7 @@ def _asked(catch_up: Any) -> tuple[Any, dict[str, Any]]:
     return SimpleNamespace(broker=broker, entrance=entrance, info=info), topics
 
 
-async def test_a_topic_that_this_node_hears_of_late_is_told() -> None:
+async def test_topic_learned_late_is_counted_as_hidden() -> None:
     async def heard(topics: dict[str, Any]) -> None:
         await trio.lowlevel.checkpoint()
         topics["late"] = object()

@@ -16,7 +16,7 @@ def told(collector: type[ProcessCollector], proc: Path) -> dict[str, float]:
     return {sample.name: sample.value for metric in registry.collect() for sample in metric.samples}
 
 
-def test_process_is_told_of_without_the_rest_of_proc(tmp_path: Path) -> None:
+def test_process_is_reported_without_the_rest_of_proc(tmp_path: Path) -> None:
     (tmp_path / "self").symlink_to("/proc/self")
     assert told(ProcessCollector, tmp_path) == {}, "else this is not needed any more"
     found = told(OwnProcess, tmp_path)

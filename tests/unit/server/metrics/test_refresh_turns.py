@@ -46,7 +46,7 @@ class Groups:
         return False
 
 
-async def test_what_came_due_is_looked_for_in_turns() -> None:
+async def test_due_messages_are_searched_in_time_slices() -> None:
     looked = Looked()
     led = {}
     for at in range(PARTITIONS):

@@ -54,7 +54,7 @@ def test_a_mapping_that_cannot_be(mapping: dict[str, str], more: dict[str, Any],
     assert said in caught.value.message
 
 
-def test_every_mistake_is_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     with pytest.raises(InvalidSetting) as caught:
         row_mapping({"valu": "v"}, time_zone="Wien")
     assert caught.value.message.count(";") >= 3 and "did you mean value" in caught.value.message

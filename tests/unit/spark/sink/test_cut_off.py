@@ -154,7 +154,7 @@ def test_the_innermost_stream_counts_however_deep_it_is_called() -> None:
 
 @pytest.mark.parametrize("make", [writers.batch_writer, writers.stream_writer])
 @pytest.mark.parametrize("count", [0, 10, 150])
-def test_both_writers_look_for_the_mark(monkeypatch: pytest.MonkeyPatch, make: Callable[..., Any], count: int) -> None:
+def test_both_writers_check_for_the_mark(monkeypatch: pytest.MonkeyPatch, make: Callable[..., Any], count: int) -> None:
     small_chunks(monkeypatch)
     monkeypatch.setattr(writers, "_context", FakeTask)
     writer = make(OPTIONS, SCHEMA, False)

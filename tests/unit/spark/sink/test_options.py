@@ -107,7 +107,7 @@ def test_a_task_of_a_stream() -> None:
 @pytest.mark.parametrize(
     "wrong", [{QUERY_ID: None}, {QUERY_ID: ""}, {BATCH_ID: None}, {BATCH_ID: "-1"}, {BATCH_ID: "x"}]
 )
-def test_a_spark_that_does_not_tell_who_writes(wrong: dict[str, str | None]) -> None:
+def test_spark_without_a_writer_identity(wrong: dict[str, str | None]) -> None:
     properties = {QUERY_ID: "5f0c", BATCH_ID: "41", **wrong}
     with pytest.raises(InvalidRequest, match=r"sql\.streaming\.queryId.*cannot be used for exactly-once streams"):
         identity_in_stream(0, properties.get)

@@ -113,7 +113,7 @@ async def test_it_gives_up_in_the_end(cluster: FakeCluster, autojump_clock: trio
 
 
 @pytest.mark.parametrize("error", [StorageFailed("disk full"), SandqError("a bug")], ids=lambda error: error.code)
-async def test_what_cannot_pass_is_raised_at_once(cluster: FakeCluster, error: SandqError) -> None:
+async def test_permanent_error_is_raised_at_once(cluster: FakeCluster, error: SandqError) -> None:
     cluster.fates = {2: error}
     with pytest.raises(type(error), match=f"topic 't', partition 0: {error.message}"):
         await write(cluster, rows(range(2000)))
@@ -135,7 +135,7 @@ async def test_other_rows_are_refused_before_anything_is_stored(cluster: FakeClu
 
 
 @pytest.mark.parametrize("per_chunk", [1, 64])
-async def test_blocks_of_rows_that_changed_places(
+async def test_blocks_of_rows_that_changed_positions(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, per_chunk: int
 ) -> None:
     """The last five chunks have the very same rows, and say that those before them were others."""

@@ -41,7 +41,7 @@ def test_by_key() -> None:
         assert values == [b"%d" % place for place, key in enumerate(keys) if partition_for(key, 7) == target.partition]
 
 
-def test_by_what_is_asked_for_then_by_key_then_in_turn() -> None:
+def test_partition_by_option_then_by_key_then_round_robin() -> None:
     rows = table(partition=[2, None, None, 0], key=[b"a", b"a", None, None])
     found = {value: target.partition for target, values in split(rows, record(3), partition=7) for value in values}
     assert found == {b"0": 2, b"1": partition_for(b"a", 3), b"2": 7 % 3, b"3": 0}
@@ -66,7 +66,7 @@ def test_key_chooses_before_the_unique_key(topic: TopicRecord) -> None:
     assert target.partition == alone, "a key alone binds no row"
 
 
-def test_in_turn_by_the_block() -> None:
+def test_blocks_go_round_robin() -> None:
     router = Router("t", lambda name: record(3), 4, RowErrors(4))
     found = [target.partition for _ in range(5) for target, _ in router.split(table(key=[None, None]), 0)]
     assert found == [1, 2, 0, 1, 2], "from that of the Spark partition on"

@@ -196,6 +196,6 @@ def test_nothing_to_read_and_a_range_that_is_wrong() -> None:
         plan([a_range(3, at(6), at(5))])
 
 
-def test_a_task_in_words() -> None:
+def test_task_as_text() -> None:
     (task,) = plan([a_range(3, at(5), at(6))])
     assert str(task) == f"topic 't', partition 3, from {offsets.to_text(at(5))} up to {offsets.to_text(at(6))}"

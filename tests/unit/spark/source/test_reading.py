@@ -68,7 +68,7 @@ def read(log: FakeLog, task: Task | None = None, **options: bool) -> list[int]:
     return values(list(read_pages(task, log.ask, **options)))
 
 
-def test_every_page_in_turn() -> None:
+def test_pages_are_read_in_order() -> None:
     log = FakeLog(35)
     assert read(log) == [*range(35)]
     assert log.asked == [offsets.FIRST, at(10), at(20), at(30), at(35)]

@@ -141,7 +141,7 @@ def test_values_are_shown_when_they_are_asked_for(log: Path) -> None:
     assert "call-ada" not in dump(log).output and "call-ada" in dump(log, "--values").output
 
 
-def test_lines_for_people(log: Path) -> None:
+def test_text_output_for_people(log: Path) -> None:
     result = dump(log)
     assert result.exit_code == 0 and "\x1b" not in result.stdout, "an error with an escape sequence is escaped"
     lines = result.stdout.splitlines()
@@ -171,7 +171,7 @@ def test_a_torn_end_is_no_damage(log: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["magic", "header", "payload"])
-def test_damage_is_told_and_what_follows_is_read(log: Path, part: str) -> None:
+def test_damage_is_reported_and_later_records_are_read(log: Path, part: str) -> None:
     before = rows(log)
     target = before[10]
     flip(segment(log), target["offset"] + {"magic": 0, "header": 20, "payload": 48}[part])
@@ -183,7 +183,7 @@ def test_damage_is_told_and_what_follows_is_read(log: Path, part: str) -> None:
     assert result.exit_code == 1 and "DAMAGE" in result.stdout and "1 damaged place" in result.stderr
 
 
-def test_several_damaged_places(log: Path) -> None:
+def test_several_damages_are_reported(log: Path) -> None:
     before = rows(log)
     for at in (8, 9, 14):
         flip(segment(log), before[at]["offset"] + 48)
@@ -192,7 +192,7 @@ def test_several_damaged_places(log: Path) -> None:
     assert len([row for row in found if row["type"] == "record"]) == len(before) - 3
 
 
-def test_damage_within_a_pass_does_not_hide_the_rest_of_it(tmp_path: Path) -> None:
+def test_damage_within_a_batch_does_not_hide_its_rest(tmp_path: Path) -> None:
     data = write_log(tmp_path / "data", [[members(), *(entry(at, append(b"v")) for at in range(1, 6))]])
     before = rows(data)
     middle = next(row for row in before if row["index"] == 3)
@@ -209,7 +209,7 @@ def test_a_header_that_is_damaged(log: Path) -> None:
     assert len([row for row in found if row["type"] == "record"]) == count
 
 
-def test_an_entry_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_unreadable_entry_is_reported(tmp_path: Path) -> None:
     bad = (Kind.ENTRY, GROUP, 2, 1, b"\0\xc1")
     data = write_log(tmp_path / "data", [[members(), no_op(1)], [bad], [(Kind.ENTRY, GROUP, 3, 1, b"\x09")]])
     found = rows(data, code=1)
