@@ -62,7 +62,7 @@ def test_it_serves_while_a_node_answers_and_says_503_while_none_does(
         node.start()
         wait_until(lambda: status("GET", "/readyz") == 200)
         wait_until(lambda: "kept" in web.get("/topics/t/messages?values=true").text)
-    gateway.tell_to_stop()
+    gateway.request_stop()
     assert gateway.ended() == 0
 
 
@@ -76,7 +76,7 @@ def test_told_to_stop_it_answers_what_is_under_way_and_takes_nothing_new(
     with socket.create_connection(gateway.address, timeout=PATIENCE_S) as client, client.makefile("rb") as answer:
         client.sendall(head)
         assert answer.readline().startswith(b"HTTP/1.1 100 ") and answer.readline() == b"\r\n"
-        gateway.tell_to_stop()
+        gateway.request_stop()
         wait_until(lambda: not takes_connections(gateway.address))
         client.sendall(b"{}")
         said = answer.read()

@@ -8,8 +8,8 @@ from sandq.partition import clock_reset
 from sandq.partition.log import appends, sweep, trim
 from sandq.partition.ready import queue_entries
 from tests.support.examples import seeds
-from tests.support.partition.ranked_reset_walk import RankedResetWalk
-from tests.support.partition.reset_walk import ResetWalk
+from tests.support.partition.ranked_reset_sequence import RankedResetSequence
+from tests.support.partition.reset_sequence import ResetSequence
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("per_key", [None, 1, 2])
 @pytest.mark.parametrize("seed", seeds(6, 300))
 def test_after_a_reset_everything_comes_once_and_in_time(seed: int, per_key: int | None) -> None:
-    go_wrong_and_back(ResetWalk(seed, per_key=per_key, delete_on_ack=seed % 3 > 0))
+    go_wrong_and_back(ResetSequence(seed, per_key=per_key, delete_on_ack=seed % 3 > 0))
 
 
 @pytest.mark.parametrize("kind", ["priority", "fair"])
@@ -32,10 +32,10 @@ def test_after_a_reset_everything_comes_once_by_its_rank(seed: int, kind: str, m
     monkeypatch.setattr(sweep, "LEAST_SETTLED", 2)
     monkeypatch.setattr(sweep, "SWEEP_ROWS", 3)
     monkeypatch.setattr(queue_entries, "HEAD_ENTRIES", 2)
-    go_wrong_and_back(RankedResetWalk(seed, kind))
+    go_wrong_and_back(RankedResetSequence(seed, kind))
 
 
-def go_wrong_and_back(walk: ResetWalk) -> None:
+def go_wrong_and_back(walk: ResetSequence) -> None:
     """Work, have the clock go wrong once or more, set it back, and drain everything."""
     draw = walk.random
     walk.work(draw.randrange(40))

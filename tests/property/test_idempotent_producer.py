@@ -51,7 +51,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.001, 0.06, 3.0, 6.0, 6.0, 11.0]))
     def time_passes(self, seconds: float) -> None:
-        self.bed.look(seconds)
+        self.bed.advance(seconds)
 
     @precondition(lambda self: any(wire.requests for wire in self.bed.wires))
     @rule(which=st.integers(0, 5), count=st.integers(1, 5), fate=st.sampled_from((STORE, STORE, STORE, *FATES)))

@@ -25,9 +25,9 @@ from tests.support.examples import examples
 from tests.support.partition import in_parts
 from tests.support.partition.bench import FOREVER_MS, T
 from tests.support.partition.group_model import Job
-from tests.support.partition.hold_walk import Holding
+from tests.support.partition.hold_rules import Holding
 from tests.support.partition.model_bed import GROUPS, numbers, positions, steps
-from tests.support.partition.model_words import Lease, name_of
+from tests.support.partition.model_types import Lease, name_of
 
 
 class Walk(Holding):

@@ -21,7 +21,7 @@ from sandq.partition.log import appends, sweep, trim
 from sandq.partition.reader import reader
 from sandq.partition.ready import queue_entries, ready_queues
 from tests.support.examples import examples
-from tests.support.partition.ranked_walk import DEEDS, RankedWalk
+from tests.support.partition.ranked_sequence import DEEDS, RankedSequence
 
 SMALL = (
     (trim, "TRIM_ROWS", 3),
@@ -79,7 +79,7 @@ def test_ranked_partition_does_what_the_model_says(topic: str) -> None:
                 patches.enter_context(patch.object(ready_queues, "FIXED", few))
             if options.get("few_gaps"):
                 patches.enter_context(patch.object(group, "FIXED", replace(FIXED, max_gaps=2)))
-            walk = RankedWalk(kind, **options)
+            walk = RankedSequence(kind, **options)
             walk.evict_from = None if evicts is None else Random(evicts)
             for deed, seed in steps:
                 walk.do(deed, seed)

@@ -16,10 +16,10 @@ from sandq.partition import commands as c
 from tests.property import test_compacted_model as compacted
 from tests.property.test_partition_model import TOPICS, Walk
 from tests.support.examples import examples, seeds
-from tests.support.partition import ranked_walk, schedule_walk
-from tests.support.partition.ranked_walk import RankedWalk
+from tests.support.partition import ranked_sequence, schedule_sequence
+from tests.support.partition.ranked_sequence import RankedSequence
 from tests.support.partition.replay_bench import Recorder
-from tests.support.partition.schedule_walk import ScheduleWalk
+from tests.support.partition.schedule_sequence import ScheduleSequence
 
 TRIES = 4
 """Moments from which one is made again, and others to which."""
@@ -81,9 +81,9 @@ def test_replayed_rows_are_those_that_a_replica_had_for_long(topic: str) -> None
     walk(OfMessages, TOPICS[topic], 200)
 
 
-RANKED: dict[str, Callable[[], RankedWalk]] = {
-    "priority": lambda: RankedWalk("priority", ttls=True),
-    "fair": lambda: RankedWalk("fair", cut_short=True),
+RANKED: dict[str, Callable[[], RankedSequence]] = {
+    "priority": lambda: RankedSequence("priority", ttls=True),
+    "fair": lambda: RankedSequence("fair", cut_short=True),
 }
 
 
@@ -93,15 +93,15 @@ def test_replayed_ranks_are_those_that_a_replica_had(kind: str, seed: int) -> No
     random, going = Random(seed), RANKED[kind]()
     recorder = Recorder(going.bench)
     for _ in range(60):
-        going.do(random.choice(ranked_walk.DEEDS), random.randrange(1 << 16))
+        going.do(random.choice(ranked_sequence.DEEDS), random.randrange(1 << 16))
     assert recorder.check(random, 2 * TRIES) > 0, seed
 
 
 @pytest.mark.parametrize("seed", seeds(2, 30))
 def test_replayed_schedules_are_those_that_a_replica_had(seed: int) -> None:
-    random, going = Random(seed), ScheduleWalk()
+    random, going = Random(seed), ScheduleSequence()
     recorder = Recorder(going.bench)
     for _ in range(80):
-        going.do(random.choice(schedule_walk.DEEDS), random.randrange(1 << 16))
+        going.do(random.choice(schedule_sequence.DEEDS), random.randrange(1 << 16))
     recorder.check(random, 2 * TRIES)
     assert len(recorder.recorded) > 40, seed

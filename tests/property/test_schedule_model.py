@@ -16,7 +16,7 @@ from sandq.partition.schedules import schedule_queries
 from sandq.partition.schedules.schedule_table import ScheduleTable
 from tests.support.examples import examples
 from tests.support.partition.bench import T
-from tests.support.partition.schedule_walk import DEEDS, ScheduleWalk
+from tests.support.partition.schedule_sequence import DEEDS, ScheduleSequence
 
 STEPS = st.lists(st.tuples(st.sampled_from(DEEDS), st.integers(0, 1 << 16)), min_size=20, max_size=90)
 
@@ -24,7 +24,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(DEEDS), st.integers(0, 1 << 16)), min
 @settings(max_examples=examples(150), deadline=None)
 @given(steps=STEPS)
 def test_an_occurrence_is_one_message_whatever_happens(steps: list[tuple[str, int]]) -> None:
-    walk = ScheduleWalk(lease="1h")
+    walk = ScheduleSequence(lease="1h")
     for deed, seed in steps:
         walk.do(deed, seed)
 
@@ -33,7 +33,7 @@ def test_a_partition_that_believes_every_leader_is_found(monkeypatch: pytest.Mon
     monkeypatch.setattr(ScheduleTable, "_is_other", lambda *seen: False)
     with pytest.raises(AssertionError):
         for seed in range(100):
-            random, walk = Random(seed), ScheduleWalk()
+            random, walk = Random(seed), ScheduleSequence()
             for _ in range(60):
                 walk.do(random.choice(DEEDS), random.randrange(1 << 16))
 
@@ -43,7 +43,7 @@ def test_no_occurrence_is_left_out_unless_that_is_asked_for(misfire: str) -> Non
     """Leaders die at every moment, for a while; all that came due is looked at in the end."""
     random = Random(f"schedules {misfire}")
     for _ in range(examples(20)):
-        walk = ScheduleWalk()
+        walk = ScheduleSequence()
         bench, every = walk.bench, 1_000
         settings = {"every_ms": every, "start_ms": T} | ({} if misfire == "one" else {"misfire": misfire})
         bench.apply(0, c.PutSchedules([("s", settings, {Column.VALUE: b""}, 0, None, T + every, T + every, False)]))

@@ -9,7 +9,7 @@ import pytest
 from sandq.partition import clock_reset
 from sandq.partition.log import sweep, trim
 from tests.support.examples import seeds
-from tests.support.partition.unfinished_walk import UnfinishedWalk
+from tests.support.partition.unfinished_sequence import UnfinishedSequence
 
 STEPS = 120
 TOPICS: dict[str, dict[str, Any]] = {
@@ -36,7 +36,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("topic", TOPICS)
 @pytest.mark.parametrize("seed", seeds(8, 400))
 def test_every_unfinished_message_exists(seed: int, topic: str) -> None:
-    walk = UnfinishedWalk(seed, **TOPICS[topic])
+    walk = UnfinishedSequence(seed, **TOPICS[topic])
     for _ in range(STEPS):
         walk.step()
     walk.drain()

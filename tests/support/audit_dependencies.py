@@ -47,7 +47,7 @@ def verdict(lock: str, report: Mapping[str, Any] | None) -> tuple[bool, str]:
         return False, f"{lock}: {NO_DATA}"
     lines = [
         f"  {each['name']} {each['version']}: {vulnerability['id']}, "
-        f"mended in {', '.join(vulnerability['fix_versions']) or 'no version yet'}"
+        f"fixed in {', '.join(vulnerability['fix_versions']) or 'no version yet'}"
         for each in looked_at
         for vulnerability in each["vulns"]
     ]

@@ -23,7 +23,7 @@ FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
     *("--disable-extensions", "--no-default-browser-check", "--force-prefers-reduced-motion"),
 )
-LOOK_S = 0.03
+PAUSE_S = 0.03
 Find = tuple[str, str]
 
 
@@ -82,13 +82,13 @@ class Browser:
         """Return the value that a script passes to its last argument, a callback."""
         return self.driver.execute_async_script(script, *arguments)
 
-    def until(self, look: Callable[[], Any], what: str) -> Any:
+    def until(self, condition: Callable[[], Any], expected: str) -> Any:
         """Wait until `condition` returns a true value, and return it. `expected`: text for the failure."""
         end = time.monotonic() + PATIENCE_S
-        while not (found := look()):
+        while not (found := condition()):
             if time.monotonic() > end:
-                raise AssertionError(f"{what}; the page has:\n{self.text()}\n{self.logged()}")
-            time.sleep(LOOK_S)
+                raise AssertionError(f"{expected}; the page has:\n{self.text()}\n{self.logged()}")
+            time.sleep(PAUSE_S)
         return found
 
     def text(self, selector: str = "body") -> str:

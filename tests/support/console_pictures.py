@@ -28,18 +28,18 @@ TOPICS: Final = (
 )
 
 
-def fill(api: Api, chance: random.Random) -> None:
+def fill(api: Api, rng: random.Random) -> None:
     """Create topics, messages for the next days, and groups in all states."""
     for name, kind, partitions in TOPICS:
         api("POST", "/topics", {"name": name, "kind": kind, "partitions": partitions})
     for hours in range(36):
-        delays = [60 + int(chance.random() * 3600 * (hours + 0.3)) for _ in range(50)]
+        delays = [60 + int(rng.random() * 3600 * (hours + 0.3)) for _ in range(50)]
         orders = [
             {"json": {"order": 17_000 + at, "customer": "ada"}, "key": f"customer-{at % 40}", "delay": f"{delay}s"}
             for at, delay in enumerate(delays)
         ]
         api("POST", "/topics/orders", {"messages": orders})
-    soon = [{"text": "ship", "delay": f"{int(chance.expovariate(1 / 1400)) + 30}s"} for _ in range(2500)]
+    soon = [{"text": "ship", "delay": f"{int(rng.expovariate(1 / 1400)) + 30}s"} for _ in range(2500)]
     api("POST", "/topics/orders", {"messages": soon})
     message = {"json": {"order": 17, "call": "Ada", "about": "two parcels"}, "headers": {"source": "desk"}}
     api("POST", "/topics/orders", {**message, "delay": "2h", "unique_key": "call-ada"})
@@ -49,7 +49,7 @@ def fill(api: Api, chance: random.Random) -> None:
     daily = {"name": "close", "text": "close the day", "cron": "0 18 * * MON-FRI", "zone": "Europe/Berlin"}
     api("POST", "/topics/orders/schedules", daily)
     api("POST", "/topics/orders/schedules", {"name": "poll", "text": "poll", "every": "2m"})
-    api("POST", "/topics/mails", {"messages": [{"text": "m", "tenant": chance.choice("ab")} for _ in range(40)]})
+    api("POST", "/topics/mails", {"messages": [{"text": "m", "tenant": rng.choice("ab")} for _ in range(40)]})
     api("POST", "/topics/mails/groups/post/lease", {"max": 3, "wait": "5s"})
     api("POST", "/topics/billing.invoices", {"messages": [{"json": {"invoice": at}} for at in range(30)]})
     for number, held in enumerate(api.lease("billing.invoices", "mailer", 9)):
@@ -59,11 +59,11 @@ def fill(api: Api, chance: random.Random) -> None:
     api("POST", "/topics/billing.invoices/groups/mailer/pause")
 
 
-def work(api: Api, chance: random.Random) -> None:
+def work(api: Api, rng: random.Random) -> None:
     """Produce and consume messages for `WORK_S` seconds."""
     end = time.monotonic() + WORK_S
     while time.monotonic() < end:
-        count = chance.randint(1, 4)
+        count = rng.randint(1, 4)
         api("POST", "/topics/orders", {"messages": [{"text": "now", "delay_ms": 50 * at} for at in range(count)]})
         api("POST", "/topics/webhooks", {"messages": [{"text": "hook"}] * count})
         time.sleep(0.4)
@@ -87,7 +87,7 @@ def settled(browser: Browser) -> None:
 
 def main() -> None:
     """Make all pictures."""
-    chance, port = random.Random(7), free_port()
+    rng, port = random.Random(7), free_port()
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as directory, chromium() as browser:
         environ: dict[str, Any] = {**{"SANDQ_LISTEN__HTTP": f"127.0.0.1:{port}", "SANDQ_SQL__HTTP": "true"}}
@@ -96,8 +96,8 @@ def main() -> None:
         try:
             api = Api(f"http://127.0.0.1:{port}")
             wait_until(lambda: api.status("GET", "/readyz") == 200)
-            fill(api, chance)
-            work(api, chance)
+            fill(api, rng)
+            work(api, rng)
             console = Console(browser, api)
             browser.size(1280, 800)
             console.go("")

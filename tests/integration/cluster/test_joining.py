@@ -15,7 +15,7 @@ from sandq.broker.controller.metadata_members import VOTERS_MOST
 from sandq.gossip.tags import node_tags
 from sandq.model.membership import State
 from sandq.schedules.zones import data_version
-from tests.support.nodes.found import FoundNodes, Looks, found_nodes, refusals
+from tests.support.nodes.found import BootstrapChecks, FoundNodes, found_nodes, refusals
 from tests.support.nodes.working import take, values
 from tests.support.waiting import until_answer, until_holds
 
@@ -81,12 +81,12 @@ async def test_all_at_once_and_again(tmp_path: Path) -> None:
 
 async def test_who_founds_with_seeds_waits_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Never on silence: the founder that has seeds waits for one of them."""
-    looks = Looks(monkeypatch)
+    checks = BootstrapChecks(monkeypatch)
     async with trio.open_nursery() as nursery:
         nodes = FoundNodes(tmp_path, nursery)
         nodes.own["node1"] = {"CLUSTER__BOOTSTRAP": "true", "CLUSTER__SEEDS": nodes.gossip("node2")}
         nodes.launch("node1")
-        await looks.until_more("node1")
+        await checks.until_more("node1")
         assert not nodes.running
         await nodes.start("node2")
         await nodes.until_registered("node1", "node2")

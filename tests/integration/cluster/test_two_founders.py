@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from sandq.broker.bootstrap.founder_election import FounderElection
-from tests.support.nodes.found import FoundNodes, Looks
+from tests.support.nodes.found import BootstrapChecks, FoundNodes
 from tests.support.simulation.seeds import few_of
 from tests.support.waiting import until_holds
 
@@ -56,7 +56,7 @@ async def test_three_and_one_that_founds_nothing(tmp_path: Path) -> None:
 
 async def test_the_next_one_founds_when_the_first_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decide, is_stuck = FounderElection.decide, trio.Event()
-    looks = Looks(monkeypatch)
+    checks = BootstrapChecks(monkeypatch)
 
     async def stuck(self: FounderElection, seen: object) -> str | None:
         if self._own_node == "node1":
@@ -72,7 +72,7 @@ async def test_the_next_one_founds_when_the_first_is_gone(tmp_path: Path, monkey
             nodes.launch(name)
         await is_stuck.wait()  # they have met: a third that came before might have made node2 found it
         nodes.launch("node3")
-        await looks.until_more("node2")
+        await checks.until_more("node2")
         assert not nodes.running
         await nodes.stop("node1")
         await until_holds(lambda: len(nodes.running) == 2)

@@ -68,7 +68,7 @@ class FakeKeys:
         sender = (request.partition, request.producer_id, request.epoch, request.sequence & ~RESENT)
         if sender not in self._answered:
             self._answered[sender] = self.store(request.topic, request.partition, Batch.parse(request.batch))
-        self.tell_watchers()
+        self.answer_watches()
         return self._answered[sender].fields()
 
     def store(self, topic: str, partition: int, batch: Batch) -> Offsets:
@@ -160,7 +160,7 @@ class FakeKeys:
         )
         return True
 
-    def tell_watchers(self, *, is_late: bool = False) -> None:
+    def answer_watches(self, *, is_late: bool = False) -> None:
         """Answer the watches that have changes. `is_late`: answer all of them, because their time is over."""
         waiting, self.kv_watches = self.kv_watches, []
         for connection, number, request in waiting:

@@ -180,7 +180,7 @@ class FakeMessages:
         tenants = batch.bytes_column(Column.TENANT) or nulls
         given: list[bytes] = []
         conflicts: dict[int, str] = {}
-        told: dict[int, tuple[str, bytes | str]] | None = None if request.on_conflict == REJECT else {}
+        outcomes: dict[int, tuple[str, bytes | str]] | None = None if request.on_conflict == REJECT else {}
         rows = zip(batch.values(), *columns, times, ttls, strict=True)
         for place, (value, key, headers, unique_key, time, ttl_ms) in enumerate(rows):
             deliver_ms = max(self.now_ms, (time or 0) + (self.now_ms if batch.relative else 0))
@@ -192,19 +192,19 @@ class FakeMessages:
             replaces = request.on_conflict in (REPLACE, REPLACE_PENDING)
             if taken is not None and replaces and taken.state in PENDING:
                 self.stored[request.topic, request.partition].remove(taken)
-                assert told is not None
-                told[place] = "replaced", taken.id
+                assert outcomes is not None
+                outcomes[place] = "replaced", taken.id
             elif taken is not None and request.on_conflict != REPLACE:
                 given.append(taken.id)
                 if request.on_conflict != IGNORE:
                     conflicts[place] = taken.state
-                elif told is not None:
-                    told[place] = "ignored", taken.state
+                elif outcomes is not None:
+                    outcomes[place] = "ignored", taken.state
                 continue
             self.stored[request.topic, request.partition].append(row)
             given.append(offset)
         run = given == offsets.run(given[0], len(given))
-        return Offsets(given[0], len(given), None if run else b"".join(given), conflicts, told).fields()
+        return Offsets(given[0], len(given), None if run else b"".join(given), conflicts, outcomes).fields()
 
     # Looking.
 
@@ -330,11 +330,11 @@ class FakeMessages:
             ]
             record = JobRecord(request.job_id, request.kind, RUNNING, len(matched), 0, 0, NOW_MS, None)
             self.jobs[key] = Job(record, [] if given["dry_run"] else matched, request)
-        return self.look(self.jobs[key], 0)
+        return self.report(self.jobs[key], 0)
 
     def do_job_status(self, connection: Any, frame: Frame) -> Any:
         request = JobStatus.parse(frame)
-        return self.look(self.job(request), self.job_step)
+        return self.report(self.job(request), self.job_step)
 
     def do_job_stop(self, connection: Any, frame: Frame) -> Any:
         job = self.job(JobStop.parse(frame))
@@ -347,7 +347,7 @@ class FakeMessages:
             raise NotFound("there is no such job")
         return self.jobs[request.partition, request.job_id]
 
-    def look(self, job: Job, step: int) -> Any:
+    def report(self, job: Job, step: int) -> Any:
         for row in job.left[:step]:
             self.work(job.request, row)
         done = len(job.left[:step])
@@ -410,21 +410,21 @@ class FakeMessages:
         """Apply the verdict to each dead message. Messages beyond `page_rows` get the outcome `not_yet`."""
         self.group(request.group)
         rows = {row.id: row for row in self.rows(request.topic, request.partition)}
-        told: list[list[Any]] = []
+        outcomes: list[list[Any]] = []
         for place, one in enumerate(request.ids):
             row = rows.get(one)
             if place >= self.page_rows:
-                told.append(["not_yet", None])
+                outcomes.append(["not_yet", None])
             elif row is None:
-                told.append(["not_found", None])
+                outcomes.append(["not_found", None])
             elif row.state != "dead":
-                told.append(["not_dead", row.state])
+                outcomes.append(["not_dead", row.state])
             else:
-                told.append([verdict, one])
+                outcomes.append([verdict, one])
                 row.state = "ready"
                 if verdict == "purged":
                     self.stored[request.topic, request.partition].remove(row)
-        return (told,)
+        return (outcomes,)
 
     def dead_reasons(self, rows: list[Stored]) -> dict[str, int]:
         counts: dict[str, int] = {}

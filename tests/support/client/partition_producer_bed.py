@@ -139,10 +139,10 @@ class LaneBed:
         self.sent.append(batch)
         self.partition_producer.open[0] = batch
         self.partition_producer.seal(0)
-        self.look()
+        self.advance()
         return batch
 
-    def look(self, seconds: float = 0.0) -> None:
+    def advance(self, seconds: float = 0.0) -> None:
         """Let time pass, and let the producer check its batches, as it does after every event."""
         self.now += seconds
         self.partition_producer.expire(self.now)
@@ -171,7 +171,7 @@ class LaneBed:
     def connect(self) -> None:
         """Open a new connection and wait for the end of the pause."""
         self.node.wire = Wire("node1")
-        self.look(0.05)
+        self.advance(0.05)
 
     def stand_still(self) -> None:
         """Stop the replies of the node, and elect another leader.
@@ -179,9 +179,9 @@ class LaneBed:
         The broker may still read the requests that were sent, but the client does not receive the replies."""
         self.old.append(self.wire)
         self.node.elect()
-        self.look(OPTIONS.standstill_s)
-        self.look(OPTIONS.standstill_s)
-        self.look(OPTIONS.back_off_max_s)
+        self.advance(OPTIONS.standstill_s)
+        self.advance(OPTIONS.standstill_s)
+        self.advance(OPTIONS.back_off_max_s)
 
     def read(self, *fates: Fate, wire: Wire | None = None) -> None:
         """Let the broker read requests of a connection, one for each fate."""
@@ -194,7 +194,7 @@ class LaneBed:
         """Pass the next replies to the client."""
         for _ in range(count):
             self.wire.hand_over()
-        self.look()
+        self.advance()
 
     def _answer(self, request_id: int, produce: Produce, fate: Fate) -> Any:
         if isinstance(fate, SandqError):

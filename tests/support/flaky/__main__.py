@@ -57,10 +57,10 @@ def descendants(pid: int) -> dict[int, str]:
     return {process: states[process] for process in found if process in states}
 
 
-def tell(pids: Iterable[int], what: signal.Signals) -> None:
+def send_signal(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(OSError):
-            os.kill(pid, what)
+            os.kill(pid, number)
 
 
 def stand_still(pid: int, seconds: float) -> None:
@@ -70,10 +70,10 @@ def stand_still(pid: int, seconds: float) -> None:
     stopped: list[int] = []
     for _ in range(2):  # the second time for processes that were started meanwhile
         running = [process for process, state in descendants(pid).items() if state != "T" and process not in stopped]
-        tell(running, signal.SIGSTOP)
+        send_signal(running, signal.SIGSTOP)
         stopped += running
     time.sleep(seconds)
-    tell(reversed(stopped), signal.SIGCONT)
+    send_signal(reversed(stopped), signal.SIGCONT)
 
 
 def failed_in(log: str) -> set[str]:
@@ -104,7 +104,7 @@ class Run:
     def end(self) -> None:
         """Kill the run with all its processes: they would not end by themselves."""
         if self.process.poll() is None:
-            tell(descendants(self.process.pid), signal.SIGKILL)
+            send_signal(descendants(self.process.pid), signal.SIGKILL)
             self.process.wait()
 
     def bad(self) -> set[str]:
@@ -142,12 +142,12 @@ def main() -> int:
     disturbing = threading.Thread(target=disturb, args=(runs, ended, rng), daemon=True)
     disturbing.start()
     try:
-        told: set[int] = set()
-        while len(told) < options.runs:
+        reported: set[int] = set()
+        while len(reported) < options.runs:
             alive = [run for run in runs if run.process.poll() is None]
             for run in runs:
-                if run not in alive and run.number not in told:
-                    told.add(run.number)
+                if run not in alive and run.number not in reported:
+                    reported.add(run.number)
                     said = ", ".join(sorted(run.bad())) or "green"
                     print(f"run {run.number} (stopped {run.stops} times): {said}", flush=True)
                     shutil.rmtree(run.build / "tmp", ignore_errors=True)

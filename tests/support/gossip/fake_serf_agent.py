@@ -44,7 +44,7 @@ class FakeAgent:
         self.seeds: set[str] = set()
         self.full = False
         self.spoiled: dict[str, Spoiled] = {}
-        self.told: list[tuple[str, Any]] = []
+        self.requests: list[tuple[str, Any]] = []
         self.accepted = 0
         self._scope: trio.CancelScope | None = None
         self._sending = trio.Lock()
@@ -56,7 +56,7 @@ class FakeAgent:
         return tags
 
     def count(self, command: str) -> int:
-        return sum(told == command for told, _ in self.told)
+        return sum(name == command for name, _ in self.requests)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop`; may be called again after it."""
@@ -70,14 +70,14 @@ class FakeAgent:
         assert self._scope is not None
         self._scope.cancel()
 
-    async def happens(self, *, told: bool = True, **changed: dict[str, Any] | None) -> None:
+    async def happens(self, *, is_streamed: bool = True, **changed: dict[str, Any] | None) -> None:
         """Change members, or remove them (None). `is_streamed`: notify the streams."""
         for name, member in changed.items():
             if member is None:
                 del self.members[name]
             else:
                 self.members[name] = member
-        for stream, seq in list(self._streams.items()) if told else []:
+        for stream, seq in list(self._streams.items()) if is_streamed else []:
             await self._send(stream, header(seq) + pack({"Event": "member-update", "Members": list(changed)}))
 
     async def _serve(self, stream: trio.SocketStream) -> None:
@@ -92,7 +92,7 @@ class FakeAgent:
                     await self._send(stream, header(seq, "Authentication required"))
                     continue
                 body = await self._next(stream, unpacker) if command in WITH_BODY else None
-                self.told.append((command, body))
+                self.requests.append((command, body))
                 if command in self.spoiled:
                     await self._spoil(stream, seq, self.spoiled[command])
                 elif command == "auth":

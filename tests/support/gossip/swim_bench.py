@@ -93,7 +93,7 @@ class SwimBench:
         """Return the queued broadcasts, newest first, and remove them from the queue."""
         return [decode(part) for part in self.rumours.take(1 << 20, 1)]
 
-    def pass_time(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         """Let time pass and run all timers that become due."""
         end = self.agenda.now + seconds
         while (at := self.agenda.next_at) is not None and at <= end:

@@ -30,7 +30,7 @@ QUICK = {
     "GOSSIP__RECONNECT_INTERVAL": "200ms",
 }
 
-LOOKS = 10
+CHECKS = 10
 
 
 class FoundNodes(ThreeNodes):
@@ -109,23 +109,23 @@ def refusals() -> Iterator[Callable[..., int]]:
         yield lambda *said: sum(all(word in entry.values() for word in said) for entry in logs)
 
 
-class Looks:
+class BootstrapChecks:
     """Counts how often each node that waits for its cluster has checked whether one exists."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: Counter[str] = Counter()
         member = Bootstrap._member
 
-        def look(forming: Bootstrap) -> str | None:
+        def counted_member(forming: Bootstrap) -> str | None:
             self.made[forming._own_node] += 1
             return member(forming)
 
-        monkeypatch.setattr(Bootstrap, "_member", look)
+        monkeypatch.setattr(Bootstrap, "_member", counted_member)
 
     async def until_more(self, *names: str) -> None:
         """Wait until each node has checked several times from now on, so that it has reacted to the current state."""
         before = self.made.copy()
-        await until_holds(lambda: all(self.made[name] >= before[name] + LOOKS for name in names))
+        await until_holds(lambda: all(self.made[name] >= before[name] + CHECKS for name in names))
 
 
 @asynccontextmanager

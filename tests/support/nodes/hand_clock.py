@@ -12,7 +12,7 @@ from typing import Final
 from sandq.broker.clock.guarded_clock import GuardedClock
 from tests.support.stopped_time import time_of_this_test
 
-LOOKS: Final = 10
+REPEATS_PER_STEP: Final = 10
 
 
 class HandClock:
@@ -43,19 +43,19 @@ class HandClock:
         if self._held_s is not None:
             self._ahead_s -= self._time.wall() - self._held_s
             self._held_s = None
-        self._tell()
+        self._notify()
 
     def forward(self, seconds: float) -> None:
         """Move the clock forward. Call it on the event loop of the nodes."""
         self._ahead_s += seconds
-        self._tell()
+        self._notify()
 
     def forward_to(self, at_ms: int) -> None:
         """Move the held clock to exactly this time."""
         assert self._held_s is not None
         self.forward((at_ms + 0.5) / 1000 - self._now_s())
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for clock in self._guarded:
             clock.notify_step()
 
@@ -73,15 +73,15 @@ class Onward:
     def __init__(self, hand: HandClock, seconds: float) -> None:
         self._hand = hand
         self._seconds = seconds
-        self._looks: Counter[Hashable] = Counter()
+        self._observed: Counter[Hashable] = Counter()
 
-    def saw(self, what: Hashable) -> None:
+    def saw(self, state: Hashable) -> None:
         """Record an observation."""
-        self._looks[what] += 1
-        if self._looks[what] % LOOKS == 1:
+        self._observed[state] += 1
+        if self._observed[state] % REPEATS_PER_STEP == 1:
             self._hand.forward(self._seconds)
 
     @property
     def different(self) -> int:
         """Number of different states that were seen."""
-        return len(self._looks)
+        return len(self._observed)

@@ -166,7 +166,7 @@ def cut(rng: random.Random, body: bytes) -> tuple[bytes, bool]:
     return _framed(body)[: rng.randrange(1, len(body) + 4)], True
 
 
-def cut_and_told(rng: random.Random, body: bytes) -> tuple[bytes, bool]:
+def cut_with_length(rng: random.Random, body: bytes) -> tuple[bytes, bool]:
     """Send the first part of the body, with a length that fits."""
     return _framed(body[: rng.randrange(len(body))]), False
 
@@ -199,4 +199,4 @@ def nested_bytes(rng: random.Random, body: bytes) -> tuple[bytes, bool]:
     return _framed(rng.choice((b"\x91", b"\x81\xa1a")) * rng.choice((600, 50_000)) + body), False
 
 
-_OF_BYTES = (cut, cut_and_told, too_long, of_another_length, flipped, huge_count, nested_bytes)
+_OF_BYTES = (cut, cut_with_length, too_long, of_another_length, flipped, huge_count, nested_bytes)

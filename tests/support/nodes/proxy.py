@@ -39,10 +39,10 @@ class Proxy:
             return
         produced: set[int] = set()
         async with client, node, trio.open_nursery() as nursery:
-            nursery.start_soon(self._pass_on, client, node, produced, True, nursery.cancel_scope)
-            nursery.start_soon(self._pass_on, node, client, produced, False, nursery.cancel_scope)
+            nursery.start_soon(self._forward, client, node, produced, True, nursery.cancel_scope)
+            nursery.start_soon(self._forward, node, client, produced, False, nursery.cancel_scope)
 
-    async def _pass_on(
+    async def _forward(
         self,
         source: trio.SocketStream,
         sink: trio.SocketStream,

@@ -35,7 +35,7 @@ class FairModel:
         self._forget(left)
         taken: list[str] = []
         while len(taken) < count and left:
-            path = self._turn(left)
+            path = self._next_path(left)
             taken.append(left[path].pop(0))
             if not left[path]:
                 del left[path]
@@ -44,7 +44,7 @@ class FairModel:
             self.clear()
         return taken
 
-    def _turn(self, left: Mapping[Path, list[str]]) -> Path:
+    def _next_path(self, left: Mapping[Path, list[str]]) -> Path:
         """Return the path to serve next, charged for one message."""
         node: Path = ()
         while not node or node[-1] != OWN:

@@ -9,7 +9,7 @@ from sandq.model.nack_ends import DEAD, RETRY, SNOOZE
 from sandq.partition import commands as c
 from tests.support.partition.bench import T
 from tests.support.partition.model import Model
-from tests.support.partition.model_words import (
+from tests.support.partition.model_types import (
     AHEAD_MOST,
     HISTORY,
     Attempt,

@@ -38,9 +38,9 @@ class _Host:
 
 def nack(apply: Apply, command: c.Nack) -> list[Any]:
     """Nack in as many entries as necessary."""
-    told: list[Any] = []
-    submit_in_parts(_Host(apply), command, told.append, size=1, work=1, line=None)
-    return list(told[0])
+    answers: list[Any] = []
+    submit_in_parts(_Host(apply), command, answers.append, size=1, work=1, line=None)
+    return list(answers[0])
 
 
 def expire(apply: Apply, machine: TimerPartition) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from sandq.partition import commands as c
 from tests.support.partition.bench import T
-from tests.support.partition.model_words import (
+from tests.support.partition.model_types import (
     CANCEL_MEMORY,
     PIN,
     Entry,
@@ -41,7 +41,7 @@ class Model:
         self.keys: dict[str, Key] = {}
         self.ever: dict[bytes, str] = {}
         """Every offset that a message had -> its name."""
-        self.told: list[tuple[int, str, bytes | str]] = []
+        self.outcomes: list[tuple[int, str, bytes | str]] = []
         """Results of the last append for unique keys that were in use: position, outcome, and the id or state."""
         self.ghosts: list[int] = []
         """Delivery times of messages that were cancelled or moved after the log was trimmed: they are counted there."""
@@ -204,7 +204,7 @@ class Model:
         answers: list[bytes] = []
         refused: list[tuple[int, str]] = []
         base = b""
-        self.told = []
+        self.outcomes = []
         for place, row in enumerate(rows):
             at = max((row.due or 0) + (self.now if relative else 0), self.floor)
             offset = offset_of(at, self.index, place)
@@ -235,23 +235,23 @@ class Model:
         is_pending, waits, refusal = self.claim(key.name) if is_there else (False, False, None)
         pending = "ready" if self.messages[key.name].at <= self.now else "delayed"
         state = (refusal or ("waiting" if waits else pending)) if is_there else "delivered"
-        beside = [(place, "stored", state)] if policy == c.REPLACE else []
+        stored = [(place, "stored", state)] if policy == c.REPLACE else []
         if key.state == "attempted" and not is_pending:
             self._passed(unique, key)
             if unique not in self.keys:
-                self.told += beside
+                self.outcomes += stored
                 return None
         is_settled = not (is_pending or waits or refusal == "leased")
         if is_settled and (key.state == "held" or policy == c.REPLACE):
-            self.told += beside
+            self.outcomes += stored
             return None
         if policy == c.IGNORE:
-            self.told.append((place, "ignored", state))
+            self.outcomes.append((place, "ignored", state))
             return key.name, None
         if policy == c.REJECT:
             return key.name, pending if key.state == "held" else "delivered"
         if not is_settled and (refusal is None or (key.state == "held" and refusal == "acked")):
-            self.told.append((place, "replaced", self.messages[key.name].id))
+            self.outcomes.append((place, "replaced", self.messages[key.name].id))
             self.remove(key.name, "removed")
             return None
         return key.name, state

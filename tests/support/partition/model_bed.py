@@ -25,7 +25,7 @@ from sandq.partition.reader import reader
 from sandq.partition.records.lives import load_lives
 from tests.support.partition.bench import FOREVER_MS, Bench, T
 from tests.support.partition.group_model import GroupModel
-from tests.support.partition.model_words import name_of
+from tests.support.partition.model_types import name_of
 from tests.support.partition.plain_groups import check_groups
 
 STEP = 2
@@ -81,7 +81,7 @@ class Bed(RuleBasedStateMachine):
         for module, name, value in SMALL:
             self.patches.enter_context(patch.object(module, name, value))
         self.patches.enter_context(patch.object(reader, "LOOK_AHEAD_ENTRIES", look_ahead))
-        self.bench, self.twin = Bench(**self.topic), Bench(**self.topic)
+        self.bench, self.reloaded = Bench(**self.topic), Bench(**self.topic)
         self.model = GroupModel(self.bench.settings, STEP)
         self.restarts = restarts
         """Number of entries after which the second partition is loaded from its rows again."""
@@ -104,33 +104,33 @@ class Bed(RuleBasedStateMachine):
             self.restart()
         if self.evicts:
             self.evict()
-        result, other = self.bench.apply(self.at, command), self.twin.apply(self.at, command)
+        result, other = self.bench.apply(self.at, command), self.reloaded.apply(self.at, command)
         assert repr(result) == repr(other), "a partition loaded from its rows answers otherwise"
-        one, another = comparable(self.bench.everything()), comparable(self.twin.everything())
+        one, another = comparable(self.bench.everything()), comparable(self.reloaded.everything())
         differ = {key: (one.get(key), another.get(key)) for key in one.keys() | another.keys()}
         assert one == another, {key: both for key, both in differ.items() if both[0] != both[1]}
         return result[0]
 
     @rule(ms=steps)
-    def time_passes(self, ms: int) -> None:
+    def wait(self, ms: int) -> None:
         self.at += ms
 
     @rule(number=numbers, late=st.sampled_from([-1, 0, 0, 1]))
-    def time_passes_until_something_is_due(self, number: int, late: int) -> None:
+    def wait_until_due(self, number: int, late: int) -> None:
         due = sorted(at for at in self.model.instants() if at + late > self.at)
         if due:
             self.at = due[number % len(due)] + late
 
     @rule()
     def restart(self) -> None:
-        self.twin.restart()
-        assert _shown(self.twin) == _shown(self.bench)
+        self.reloaded.restart()
+        assert _shown(self.reloaded) == _shown(self.bench)
 
     @rule()
     def evict(self) -> None:
-        for one in self.twin.machine.groups.readers():
+        for one in self.reloaded.machine.groups.readers():
             one.evict()
-        assert _shown(self.twin) == _shown(self.bench)
+        assert _shown(self.reloaded) == _shown(self.bench)
 
     def open(self, name: str, to: c.Position) -> None:
         self.apply(c.OpenGroup(name, to))
@@ -168,7 +168,7 @@ class Bed(RuleBasedStateMachine):
             model.seen_copied(group, {key[5:] for key, _ in self.bench.rows(rows.KEPT) if start <= key < stop})
         model.seen_keys(self._keys())
         model.watch_done()
-        for bench in (self.bench, self.twin):
+        for bench in (self.bench, self.reloaded):
             check_groups(bench)
         status = self.bench.status()
         assert {group.name for group in status.groups} == model.groups.keys()
@@ -183,7 +183,7 @@ class Bed(RuleBasedStateMachine):
         now_s = (T + model.now) // 1000
         assert status.later == sum(count for second, count in wanted.items() if second > now_s)
         first = offsets.deliver_ms(model.trimmed) // 3_600_000 * 3600
-        for bench in (self.bench, self.twin):
+        for bench in (self.bench, self.reloaded):
             found = dict(bench.machine.log.counts.seconds(first, FOREVER_MS // 1000, bench.view))
             assert found == {second: count for second, count in wanted.items() if count and second >= first}
         for message in in_log if self.bench.index % 3 == 0 else ():

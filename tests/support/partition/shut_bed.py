@@ -120,8 +120,8 @@ class ShutBed:
     def __init__(self, kind: str, settings: Mapping[str, Any], stores: MemoryStores | None = None) -> None:
         self.stores = MemoryStores() if stores is None else stores
         self.kind, self.settings = kind, dict(settings)
-        self.told: list[Published] = []
-        self.applier = Applier(self.stores, self.told.append)
+        self.published: list[Published] = []
+        self.applier = Applier(self.stores, self.published.append)
         self.replica = self.load()
         own = parse_settings({}).record()
         self.other = PartitionReplica(self.stores, OTHER_STORE, OTHER, 0, own, yield_now=self.applier.yield_now)

@@ -50,14 +50,14 @@ class Scene:
         others = self.cluster.others(leader)
         if cut == "follower":
             alone = self._rng.choice(others)
-            ways = both_ways(alone, self.cluster.others(alone))
+            directions = directions_between(alone, self.cluster.others(alone))
         else:
             out, back = [(leader, other) for other in others], [(other, leader) for other in others]
-            ways = {"silent": out, "deaf": back, "both": out + back}[cut]
+            directions = {"silent": out, "deaf": back, "both": out + back}[cut]
         await client.produce("t", b"", delay="1h", unique_key=f"old{number}")
         questions = await Questions.to(self.cluster.nodes[leader], f"old{number}", f"new{number}")
-        for way in ways:
-            self.hosts.cut(*way)
+        for direction in directions:
+            self.hosts.cut(*direction)
         if cut != "follower":
             async with self.cluster.connect(*others) as elsewhere:
                 await self.cluster.leader(elsewhere, but=leader)
@@ -66,13 +66,13 @@ class Scene:
             await questions.ask()
             await questions.check()
         await record.goes_on()
-        for way in ways:
-            self.hosts.heal(*way)
+        for direction in directions:
+            self.hosts.heal(*direction)
         await until_answer(client.admin.cluster, lambda info: all(node["up"] for node in info["nodes"]))
 
 
-def both_ways(alone: str, others: tuple[str, str]) -> list[tuple[str, str]]:
-    return [way for other in others for way in itertools.permutations((alone, other))]
+def directions_between(alone: str, others: tuple[str, str]) -> list[tuple[str, str]]:
+    return [direction for other in others for direction in itertools.permutations((alone, other))]
 
 
 def main(directory: str, seed: str, *cuts: str) -> None:

@@ -118,12 +118,12 @@ def serve(asking: socket.socket) -> tuple[dict[str, Any], int] | None:
     os.set_blocking(wakes, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-    told: dict[int, int] = {}
+    reporting: dict[int, int] = {}
     while True:
         ready = select.select([asking, woken], [], [])[0]
         if woken in ready:
             os.read(woken, 1000)
-            _reap(told)
+            _reap(reporting)
         if asking in ready:
             asked, descriptors, _, _ = socket.recv_fds(asking, _ASKED_BYTES, 2)
             if not asked:
@@ -134,22 +134,22 @@ def serve(asking: socket.socket) -> tuple[dict[str, Any], int] | None:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 asking.close()
-                for descriptor in (woken, wakes, ended, *told.values()):
+                for descriptor in (woken, wakes, ended, *reporting.values()):
                     os.close(descriptor)
                 return json.loads(asked), out
-            told[pid] = ended
+            reporting[pid] = ended
             os.close(out)
             asking.send(str(pid).encode())
 
 
-def _reap(told: dict[int, int]) -> None:
+def _reap(reporting: dict[int, int]) -> None:
     with suppress(ChildProcessError):
         while True:
             pid, status, usage = os.wait4(-1, os.WNOHANG)
             if pid == 0:
                 return
             said = {"code": os.waitstatus_to_exitcode(status), "cpu_s": usage.ru_utime + usage.ru_stime}
-            with suppress(BrokenPipeError), os.fdopen(told.pop(pid), "wb") as ended:
+            with suppress(BrokenPipeError), os.fdopen(reporting.pop(pid), "wb") as ended:
                 ended.write(json.dumps(said).encode())
 
 

@@ -39,7 +39,7 @@ class GatewayProcess:
         found = [line for line in map(json.loads, lines) if line["event"] == name]
         return found[0] if found else None
 
-    def tell_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """Send SIGTERM and wait until the log confirms it."""
         self._process.send_signal(signal.SIGTERM)
         wait_until(lambda: self.event("stopping"))

@@ -42,8 +42,8 @@ async def serve(config: NodeConfig, data_dir: Path) -> None:
     syncs.set()
     writes.set()
     plan = Plan(on_sync=hang)
-    told = signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGTERM
-    with trio.open_signal_receiver(*told) as signals:
+    handled = signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGTERM
+    with trio.open_signal_receiver(*handled) as signals:
         files = FaultyFiles(RealFiles(data_dir), plan)
         async with run_node(config, files=files, stores=HangingStores, abandon=abandon):
             async for number in signals:

@@ -51,19 +51,19 @@ def _die_at_steps() -> None:
     Jobs.run = dies  # type: ignore[assignment, method-assign]
 
 
-def _tell_of_elections() -> None:
+def _print_elections() -> None:
     ask, call = Election._ask, Election._call
 
-    def tell(election: Election, what: str) -> None:
-        print(f"{what} group {election._transport._number}", file=sys.stderr, flush=True)
+    def print_event(election: Election, event: str) -> None:
+        print(f"{event} group {election._transport._number}", file=sys.stderr, flush=True)
 
     def asks(self: Election, *args: Any) -> bool:
         is_alone = ask(self, *args)
-        tell(self, "asks to lead")
+        print_event(self, "asks to lead")
         return is_alone
 
     def stands(self: Election, **named: Any) -> None:
-        tell(self, "stands for")
+        print_event(self, "stands for")
         call(self, **named)
 
     Election._ask = asks  # type: ignore[assignment, method-assign]
@@ -72,5 +72,5 @@ def _tell_of_elections() -> None:
 
 if __name__ == "__main__":
     _die_at_steps()
-    _tell_of_elections()
+    _print_elections()
     main()

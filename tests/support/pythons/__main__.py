@@ -5,11 +5,11 @@ Each version has a Debian root with that Python, git and make and nothing else (
 - `make setup`, from the lock file;
 - the demo and the unit, property and regression suites; with `--smoke` the unit tests of five packages;
 - with `--spark` the suite through Spark;
-- `walk.py` with the wheels of a release in an empty virtual environment, without this checkout: `sandq --version`,
-  `sandq doctor`, a message that a killed node delivers after its restart;
+- `installed_check.py` with the wheels of a release in an empty virtual environment, without this checkout:
+  `sandq --version`, `sandq doctor`, a message that a killed node delivers after its restart;
 - an exchange: a data directory goes from this Python's node to the root's node and back, with messages pending.
 
-`walk.py` also runs with the wheels on this Python and on those given with `--python`, without a root."""
+`installed_check.py` also runs with the wheels on this Python and on those given with `--python`, without a root."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.paths import ROOT
 from tests.support.pythons.roots import SOURCES, SUITES, PythonRoot, RootFailed, python_root
 from tests.support.release import release
 
-WALK: Final = "tests/support/pythons/walk.py"
+INSTALLED_CHECK: Final = "tests/support/pythons/installed_check.py"
 SMOKE_TESTS: Final = tuple(f"tests/unit/{name}" for name in ("storage", "raft", "partition", "protocol", "client"))
 ALL_TESTS: Final = ("tests/unit", "tests/property", "tests/regressions")
 JAVA: Final = "default-jre-headless file"
@@ -94,24 +94,24 @@ def run_in_root(root: PythonRoot, wheels: Path, report: Report, *, is_smoke: boo
     shutil.rmtree(inside, ignore_errors=True)
     shutil.copytree(wheels, inside)
     shell("install the wheels", _install("python3", Path("/wheels"), Path("/installed")))
-    walk = f"/installed/bin/python -I /{SOURCES}/{WALK}"
-    print(shell("sandq doctor", f"{walk} doctor"), end="")
-    shell("kill -9 and deliver", f"rm -rf /data; {_kill_and_deliver(walk, '/data')}")
+    check = f"/installed/bin/python -I /{SOURCES}/{INSTALLED_CHECK}"
+    print(shell("sandq doctor", f"{check} doctor"), end="")
+    shell("kill -9 and deliver", f"rm -rf /data; {_kill_and_deliver(check, '/data')}")
     began = time.monotonic()
-    _exchange(root, walk)
+    _exchange(root, check)
     report.note(root.version, f"data of Python {_own_version()} and back", began)
 
 
-def _exchange(root: PythonRoot, walk: str) -> None:
+def _exchange(root: PythonRoot, check: str) -> None:
     """Move a data directory to the root's node and back; check that every message arrives once."""
     data = root.directory / "exchange"
     shutil.rmtree(data, ignore_errors=True)
-    own = [sys.executable, "-I", str(ROOT / WALK)]
+    own = [sys.executable, "-I", str(ROOT / INSTALLED_CHECK)]
     seen: list[str] = []
     for step in ("write 0 4", "-read 2", "-write 4 4", "read 4", "-read 2"):
         command, *numbers = step.lstrip("-").split()
         if step.startswith("-"):
-            done = root.shell(f"{walk} {command} /exchange {' '.join(numbers)}", capture_output=True)
+            done = root.shell(f"{check} {command} /exchange {' '.join(numbers)}", capture_output=True)
         else:
             done = subprocess.run([*own, command, str(data), *numbers], capture_output=True, text=True, check=False)
         if done.returncode:
@@ -122,23 +122,23 @@ def _exchange(root: PythonRoot, walk: str) -> None:
         raise StepFailed(f"Python {root.version}: exchange of a data directory: {seen} were delivered, not 0 to 7")
 
 
-def walk_with_wheels(pythons: Iterable[str], wheels: Path, report: Report) -> None:
-    """Install the wheels on other interpreters of this machine, and run `walk.py` with them. Raises StepFailed."""
+def check_wheels(pythons: Iterable[str], wheels: Path, report: Report) -> None:
+    """Install the wheels on other interpreters of this machine, and check them. Raises StepFailed."""
     for python in pythons:
         version = subprocess.run([python, "--version"], check=True, capture_output=True, text=True).stdout.split()[1]
         with tempfile.TemporaryDirectory() as directory:
             place = Path(directory)
-            walk = f"{place}/venv/bin/python -I {ROOT / WALK}"
-            script = f"{_install(python, wheels, place / 'venv')}; {walk} doctor; "
-            script += _kill_and_deliver(walk, f"{place}/data")
+            check = f"{place}/venv/bin/python -I {ROOT / INSTALLED_CHECK}"
+            script = f"{_install(python, wheels, place / 'venv')}; {check} doctor; "
+            script += _kill_and_deliver(check, f"{place}/data")
             began = time.monotonic()
             command = ["bash", "-euo", "pipefail", "-c", script]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             report.step(version, "install the wheels, doctor, kill -9 and deliver", done, began)
 
 
-def _kill_and_deliver(walk: str, data: str) -> str:
-    return f"{walk} write {data} 0 6; test \"$({walk} read {data} 6 | sort | xargs)\" = '0 1 2 3 4 5'"
+def _kill_and_deliver(check: str, data: str) -> str:
+    return f"{check} write {data} 0 6; test \"$({check} read {data} 6 | sort | xargs)\" = '0 1 2 3 4 5'"
 
 
 def _install(python: str, wheels: Path, venv: Path) -> str:
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"of {', '.join(SUITES)} (default: all)")
     parser.add_argument("--smoke", action="store_true", help="fewer tests, and a virtual environment of an earlier run")
     parser.add_argument("--spark", action="store_true", help="also install Java, and run the suite through Spark")
-    parser.add_argument("--python", action="append", default=[], help="also walk with the wheels on this interpreter")
+    parser.add_argument("--python", action="append", default=[], help="also check the wheels on this interpreter")
     options = parser.parse_args(arguments)
     versions = options.versions or list(SUITES)
     if unknown := set(versions) - set(SUITES):
@@ -168,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as directory:
             wheels = Path(directory) / "dist"
             release().build(wheels)
-            walk_with_wheels([sys.executable, *options.python], wheels, report)
+            check_wheels([sys.executable, *options.python], wheels, report)
             for version in versions:
                 began = time.monotonic()
                 with python_root(version, is_fresh=not options.smoke) as root:

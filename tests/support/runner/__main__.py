@@ -34,7 +34,7 @@ BUDGETS_S = {
     "spark": 230,
 }
 """CPU seconds on two idle cores where `loop_s` is LOOP_S. Raise a budget when its suite gains tests."""
-DEAREST = 25
+LISTED_TESTS = 25
 """Number of expensive tests to list."""
 LOOP_S = 0.2
 OVER = 1.5
@@ -101,7 +101,7 @@ def run(build: Path, arguments: list[str], is_part: bool) -> bool:
     return passed(codes, is_part)
 
 
-def tell(build: Path) -> list[str]:
+def print_costs(build: Path) -> list[str]:
     """Print the costs of each suite and of the most expensive tests; return the suites far over budget."""
     over, total_s, tests = [], 0.0, {}
     print("suite          tests    CPU s   budget   took s")
@@ -116,8 +116,8 @@ def tell(build: Path) -> list[str]:
         total_s += found["loading"]
         tests |= found["tests"]
     print(f"all          {total_s:16.0f}")
-    print("the dearest tests, CPU s")
-    for test in sorted(tests, key=tests.__getitem__, reverse=True)[:DEAREST]:
+    print("the most expensive tests, CPU s")
+    for test in sorted(tests, key=tests.__getitem__, reverse=True)[:LISTED_TESTS]:
         print(f"{tests[test]:8.1f}  {test}")
     return over
 
@@ -134,7 +134,7 @@ def main() -> int:
     before_s, began_s = loop_s(), time.monotonic()
     is_green = run(options.build, arguments, is_part)
     wall_s = time.monotonic() - began_s
-    over = tell(options.build)
+    over = print_costs(options.build)
     slower = max(before_s, loop_s()) / LOOP_S
     print(f"in {wall_s / 60:.1f} minutes, on a machine that took {slower:.2f} times as long for a loop of a known cost")
     if over and not options.long:

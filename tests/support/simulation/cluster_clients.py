@@ -131,8 +131,8 @@ class Clients:
             consumer.act()
         for producer in self.producers:
             producer.act()
-        for chance, action in ((0.1, self.produce), (0.03, self.owner.cancel), (0.03, self.owner.move)):
-            if rng.random() < chance:
+        for probability, action in ((0.1, self.produce), (0.03, self.owner.cancel), (0.03, self.owner.move)):
+            if rng.random() < probability:
                 action()
 
     def finish(self) -> None:
@@ -163,7 +163,7 @@ class Numbered:
     batch: bytes
     split: bool
     was_sent: bool = False
-    told: Any = None
+    first_answer: Any = None
     """First answer of a leader; all others must be equal."""
     answered: bool = False
     """Whether an answer has reached the producer."""
@@ -208,9 +208,9 @@ class Producer:
             if isinstance(result, AlreadyStored) and numbered.answered:
                 return  # a late copy
             assert not isinstance(result, SandqError), result
-            assert numbered.told in (None, result), "a batch sent again has another answer"
-            self.repeated += numbered.told is not None
-            numbered.told = result
+            assert numbered.first_answer in (None, result), "a batch sent again has another answer"
+            self.repeated += numbered.first_answer is not None
+            numbered.first_answer = result
             if self._rng.random() >= LOST and not numbered.answered:
                 numbered.answered = True
                 self.unanswered.remove(numbered)

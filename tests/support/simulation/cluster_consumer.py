@@ -47,20 +47,20 @@ class Consumer:
         self._connection: Connection | None = None
 
     def act(self) -> None:
-        for chance, action in (
+        for probability, action in (
             (0.2, self.connect),
-            (0.2, self.give_room),
+            (0.2, self.add_credit),
             (0.3, self.settle),
             (self._clients.unrest, self.disconnect),
             (self._clients.leaving, self.leave),
         ):
-            if self._rng.random() < chance:
+            if self._rng.random() < probability:
                 action()
 
     def finish(self) -> None:
         """Receive and ack all messages."""
         self.connect()
-        self.give_room()
+        self.add_credit()
         held, self.held = self.held, []
         for one in held:
             self.ack(one, one.messages)
@@ -141,7 +141,7 @@ class Consumer:
             self.held.append(Held(self.group, delivery.token, self._oracle.delivered(self.group, delivery)))
         clock.node = None
 
-    def give_room(self) -> None:
+    def add_credit(self) -> None:
         if self._connection is not None and self._connection.subscription is not None:
             self._connection.subscription.credit = CREDIT
             self._connection.subscription.notify_credit()

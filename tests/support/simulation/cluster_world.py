@@ -83,7 +83,7 @@ class ClusterWorld:
         self._pace = rng.choice((0.3, 0.6, 0.9))
         """Probability that a step delivers over a connection."""
         self._sync_pace = rng.choice((0.3, 0.8))
-        self._crash_chance = rng.choice((0.001, 0.005, 0.02))
+        self._crash_probability = rng.choice((0.001, 0.005, 0.02))
         self.topic = self.make_topic()
         self.clocks_go_wrong = self.topic.kind == TIMER and self.clock_rng.random() < 0.4
         self.offsets_ms = {name: rng.choice((-DRIFT_MS, 0, DRIFT_MS)) for name in NAMES}
@@ -150,7 +150,7 @@ class ClusterWorld:
         if any(isinstance(command, c.ClockReset) for command in commands):
             self.clients.oracle.set_back(offsets.token(task.index + 1, 0))  # leases of the entry itself end, too
 
-    def look(self) -> None:
+    def check_invariants(self) -> None:
         for node in self.nodes.values():
             group = node.host.group
             if group.is_leader:
@@ -241,14 +241,14 @@ class ClusterWorld:
             node.sweep()
 
     def disturb(self) -> None:
-        for chance, action in (
-            (self._crash_chance, self._crash),
+        for probability, action in (
+            (self._crash_probability, self._crash),
             (0.0015, self._lose_power),
             (0.05, self._restart),
             (0.005, self._transfer),
             (0.3, self.network.disturb),
         ):
-            if self.rng.random() < chance:
+            if self.rng.random() < probability:
                 action()
 
     # -- time -----------------------------------------------------------------------------------------------------
@@ -272,11 +272,11 @@ class ClusterWorld:
                 self._disturb_clocks()
             if self.clock_rng.random() < 0.1:
                 self._set_clock_back()
-        for chance, action in ((0.1, self._checkpoint), (0.1, self._sweep), (0.02, self.compare)):
-            if rng.random() < chance:
+        for probability, action in ((0.1, self._checkpoint), (0.1, self._sweep), (0.02, self.compare)):
+            if rng.random() < probability:
                 action()
         self._send_snapshots()
-        self.look()
+        self.check_invariants()
 
     def _spread_level(self) -> None:
         rng = self.level_rng

@@ -218,11 +218,11 @@ class World:
         if member.planned is None or member.planned <= self.now or next_at < member.planned:
             member.planned = next_at
 
-            def turn() -> None:
+            def run_step() -> None:
                 if member.planned == next_at:
                     self.step(member)
 
-            self.at_time(next_at, turn)
+            self.at_time(next_at, run_step)
 
     # -- network --------------------------------------------------------------------------------------------------
 

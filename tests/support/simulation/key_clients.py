@@ -261,7 +261,7 @@ class Reading:
         try:
             self._steps.send(None)
         except StopIteration as stop:
-            self._told(stop.value)
+            self._answered(stop.value)
         except NOT_DONE:
             self.end()
         else:
@@ -274,7 +274,7 @@ class Reading:
         self.client.all.not_done(self._operations)
         self.client.ended(self)
 
-    def _told(self, rows: list[bytes | None]) -> None:
+    def _answered(self, rows: list[bytes | None]) -> None:
         all_of_them = self.client.all
         at = next(all_of_them.events)
         for key, operation, row in zip(self.keys, self._operations, rows, strict=True):
@@ -297,7 +297,7 @@ class Writing:
     sent: int = 0
     is_unsure: bool = False
     """Whether the outcome of a copy is unknown."""
-    told: Any = None
+    first_answer: Any = None
     """First answer of a leader; all others must be equal."""
     ended: bool = False
     until_ms: int = field(init=False)
@@ -326,8 +326,10 @@ class Writing:
     def _answered_by(self, is_lost: bool) -> Callable[[Any], None]:
         def done(result: Any) -> None:
             if not isinstance(result, SandqError):
-                assert self.told in (None, result), f"a batch sent again has another answer: {self.told}, {result}"
-                self.told = result
+                assert self.first_answer in (None, result), (
+                    f"a batch sent again has another answer: {self.first_answer}, {result}"
+                )
+                self.first_answer = result
             if self.ended:
                 return  # a late copy
             if isinstance(result, UNKNOWN) or is_lost:

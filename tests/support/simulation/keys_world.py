@@ -43,7 +43,7 @@ class KeysWorld(ClusterWorld):
 
     def make_topic(self) -> Topic:
         rng = self.rng
-        self._crash_chance = rng.choice((0.0, 0.001, 0.005))
+        self._crash_probability = rng.choice((0.0, 0.001, 0.005))
         self.set(group_host, "trio", SimpleNamespace(Event=SteppedEvent))
         for module, name, values in (
             (core, "LEADER_FALLBACK_S", (2.0, 10.0)),  # a leader that is cut off and still leads must do no harm
@@ -80,8 +80,8 @@ class KeysWorld(ClusterWorld):
         if rng.random() < 0.05:
             network.link(*rng.sample(NAMES, 2))
 
-    def look(self) -> None:
-        super().look()
+    def check_invariants(self) -> None:
+        super().check_invariants()
         self.led_twice += sum([node.host.ready for node in self.nodes.values()]) > 1
 
     def is_settled(self, node: ClusterNode) -> bool:

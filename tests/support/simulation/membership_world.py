@@ -67,7 +67,7 @@ FOUNDERS: Final = ("n1", "n2", "n3")
 JOINING: Final = ("n4", "n5")
 TOPIC, GROUP, CONSUMER = "t", "g", "c"
 PARTITIONS = 3
-Place = tuple[str, int]
+TopicPartition = tuple[str, int]
 """A topic and one of its partitions."""
 START_S = 1_800_000_000.0
 DRIFT_S = 0.05
@@ -133,7 +133,9 @@ class MembershipWorld:
         """Name of a node that lost its data and has not joined again yet."""
         self.drained: str | None = None
         self.replicas = rng.choice((2, 3, 3))
-        self.places: list[Place] = [(topic, partition) for topic in self.topics for partition in range(self.partitions)]
+        self.topic_partitions: list[TopicPartition] = [
+            (topic, partition) for topic in self.topics for partition in range(self.partitions)
+        ]
         self.log: list[str] = []
         """Events in words, for failures."""
         self._numbers = count()
@@ -372,7 +374,7 @@ class MembershipWorld:
                 return broker
         return None
 
-    def _hosts(self, place: Place) -> list[tuple[Broker, RaftGroup]]:
+    def _hosts(self, place: TopicPartition) -> list[tuple[Broker, RaftGroup]]:
         """Return the Raft groups of a partition, with their brokers."""
         found = []
         topic, partition = place
@@ -395,7 +397,7 @@ class MembershipWorld:
 
     def _produce_one(self) -> None:
         rng = self.rng
-        place = self.places[rng.randrange(len(self.places))]
+        place = self.topic_partitions[rng.randrange(len(self.topic_partitions))]
         leading = [host for _, host in self._hosts(place) if host.ready]
         if not leading:
             return
@@ -504,10 +506,10 @@ class MembershipWorld:
         rows."""
         assert not self.violations, self.violations[0]
         if self.rng.random() < 0.1:
-            for place in self.places:
+            for place in self.topic_partitions:
                 self._compare(place)
 
-    def _compare(self, place: Place) -> None:
+    def _compare(self, place: TopicPartition) -> None:
         by_index: dict[int, tuple[str, dict[bytes, Any]]] = {}
         for broker, host in self._hosts(place):
             if broker.node_log.failed is not None:
@@ -670,7 +672,7 @@ class MembershipWorld:
     async def _move(self) -> None:
         broker, view = self._metadata_leader(), self._newest_view()
         if broker is not None and view is not None and view.topics.keys() >= self.topics.keys():
-            topic, partition = self.places[self.rng.randrange(len(self.places))]
+            topic, partition = self.topic_partitions[self.rng.randrange(len(self.topic_partitions))]
             node = self.rng.choice(view.topics[topic].partitions[partition].nodes)
             await self._ask(Administrator(broker).transfer(topic, partition, node))
 
@@ -698,7 +700,7 @@ class MembershipWorld:
             if self.drained is not None and self.rng.random() < 0.2:
                 await self._drain()
             await trio.sleep(0.5)
-        for place in self.places:
+        for place in self.topic_partitions:
             self._compare(place)
         self.check()
         assert self.stored <= self.delivered, f"lost: {sorted(self.stored - self.delivered)[:5]}"
@@ -709,7 +711,7 @@ class MembershipWorld:
             return False
         if any(node.failed_since_ms is not None or node.standing == REMOVING for node in view.nodes.values()):
             return False
-        for place in self.places:
+        for place in self.topic_partitions:
             placed = view.topics[place[0]].partitions[place[1]]
             if placed.moving:
                 return False
@@ -727,7 +729,7 @@ class MembershipWorld:
             return False
         if not self.stored <= self.delivered:
             return False
-        for topic, at in self.places:
+        for topic, at in self.topic_partitions:
             placed = view.topics[topic].partitions[at]
             hosts = [
                 host
@@ -751,7 +753,7 @@ class MembershipWorld:
                     [broker.node_log.node_id, host.ready, host.group.leader, host.status.applied_index, host.stalled]
                     for broker, host in self._hosts(place)
                 ]
-                for place in self.places
+                for place in self.topic_partitions
             },
             "missing": sorted(self.stored - self.delivered)[:5],
             "wiped": self.wiped,

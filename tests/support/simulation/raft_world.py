@@ -30,7 +30,7 @@ class RaftWorld:
         self._pace = rng.choice((0.2, 0.5, 0.9))
         """Probability that a step delivers over a connection. With a low one, many frames are in flight at once."""
         self._sync_pace = rng.choice((0.2, 0.8))
-        self._crash_chance = rng.choice((0.002, 0.01, 0.03))
+        self._crash_probability = rng.choice((0.002, 0.01, 0.03))
         self._is_careless = rng.random() < 0.5
         """Whether the operator requests membership changes that are not allowed."""
         self.names = (*names, f"n{len(names) + 1}")
@@ -66,7 +66,7 @@ class RaftWorld:
         known = self.canon.setdefault(entry.index, entry.command)
         assert known == entry.command, f"{node.name} applies {entry.command!r} at {entry.index}, others {known!r}"
 
-    def look(self) -> None:
+    def check_invariants(self) -> None:
         """Check what must hold after each step."""
         for name, node in self.nodes.items():
             group = node.group
@@ -290,13 +290,13 @@ class RaftWorld:
                     self.guarded(name, action)
         self.snapshot()
         self.place()
-        self.look()
+        self.check_invariants()
 
     def _disturb(self) -> None:
-        for chance, action in (
+        for probability, action in (
             (0.30, self.produce),
             (0.10, self.read),
-            (self._crash_chance, self.crash),
+            (self._crash_probability, self.crash),
             (0.0007, self.lose_power),
             (0.1, self.restart),
             (0.004, self.transfer),
@@ -306,7 +306,7 @@ class RaftWorld:
             (0.002, self.suspend),
             (1.0, self.network.disturb),
         ):
-            if self.rng.random() < chance:
+            if self.rng.random() < probability:
                 action()
 
     def lose_power(self) -> None:

@@ -32,7 +32,7 @@ class Numbered:
     on_conflict: int
     sent: list[Sent]
     was_sent: bool = False
-    told: Any = None
+    first_answer: Any = None
     """First answer of the broker; all others must be equal."""
     answered: bool = False
     """Whether an answer has reached the producer."""
@@ -78,9 +78,9 @@ class Repeater:
             if isinstance(result, StorageFailed):
                 return  # it may be stored or not
             assert not isinstance(result, SandqError), result
-            assert numbered.told in (None, result), "a batch sent again has another answer"
-            self.repeated += numbered.told is not None
-            numbered.told = result
+            assert numbered.first_answer in (None, result), "a batch sent again has another answer"
+            self.repeated += numbered.first_answer is not None
+            numbered.first_answer = result
             if self._rng.random() >= LOST and not numbered.answered:
                 numbered.answered = True
                 if numbered in self.unanswered:

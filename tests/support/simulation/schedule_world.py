@@ -24,7 +24,7 @@ LIVE_MS: Final = 20_000
 """Time in which the schedules recur, in ms."""
 
 
-class Room:
+class UnlimitedBudget:
     """A memory budget without a limit."""
 
     has_capacity = True
@@ -67,7 +67,7 @@ class ScheduleWorld(MembershipWorld):
                 if host.ready:
                     with trio.move_on_after(ASK_S):
                         try:
-                            (result,) = await ScheduleRequests(broker, Room()).put(request, NODE)
+                            (result,) = await ScheduleRequests(broker, UnlimitedBudget()).put(request, NODE)
                             assert result["outcome"] in ("created", "unchanged")
                             next_ms: int = result["next_ms"]
                             return next_ms
@@ -91,7 +91,7 @@ class ScheduleWorld(MembershipWorld):
             if host.ready:
                 with trio.move_on_after(1):
                     try:
-                        (result,) = await ScheduleRequests(broker, Room()).change(request, NODE)
+                        (result,) = await ScheduleRequests(broker, UnlimitedBudget()).change(request, NODE)
                         found.add(result["id"])
                     except SandqError as error:
                         self.note(f"no trigger: {error.message}")

@@ -26,7 +26,7 @@ class _Pipe:
 
     def __init__(self, sender: str, receiver: str) -> None:
         self.sender, self.receiver = sender, receiver
-        self.on_the_way: deque[tuple[float, bytes]] = deque()
+        self.in_flight: deque[tuple[float, bytes]] = deque()
         self.size = 0
         self.last_s = 0.0
         """Arrival time of the last bytes, in seconds: later bytes must not overtake them."""
@@ -66,7 +66,7 @@ class VirtualStream(trio.abc.HalfCloseableStream):
             await pipe.changed.wait()
         self._check(pipe)
         pipe.last_s = max(pipe.last_s, trio.current_time() + self._net.delay_s())
-        pipe.on_the_way.append((pipe.last_s, bytes(data)))
+        pipe.in_flight.append((pipe.last_s, bytes(data)))
         pipe.size += len(data)
         pipe.notify()
 
@@ -88,8 +88,8 @@ class VirtualStream(trio.abc.HalfCloseableStream):
             changed = pipe.changed
             if self._net.hangs(pipe.sender, pipe.receiver):
                 await changed.wait()
-            elif pipe.on_the_way:
-                wait_s = pipe.on_the_way[0][0] - trio.current_time()
+            elif pipe.in_flight:
+                wait_s = pipe.in_flight[0][0] - trio.current_time()
                 if wait_s <= 0:
                     return self._take(max_bytes or RECEIVE_BYTES)
                 with trio.move_on_after(wait_s):
@@ -101,9 +101,9 @@ class VirtualStream(trio.abc.HalfCloseableStream):
 
     def _take(self, most: int) -> bytes:
         pipe = self.incoming
-        at_s, data = pipe.on_the_way.popleft()
+        at_s, data = pipe.in_flight.popleft()
         if len(data) > most:
-            pipe.on_the_way.appendleft((at_s, data[most:]))
+            pipe.in_flight.appendleft((at_s, data[most:]))
             data = data[:most]
         pipe.size -= len(data)
         pipe.notify()

@@ -113,7 +113,7 @@ class TaskWorker:
         self._items: list[Any] = []
         """Items that are being handled."""
         self._wake = trio.Event()
-        self._turns = 0
+        self._rounds = 0
         self._closed = False
         self._rest: Callable[[], None] | None = None
         """Called when the queue stays empty for a while after some items."""
@@ -124,7 +124,7 @@ class TaskWorker:
     @property
     def progress(self) -> int | None:
         """Like `Worker.progress`."""
-        return self._turns if self._items or self._is_resting else None
+        return self._rounds if self._items or self._is_resting else None
 
     def submit(self, item: Any) -> None:
         self._queue.append(item)
@@ -162,7 +162,7 @@ class TaskWorker:
                     await self._wake.wait()
                 if not self._queue and not self._closed and not self._is_rested:
                     self._is_rested = self._is_resting = True
-                    self._turns += 1
+                    self._rounds += 1
                     await life.machine.until_free(self._kind)
                     if self._rest is not None and not (self._closed or life.is_lost):
                         self._guarded(self._rest)
@@ -170,7 +170,7 @@ class TaskWorker:
                 continue
             self._is_rested = False
             self._items = [self._queue.popleft() for _ in range(life.rng.randint(1, len(self._queue)))]
-            self._turns += 1
+            self._rounds += 1
             await trio.sleep(life.rng.choice(THREAD_S))
             await life.machine.until_free(self._kind)
             if self._closed or life.is_lost:

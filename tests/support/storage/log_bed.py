@@ -38,10 +38,10 @@ def metadata(index: int, *commands: m.Command) -> Record:
     return Kind.ENTRY, 0, index, 1, b"\0" + m.Entry(NOW_MS, commands).encode()
 
 
-def write_log(directory: Path, passes: Iterable[list[Record]], *, seal: bool = True) -> Path:
+def write_log(directory: Path, batches: Iterable[list[Record]], *, seal: bool = True) -> Path:
     """Write a log to `wal`, in segments of 64 KiB, and return the data directory."""
     wal, _ = Wal.open(RealFiles(directory), segment_bytes=SEGMENT_BYTES, known_groups=lambda group: True)
-    for records in passes:
+    for records in batches:
         wal.commit(records)
     if seal:
         wal.seal()

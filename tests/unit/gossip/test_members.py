@@ -259,26 +259,26 @@ def test_who_is_gone_is_listed_for_a_while() -> None:
     bench.intend(leaves("b"))
     bench.hear(left("b"), suspect("c"), alive("c", 2))
     bench.told.clear()
-    bench.pass_time(FORGET_S - 1)
+    bench.advance(FORGET_S - 1)
     assert (bench.state("a"), bench.state("b"), bench.told) == (State.FAILED, State.LEFT, [])
-    bench.pass_time(1)
+    bench.advance(1)
     assert list(bench.serf.records) == ["own", "c"] and bench.told == ["a", "b"]
 
 
 def test_who_came_back_is_not_forgotten_at_the_time_planned_before() -> None:
     bench = MemberBench("a")
     bench.hear(dead("a"))
-    bench.pass_time(LAN.dead_gossip_s + 1)
+    bench.advance(LAN.dead_gossip_s + 1)
     bench.hear(alive("a"))
     assert bench.state("a") == State.ALIVE
-    bench.pass_time(FORGET_S)
+    bench.advance(FORGET_S)
     assert bench.state("a") == State.ALIVE
     bench.hear(dead("a"))
-    bench.pass_time(FORGET_S / 2)
+    bench.advance(FORGET_S / 2)
     bench.intend(leaves("a", 5))
-    bench.pass_time(FORGET_S / 2)
+    bench.advance(FORGET_S / 2)
     assert bench.state("a") == State.LEFT, "that it left is new"
-    bench.pass_time(FORGET_S / 2)
+    bench.advance(FORGET_S / 2)
     assert bench.state("a") is None
 
 
@@ -299,7 +299,7 @@ def test_departed_member_is_dropped_for_a_present_one(monkeypatch: pytest.Monkey
     bench.told.clear()
     bench.hear(alive("c", 2), alive("b", 2))
     assert list(bench.serf.records) == ["own", "a", "c"] and bench.told == ["b", "c"]
-    bench.pass_time(FORGET_S)
+    bench.advance(FORGET_S)
     assert list(bench.serf.records) == ["own", "a", "c"]
 
 

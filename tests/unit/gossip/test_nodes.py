@@ -190,7 +190,7 @@ def test_the_same_one_again_shortens_nothing_and_is_no_news() -> None:
 def test_who_agrees_late_ends_it_at_once() -> None:
     bench = SwimBench(others="abcdefg")
     bench.hear(suspect("a", 1, "b"))
-    bench.pass_time(2 * LEAST_S)
+    bench.advance(2 * LEAST_S)
     bench.hear(suspect("a", 1, "c"), suspect("a", 1, "d"))
     assert suspected_for(bench) == 0.0
 
@@ -215,14 +215,14 @@ def test_a_suspicion_that_is_over_ends_nobody(word: Alive | Dead) -> None:
     liveness = bench.liveness("a")
     bench.hear(suspect("a", 0, "c"))
     bench.said()
-    bench.pass_time(7 * LEAST_S)
+    bench.advance(7 * LEAST_S)
     assert bench.said() == [] and (bench.nodes.get("a") is None or bench.liveness("a") == liveness)
 
 
 def test_a_second_suspicion_has_its_own_time() -> None:
     bench = SwimBench(others="ab")
     bench.hear(suspect("a", 1, "b"))
-    bench.pass_time(LEAST_S - 1)
+    bench.advance(LEAST_S - 1)
     bench.hear(alive("a", 2), suspect("a", 2, "b"))
     assert suspected_for(bench) == LEAST_S
 
@@ -234,23 +234,23 @@ def test_a_second_suspicion_has_its_own_time() -> None:
 def test_who_is_gone_is_forgotten_after_a_while_and_may_come_back(word: Dead) -> None:
     bench = SwimBench(others="ab")
     bench.hear(word)
-    bench.pass_time(LAN.dead_gossip_s - 0.1)
+    bench.advance(LAN.dead_gossip_s - 0.1)
     assert bench.nodes.get("a") is not None
-    bench.pass_time(0.1)
+    bench.advance(0.1)
     assert bench.nodes.get("a") is None and bench.nodes.get("b") is not None
     bench.hear(alive("a", 1))
-    bench.pass_time(LAN.dead_gossip_s)
+    bench.advance(LAN.dead_gossip_s)
     assert bench.liveness("a") == (ALIVE, 1)
 
 
 def test_who_came_back_in_time_is_not_forgotten() -> None:
     bench = SwimBench(others="a")
     bench.hear(dead("a"))
-    bench.pass_time(LAN.dead_gossip_s / 2)
+    bench.advance(LAN.dead_gossip_s / 2)
     bench.hear(alive("a", 2))
-    bench.pass_time(LAN.dead_gossip_s / 2)
+    bench.advance(LAN.dead_gossip_s / 2)
     bench.hear(dead("a", 2))
-    bench.pass_time(LAN.dead_gossip_s - 0.1)
+    bench.advance(LAN.dead_gossip_s - 0.1)
     assert bench.liveness("a") == (DEAD, 2), "its time begins anew"
 
 

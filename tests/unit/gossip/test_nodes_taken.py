@@ -61,7 +61,7 @@ def test_a_refusal_is_forgotten_when_the_name_is_taken() -> None:
     another = alive("a", 1, at=ELSEWHERE, meta=tags_of("a", store="of another"))
     bench.hear(another)
     assert "a" in bench.nodes.refusals
-    bench.pass_time(LAN.dead_gossip_s)
+    bench.advance(LAN.dead_gossip_s)
     assert bench.nodes.get("a") is None
     bench.hear(another)
     assert bench.liveness("a") == (ALIVE, 1) and bench.nodes.refusals == {}
@@ -128,7 +128,7 @@ def test_there_is_a_limit_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = SwimBench(others="ab")
     bench.hear(alive("c"), alive("a", 2), dead("b"))
     assert bench.refused() == {"refused_too_many_members": 1} and bench.liveness("a") == (ALIVE, 2)
-    bench.pass_time(LAN.dead_gossip_s)
+    bench.advance(LAN.dead_gossip_s)
     bench.hear(alive("c"))
     assert bench.liveness("c") == (ALIVE, 1)
 

@@ -89,7 +89,7 @@ def test_only_live_members_are_probed_round_robin() -> None:
 
 def test_one_alone_probes_nobody() -> None:
     bench = ProbeBench()
-    bench.pass_time(10)
+    bench.advance(10)
     assert bench.sent == [] and bench.counts["probes"] == 0
 
 
@@ -119,7 +119,7 @@ def test_names_of_those_that_are_gone_do_not_pile_up() -> None:
 def test_who_departs_probes_nobody() -> None:
     bench = ProbeBench("ab")
     bench.nodes.depart()
-    bench.pass_time(5)
+    bench.advance(5)
     assert bench.sent == []
 
 
@@ -131,7 +131,7 @@ def test_an_answer_ends_a_probe() -> None:
     bench.agenda.advance(bench.agenda.now + 0.125)
     bench.prober.on_ack(ping.seq)
     assert bench.round_trips == [0.125] and bench.awareness.score == 1
-    bench.pass_time(0.6)
+    bench.advance(0.6)
     assert bench.helpers() == {} and bench.asked == []
     bench.prober.on_ack(ping.seq)
     assert bench.round_trips == [0.125] and bench.counts["late_acks"] == 1
@@ -150,16 +150,16 @@ def test_probe_of_a_suspect_carries_the_suspicion() -> None:
 def test_indirect_pings_and_a_stream_precede_a_suspicion() -> None:
     bench = ProbeBench("abcdef")
     ping = bench.probe()
-    bench.pass_time(LAN.probe_timeout_s - 0.01)
+    bench.advance(LAN.probe_timeout_s - 0.01)
     assert bench.helpers() == {} and bench.asked == []
-    bench.pass_time(0.02)
+    bench.advance(0.02)
     helpers = bench.helpers()
     assert len(helpers) == LAN.indirect_checks and ping.node not in helpers and "own" not in helpers
     assert set(helpers.values()) == {IndirectPing(ping.seq, address_of(ping.node), ping.node, True, OWN, "own")}
     assert bench.asked == [(ping.node, ping.seq)]
-    bench.pass_time(LAN.probe_interval_s - LAN.probe_timeout_s - 0.02)
+    bench.advance(LAN.probe_interval_s - LAN.probe_timeout_s - 0.02)
     assert bench.node(ping.node).liveness == ALIVE
-    bench.pass_time(0.02)
+    bench.advance(0.02)
     assert bench.node(ping.node).liveness == SUSPECT and bench.counts["probes_failed"] == 1
 
 
@@ -167,9 +167,9 @@ def test_indirect_pings_and_a_stream_precede_a_suspicion() -> None:
 def test_indirect_ack_counts(by: str) -> None:
     bench = ProbeBench("abcdef")
     ping = bench.probe()
-    bench.pass_time(LAN.probe_timeout_s + 0.1)
+    bench.advance(LAN.probe_timeout_s + 0.1)
     bench.prober.on_ack(bench.asked[0][1] if by == "stream" else next(iter(bench.helpers().values())).seq)
-    bench.pass_time(1.0)
+    bench.advance(1.0)
     assert bench.node(ping.node).liveness == ALIVE and bench.awareness.score == 0
 
 
@@ -178,7 +178,7 @@ def test_those_that_are_suspected_or_gone_are_not_asked_to_help() -> None:
     bench.hear(suspect("a"), suspect("b"), dead("c"), left("d"))
     while (ping := bench.probe()).node != "e":
         bench.prober.on_ack(ping.seq)
-    bench.pass_time(LAN.probe_timeout_s)
+    bench.advance(LAN.probe_timeout_s)
     assert set(bench.helpers()) == {"f"}
 
 
@@ -186,7 +186,7 @@ def test_a_failed_probe_costs_one_round_not_two() -> None:
     bench = ProbeBench("abcdef")
     first = bench.probe()
     began = bench.agenda.now
-    bench.pass_time(LAN.probe_timeout_s)
+    bench.advance(LAN.probe_timeout_s)
     for _ in range(3):
         bench.prober.on_nack(first.seq)
     assert bench.probe().node != first.node
@@ -198,18 +198,18 @@ def test_who_hears_no_nacks_doubts_itself(nacks: int, doubt: int) -> None:
     bench = ProbeBench("abcdef")
     ping = bench.probe()
     bench.awareness.add(1)
-    bench.pass_time(LAN.probe_timeout_s)
+    bench.advance(LAN.probe_timeout_s)
     for _ in range(nacks):
         bench.prober.on_nack(ping.seq)
         bench.prober.on_nack(ping.seq + 1)
-    bench.pass_time(LAN.probe_interval_s - LAN.probe_timeout_s)
+    bench.advance(LAN.probe_interval_s - LAN.probe_timeout_s)
     assert bench.counts["probes_failed"] == 1 and bench.awareness.score == 1 + doubt
 
 
 def test_with_nobody_to_ask_it_doubts_itself_a_little() -> None:
     bench = ProbeBench("a")
     bench.probe()
-    bench.pass_time(LAN.probe_interval_s)
+    bench.advance(LAN.probe_interval_s)
     assert bench.awareness.score == 1
 
 
@@ -217,18 +217,18 @@ def test_node_with_low_self_awareness_waits_longer_and_skips_rounds() -> None:
     bench = ProbeBench("abcdef")
     bench.awareness.add(2)
     ping = bench.probe()
-    bench.pass_time(3 * LAN.probe_interval_s - 0.01)
+    bench.advance(3 * LAN.probe_interval_s - 0.01)
     assert bench.node(ping.node).liveness == ALIVE and bench.counts["probes"] == 1
-    bench.pass_time(0.02)
+    bench.advance(0.02)
     assert bench.node(ping.node).liveness == SUSPECT
 
 
 def test_who_said_more_during_the_probe_is_not_suspected() -> None:
     bench = ProbeBench("abcd")
     ping = bench.probe()
-    bench.pass_time(LAN.probe_timeout_s)
+    bench.advance(LAN.probe_timeout_s)
     bench.hear(alive(ping.node, 2))
-    bench.pass_time(LAN.probe_interval_s - LAN.probe_timeout_s)
+    bench.advance(LAN.probe_interval_s - LAN.probe_timeout_s)
     assert bench.counts["probes_failed"] == 1 and bench.liveness(ping.node) == (ALIVE, 2)
 
 
@@ -237,7 +237,7 @@ def test_who_was_forgotten_during_the_probe_is_nobody() -> None:
     ping = bench.probe()
     bench.hear(dead(ping.node))
     bench.nodes._forget(bench.node(ping.node))
-    bench.pass_time(1.0)
+    bench.advance(1.0)
     assert bench.nodes.get(ping.node) is None
 
 
@@ -291,7 +291,7 @@ def test_a_relay_hands_an_answer_on() -> None:
     assert bench.taken() == [(address_of("b"), Ack(9, b""))]
     bench.prober.on_ack(ping.seq)
     assert bench.taken() == [], "once"
-    bench.pass_time(0.5)
+    bench.advance(0.5)
     assert not [message for _, message in bench.sent if isinstance(message, Nack)]
 
 
@@ -303,9 +303,9 @@ def test_a_relay_says_that_there_is_no_answer_before_the_asker_gives_up(timing: 
     left_s = timing.probe_interval_s - timing.probe_timeout_s
     waits_s = min(timing.probe_timeout_s, RELAY_SHARE * left_s)
     assert waits_s <= 0.9 * left_s, "there is time for the way"
-    bench.pass_time(waits_s - 0.001)
+    bench.advance(waits_s - 0.001)
     assert bench.taken() == []
-    bench.pass_time(0.002)
+    bench.advance(0.002)
     assert bench.taken() == [(address_of("b"), Nack(9))]
 
 
@@ -313,7 +313,7 @@ def test_who_wants_no_nack_gets_none() -> None:
     bench = ProbeBench("ab")
     bench.nodes.leaving = True
     relayed(bench, nack=False)
-    bench.pass_time(1)
+    bench.advance(1)
     bench.prober.on_indirect_ping(IndirectPing(9, SOMEWHERE, "a", False, None, ""), address_of("b"))
     assert bench.taken() == []
 
@@ -335,6 +335,6 @@ def test_relays_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         relayed(bench)
     bench.prober.on_indirect_ping(IndirectPing(8, address_of("a"), "a", True, None, ""), address_of("b"))
     assert bench.taken() == [(address_of("b"), Nack(8))]
-    bench.pass_time(1)
+    bench.advance(1)
     bench.taken()
     relayed(bench)

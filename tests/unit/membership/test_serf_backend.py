@@ -134,7 +134,7 @@ async def test_many_events_are_few_readings(clock: Clock) -> None:
 async def test_an_event_is_not_waited_for_and_one_is_enough(clock: Clock) -> None:
     agent = FakeAgent()
     async with joined_to(agent, clock) as membership:
-        await agent.happens(told=False, b=listed("b"))
+        await agent.happens(is_streamed=False, b=listed("b"))
         await until_holds(lambda: "b" in membership.members())
     agent = FakeAgent()
     async with joined_to(agent, clock, refresh_s=1000.0) as membership:
@@ -195,7 +195,7 @@ async def test_an_agent_that_goes_mad_is_left_and_tried_again(clock: Clock, log:
         await until_holds(lambda: agent.accepted > 5)
         assert list(membership.members()) == ["agent1"]
         agent.spoiled.clear()
-        await agent.happens(told=False, b=listed("b"))
+        await agent.happens(is_streamed=False, b=listed("b"))
         await until_holds(lambda: "b" in membership.members())
     assert len(warnings(log)) <= 2, "lost, and mad"
 

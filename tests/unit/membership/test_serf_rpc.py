@@ -42,7 +42,7 @@ async def test_all_commands() -> None:
         with pytest.raises(Refused, match=r"refused 'join': 1 error occurred: \* 127.0.0.1:7001 refused$"):
             await rpc.join(Address("127.0.0.1", 7001))
         assert len(await rpc.members()) == 2
-    assert [command for command, _ in agent.told[:3]] == ["handshake", "auth", "stats"]
+    assert [command for command, _ in agent.requests[:3]] == ["handshake", "auth", "stats"]
 
 
 async def test_addresses_and_tags_are_read_as_they_come() -> None:

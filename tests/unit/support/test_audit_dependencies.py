@@ -14,7 +14,7 @@ def test_vulnerabilities_are_named() -> None:
     found, said = verdict("x.lock", {"dependencies": [MISSING, SOUND, UNSOUND]})
     assert found
     assert said == (
-        "x.lock: 2 packages, 1 known vulnerabilities, 1 packages without data\n  c 2.0: CVE-1, mended in 2.1"
+        "x.lock: 2 packages, 1 known vulnerabilities, 1 packages without data\n  c 2.0: CVE-1, fixed in 2.1"
     )
 
 

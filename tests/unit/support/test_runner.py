@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.flaky import __main__ as flaky
-from tests.support.flaky.__main__ import descendants, failed_in, tell
+from tests.support.flaky.__main__ import descendants, failed_in, send_signal
 from tests.support.paths import ROOT
 from tests.support.runner.__main__ import BUDGETS_S, SUITES, passed, start
 from tests.support.waiting import wait_until
@@ -80,9 +80,9 @@ def test_a_process_that_a_test_has_stopped_is_not_continued(monkeypatch: pytest.
 
     def telling(processes: Iterable[int], signal_: signal.Signals) -> None:
         told.update(found := list(processes))
-        tell(found, signal_)
+        send_signal(found, signal_)
 
-    monkeypatch.setattr(flaky, "tell", telling)
+    monkeypatch.setattr(flaky, "send_signal", telling)
     # Again: this test may itself be continued so.
     child = "import os, signal\nwhile True: os.kill(os.getpid(), signal.SIGSTOP)"
     starts = f"subprocess.Popen([sys.executable, '-c', {child!r}])"
@@ -94,4 +94,4 @@ def test_a_process_that_a_test_has_stopped_is_not_continued(monkeypatch: pytest.
         flaky.stand_still(process.pid, 0)
         wait_until(lambda: sorted(descendants(process.pid).values()) == ["S", "T"])
         assert process.pid in told and stopped not in told
-        tell(descendants(process.pid), signal.SIGKILL)
+        send_signal(descendants(process.pid), signal.SIGKILL)

@@ -102,7 +102,7 @@ def fail(case: Case, fault: Fault) -> ShutBed:
     else:
         assert failure.rows_index < failure.index
         assert failure.index == case.at + 1 or fault.step == "drain"  # others may come before the rows are written
-    assert [told for told in bed.told for group, _ in told.shut if group == GROUP]
+    assert [each for each in bed.published for group, _ in each.shut if group == GROUP]
     return bed
 
 

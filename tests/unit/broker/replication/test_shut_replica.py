@@ -101,7 +101,7 @@ def test_fault_in_a_yielding_entry_shuts_only_its_own_partition(monkeypatch: pyt
         one.applier.rest()
         assert not inner, "the other entry was applied within this one"
         assert (one.replica.failure is None, one.other.failure is None) == (poisoned == "inner", poisoned == "outer")
-        assert sorted(told for each in one.told for told, _ in each.shut) == [7 if poisoned == "outer" else 8]
+        assert sorted(group for each in one.published for group, _ in each.shut) == [7 if poisoned == "outer" else 8]
         went_on = one.other if poisoned == "outer" else one.replica
         assert went_on.applied_index == 2
 
@@ -237,7 +237,7 @@ def test_results_before_a_failing_status_are_not_reported() -> None:
     """An operator may skip the entry that is blamed, so that nothing of it may be acknowledged."""
     one = bed()
     one.run_log([entry(*LEASED)])
-    one.told.clear()
+    one.published.clear()
     own, status = one.replica, PartitionReplica.status
 
     def failing(replica: PartitionReplica) -> Any:
@@ -247,7 +247,7 @@ def test_results_before_a_failing_status_are_not_reported() -> None:
 
     with patch.object(PartitionReplica, "status", failing):
         one.applier.run([one.other_task(), one.task(2, entry(c.Append(batch_of(["b"]))))])
-    assert [group for told in one.told for group, _, _ in told.results] == [8]
+    assert [group for each in one.published for group, _, _ in each.results] == [8]
     assert own.failure is not None and own.failure.index == 2
 
 

@@ -168,14 +168,14 @@ def test_the_position_is_what_was_handed_out(with_client: Any) -> None:
             # An answer without changes moves the end of what was taken, and not what is left.
             await until_holds(lambda: server.kv_watches)
             server.index += 100
-            server.tell_watchers(is_late=True)
+            server.answer_watches(is_late=True)
             await until_holds(lambda: server.kv_watches)
             assert watch.position == {0: versions[3]}
             await anext(watch)
             end = offset_text(server.end(asked(server)[-1]))
             assert watch.position == {0: end}
             server.index += 100
-            server.tell_watchers(is_late=True)
+            server.answer_watches(is_late=True)
             await until_holds(lambda: watch.position[0] > end)
 
     with_client(body)
@@ -318,7 +318,7 @@ def test_topics_that_go(with_client: Any) -> None:
         async with kv.watch() as watch:
             await client.admin.delete_topic("k")
             server.script[Type.KV_WATCH].append(UnknownTopic("topic 'k' was deleted"))
-            server.tell_watchers(is_late=True)
+            server.answer_watches(is_late=True)
             with pytest.raises(UnknownTopic, match=r"was deleted|there is no topic"):
                 await anext(watch)
         server.script[Type.KV_WATCH].clear()
@@ -328,7 +328,7 @@ def test_topics_that_go(with_client: Any) -> None:
             record = server.topics["k"]._replace(number=77)
             server.topics["k"] = record
             client._cluster.learn(record, client._cluster.generation)
-            server.tell_watchers(is_late=True)
+            server.answer_watches(is_late=True)
             with pytest.raises(UnknownTopic, match="was deleted and created again"):
                 await anext(watch)
 
@@ -432,7 +432,7 @@ def test_malformed_answers(with_client: Any, case: str) -> None:
         async with kv.watch() as watch:
             await until_holds(lambda: server.kv_watches)
             server.script[Type.KV_WATCH].append(answer)
-            server.tell_watchers(is_late=True)
+            server.answer_watches(is_late=True)
             with pytest.raises(ProtocolError, match="KV_WATCH reply"):
                 await anext(watch)
 

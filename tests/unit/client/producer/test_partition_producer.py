@@ -119,7 +119,7 @@ def test_five_numbers_fly_at_once(bed: LaneBed) -> None:
 
 def test_no_answer_at_all_leaves_the_outcome_unknown(bed: LaneBed) -> None:
     batch = bed.send()
-    bed.look(GONE_S)
+    bed.advance(GONE_S)
     assert isinstance(batch.error, TimedOut)
     assert re.search("not confirmed in 10 s; the outcome is unknown: .*; last: no answer", batch.error.message)
 
@@ -128,7 +128,7 @@ def test_one_that_was_refused_last_is_not_stored(bed: LaneBed) -> None:
     batch = bed.send()
     bed.read(Overloaded("full"))
     bed.answer()
-    bed.look(GONE_S)
+    bed.advance(GONE_S)
     assert isinstance(batch.error, Overloaded)
     assert re.search("not stored in 10 s .*last: full", batch.error.message)
 
@@ -137,9 +137,9 @@ def test_one_that_was_refused_and_sent_again_may_be_stored(bed: LaneBed) -> None
     batch = bed.send()
     bed.read(Overloaded("full"))
     bed.answer()
-    bed.look(1)
+    bed.advance(1)
     assert len(bed.wire.requests) == 1
-    bed.look(GONE_S)
+    bed.advance(GONE_S)
     assert isinstance(batch.error, TimedOut)
     assert re.search("outcome is unknown: .*last: full", batch.error.message)
 
@@ -147,7 +147,7 @@ def test_one_that_was_refused_and_sent_again_may_be_stored(bed: LaneBed) -> None
 def test_a_lost_connection_leaves_the_outcome_unknown(bed: LaneBed) -> None:
     batch = bed.send()
     bed.cut(connect=False)
-    bed.look(GONE_S)
+    bed.advance(GONE_S)
     assert isinstance(batch.error, ConnectionLost)
     assert "outcome is unknown" in batch.error.message
 
@@ -165,7 +165,7 @@ def test_what_a_silent_node_has_goes_to_who_leads_now_under_the_same_number(bed:
 
 def test_what_a_silent_node_has_waits_while_nobody_else_leads(bed: LaneBed) -> None:
     batch = bed.send()
-    bed.look(9)
+    bed.advance(9)
     assert len(bed.wire.requests) == 1 and not batch.done
     bed.read(STORE)
     bed.answer()
@@ -177,15 +177,15 @@ def test_a_node_that_answers_is_not_silent(bed: LaneBed) -> None:
     bed.send()
     bed.send()
     slow = bed.wire
-    bed.look(1.5)
+    bed.advance(1.5)
     bed.read(STORE)
     bed.answer()
     bed.node.elect()
-    bed.look(1.0)
+    bed.advance(1.0)
     assert not bed.wire.requests, "it has just answered"
     bed.read(STORE, wire=slow)
     slow.hand_over()
-    bed.look()
+    bed.advance()
     assert bed.partition_producer.idle
 
 
@@ -195,9 +195,9 @@ def test_a_node_that_answers_is_not_silent(bed: LaneBed) -> None:
 def test_abandoned_batch_keeps_its_position_before_others(bed: LaneBed) -> None:
     """The leader hangs, then goes: the first one's time is over, the second one's is not."""
     one = bed.send()
-    bed.look(6)
+    bed.advance(6)
     two = bed.send()
-    bed.look(4)
+    bed.advance(4)
     assert one.error and one.unknown and not two.done
     bed.read(LOSE_ENTRY, LOSE_ENTRY)
     bed.answer(2)
@@ -208,7 +208,7 @@ def test_abandoned_batch_keeps_its_position_before_others(bed: LaneBed) -> None:
 
 def test_those_behind_it_may_be_given_up_as_well(bed: LaneBed) -> None:
     one, two = bed.send(), bed.send()
-    bed.look(GONE_S)
+    bed.advance(GONE_S)
     assert one.error and two.error and bed.partition_producer.idle
     three = bed.send()
     bed.cut()
@@ -219,7 +219,7 @@ def test_those_behind_it_may_be_given_up_as_well(bed: LaneBed) -> None:
 
 def test_what_follows_one_that_was_given_up_survives_a_lost_connection(bed: LaneBed) -> None:
     bed.send()
-    bed.look(GONE_S)
+    bed.advance(GONE_S)
     bed.wire.requests.clear()
     bed.send()
     bed.wire.requests.clear()
@@ -232,7 +232,7 @@ def test_a_copy_of_one_that_was_given_up_is_not_stored_behind_what_came_since(be
     bed.send()
     bed.cut()
     bed.wire.requests.clear()
-    bed.look(GONE_S)
+    bed.advance(GONE_S)
     bed.send()
     bed.read(STORE)
     bed.answer()
@@ -244,9 +244,9 @@ def test_a_copy_of_one_that_was_given_up_is_not_stored_behind_what_came_since(be
 def test_one_that_never_left_is_given_up_without_a_gap(bed: LaneBed) -> None:
     bed.cut(connect=False)
     one = bed.send()
-    bed.look(6)
+    bed.advance(6)
     two = bed.send()
-    bed.look(4)
+    bed.advance(4)
     assert one.error and not one.unknown
     bed.connect()
     assert heal(bed) == [1]
@@ -255,11 +255,11 @@ def test_one_that_never_left_is_given_up_without_a_gap(bed: LaneBed) -> None:
 
 def test_one_that_was_always_refused_is_not_stored_later(bed: LaneBed) -> None:
     one = bed.send()
-    bed.look(6)
+    bed.advance(6)
     two, three = bed.send(), bed.send()
     bed.read(Overloaded("full"), STORE, STORE)
     bed.answer(3)
-    bed.look(4)
+    bed.advance(4)
     assert one.error and not one.unknown
     assert heal(bed) == [1, 2]
     assert two.offsets and three.offsets
@@ -293,11 +293,11 @@ def test_what_is_sent_after_one_that_failed_survives_a_lost_connection(bed: Lane
 def test_one_that_was_given_up_is_not_sent_again_behind_one_that_failed(bed: LaneBed) -> None:
     bed.send()
     two = bed.send()
-    bed.look(6)
+    bed.advance(6)
     three = bed.send()
     bed.read(InvalidRequest("no"))
     bed.answer()
-    bed.look(4)
+    bed.advance(4)
     assert two.error and two.unknown and not three.done
     bed.cut()
     assert heal(bed) == [2]
@@ -360,7 +360,7 @@ def test_one_that_may_be_stored_is_not_sent_again_for_longer_than_the_broker_cou
     one, two = bed.send(), bed.send()
     bed.read(Overloaded("full"))
     bed.answer()
-    bed.look(2)
+    bed.advance(2)
     assert not one.done and not two.done, "they fly, or were refused"
     bed.cut(connect=False)
     bed.node.wire = Wire("node1")
@@ -373,10 +373,10 @@ def test_one_that_may_be_stored_is_not_sent_again_for_longer_than_the_broker_cou
 def test_nor_for_the_sake_of_those_behind_it(bed: LaneBed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition_producer, "RETRY_S", 2.0)
     bed.send()
-    bed.look(1.5)
+    bed.advance(1.5)
     bed.send()
     bed.cut(connect=False)
-    bed.look(1.0)
+    bed.advance(1.0)
     one, two = bed.sent
     assert one.error and not two.done
     bed.connect()

@@ -11,12 +11,12 @@ from sandq.partition import commands as c
 from sandq.partition.records.leases import Lease
 from tests.support.partition.bench import Bench
 from tests.support.partition.ranked_bench import RankedBench
-from tests.support.partition.reset_walk import ResetWalk
+from tests.support.partition.reset_sequence import ResetSequence
 
 TENANTS = (b"a", b"b", b"a.x", None)
 
 
-class RankedResetWalk(ResetWalk):
+class RankedResetSequence(ResetSequence):
     def __init__(self, seed: int, kind: str) -> None:
         self.kind = kind
         self.ranks: dict[str, tuple[str, int]] = {}

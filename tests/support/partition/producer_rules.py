@@ -13,7 +13,7 @@ from sandq.partition import commands as c
 from sandq.partition.log.appends import Stored
 from tests.support.partition.bench import T, batch_of, by_id
 from tests.support.partition.model_bed import BATCH, KEYS, UNIQUE, Bed, delays, numbers
-from tests.support.partition.model_words import Row
+from tests.support.partition.model_types import Row
 
 
 class Producers(Bed):
@@ -76,8 +76,8 @@ class Producers(Bed):
             assert stored.offsets == b"".join(answers)
             found = [tuple(one) for one in stored.refused]
             assert found == refused, (found, refused)
-            is_told = split and policy != c.REJECT
-            assert stored.outcomes == (self.model.told if is_told else None), self.model.told
+            has_outcomes = split and policy != c.REJECT
+            assert stored.outcomes == (self.model.outcomes if has_outcomes else None), self.model.outcomes
         else:
             assert offsets.run(*stored) == answers
 

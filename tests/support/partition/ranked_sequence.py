@@ -87,13 +87,13 @@ class Group:
     name: str
     held: dict[str, Held] = field(default_factory=dict)
     paused: bool = False
-    turns: FairModel = field(default_factory=FairModel)
+    schedule: FairModel = field(default_factory=FairModel)
 
     def of(self, name: str) -> Held:
         return self.held.setdefault(name, Held())
 
 
-class RankedWalk:
+class RankedSequence:
     def __init__(
         self,
         kind: str,
@@ -115,7 +115,7 @@ class RankedWalk:
         self.named = settings
         self.is_scoped = kind == "fair"
         self.benches = [RankedBench(kind, **settings) for _ in range(2)]
-        self.bench, self.twin = self.benches
+        self.bench, self.reloaded = self.benches
         self.ttls, self.cut_short, self.is_limited = ttls, cut_short, few_queues or few_gaps
         self.evict_from: Random | None = None
         """Decides whether the look-aheads of the partition in memory are evicted before an entry."""
@@ -136,7 +136,7 @@ class RankedWalk:
 
     def apply(self, *commands: c.Command) -> Any:
         """Apply an entry to both partitions and return its first result."""
-        self.twin.restart()
+        self.reloaded.restart()
         if self.evict_from is not None and self.evict_from.random() < 0.5:
             for look_ahead in self.bench.machine.groups.readers():
                 look_ahead.evict()
@@ -341,8 +341,8 @@ class RankedWalk:
             assert mine == queue[: len(mine)], f"the order of {tenant}"
         if not self.ttls:
             # Expired messages end a tenant's time slice at other moments than the model.
-            group.turns.weights = {pattern: weight for pattern, weight, _ in self.settings["tenants"]}
-            assert names == group.turns.take(queues, len(names))
+            group.schedule.weights = {pattern: weight for pattern, weight, _ in self.settings["tenants"]}
+            assert names == group.schedule.take(queues, len(names))
 
     def _check_cuts(self, leases: Sequence[Lease]) -> None:
         """Check that adjacent leases differ in attempts, snoozes or storage of messages, unless a limit ended one."""
@@ -539,9 +539,9 @@ class RankedWalk:
         self.apply(c.PauseGroup(group.name, group.paused))
 
     def seek(self, draw: Random) -> None:
-        places: list[c.Position] = ["earliest", "latest", T + self.now - draw.choice([100, 2000])]
-        places += [draw.choice([m.offset for m in self.messages.values()])] if self.messages else []
-        self.seek_to(draw.choice(GROUPS), draw.choice(places))
+        positions: list[c.Position] = ["earliest", "latest", T + self.now - draw.choice([100, 2000])]
+        positions += [draw.choice([m.offset for m in self.messages.values()])] if self.messages else []
+        self.seek_to(draw.choice(GROUPS), draw.choice(positions))
 
     def seek_to(self, name: str, to: c.Position) -> None:
         group, machine = self.groups[name], self.bench.machine
@@ -556,7 +556,7 @@ class RankedWalk:
             above = latest if to == "latest" else offsets.FIRST
         found = machine.groups.named(name)
         assert not found.seeking
-        group.turns.clear()
+        group.schedule.clear()
         for message in self.messages.values():
             held = group.of(message.name)
             if message.gone:

@@ -1,8 +1,8 @@
 """Use the node and the client that are installed with this Python; nothing else of this repository is needed.
 
-    python -I walk.py doctor                      versions and packages
-    python -I walk.py write DATA FIRST COUNT      start a node, send it COUNT messages, kill it with SIGKILL
-    python -I walk.py read DATA COUNT             start a node, receive and ack COUNT messages, kill it with SIGKILL
+    python -I installed_check.py doctor                  versions and packages
+    python -I installed_check.py write DATA FIRST COUNT     start a node, send it COUNT messages, kill it (SIGKILL)
+    python -I installed_check.py read DATA COUNT            start a node, receive and ack COUNT messages, kill it
 
 `read` prints the values, one per line, in the order of delivery. Every second message is delayed by a second."""
 

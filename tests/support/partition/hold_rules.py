@@ -9,7 +9,7 @@ from sandq.model import offsets
 from sandq.partition import commands as c
 from tests.support.partition.bench import T
 from tests.support.partition.model_bed import numbers
-from tests.support.partition.producer_walk import Producers
+from tests.support.partition.producer_rules import Producers
 
 NAMES = ("one", "two")
 TTLS_MS = (1000, 30_000, 400_000)

@@ -51,7 +51,7 @@ class Message:
     """Groups that leased it since the last move."""
 
 
-class ResetWalk:
+class ResetSequence:
     def __init__(self, seed: int, *, per_key: int | None = None, delete_on_ack: bool = True) -> None:
         """`per_key`: number of messages of a key that a group may hold; 1 uses `ordering`, and None sets no limit."""
         self.random = random.Random(seed)

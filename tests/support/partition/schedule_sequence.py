@@ -28,7 +28,7 @@ DEEDS = ("pass", "pass", "pass", "fire", "fire", "fire", "put", "pause", "resume
 DEEDS += ("consume", "consume", "restart", "see", "far", "wrong_clock")
 
 
-class ScheduleWalk:
+class ScheduleSequence:
     def __init__(self, **settings: Any) -> None:
         """`settings`: settings of the topic."""
         self.bench = Bench(**settings)

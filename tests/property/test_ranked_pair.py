@@ -9,27 +9,39 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.partition.ranked_twins import RankedTwins, walk_clock, walk_gaps, walk_plain, walk_queues
+from tests.support.partition.ranked_pair import (
+    RankedPair,
+    run_plain,
+    run_with_few_gaps,
+    run_with_few_queues,
+    run_with_wrong_clock,
+)
 from tests.support.simulation.seeds import run_each
 
 SEEDS, MORE_SEEDS = 6, 40
-WALKS = [walk_plain, walk_clock, walk_gaps, walk_queues]
+WALKS = [run_plain, run_with_wrong_clock, run_with_few_gaps, run_with_few_queues]
 
 
 @pytest.mark.parametrize("walk", WALKS)
-def test_loaded_twin_goes_on_as_one_that_lives(walk: Callable[[int], RankedTwins]) -> None:
+def test_loaded_twin_goes_on_as_one_that_lives(walk: Callable[[int], RankedPair]) -> None:
     happened: Counter[str] = Counter()
     for twins in run_each(walk, range(SEEDS)):
         happened += twins.happened
     expected = ["given", "repeated", "full", "at_rate", "rested", "held_up", "group_full"]
-    expected += ["resets"] if walk is walk_clock else ["stalled"] if walk in (walk_gaps, walk_queues) else []
-    expected += ["crowded"] if walk is walk_gaps else []
+    expected += (
+        ["resets"]
+        if walk is run_with_wrong_clock
+        else ["stalled"]
+        if walk in (run_with_few_gaps, run_with_few_queues)
+        else []
+    )
+    expected += ["crowded"] if walk is run_with_few_gaps else []
     assert all(happened[what] for what in expected), f"too little happens: {happened}"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("block", range(10))
 @pytest.mark.parametrize("walk", WALKS)
-def test_many_twins(walk: Callable[[int], RankedTwins], block: int) -> None:
+def test_many_twins(walk: Callable[[int], RankedPair], block: int) -> None:
     first = 100_000 + MORE_SEEDS * block
     run_each(walk, range(first, first + MORE_SEEDS))

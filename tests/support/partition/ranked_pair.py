@@ -105,37 +105,37 @@ class Given(NamedTuple):
     messages: int
 
 
-def walk_plain(seed: int) -> RankedTwins:
+def run_plain(seed: int) -> RankedPair:
     """Run with limits, rates, ageing, seeks, pauses and changes of settings."""
-    return _walk(RankedTwins(seed))
+    return _run(RankedPair(seed))
 
 
-def walk_clock(seed: int) -> RankedTwins:
+def run_with_wrong_clock(seed: int) -> RankedPair:
     """Run with a clock that jumps ahead and is set back, and with leases whose horizon is in the past."""
-    return _walk(RankedTwins(seed, goes_wrong=True))
+    return _run(RankedPair(seed, goes_wrong=True))
 
 
-def walk_gaps(seed: int) -> RankedTwins:
+def run_with_few_gaps(seed: int) -> RankedPair:
     """Run with a group that soon has too many waiting messages to be granted new ones."""
-    return _walk(RankedTwins(seed), (group_module, "FIXED", replace(FIXED, max_gaps=2)))
+    return _run(RankedPair(seed), (group_module, "FIXED", replace(FIXED, max_gaps=2)))
 
 
-def walk_queues(seed: int) -> RankedTwins:
+def run_with_few_queues(seed: int) -> RankedPair:
     """Run with a group that soon has too many ready queues to promote more messages."""
     few = replace(FIXED, ready_queue_bytes=6000) if seed % 4 == 1 else replace(FIXED, ready_queues=3)
-    return _walk(RankedTwins(seed), (ready_queues, "FIXED", few))
+    return _run(RankedPair(seed), (ready_queues, "FIXED", few))
 
 
-def _walk(twins: RankedTwins, *limits: tuple[Any, str, Any]) -> RankedTwins:
+def _run(pair: RankedPair, *limits: tuple[Any, str, Any]) -> RankedPair:
     with ExitStack() as patches:
         for module, name, value in (*SMALL_STEPS, *limits):
             patches.enter_context(patch.object(module, name, value))
         for _ in range(STEPS):
-            twins.step()
-    return twins
+            pair.step()
+    return pair
 
 
-class RankedTwins:
+class RankedPair:
     """Two partitions, the commands for them, and the checks of both."""
 
     def __init__(self, seed: int, *, goes_wrong: bool = False) -> None:
@@ -146,7 +146,7 @@ class RankedTwins:
         self.rules = self.draw.choice(RULES)
         ageing = {"ageing": "2s"} if self.draw.random() < 0.3 else {}
         self.benches = [RankedBench("fair", tenants=self.rules, **ageing) for _ in range(2)]
-        self.bench, self.twin = self.benches
+        self.bench, self.reloaded = self.benches
         self.now = self.made = self.jobs = 0
         self.tokens: list[int] = []
         self.given: dict[tuple[str, str], list[Given]] = {}
@@ -164,7 +164,7 @@ class RankedTwins:
 
     def apply(self, command: c.Command, at: int | None = None) -> Any:
         """Apply an entry to both partitions, at the time `at` (by default now), and return its result."""
-        self.twin.restart()
+        self.reloaded.restart()
         if self.draw.random() < 0.3:
             for look_ahead in self.bench.machine.groups.readers():
                 look_ahead.evict()

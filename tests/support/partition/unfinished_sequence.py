@@ -26,7 +26,7 @@ STEPS_MS = (0, 1, 500, 3000, 30_000, GROUP_TTL_MS, 4 * GROUP_TTL_MS)
 DRAIN_ROUNDS = 60
 
 
-class UnfinishedWalk:
+class UnfinishedSequence:
     def __init__(self, seed: int, kind: str = "timer", **settings: Any) -> None:
         self.random = Random(seed)
         settings = {"group_ttl": f"{GROUP_TTL_MS // 1000}s", "max_attempts": None, **settings}
@@ -52,7 +52,7 @@ class UnfinishedWalk:
         """Apply one random command, and check the record."""
         acts = [self.produce, self.produce, self.lease, self.lease, self.lease, self.ack, self.nack, self.nack]
         acts += [self.expire, self.open, self.touch, self.seek, self.delete, self.cancel, self.move, self.release]
-        acts += [self.purge, self.pause, self.redrive, self.restart, self.hold, self.pass_time, self.pass_time]
+        acts += [self.purge, self.pause, self.redrive, self.restart, self.hold, self.wait, self.wait]
         acts += [self.upkeep, self.upkeep]
         if self.random.random() < 0.1:
             acts = [self.restore, self.reset_clock]
@@ -146,12 +146,12 @@ class UnfinishedWalk:
         name = self.group()
         known = list(self.logged().values())
         to = self.random.choice(["earliest", "latest", *self.random.sample(known, min(len(known), 1))])
-        places = self.kept(name) | self.logged()
+        found = self.kept(name) | self.logged()
         cursor = self.apply(c.Seek(name, to))
         if not isinstance(cursor, bytes):
             return
         above = offsets.FIRST if to == "earliest" else cursor
-        stays = {value for value in self.unfinished[name] if places.get(value, offsets.LAST) > above}
+        stays = {value for value in self.unfinished[name] if found.get(value, offsets.LAST) > above}
         ahead = {value for value, offset in self.logged().items() if offset > cursor}
         self.unfinished[name] = stays | ahead
         self.received[name] &= stays - ahead  # the group has yet to receive the others once more
@@ -220,7 +220,7 @@ class UnfinishedWalk:
         self.apply(c.Upkeep())
         self._note_dead()
 
-    def pass_time(self) -> None:
+    def wait(self) -> None:
         self.at += self.random.choice(STEPS_MS)
 
     def restart(self) -> None:
@@ -268,10 +268,10 @@ class UnfinishedWalk:
                 self.unfinished[name] &= self.received[name] | blocked
                 self.received[name] |= blocked
 
-    def _values_of(self, places: Any) -> set[str]:
+    def _values_of(self, found: Any) -> set[str]:
         stored = [(value, offset) for name in self.unfinished for value, offset in self.kept(name).items()]
         stored += self.logged().items()
-        return {value for value, offset in stored if offset in places}
+        return {value for value, offset in stored if offset in found}
 
     def _forget(self, name: str, *, is_forced: bool) -> None:
         left = self.unfinished.pop(name) & self.received.pop(name)
