@@ -61,13 +61,13 @@ async def test_a_node_that_keeps_none_says_so(tmp_path: Path) -> None:
         assert not (serving.data_dir / "audit").exists()
 
 
-async def test_what_is_asked_wrongly_is_told(api: sandq.Client) -> None:
+async def test_wrong_requests_are_reported(api: sandq.Client) -> None:
     for wrong in ({"last": 0}, {"last": 1001}, {"after": "node1"}, {"after": "node1=x"}):
         with pytest.raises(InvalidRequest):
             await api.admin.audit(**wrong)  # type: ignore[arg-type]
 
 
-async def test_only_gateways_tell_what_they_refused(node: Serving, dial: Dial) -> None:
+async def test_only_gateways_report_refusals(node: Serving, dial: Dial) -> None:
     raw = await dial(node)
     answer = await raw.call(Type.AUDIT_NOTE, "GET /topics", {}, "FORBIDDEN", "x")
     assert answer[2] == "FORBIDDEN"

@@ -119,7 +119,7 @@ async def test_a_topic_that_was_deleted_is_made_anew(maker: sandq.Client) -> Non
     assert [found.value async for found in maker.messages("made.a").list(values=True)] == [b"2"]
 
 
-async def test_a_topic_that_somebody_else_deleted_is_made_anew(making: Serving, maker: sandq.Client) -> None:
+async def test_topic_deleted_by_another_client_is_created_again(making: Serving, maker: sandq.Client) -> None:
     leases = maker.leases("made.a", "g")
 
     async def subscribe() -> None:
@@ -151,7 +151,7 @@ async def test_it_is_asked_for_twice_and_made_once(making: Serving, dial: Dial) 
     assert making.broker.administration.topics.auto_created == 1
 
 
-async def test_a_flood_of_names_waits_for_no_turn(making: Serving, maker: sandq.Client, dial: Dial) -> None:
+async def test_many_new_names_are_refused_without_waiting(making: Serving, maker: sandq.Client, dial: Dial) -> None:
     """Those beyond the limit are refused by what is known: also while somebody else has the turn to change."""
     for number in range(3):
         await maker.produce(f"made.{number}", b"x")

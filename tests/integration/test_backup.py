@@ -237,7 +237,7 @@ async def test_a_half_restored_topic_can_be_deleted(api: sandq.Client, place: An
         await api.admin.topic("u")
 
 
-async def test_what_is_damaged_truncated_or_foreign_is_refused_with_its_place(
+async def test_damaged_truncated_or_foreign_backup_is_refused_with_its_position(
     api: sandq.Client, place: Any, tmp_path: Path
 ) -> None:
     await _filled(api)
@@ -402,7 +402,7 @@ async def test_a_topic_is_not_opened_before_all_of_it_is_there(api: sandq.Client
     assert "restoring" in (await api.admin.topic("half")).settings
 
 
-async def test_topics_that_one_may_not_see_are_told_of(place: Any, tmp_path: Path) -> None:
+async def test_topics_without_rights_are_reported(place: Any, tmp_path: Path) -> None:
     token = token_text(bytes(range(32)))
     async with run_node(small_config(tmp_path / "strict", SECURITY__AUTHENTICATION="require")) as strict:
         for name, grants in (("all", ["admin"]), ("some", ["cluster", "read:mine"])):

@@ -64,7 +64,7 @@ async def test_topic_twice_and_bad_shapes(client: RawClient) -> None:
     assert "2 replicas, and 1 nodes are registered" in message(refused)
 
 
-async def test_every_mistake_in_the_settings_is_told(client: RawClient) -> None:
+async def test_all_mistakes_in_settings_are_reported(client: RawClient) -> None:
     refused = await client.create(leese="30s", max_attempts=0, backoff={"first": "-1s"})
     assert code(refused) == "INVALID_SETTING"
     for part in ("leese", "lease", "max_attempts", "backoff.first"):
@@ -260,7 +260,7 @@ async def test_nothing_is_looked_at_before_the_gate_opens(tmp_path: Path, dial: 
     assert seen == ["opened", Type.REPLY]
 
 
-async def test_http_on_the_client_port_is_told_the_right_one(tmp_path: Path, dial: Dial) -> None:
+async def test_http_on_the_client_port_is_pointed_to_the_http_port(tmp_path: Path, dial: Dial) -> None:
     async with run_node(small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0")) as node:
         raw = await dial(node, hello=False)
         await raw.send_bytes(b"GET /topics HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -93,7 +93,7 @@ async def test_many_messages_take_few_frames(
     await waits_until_trimmed(api)
 
 
-async def test_a_message_in_another_way_than_its_batch(api: sandq.Client) -> None:
+async def test_message_settled_in_another_way_than_its_batch(api: sandq.Client) -> None:
     await api.admin.create_topic("t", backoff={"kind": "none"}, max_attempts=2)
     await fill(api, 300, key="k")
     async with api.subscribe("t", group="g") as subscription:

@@ -130,7 +130,7 @@ async def test_moving_to_an_instant(timed: Serving, hand: HandClock, partitions:
         assert await take_until(subscription, b"last") == []
 
 
-async def test_what_somebody_has_is_counted_as_too_late(node: Serving, api: sandq.Client) -> None:
+async def test_leased_messages_are_counted_as_too_late(node: Serving, api: sandq.Client) -> None:
     await api.admin.create_topic("t", retention="1h")
     messages = api.messages("t")
     for number in range(30):

@@ -196,7 +196,7 @@ async def test_a_gateway_that_is_not_let_in_says_so(strict: Serving) -> None:
 
 
 @pytest.mark.parametrize("remote", [("192.0.2.7", 4711), ("::ffff:192.0.2.7", 1, 0, 0), None])
-def test_a_token_is_not_shown_to_everybody_on_the_way(remote: object) -> None:
+def test_token_is_not_sent_to_other_machines_without_tls(remote: object) -> None:
     from sandq.client.transport.credentials import check_clear
 
     with pytest.raises(InvalidRequest, match="in the clear"):

@@ -338,7 +338,7 @@ async def test_letters_are_chosen_by_error_and_key(api: sandq.Client, partitions
         await letters(api, error="")
 
 
-async def test_what_was_before_a_redrive_is_told(api: sandq.Client) -> None:
+async def test_history_before_a_redrive_is_shown(api: sandq.Client) -> None:
     await api.admin.create_topic("t", max_attempts=2, backoff={"kind": "none"})
     message_id = await api.produce("t", b"m", unique_key="u")
     async with api.subscribe("t", group="g") as subscription:

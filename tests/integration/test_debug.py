@@ -36,7 +36,7 @@ async def test_a_dump_says_what_the_node_does_and_no_value(node: Serving, api: s
     assert (await api.admin.dump("node1"))["process"]["pid"] == found["process"]["pid"]
 
 
-async def test_a_process_looks_at_its_loop(tmp_path: Path) -> None:
+async def test_process_watches_its_event_loop(tmp_path: Path) -> None:
     node = NodeProcess(tmp_path)
     try:
         await trio.to_thread.run_sync(node.start)
@@ -77,7 +77,7 @@ async def test_a_message_is_followed_to_the_replicas(
     assert ("produce", request_id) in answered
 
 
-def test_the_last_lines_are_kept(tmp_path: Path) -> None:
+def test_latest_log_lines_are_kept(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as file:
         kept = logs._Remembered(file)
         for number in range(logs.RECENT_LINES + 5):

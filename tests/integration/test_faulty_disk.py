@@ -131,7 +131,7 @@ async def test_a_full_disk_stops_nothing_for_good(tmp_path: Path, dial: Dial) ->
         assert taken <= len(last) <= taken + 1, "what ended without an answer may be there, what was taken must"
 
 
-async def test_a_disk_that_is_nearly_full_takes_what_makes_room(tmp_path: Path, dial: Dial) -> None:
+async def test_nearly_full_disk_accepts_requests_that_free_space(tmp_path: Path, dial: Dial) -> None:
     plan = Plan()
     config = small_config(tmp_path, STORAGE__RESERVE_BYTES="64MiB")
     async with run_node(config, files=faulty(tmp_path, plan)) as node:
@@ -151,7 +151,7 @@ async def test_a_disk_that_is_nearly_full_takes_what_makes_room(tmp_path: Path, 
             answer = await client.produce(b"new")
 
 
-async def test_schedules_wait_while_the_disk_has_no_room(tmp_path: Path) -> None:
+async def test_schedules_wait_while_the_disk_is_full(tmp_path: Path) -> None:
     """What is to come is planned once there is room again: none is left out, and none comes twice."""
     plan = Plan()
     config = small_config(tmp_path, STORAGE__RESERVE_BYTES="64MiB")
@@ -214,7 +214,7 @@ async def test_a_torn_tail_is_cut(tmp_path: Path, dial: Dial) -> None:
         await expect_all(await dial(node), 5)
 
 
-async def test_a_flipped_bit_in_the_middle_is_refused_with_its_place(tmp_path: Path, dial: Dial) -> None:
+async def test_flipped_bit_in_the_middle_is_refused_with_its_position(tmp_path: Path, dial: Dial) -> None:
     segment = await stop_without_a_seal(tmp_path, dial, 50)
     raw = bytearray(segment.read_bytes())
     raw[last_byte(segment) // 2] ^= 4

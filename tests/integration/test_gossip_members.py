@@ -324,7 +324,7 @@ async def test_half_a_message_and_silence_holds_nobody_up(jumping: MockClock, cl
         await trio.aclose_forcefully(stream)
 
 
-async def test_strangers_have_few_places_and_none_of_the_members(jumping: MockClock, cluster: Cluster) -> None:
+async def test_strangers_get_few_streams_and_none_of_the_members(jumping: MockClock, cluster: Cluster) -> None:
     a, b = await cluster.start_all("ab", timing=PATIENT)
     async with AsyncExitStack() as stack:
         for host in ("127.0.0.2", "127.0.0.3"):
@@ -337,7 +337,7 @@ async def test_strangers_have_few_places_and_none_of_the_members(jumping: MockCl
         await until_holds(lambda: agree([a, b, c]))
 
 
-async def test_strangers_that_send_much_give_way_to_members(
+async def test_members_are_served_before_busy_strangers(
     jumping: MockClock, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that streams have sent has its memory from one room, the oldest stranger's is given back first."""
@@ -441,7 +441,7 @@ async def test_many_connections_at_once(jumping: MockClock, cluster: Cluster) ->
     assert agree([a, b])
 
 
-async def test_a_ping_for_somebody_else_is_not_answered_over_a_stream(jumping: MockClock, cluster: Cluster) -> None:
+async def test_stream_ping_for_another_node_is_not_answered(jumping: MockClock, cluster: Cluster) -> None:
     a = await cluster.start("a")
     assert await tcp(a.address, Streams(None, lambda: bytes(12)).seal(Ping(7, "b", None, ""))) == b""
 

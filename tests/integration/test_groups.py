@@ -284,7 +284,7 @@ async def test_a_paused_group_is_paused_in_partitions_that_come(tmp_path: Path) 
         assert sorted(message.value for message in came) == [b"%d" % number for number in range(6)]
 
 
-async def test_settings_and_places_of_groups_survive_a_restart(tmp_path: Path) -> None:
+async def test_settings_and_positions_of_groups_survive_a_restart(tmp_path: Path) -> None:
     config = small_config(tmp_path)
     async with run_node(config) as node, connected(node) as first:
         await first.admin.create_topic("t", partitions=2, max_attempts=1, delete_on_ack=False)
@@ -330,7 +330,7 @@ async def test_where_a_group_has_come_to_can_be_read_from(api: sandq.Client) -> 
 # -- how many ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_node_has_so_many_groups_whoever_asks(tmp_path: Path) -> None:
+async def test_group_limit_of_a_node_holds_for_every_request(tmp_path: Path) -> None:
     config = small_config(tmp_path, LIMITS__GROUPS="6")
     refused = r"would have 7 groups, .* 6 are allowed \(limits.groups\): delete some, or raise it"
     async with run_node(config) as node, connected(node) as api:

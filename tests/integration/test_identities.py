@@ -62,7 +62,7 @@ async def test_nobody_comes_in_without_a_token(strict: Serving) -> None:
     await trio.aclose_forcefully(raw.stream)
 
 
-async def test_who_has_a_token_is_told_who_it_is(strict: Serving) -> None:
+async def test_client_with_a_token_gets_its_identity(strict: Serving) -> None:
     token = await give(strict, "app", "writer:app.*", expires_ms=10**14)
     raw, answer = await greet(strict, token=token)
     assert answer[0] == Type.REPLY and answer[5]["authentication"] == 2
@@ -87,7 +87,7 @@ async def test_each_request_of_who_has_no_rights_is_refused(strict: Serving) -> 
     await trio.aclose_forcefully(raw.stream)
 
 
-async def test_only_topics_with_some_right_are_told(strict: Serving) -> None:
+async def test_only_topics_with_a_right_are_listed(strict: Serving) -> None:
     admin, _ = await greet(strict, token=await give(strict, "boss", "admin"))
     for name in ("mine.a", "mine.b", "yours"):
         await admin.create(name)
@@ -174,7 +174,7 @@ async def test_a_token_ends_when_it_expires(tmp_path: Path) -> None:
             await trio.aclose_forcefully(one.stream)
 
 
-async def test_who_is_in_cannot_become_somebody_else(strict: Serving) -> None:
+async def test_connected_client_cannot_change_its_identity(strict: Serving) -> None:
     """What was begun goes by the token that let it in: it ends with that one."""
     admin, _ = await greet(strict, token=await give(strict, "boss", "admin"))
     await admin.create("t")

@@ -119,7 +119,9 @@ async def test_each_moment_between_increments_comes_back(
             await restore_backup(api2, place, manifest.backup_id, topics=["new"], at_ms=moments["first"])
 
 
-async def test_nothing_is_made_of_nothing_and_another_follower_is_told_of(api: sandq.Client, place: Any) -> None:
+async def test_empty_increments_are_not_written_and_a_second_follower_is_reported(
+    api: sandq.Client, place: Any
+) -> None:
     await api.admin.create_topic("t")
     key = BackupKey(os.urandom(32))
     manifest = await create_backup(api, place, key=key, follow=True)

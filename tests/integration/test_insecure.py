@@ -11,7 +11,7 @@ from tests.support.nodes.small_node import small_config
 OPEN = "listen.client on 127.1 without TLS (tls.client: require) and authentication (security.authentication: require)"
 
 
-async def test_what_is_open_is_told(tmp_path: Path) -> None:
+async def test_unprotected_ports_are_reported(tmp_path: Path) -> None:
     """127.1 is this machine, too; but what is no address in full may be any machine's name."""
     config = small_config(tmp_path, LISTEN__CLIENT="127.1:0", SECURITY__INSECURE="true")
     async with run_node(config) as node, sandq.connect(f"127.0.0.1:{node.client_port}") as client:

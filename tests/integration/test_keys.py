@@ -106,7 +106,7 @@ async def test_a_value_is_gone_in_time(hand: HandClock, tmp_path: Path, dial: Di
         assert await scan(client) == [([b"b"], None)]
 
 
-async def test_keys_are_where_all_look_for_them(client: RawClient) -> None:
+async def test_keys_are_in_the_partition_of_their_hash(client: RawClient) -> None:
     await create(client, partitions=3)
     wrong = (partition_for(b"a", 3) + 1) % 3
     reply = await put(client, (b"a", b"1"), partition=wrong)

@@ -106,7 +106,7 @@ async def test_a_value_whose_time_is_over(hand: HandClock, timed: Serving) -> No
             await kv.cas("a", "2", expected=None)
 
 
-async def test_a_swap_over_a_bad_line_is_done_once(node: Serving) -> None:
+async def test_swap_over_a_broken_connection_is_done_once(node: Serving) -> None:
     async with (
         proxy_to(node.client_port) as proxy,
         sandq.connect(f"127.0.0.1:{proxy.port}", timeout=PATIENCE_S) as api,
@@ -186,7 +186,7 @@ async def test_after_a_restart_a_watch_goes_on(tmp_path: Path) -> None:
             assert await next_of(watch, 1) == [(b"a", b"3")]
 
 
-async def test_readers_tell_deletions(api: sandq.Client) -> None:
+async def test_readers_see_deletions(api: sandq.Client) -> None:
     async with with_topic(api, kind="compacted"):
         kv = api.kv("t")
         await kv.put_many([("a", ""), ("a", None)])

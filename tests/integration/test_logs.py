@@ -29,9 +29,7 @@ def lines() -> Iterator[Lines]:
         yield captured
 
 
-async def test_a_request_that_is_refused_is_for_those_who_look_for_it(
-    lines: Lines, node: Serving, client: RawClient
-) -> None:
+async def test_refused_request_is_logged_at_debug_level(lines: Lines, node: Serving, client: RawClient) -> None:
     await client.call(Type.TOPIC_DELETE, "nosuch")
     (line,) = [line for line in lines if line["event"] == "a request was refused"]
     assert line.pop("peer").startswith("127.0.0.1:")
@@ -62,7 +60,7 @@ async def test_a_fault_of_the_node_is_a_warning_but_not_a_flood(lines: Lines, no
     assert len({line["request_id"] for line in warnings}) == len(warnings)
 
 
-async def test_what_a_request_does_is_told_with_its_connection(lines: Lines, node: Serving, client: RawClient) -> None:
+async def test_log_events_of_a_request_name_its_connection(lines: Lines, node: Serving, client: RawClient) -> None:
     await client.create()
     (line,) = [line for line in lines if line["event"] == "topic created"]
     assert (line["node"], line["connection"], line["topic"]) == ("node1", 1, "t")
@@ -107,7 +105,7 @@ def untouched() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("untouched")
-def test_json_lines_of_ours_and_of_libraries(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_log_has_lines_of_sandq_and_of_libraries(capsys: pytest.CaptureFixture[str]) -> None:
     logs.set_up("json", "info", "n7")
     structlog.get_logger("x").info("hello", topic="t", key=b"\x00")
     structlog.get_logger("x").debug("too much")

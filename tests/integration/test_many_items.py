@@ -69,7 +69,7 @@ async def test_what_is_wrong_in_one_part_is_wrong_with_all(client: RawClient, ap
     assert (await client.call(Type.EXTEND, group, partition, items[: PART_WORK + 4]))[0] == Type.REPLY
 
 
-async def test_a_batch_of_many_messages_keeps_its_place(client: RawClient) -> None:
+async def test_batch_of_many_messages_keeps_its_order(client: RawClient) -> None:
     await client.create()
     many = encode({Column.VALUE: [b"x"] * 60_000})
     small = encode({Column.VALUE: [b"y"]})

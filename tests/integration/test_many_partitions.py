@@ -27,9 +27,7 @@ from tests.support.waiting import PATIENCE_S
 PARTITIONS = 200
 
 
-async def test_others_have_turns_while_partitions_are_opened(
-    api: sandq.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_other_tasks_run_while_partitions_are_opened(api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     turn = 0
     opened: list[int] = []
     ended = 0

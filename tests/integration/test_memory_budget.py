@@ -102,7 +102,7 @@ async def test_watchers_beyond_their_share_are_refused(node: Serving, dial: Dial
 ACCOUNTS = {"look_aheads", "logs", "rows", "snapshots", "requests", "answers", "watchers", "producers", "http"}
 
 
-async def test_metrics_tell_every_account(node: Serving) -> None:
+async def test_metrics_show_every_account(node: Serving) -> None:
     assert set(node.broker.node_log.memory.accounts) == ACCOUNTS
     text = (await node.metrics.render())[0].decode()
     for account in ACCOUNTS:

@@ -259,7 +259,7 @@ async def test_topics_beyond_the_limit_share_a_label(tmp_path: Path) -> None:
         assert not found.having("topic", "b")
 
 
-async def test_http_requests_are_told_of(node: Serving) -> None:
+async def test_http_requests_have_metrics(node: Serving) -> None:
     node.metrics.http.requests.observe("GET", "/topics/{topic}", 200, 0.002)
     node.metrics.http.requests.observe("GET", "/topics/{topic}", 404, 0.2)
     node.metrics.http.requests.observe("BREW", "(none)", 405, 0.001)
@@ -299,7 +299,7 @@ async def test_openmetrics_parses_with_its_own_parser(walked: tuple[Serving, san
     assert {metric.name.removesuffix("_total") for metric in EVERY} <= families.keys()
 
 
-async def test_the_zone_data_is_told_of(node: Serving) -> None:
+async def test_zone_data_has_a_metric(node: Serving) -> None:
     text, _ = await node.metrics.render()
     assert f'zone_data="{data_version()}"' in text.decode()
 

@@ -90,7 +90,7 @@ async def test_acks_send_keys_where_they_belong(kv: sandq.Keys, api: sandq.Clien
             assert (await anext(watch)).value == b"on"
 
 
-async def test_who_looks_in_a_wrong_partition_is_told(dial: Dial, node: Serving, kv: sandq.Keys) -> None:
+async def test_request_to_a_wrong_partition_is_explained(dial: Dial, node: Serving, kv: sandq.Keys) -> None:
     raw = await dial(node)
     right = partition_for(b"ada", 5)
     wrong = (right + 1) % 5

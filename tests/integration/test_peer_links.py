@@ -126,7 +126,7 @@ async def test_a_disk_that_takes_no_pin_means_no_link_and_no_end(log: Log) -> No
         await until_holds(lambda: is_up(node1, node2))
 
 
-async def test_a_new_connection_takes_the_place_of_a_half_open_one() -> None:
+async def test_new_connection_replaces_a_half_open_one() -> None:
     node2 = await new_node("node2")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node2.run, {"node1": Address("127.0.0.1", 1)})
@@ -238,7 +238,7 @@ async def test_a_node_that_lost_its_disk(log: Log, wiped: int) -> None:
     assert (node1, node2)[wiped - 1].known.all() == {}, "nothing is pinned by who is refused"
 
 
-async def test_a_reason_is_told_again_once_there_was_a_link(log: Log) -> None:
+async def test_reason_is_logged_again_after_a_link(log: Log) -> None:
     node1, node2 = await both()
     async with linked(node1, node2):
         await until_holds(lambda: is_up(node1, node2))
@@ -317,7 +317,7 @@ async def test_nothing_is_taken_from_who_only_knocks() -> None:
     await node1.listener.aclose()
 
 
-async def test_requests_for_other_ports_are_told_so(log: Log) -> None:
+async def test_requests_for_other_ports_are_explained(log: Log) -> None:
     node1, node2 = await both()
     async with linked(node1, node2):
         async with await trio.open_tcp_stream(*node2.address) as raw:
@@ -359,7 +359,7 @@ async def test_who_does_not_introduce_itself_keeps_nobody_out(
     await node1.listener.aclose()
 
 
-async def test_one_source_that_is_no_peers_takes_few_places(jumping: trio.testing.MockClock, log: Log) -> None:
+async def test_unknown_source_gets_few_connections(jumping: trio.testing.MockClock, log: Log) -> None:
     node1, node2 = await both()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node2.run, {"node1": node1.address})

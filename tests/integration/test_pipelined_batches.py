@@ -81,9 +81,7 @@ async def test_what_comes_between_is_answered_where_it_stands(client: RawClient)
     assert list(offset_of.values()) == sorted(offset_of.values())
 
 
-async def test_whoever_leaves_at_once_has_stored_all_or_nothing_of_what_was_read(
-    node: Serving, client: RawClient, dial: Dial
-) -> None:
+async def test_early_close_stores_all_or_nothing_of_a_request(node: Serving, client: RawClient, dial: Dial) -> None:
     await client.create()
     leaving = await dial(node)
     await leaving.send_bytes(packed(*[single(number, b"%d" % number) for number in range(100, 200)]))

@@ -66,7 +66,7 @@ async def test_each_has_its_values_in_its_order(client: RawClient) -> None:
     assert found[105][2:] == [0, [rows[b"a"], rows[b"a"]]]
 
 
-async def test_whoever_asks_what_cannot_be_answered_does_so_alone(client: RawClient) -> None:
+async def test_failing_get_does_not_affect_others_in_its_pipeline(client: RawClient) -> None:
     rows = await write(client, b"a")
     await client.create("queue")
     await client.send_bytes(

@@ -66,7 +66,7 @@ async def refusal(client: RawClient) -> list[Any]:
     return frame
 
 
-async def test_one_address_has_three_quarters_of_the_places(connect: From) -> None:
+async def test_one_address_gets_three_quarters_of_the_connections(connect: From) -> None:
     greedy = [await connect(GREEDY) for _ in range(SHARE)]
     for _ in range(2):
         told = (await refusal(await connect(GREEDY, hello=False)))[3]
@@ -86,7 +86,7 @@ async def fill(connect: From) -> None:
         await connect(address)
 
 
-async def test_the_nodes_own_machine_finds_a_place_when_all_are_taken(connect: From) -> None:
+async def test_local_connection_is_accepted_when_the_limit_is_reached(connect: From) -> None:
     await fill(connect)
     here = [await connect(HERE) for _ in range(SPARE)]
     later = await connect(HERE)
@@ -97,7 +97,7 @@ async def test_the_nodes_own_machine_finds_a_place_when_all_are_taken(connect: F
     await refusal(await connect(MODEST, hello=False))
 
 
-async def test_a_gateway_of_the_nodes_machine_keeps_its_place(connect: From) -> None:
+async def test_local_gateway_keeps_its_connection(connect: From) -> None:
     await fill(connect)
     gateways = []
     for _ in range(SPARE):

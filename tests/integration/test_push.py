@@ -171,7 +171,7 @@ async def test_a_receiver_that_says_410_to_everything_is_left_alone_and_few_mess
     assert (await the_node(client))["acked"] == 20 - (THRESHOLD - 1)
 
 
-async def test_a_url_is_told_without_the_values_of_its_query(
+async def test_url_is_shown_without_the_values_of_its_query(
     client: sandq.Client, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG):
@@ -221,7 +221,7 @@ async def test_no_more_requests_at_once_than_it_says(client: sandq.Client, recei
     assert receiver.most_at_once == 3 and receiver.connections == 3
 
 
-async def test_a_node_has_places_for_a_number_of_requests_over_all_groups(
+async def test_push_requests_of_a_node_are_limited_over_all_groups(
     tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandq.push.pusher._most_requests", lambda: 2)
@@ -378,7 +378,7 @@ def _hint(secret: str) -> str:
     return f"whsec_…{secret[-4:]}"
 
 
-async def test_secrets_are_not_told_again(
+async def test_secrets_are_not_shown_again(
     timed: Serving, client: sandq.Client, receiver: Receiver, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     with caplog.at_level(logging.DEBUG):

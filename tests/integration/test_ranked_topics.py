@@ -192,7 +192,7 @@ async def test_a_node_refuses_changes_that_a_client_did_not_check(api: sandq.Cli
         await message.ack()
 
 
-def test_the_blocking_face_changes_priorities() -> None:
+def test_blocking_client_changes_priorities() -> None:
     with sandq.testing.broker() as broker, sandq.sync.connect(broker.address) as client:
         client.admin.create_topic("t", kind="fair", **NOW)
         ids = [client.produce("t", b"%d" % n, tenant="acme", priority=5) for n in range(3)]

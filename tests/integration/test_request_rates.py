@@ -23,7 +23,7 @@ from tests.support.waiting import PATIENCE_S, until_holds
 SLOW = {"max_request_rate": "1/h", "max_request_burst": 2}
 
 
-async def test_beyond_its_rate_a_client_is_told_when_to_ask_again(node: Serving, dial: Dial, api: sandq.Client) -> None:
+async def test_rate_error_says_when_to_retry(node: Serving, dial: Dial, api: sandq.Client) -> None:
     await api.admin.create_topic("t", partitions=1, **SLOW)  # type: ignore[arg-type]
     raw = await dial(node)
     for _ in range(2):
@@ -91,7 +91,7 @@ async def test_a_client_gives_up_in_the_end(node: Serving) -> None:
             await client.leases("t", "g").take()
 
 
-async def test_every_kind_of_topic_has_it_and_bad_ones_are_told(api: sandq.Client) -> None:
+async def test_every_kind_of_topic_has_the_setting_and_bad_values_are_reported(api: sandq.Client) -> None:
     for kind in ("timer", "compacted", "priority", "fair"):
         topic = await api.admin.create_topic(kind, kind=kind, max_request_rate="100/m", max_request_burst=7)
         assert (topic.settings["max_request_rate_us"], topic.settings["max_request_burst"]) == (600_000, 7)

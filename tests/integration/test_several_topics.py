@@ -94,7 +94,7 @@ async def test_credit_that_a_topic_does_not_use_goes_to_others(node: Serving, cl
         assert {message.topic for message in await take(subscription, 30, ack=False)} == {"b"}
 
 
-async def test_every_topic_has_its_turn(client: sandq.Client) -> None:
+async def test_every_topic_is_served_in_turn(client: sandq.Client) -> None:
     """One with many messages keeps nothing from the others."""
     await fill(client, "a", 300)
     async with client.subscribe(TOPICS, group="g", credit=10) as subscription:

@@ -23,7 +23,7 @@ async def deliver(client: sandq.Client, topic: str, count: int) -> None:
             await (await anext(messages)).ack()
 
 
-async def test_deliveries_are_told_and_outlive_the_node(tmp_path: Path) -> None:
+async def test_delivery_counts_are_shown_and_survive_a_restart(tmp_path: Path) -> None:
     config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", SLO__TARGET="90%", SLO__LATENESS="60s")
     async with run_node(config) as serving, connected(serving) as client:
         await client.admin.create_topic("orders")

@@ -297,7 +297,7 @@ async def test_ranks_that_a_topic_does_not_take(node: Serving, api: sandq.Client
     assert await values(api) == []
 
 
-async def test_a_bad_row_is_named_and_can_be_mended(node: Serving, api: sandq.Client, small: None) -> None:
+async def test_bad_row_is_named_and_can_be_corrected(node: Serving, api: sandq.Client, small: None) -> None:
     await api.admin.create_topic("t")
     rows = [
         pa.record_batch({"value": [None if n == 1999 else b"%d" % n for n in range(s, s + 500)]})

@@ -72,7 +72,7 @@ async def test_what_comes_due_meanwhile_is_delivered_after_it(tmp_path: Path) ->
             await message.ack()
 
 
-async def test_a_lease_on_its_way_reaches_its_consumer(tmp_path: Path) -> None:
+async def test_lease_in_flight_reaches_its_consumer(tmp_path: Path) -> None:
     """Or it would be over, and the message dead, with nobody having seen it."""
     async with a_node(tmp_path) as (held, _, client):
         await client.admin.create_topic("t", max_attempts=1, lease="12h")

@@ -87,7 +87,7 @@ async def test_port_of_clients_that_is_taken_launches_nothing(tmp_path: Path) ->
         assert second.launch.thread is None
 
 
-async def test_restart_that_finds_a_full_disk_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_restart_with_a_full_disk_waits_for_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "RETRY_S", 0.1)
     config, opened, stop = small_config(tmp_path), list[bool](), trio.Event()
 

@@ -24,7 +24,7 @@ def older(name: str) -> ZoneInfo:
     return zone(name)
 
 
-async def test_a_schedule_waits_until_somebody_knows_its_zone(
+async def test_schedule_waits_until_a_node_knows_its_zone(
     timed: Serving, hand: HandClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with connected(timed) as api, with_topic(api):

@@ -78,7 +78,7 @@ async def test_messages_go_through(tmp_path: Path, authority: Authority) -> None
         assert {message.value for message in taken} == {*(b"%d" % number for number in range(200)), large}
 
 
-async def test_who_does_not_fit_is_told_why(tmp_path: Path, authority: Authority) -> None:
+async def test_refused_tls_client_gets_a_reason(tmp_path: Path, authority: Authority) -> None:
     other = Authority(tmp_path / "other")
     async with node(tmp_path, authority) as serving:
         plain = await refused(serving)

@@ -119,7 +119,7 @@ async def test_certificates_of_others_and_old_ones_are_refused(
         await reasons(peer_tls("require", pair, authority), right, "tls")
 
 
-async def test_who_is_no_node_is_told_so_by_tls_too(authority: Authority, pairs: dict[str, Pair]) -> None:
+async def test_client_on_the_peer_port_gets_a_reason_over_tls_too(authority: Authority, pairs: dict[str, Pair]) -> None:
     async with trio.open_nursery() as nursery:
         _, n2 = await two(nursery, None, peer_tls("require", pairs["n2"], authority))
         plain = await trio.open_tcp_stream(*n2.address)

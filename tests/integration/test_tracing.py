@@ -205,7 +205,7 @@ def test_a_message_whose_headers_are_no_map_is_handled_in_a_span(spans: InMemory
     assert not span.links and not span.parent
 
 
-def test_what_cannot_be_had_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_trace_data_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidRequest, match="True, False, 'link' or 'parent' is expected, not 'all'"):
         tracing_of("all")
     monkeypatch.setitem(sys.modules, "opentelemetry", None)

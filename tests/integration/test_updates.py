@@ -107,7 +107,7 @@ async def test_a_move_in_the_same_step(api: sandq.Client) -> None:
         assert (taken.value, taken.priority, taken.id) == (b"new", 2, first)
 
 
-async def test_what_is_wrong_is_told(api: sandq.Client) -> None:
+async def test_update_errors_are_reported(api: sandq.Client) -> None:
     async with with_topic(api, **NOW):
         messages = api.messages("t")
         first = await api.produce("t", b"old", delay="1h")
@@ -126,7 +126,7 @@ async def test_what_is_wrong_is_told(api: sandq.Client) -> None:
         assert (await messages.get(first)).value == b"old"
 
 
-async def test_a_compacted_topic_is_told_to_put(api: sandq.Client) -> None:
+async def test_update_of_a_compacted_topic_points_to_put(api: sandq.Client) -> None:
     async with with_topic(api, kind="compacted"):
         first = await api.produce("t", b"v", key="k")
         with pytest.raises(sandq.errors.InvalidRequest, match="put the key's new value"):
@@ -210,7 +210,7 @@ async def test_messages_of_one_batch_have_outcomes_of_their_own(api: sandq.Clien
         assert one.outcome == ("replaced", ids[0], None)
 
 
-def test_the_blocking_face() -> None:
+def test_blocking_client_updates_messages() -> None:
     with sandq.testing.broker() as broker, sandq.sync.connect(broker.address) as client:
         client.admin.create_topic("t", **NOW)
         first = client.produce("t", b"old", delay="1h", unique_key="k")

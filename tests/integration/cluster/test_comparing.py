@@ -88,7 +88,7 @@ async def test_a_replica_that_differs_is_named_and_made_anew(tmp_path: Path, lea
         assert [message.value for message in found] == [b"%d" % at for at in range(COUNT)]
 
 
-async def test_whoever_led_the_metadata_goes_while_a_replica_is_made_anew(tmp_path: Path) -> None:
+async def test_metadata_leader_stops_while_a_replica_is_rebuilt(tmp_path: Path) -> None:
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await client.admin.create_topic("t", replicas=3)
         ids = [await client.produce("t", f"{at}", delay="1h") for at in range(COUNT)]
@@ -118,7 +118,7 @@ async def test_whoever_led_the_metadata_goes_while_a_replica_is_made_anew(tmp_pa
         assert [message.value for message in found] == [b"%d" % at for at in range(COUNT)]
 
 
-async def test_a_rebuild_that_is_refused_half_way_does_not_say_that_nothing_was_done(tmp_path: Path) -> None:
+async def test_rebuild_refused_midway_says_what_was_done(tmp_path: Path) -> None:
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await client.admin.create_topic("t", replicas=3)
         await until_holds(lambda: metadata_leader(nodes) is not None)

@@ -62,7 +62,7 @@ async def test_a_token_is_known_and_revoked_everywhere(strict: ThreeNodes) -> No
                 pass
 
 
-async def test_a_node_that_knows_nobody_is_told_to_found_a_cluster_from_its_own_machine(tmp_path: Path) -> None:
+async def test_node_without_identities_accepts_init_from_its_own_machine(tmp_path: Path) -> None:
     async with waiting_nodes(tmp_path, "node1", SECURITY__AUTHENTICATION="require") as nodes:
         raw, answer = await greeted(nodes, "node1", "sandq_whatever")
         assert answer[0] == Type.REPLY, "nobody is known here yet"

@@ -158,7 +158,7 @@ async def test_a_crash_while_it_is_taken_in(tmp_path: Path, monkeypatch: pytest.
         await until_holds(lambda: len(nodes.voters("node1")) == 3)
 
 
-async def test_nodes_with_other_zone_data_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nodes_with_different_zone_data_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Schedules may fire at other times when those lead."""
 
     def tags(**told: Any) -> dict[str, str]:

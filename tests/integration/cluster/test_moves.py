@@ -286,7 +286,7 @@ async def test_replicas_are_raised_and_lowered(tmp_path: Path) -> None:
         await until_planned(nodes, lambda: sum(held(nodes).values()) == PARTITIONS)
 
 
-async def test_another_node_leads_when_it_is_told_to(tmp_path: Path) -> None:
+async def test_transfer_makes_another_node_leader(tmp_path: Path) -> None:
     async with four(tmp_path) as nodes:
         placed = nodes.running["node1"].broker.metadata.topics["t"].partitions[0]
         second = placed.nodes[1]

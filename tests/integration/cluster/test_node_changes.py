@@ -88,7 +88,7 @@ async def test_leadership_is_transferred(tmp_path: Path) -> None:
             await client.admin.transfer("t", 7, "node1")
 
 
-async def test_what_takes_part_in_a_group_is_told(tmp_path: Path) -> None:
+async def test_members_of_a_group_are_reported(tmp_path: Path) -> None:
     async with found_nodes(tmp_path, *NAMES) as nodes, nodes.connect() as client:
         await client.admin.create_topic("t", replicas=3)
         await client.produce("t", b"x")

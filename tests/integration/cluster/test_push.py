@@ -76,7 +76,7 @@ async def test_each_partition_is_pushed_by_the_node_that_leads_it(tmp_path: Path
         await until_all_acked(client)
 
 
-async def test_others_push_what_a_node_that_fails_had_on_its_way(tmp_path: Path) -> None:
+async def test_push_of_a_failed_node_continues_on_others(tmp_path: Path) -> None:
     """Requests hang while a node goes away: what it had leased comes again, by the leases alone."""
     async with three_nodes(tmp_path, **LOOPBACK) as nodes, receiving() as receiver, nodes.connect() as client:
         receiver.hold = trio.Event()

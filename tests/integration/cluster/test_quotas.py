@@ -18,7 +18,7 @@ from tests.support.waiting import PATIENCE_S, until_answer, until_holds
 pytestmark = pytest.mark.usefixtures("node_time")
 
 
-async def test_all_nodes_add_up_what_an_owner_has_and_tell_who_did_what(tmp_path: Path) -> None:
+async def test_quota_and_audit_cover_all_nodes(tmp_path: Path) -> None:
     async with three_nodes(tmp_path, SECURITY__AUTHENTICATION="require") as nodes:
         options = Options(timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S, token=await first_token(nodes))
         servers = tuple(f"127.0.0.1:{nodes.client_ports[name]}" for name in NAMES)

@@ -50,7 +50,7 @@ async def test_priorities_are_strict_after_another_node_leads(nodes: ThreeNodes)
         assert rest == [b"%d/%d" % (number % 3, number) for number in sorted(range(1, 12), key=lambda n: (n % 3, n))]
 
 
-async def test_tenants_keep_their_turns_and_limits(nodes: ThreeNodes) -> None:
+async def test_tenants_keep_their_shares_and_limits(nodes: ThreeNodes) -> None:
     async with nodes.connect() as client:
         await created(client, kind="fair", tenants={"acme": {"max_in_flight": 2, "weight": 2}}, lease="1h")
         for number in range(6):

@@ -37,7 +37,7 @@ async def until_registered(nodes: FoundNodes, name: str, levels: Levels) -> None
     await until_holds(lambda: all(node.broker.metadata.nodes[name].levels == levels for node in nodes.running.values()))
 
 
-async def test_a_cluster_that_is_told_to_wait_can_go_back_until_it_is_finalized(tmp_path: Path) -> None:
+async def test_cluster_with_manual_finalize_can_return_until_finalized(tmp_path: Path) -> None:
     async with found_nodes(tmp_path, *NAMES[:2], CLUSTER__FINALIZE="manual") as nodes, nodes.connect() as client:
         await until_at(nodes, KNOWN.highest)  # it had no topic
         await client.admin.create_topic("t", replicas=2)

@@ -101,7 +101,7 @@ async def test_identities_and_roles_are_changed(boss: httpx.AsyncClient) -> None
         ("/identities", {"principal": "token:ada", "grants": ["read"]}),
     ],
 )
-async def test_mistakes_are_told(boss: httpx.AsyncClient, path: str, body: dict[str, object]) -> None:
+async def test_mistakes_are_reported(boss: httpx.AsyncClient, path: str, body: dict[str, object]) -> None:
     refused = await boss.post(path, json=body)
     assert refused.status_code == 400 and refused.json()["code"].startswith("INVALID"), refused.text
 

@@ -119,7 +119,7 @@ async def test_a_backup_with_increments_is_restored_as_it_was_only_where_that_is
     assert (await backing.get("/topics/base-t/messages"))["messages"] == []
 
 
-async def test_it_is_off_unless_the_configuration_names_a_place(web: Web) -> None:
+async def test_backups_are_off_without_a_configured_directory(web: Web) -> None:
     for path in ("/backups", *(f"/backups/20000101T000000Z-000000/{act}" for act in ("verify", "restore"))):
         assert "backup.url" in str(await web.post(path, None, 409))
     assert "backup.url" in str(await web.get("/backups", 409))

@@ -24,7 +24,7 @@ async def refused(web: Web, method: str, path: str, body: object) -> dict[str, A
     return found
 
 
-async def test_everything_that_is_wrong_with_a_topic_is_told_at_once(web: Web) -> None:
+async def test_topic_errors_are_reported_together(web: Web) -> None:
     body = {
         "name": "a b",
         "kind": "timr",
@@ -61,7 +61,7 @@ async def test_an_ack_that_may_send_messages_is_none_itself(web: Web) -> None:
         assert places(await refused(web, "POST", "/topics/t/groups/g/ack", body)) == wrong
 
 
-async def test_settings_are_told_one_by_one(web: Web) -> None:
+async def test_settings_are_reported_one_by_one(web: Web) -> None:
     wrong = {"settings": {"leese": "1m", "max_attempts": 0, "backoff": {"knd": "fixed"}}}
     await web.post("/topics", {"name": "t"}, 201)
     for method, path, body in (("POST", "/topics", {"name": "u", **wrong}), ("PATCH", "/topics/t", wrong)):
@@ -76,7 +76,7 @@ async def test_settings_are_told_one_by_one(web: Web) -> None:
         )
 
 
-async def test_everything_that_is_wrong_with_a_message_is_told_at_once(web: Web) -> None:
+async def test_message_errors_are_reported_together(web: Web) -> None:
     await web.post("/topics", {"name": "t"}, 201)
     wrong = {"text": "a", "json": 1, "delya": 1, "delay": "soon", "ttl": -1, "key": "k", "key_base64": "aw=="}
     found = await refused(web, "POST", "/topics/t", wrong)

@@ -150,7 +150,7 @@ async def test_who_is_gone_while_its_lease_waits_leaves_nothing(
     assert asked == ["/topics/t/groups/g/lease"] * 2
 
 
-async def test_the_connection_that_was_idle_for_longest_gives_way(at: Address) -> None:
+async def test_longest_idle_connection_is_closed_first(at: Address) -> None:
     streams = []
     for _ in range(5):
         stream = await trio.open_tcp_stream(*at)
@@ -164,7 +164,7 @@ async def test_the_connection_that_was_idle_for_longest_gives_way(at: Address) -
         await stream.aclose()
 
 
-async def test_who_finds_no_place_is_told(at: Address) -> None:
+async def test_request_beyond_the_limit_is_refused(at: Address) -> None:
     """When all have requests, spare places too."""
     waits = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
     async with AsyncExitStack() as opened:
@@ -186,7 +186,7 @@ async def test_who_finds_no_place_is_told(at: Address) -> None:
         assert (await first[0].receive_some(1000)).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_one_address_has_three_quarters_of_the_places_to_wait(small: Serving) -> None:
+async def test_one_address_gets_three_quarters_of_the_waiting_requests(small: Serving) -> None:
     limits = replace(small.broker.limits, http_connections=100, http_waiting=4)
     answers: list[bytes] = []
 

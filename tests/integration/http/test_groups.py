@@ -36,7 +36,7 @@ def held(message: dict[str, Any]) -> dict[str, str]:
     return {"lease_token": message["lease_token"], "offset": message["offset"]}
 
 
-async def test_the_walk_of_doq(web: Web) -> None:
+async def test_doq_walkthrough(web: Web) -> None:
     """Enqueue, dequeue with ack, dequeue, nack, extend, ack."""
     await topic(web, "a", "b", backoff={"kind": "none"})
     assert [message["text"] for message in await lease(web, ack=True)] == ["a"]
@@ -197,7 +197,7 @@ async def test_a_lease_waits(web: Web, web_node: Serving) -> None:
     assert [message["text"] for message in found] == ["now"]
 
 
-async def test_whoever_goes_away_gives_back(web: Web, web_node: Serving) -> None:
+async def test_closed_connection_gives_leases_back(web: Web, web_node: Serving) -> None:
     await topic(web)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: lease(web, wait="1m"))

@@ -186,7 +186,7 @@ async def test_a_name_twice_is_found_at_once(web: Web, monkeypatch: pytest.Monke
     assert 0 < looks <= 10_000, "each is looked at once"
 
 
-async def test_of_many_messages_the_first_wrong_one_is_told(web: Web) -> None:
+async def test_first_wrong_message_of_many_is_reported(web: Web) -> None:
     wrong = {f"k{at}": 0 for at in range(20)}
     found = await web.raw("POST", "/topics/t", json={"messages": [{"text": "a"}, *[wrong] * 5_000]})
     assert found.status_code == 400

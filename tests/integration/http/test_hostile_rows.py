@@ -183,7 +183,7 @@ async def test_unique_keys_of_any_bytes_are_shown(web: Web, web_node: Serving, d
     assert {shown(row, "unique_key") for row in rows} == {*cells}
 
 
-async def test_every_door_refuses_headers_that_are_no_map(web: Web, web_node: Serving, dial: Dial) -> None:
+async def test_headers_that_are_no_map_are_refused_everywhere(web: Web, web_node: Serving, dial: Dial) -> None:
     raw = await dial(web_node)
     for name in ("t", "other"):
         await web.post("/topics", {"name": name})

@@ -93,7 +93,7 @@ async def test_they_are_counted_by_their_route(web: Web) -> None:
     assert 'sandq_http_requests_total{method="POST",route="/topics/{topic}",status="201"} 1' in metrics
 
 
-async def test_a_fault_in_one_is_told_as_a_fault(
+async def test_fault_in_a_hot_route_is_reported_as_a_fault(
     web: Web, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await web.post("/topics", {"name": "t"}, 201)

@@ -230,7 +230,7 @@ async def test_conditions_that_are_none(keys: Web) -> None:
         assert (await keys.get(f"{KEYS}/a"))["version"] == version
 
 
-async def test_two_lines_of_a_condition_are_a_list(keys: Web) -> None:
+async def test_two_condition_headers_are_a_list(keys: Web) -> None:
     version = await put(keys, "a", "1")
     lines = [("If-Match", f'"{version}"'), ("If-Match", f'"{WRONG}"')]
     response = await keys.client.put(f"{KEYS}/a", json={"text": "2"}, headers=httpx.Headers(lines))

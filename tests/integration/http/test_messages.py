@@ -460,7 +460,7 @@ async def test_a_partitions_log(web: Web) -> None:
     assert [json.loads(line)["text"] for line in lines.text.splitlines()] == ["0", "1", "2"]
 
 
-async def test_listing_dead_messages_is_told_where_they_are(web: Web) -> None:
+async def test_listing_dead_messages_points_to_dead_letters(web: Web) -> None:
     await topic(web)
     found = await web.get("/topics/t/messages", 400, state="dead")
     assert "GET /topics/TOPIC/groups/GROUP/dead" in found["detail"]

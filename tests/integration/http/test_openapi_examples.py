@@ -99,7 +99,7 @@ async def test_choices_have_names_and_queries_no_null(web: Web) -> None:
     assert "ProduceToIn" not in schemas, "the same choice has one name"
 
 
-async def test_what_a_message_is_told_with_is_in_the_document(web: Web) -> None:
+async def test_message_fields_are_in_the_document(web: Web) -> None:
     await web.post("/topics", {"name": "t"})
     await web.post("/topics/t/groups/g/lease", {})
     sent = {"text": "x", "key": "u", "headers": {"n": 1}, "unique_key": "u", "ttl": "1h"}

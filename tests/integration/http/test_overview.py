@@ -31,7 +31,7 @@ async def overview(web: Web, **params: Any) -> Any:
     return await web.get("/overview", 200, **params)
 
 
-async def test_topics_are_told_with_rates_lag_and_findings(web: Web) -> None:
+async def test_topics_are_reported_with_rates_lag_and_findings(web: Web) -> None:
     for name in ("a.one", "a.two", "b"):
         await web.post("/topics", {"name": name, "partitions": 2}, 201)
     await web.post("/topics/a.one", {"messages": [{"text": "x"}] * 6 + [{"text": "x", "delay": "1h"}] * 4}, 201)
@@ -62,7 +62,7 @@ async def test_topics_are_told_with_rates_lag_and_findings(web: Web) -> None:
     assert [one["topic"] for one in (await overview(web, after="a.two"))["topics"]] == ["b"]
 
 
-async def test_the_last_hour_of_a_topic_is_told(web: Web) -> None:
+async def test_last_hour_of_a_topic_is_reported(web: Web) -> None:
     await web.post("/topics", {"name": "t"}, 201)
     assert (await web.get("/topics/t/history", 200))["slots"] == []
     await web.get("/topics/none/history", 404)

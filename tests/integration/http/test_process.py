@@ -47,7 +47,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_web, "Begin", partial(Begin, stale_s=PATIENCE_S, timeout_s=PATIENCE_S, deadlines=PATIENT))
 
 
-async def test_it_answers_what_is_under_way_before_the_client_port_closes(tmp_path: Path, patient: None) -> None:
+async def test_requests_in_progress_are_answered_before_the_client_port_closes(tmp_path: Path, patient: None) -> None:
     """What waits is told to come again; who comes then is not let in."""
     config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0")
     stopped, stop = trio.Event(), trio.Event()
@@ -93,7 +93,7 @@ async def test_the_node_believes_its_process_on_whose_behalf_it_asks(tmp_path: P
                 assert account.bytes == account.of("127.0.0.2").bytes
 
 
-async def test_process_of_a_node_with_a_place_for_backups_lists_them(tmp_path: Path, patient: None) -> None:
+async def test_process_of_a_node_with_a_backup_directory_lists_backups(tmp_path: Path, patient: None) -> None:
     config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", BACKUP__URL=str(tmp_path / "backups"))
     with trio.fail_after(PATIENCE_S):
         async with run_node(config) as node:

@@ -539,7 +539,7 @@ async def test_who_is_refused_learns_nothing_of_a_topics_rate_and_takes_nothing_
     assert (await web.get("/topics/slow/messages", headers=admin)).status_code == 200
 
 
-async def test_who_has_no_more_room_is_told_when_to_ask_again(strict: Serving, web: httpx.AsyncClient) -> None:
+async def test_quota_error_says_when_to_retry(strict: Serving, web: httpx.AsyncClient) -> None:
     own = bearer(await give(strict, "own", "admin", quota={"stored_bytes": 10}))
     for made in ({"name": "t"}, {"name": "k", "kind": "compacted"}):
         assert (await web.post("/topics", json=made, headers=own)).status_code == 201

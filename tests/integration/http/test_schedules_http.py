@@ -74,7 +74,7 @@ async def test_slashes_that_are_not_encoded_name_no_schedule(timers: Web) -> Non
         assert (await timers.get(path, 400))["code"] == "INVALID", path
 
 
-async def test_pages_and_lines(timers: Web) -> None:
+async def test_schedules_are_listed_in_pages_and_as_json_lines(timers: Web) -> None:
     many = [{"name": f"n{number}", "text": f"{number}", "every": "1h"} for number in range(8)]
     assert await timers.post(SCHEDULES, {"schedules": many}, 201) == {"created": 8, "changed": 0, "unchanged": 0}
     many[0]["every"] = "2h"

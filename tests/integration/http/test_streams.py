@@ -227,7 +227,7 @@ async def test_it_ends_whole_when_a_gateway_stops(tmp_path: Path) -> None:
         assert group["leased"] == 1
 
 
-async def test_one_that_finds_no_place_to_wait_takes_nothing(tmp_path: Path) -> None:
+async def test_stream_refused_by_the_waiting_limit_leases_nothing(tmp_path: Path) -> None:
     async with run_node(small_config(tmp_path)) as node, connected(node) as api:
         await api.admin.create_topic("t")
         limits = dataclasses.replace(node.broker.limits, http_waiting=1)

@@ -73,7 +73,7 @@ async def test_requests_go_through(tmp_path: Path, authority: Authority) -> None
                 nursery.start_soon(client.get, "/topics")
 
 
-async def test_plain_is_told_what_to_do(tmp_path: Path, authority: Authority) -> None:
+async def test_plain_http_on_a_tls_port_gets_an_explanation(tmp_path: Path, authority: Authority) -> None:
     async with serving(tmp_path, authority) as node, web(node, None) as client:
         answer = await client.get("/topics")
         assert answer.status_code == 400 and "this port requires TLS: use https://" in answer.text
@@ -84,9 +84,7 @@ async def test_plain_is_told_what_to_do(tmp_path: Path, authority: Authority) ->
             assert (await known.get("/topics")).is_success
 
 
-async def test_browsers_are_told_to_come_by_tls_alone_where_it_is_required(
-    tmp_path: Path, authority: Authority
-) -> None:
+async def test_hsts_is_sent_where_tls_is_required(tmp_path: Path, authority: Authority) -> None:
     async with serving(tmp_path / "required", authority) as node, web(node, trusting(authority)) as client:
         for status, path in ((200, "/topics"), (404, "/topics/none"), (403, "/topics")):
             name = "queue.example" if status == 403 else f"{HOST}:{node.http.port if node.http else 0}"

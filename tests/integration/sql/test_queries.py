@@ -416,7 +416,7 @@ async def test_a_statement_that_becomes_too_large_is_refused_at_once() -> None:
         assert len(bench.session.variables.own) == 100
 
 
-async def test_the_columns_of_a_statement_are_told_within_its_time() -> None:
+async def test_columns_of_a_statement_are_described_within_its_timeout() -> None:
     async with benched() as bench:
         schema = await bench.session.columns("SELECT id, size + 1 AS more FROM messages WHERE topic = NULL LIMIT 1")
         assert schema.names == ["id", "more"]
@@ -431,7 +431,7 @@ async def test_the_columns_of_a_statement_are_told_within_its_time() -> None:
             assert error.number == TIMED_OUT
 
 
-async def test_a_forecast_is_told_whole_or_not_at_all() -> None:
+async def test_forecast_is_complete_or_an_error() -> None:
     async with benched() as bench:
         await bench.client.admin.create_topic("t")
         await bench.client.produce("t", b"x", delay="5h")
@@ -510,7 +510,7 @@ async def test_tables_are_joined_and_aggregated() -> None:
         assert sum(both) == 60
 
 
-async def test_topics_that_are_not_there_are_told() -> None:
+async def test_unknown_topics_are_reported() -> None:
     async with benched() as bench:
         with pytest.raises(SqlError, match="nope"):
             await bench.session.run("SELECT * FROM messages WHERE topic = 'nope' LIMIT 1")
@@ -557,7 +557,7 @@ async def test_keys_of_compacted_topics_are_rows() -> None:
         assert await bench.column("SELECT COUNT(*) FROM `keys`") == [31]
 
 
-async def test_what_the_cluster_is_made_of_is_told() -> None:
+async def test_tables_of_the_cluster_have_current_rows() -> None:
     async with benched() as bench:
         await filled(bench)
         await bench.client.schedules("t").create("daily", b"x", cron="0 8 * * *")
@@ -675,7 +675,7 @@ async def test_json_columns_are_compared_as_json_through_queries_and_joins() -> 
 # ---------------------------------------------------------------------------------------------- what tools ask
 
 
-async def test_tools_find_their_way() -> None:
+async def test_tools_can_explore_the_schema() -> None:
     async with benched() as bench:
         assert "messages" in await bench.column("SHOW TABLES")
         assert await bench.column("SHOW DATABASES") == ["sandq", "z4", "information_schema"]
@@ -707,7 +707,7 @@ async def test_tools_find_their_way() -> None:
         assert await bench.rows("SHOW WARNINGS") == await bench.rows("SHOW KEYS FROM messages") == []
 
 
-async def test_what_cannot_be_set_is_told() -> None:
+async def test_unsupported_assignments_are_reported() -> None:
     async with benched() as bench:
         for text in (
             "SET GLOBAL read_only = 0",

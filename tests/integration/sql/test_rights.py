@@ -351,7 +351,7 @@ def test_certificate_without_a_token_reads_by_its_own_rights_over_http(secured: 
 ENDLESS = "WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n FROM r) SELECT COUNT(*) FROM r"
 
 
-def test_principal_does_not_hold_all_places_over_http(secured: Secured) -> None:
+def test_principal_does_not_hold_all_sql_slots_over_http(secured: Secured) -> None:
     async def ask_twice_without_an_end() -> None:
         headers = {"authorization": f"Bearer {secured.tokens['reader']}"}
         async with (

@@ -219,7 +219,7 @@ async def test_bytes_before_tls_are_not_taken_for_said_within_it(tmp_path: Path)
                 assert answer[0] == 21, "an alert of TLS at most"
 
 
-async def test_who_is_not_let_in_is_told() -> None:
+async def test_refused_login_is_explained() -> None:
     async with served() as sql:
 
         def connect(token: str | None) -> Any:
@@ -312,7 +312,7 @@ async def test_connections_and_prepared_statements_have_limits() -> None:
         assert await in_thread(work) == (1040, 1461)
 
 
-async def test_connections_that_do_not_authenticate_leave_places_to_other_addresses() -> None:
+async def test_unauthenticated_connections_leave_slots_for_other_addresses() -> None:
     async with served(connections=8) as sql:
         silent = [await anyio.connect_tcp("127.0.0.1", sql.port) for _ in range(8)]
         greetings = [(await stream.receive())[4] for stream in silent]
@@ -352,13 +352,13 @@ async def test_who_leaves_while_a_statement_is_prepared_takes_it_with_them() -> 
         holding = anyio.Event()
         free = anyio.Event()
 
-        async def hold_the_one_place() -> None:
+        async def hold_the_only_slot() -> None:
             async with sql.server._ducks.one():
                 holding.set()
                 await free.wait()
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(hold_the_one_place)
+            tasks.start_soon(hold_the_only_slot)
             await holding.wait()
             await in_thread(lambda: leaving._execute_command(packets.Command.STMT_PREPARE, "SELECT 1"))
             await until_holds(lambda: any(one.doing == "Query" for one in sql.server._everybody()))

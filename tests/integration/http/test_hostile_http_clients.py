@@ -79,7 +79,7 @@ async def test_connections_beyond_the_limit(tmp_path: Path) -> None:
             await trio.aclose_forcefully(stream)
 
 
-async def test_health_is_told_when_all_connections_have_requests(tmp_path: Path) -> None:
+async def test_health_is_answered_when_all_connections_have_requests(tmp_path: Path) -> None:
     config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", LIMITS__HTTP_CONNECTIONS="3")
     async with run_node(config) as node, web_of(node) as client:
         assert node.http is not None
@@ -106,7 +106,7 @@ async def test_health_is_told_when_all_connections_have_requests(tmp_path: Path)
         await until_answer(lambda: client.get("/topics"), lambda found: found.status_code == 200)
 
 
-def test_connections_leave_room_for_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_leave_descriptors_for_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the limits say."""
     for files in (64, 256, 1024, 20_000, 1_000_000):
         monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
