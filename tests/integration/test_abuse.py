@@ -1,7 +1,7 @@
-"""Clients that mean harm, of every kind, beside one that does not: it is served, and the node's memory is bounded.
+"""Abusive clients of every kind, and a victim: it is served, and the node's memory stays bounded.
 
-What each bound is for itself stands with what it bounds: tests/unit/server/test_connection_memory.py,
-test_memory_budget.py, http/test_guards.py, test_peer_links.py, tests/property/test_gossip_hostile.py.
+Tests of the single limits: tests/unit/server/test_connection_memory.py, test_memory_budget.py, http/test_guards.py,
+test_peer_links.py, tests/property/test_gossip_hostile.py.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ MB = 1 << 20
 BATCHES, BATCH_BYTES = 8, 256 << 10
 PING_ID = 2**40
 CALLS = 8
-"""Of the one that means no harm."""
+"""The topic of the victim."""
 ABUSERS = 3
 SLACK_BYTES = 40 * MB
-"""What may come on top of an account: an answer of one visit for each thread, what every connection is granted."""
+"""Tolerance on top of an account: a reply of one step for each thread, and the minimum of every connection."""
 ABUSER_BYTES = 48 * MB
-"""What an abuser has at hand itself: twenty batches of a MiB, twice."""
+"""Memory of an abuser itself: twenty batches of a MiB, twice."""
 PING_ROUNDS = 8
-"""Of the loop, at the median: it comes, is answered, is sent, and comes. Who asks for little stands in no line."""
+"""Median of loop iterations for the victim: receive, handle, send, receive. Small requests do not wait in a queue."""
 ROUND_FRAMES = (ABUSERS + 1) * FIRST_WORK + SLICE_WORK
-"""Handled in a round of the loop, at most, each of them a unit of work: first turns, and one of those in line."""
+"""Largest number of requests handled in one loop iteration, each one unit of work: first requests, and one from the
+queue."""
 ACCOUNTS = ("requests", "answers", "watchers", "http")
-"""Those that clients fill."""
+"""Accounts that clients fill."""
 
 
 @pytest.fixture
@@ -130,8 +131,8 @@ class _replay:
 
 
 async def _survives(raw: RawClient, one: Mutated, at: int) -> bool:
-    """Send it, and a PING behind it; whether the connection answers that. What is said before must be no fault of the
-    node's own."""
+    """Send a request and a PING after it; return whether the connection answers the PING. The reply must not be a fault
+    of the node."""
     ping_id = PING_ID + at
     with suppress(trio.BrokenResourceError):  # it was closed because of the first part
         await raw.send_bytes(one.data)
@@ -161,7 +162,7 @@ def _packed(*fields: Any) -> bytes:
 
 
 def never_reads(kind: Type, *fields: Any, count: int = 1000) -> Abuse:
-    """Asks again and again, and takes no answer."""
+    """Send requests repeatedly, without reading replies."""
 
     async def abuse(node: Serving, dial: Dial) -> None:
         raw = await dial(node)
@@ -172,7 +173,7 @@ def never_reads(kind: Type, *fields: Any, count: int = 1000) -> Abuse:
 
 
 def floods(kind: Type, *fields: Any, count: int = 50) -> Abuse:
-    """The same, and takes the answers."""
+    """Do the same, and read the replies."""
 
     async def abuse(node: Serving, dial: Dial) -> None:
         raw = await dial(node)
@@ -192,11 +193,11 @@ def floods(kind: Type, *fields: Any, count: int = 50) -> Abuse:
 
 
 Asked = Callable[[int], list[tuple[Any, ...]]]
-"""Requests that go together, of a number that is never the same: type and fields."""
+"""Requests that go together, with changing numbers: type and fields."""
 
 
 def asks(requests: Asked, *, reads: bool = True, rounds: int = 20) -> Abuse:
-    """Asks them again and again, each time by another number; takes the answers, or none of them."""
+    """Send them repeatedly, each time with a different number; read the replies, or none of them."""
 
     async def abuse(node: Serving, dial: Dial) -> None:
         raw = await dial(node)
@@ -233,7 +234,7 @@ def half_a_frame(size: int, hello: bool = True) -> Abuse:
 
 
 async def is_idle(node: Serving, dial: Dial) -> None:
-    """Holds as many connections as it gets, and says nothing."""
+    """Hold as many connections as possible, without sending."""
     for _ in range(40):
         await dial(node)
     await trio.sleep_forever()
@@ -272,7 +273,7 @@ async def connects_and_leaves(node: Serving, dial: Dial) -> None:
 
 
 def http(head: str, body: bytes = b"", *, reads: bool = True, length: int | None = None) -> Abuse:
-    """The same request again and again; one after the other, or on many connections, and no answer taken."""
+    """Send the same request repeatedly: one after the other, or on many connections without reading responses."""
     size = len(body) if length is None else length
     data = f"{head} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n".encode() + body
 
@@ -487,7 +488,7 @@ ABUSES: dict[str, Abuse] = {
 
 @asynccontextmanager
 async def abused(node: Serving, dial: Dial, abuse: Abuse) -> AsyncIterator[None]:
-    """While several clients are at it; none of them is there at the end."""
+    """While several clients are active; none of them is connected at the end."""
 
     async def until_refused() -> None:
         with suppress(EOFError, trio.BrokenResourceError, trio.ClosedResourceError):
@@ -593,22 +594,22 @@ ABUSED: dict[Type, str] = {
 
 
 def test_every_type_of_requests_is_abused_and_mutated() -> None:
-    """A new one cannot be forgotten. (That it comes is asserted where it is abused.)"""
+    """A new case cannot be forgotten. (Its own test asserts that it occurs.)"""
     assert {*ABUSED} == {Type(kind) for kind in REQUESTS} and {*ABUSED.values()} <= {*ABUSES}
     assert {one.what.split()[0] for one in mutated(0)} == {Type(kind).name for kind in REQUESTS}
 
 
 class Watch(trio.abc.Instrument):
-    """What the node does, round by round of its loop: counted, and so the same on every machine."""
+    """The work of the node, per loop iteration: counted, so it is the same on every machine."""
 
     def __init__(self, node: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rounds = self.steps = 0
         self.kinds: set[int] = set()
-        """Of the frames that were handled."""
+        """Costs of the handled frames."""
         self.most_frames = self._frames = 0
-        """Handled in one round."""
+        """Frames handled in one iteration."""
         self.most_bytes = dict.fromkeys(ACCOUNTS, 0)
-        """Of each account, in any round."""
+        """Largest value of each account, in any iteration."""
         self._accounts = held(node)
         handle = ClientSession.handle
 
@@ -640,8 +641,8 @@ async def watched(node: Serving, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 
 async def asks_beside(node: Serving, victim: RawClient, name: str, watch: Watch, dial: Dial) -> list[int]:
-    """Have the victim ask while others abuse the node; how many rounds of the loop each PING took. (What is stored
-    waits for a disk as well, and that for as many rounds as the disk takes.)"""
+    """Let the victim send PINGs while others abuse the node; return the loop iterations that each took. (Storing also
+    waits for a disk, for as many iterations as the disk takes.)"""
     taken = []
     kinds = {kind for kind, by in ABUSED.items() if by == name} | ({Type.METADATA} if "wide" in name else set())
     async with abused(node, dial, ABUSES[name]):
@@ -657,7 +658,7 @@ async def asks_beside(node: Serving, victim: RawClient, name: str, watch: Watch,
 
 
 async def answer_of(node: Serving, asked: bytes) -> bytes:
-    """The first bytes of the answer."""
+    """The first bytes of the reply."""
     assert node.http is not None
     async with await trio.open_tcp_stream("127.0.0.1", node.http.port) as stream:
         await stream.send_all(asked + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
@@ -704,7 +705,7 @@ async def test_one_is_served_beside_many_that_mean_harm(
 async def test_memory_is_bounded_beside_those_that_mean_harm(
     node: Serving, victim: RawClient, name: str, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of Python's, what the accounts do not know of and what the abusers themselves have included."""
+    """All memory of Python, including memory outside the accounts and that of the abusers."""
     await filled(victim)
     tracemalloc.start()
     try:

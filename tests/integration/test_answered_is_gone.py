@@ -1,5 +1,5 @@
-"""What was asked, and what was made of it, is gone with the answer: nothing large waits for Python's collector of
-cycles, which looks rarely."""
+"""A request and its response are freed with the reply: nothing large waits for Python's cycle collector, which runs
+rarely."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.support.nodes.with_http import run_node
 from tests.support.waiting import PATIENCE_S
 
 SIZE = 200_000
-"""Each request is larger than this; of all of them that there were so much is not to stay: connections leave little."""
+"""Each request is larger than this; less than this may remain after all of them, including connections."""
 SHARED = (type, asyncio.AbstractEventLoop)
-"""What many refer to, and nothing that is left over keeps."""
+"""Objects that many refer to, and that keep no leftovers alive."""
 ASKED = 5
-"""Each request so often."""
+"""Number of times that each request is sent."""
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Serving]:
 
 @contextmanager
 def kept() -> Iterator[list[Any]]:
-    """What only the collector would free, of what was made inside the block."""
+    """Return the objects created in the block that only the collector would free."""
     gc.collect()
     gc.disable()
     found: list[Any] = []
@@ -56,7 +56,7 @@ def kept() -> Iterator[list[Any]]:
 
 
 def size_of(found: list[Any]) -> int:
-    """In bytes, with what these have."""
+    """Return their size in bytes, with their attributes."""
     every = {id(one): one for whole in found for one in (whole, *gc.get_referents(whole))}
     return sum(sys.getsizeof(one) for one in every.values() if not isinstance(one, SHARED) and one is not sys.modules)
 
@@ -75,7 +75,7 @@ def test_it_would_be_seen() -> None:
 
 
 Ask = Callable[[], Awaitable[str]]
-"""One request; what was answered: a status, or a code."""
+"""Send one request; return the response: a status, or a code."""
 
 
 async def asked_again_and_again(node: Serving, ask: Ask, answer: str) -> None:
@@ -96,7 +96,7 @@ def members(times: int) -> str:
 
 
 TAKEN = '{"messages":[' + ",".join(f'{{"unique_key":"u{n:0150}","delay":"1h","text":"x"}}' for n in range(1000)) + "]}"
-"""The first time it is stored, and after that nothing of it."""
+"""The first call stores it; later ones leave nothing."""
 BODIES = {
     "stored": ("/topics/t", many('{"text":"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"}', 5000), "201"),
     "of a name twice": ("/topics", members(9000)[:-1] + ',"z":0,"z":0' + " " * SIZE + "}", "400"),

@@ -1,4 +1,4 @@
-"""Acts are noted with who asked and what became of it, and are told by client, HTTP and frames."""
+"""Acts are recorded with their identity and outcome, and are shown by client, HTTP and frames."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.waiting import PATIENCE_S, until_answer
 
 
 async def lines_after(api: sandq.Client, position: str | None, count: int) -> tuple[list[dict[str, Any]], str]:
-    """So many lines at least, once they are written."""
+    """Return the audit log once it has this many lines."""
 
     page = await until_answer(lambda: api.admin.audit(1000, after=position), lambda page: len(page.lines) >= count)
     return page.lines, page.position

@@ -1,4 +1,4 @@
-"""Topics that are made when somebody produces to them or subscribes to them."""
+"""Topics that are created when a client produces or subscribes to them."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ async def test_it_is_asked_for_twice_and_made_once(making: Serving, dial: Dial) 
 
 
 async def test_many_new_names_are_refused_without_waiting(making: Serving, maker: sandq.Client, dial: Dial) -> None:
-    """Those beyond the limit are refused by what is known: also while somebody else has the turn to change."""
+    """Topics beyond the limit are refused by what is known, even while another change is in progress."""
     for number in range(3):
         await maker.produce(f"made.{number}", b"x")
     raw = await dial(making)

@@ -1,4 +1,4 @@
-"""A cluster backed up, and made again of that: in itself under other names, and in another one."""
+"""A cluster is backed up and restored: in itself under other names, and in another cluster."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def key() -> BackupKey:
 
 
 async def _filled(api: sandq.Client, name: str = "t") -> dict[str, Any]:
-    """A topic with something of each kind: what stands in it."""
+    """A topic with messages in every state."""
     await api.admin.create_topic(name, partitions=2, max_attempts=2, backoff={"kind": "none"})
     ids = [await api.produce(name, b"%d" % number, key=b"%d" % number, delay="2h") for number in range(6)]
     async with api.subscribe(name, group="g", credit=1) as subscription:
@@ -63,7 +63,7 @@ async def _filled(api: sandq.Client, name: str = "t") -> dict[str, Any]:
 
 
 async def _states(api: sandq.Client, name: str) -> dict[str, tuple[Any, ...]]:
-    """All there is, but for what is trimmed at some time: what all groups are done with."""
+    """Return all stored data, except messages that may be trimmed at any time because all groups have acked them."""
     messages = api.messages(name)
     return {
         one.id: (one.value, one.deliver_at_ms, one.key)

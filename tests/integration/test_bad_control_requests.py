@@ -1,4 +1,4 @@
-"""What a node answers to mistakes in requests about messages, jobs, groups and topics: what is wrong, and no more."""
+"""Replies to wrong requests about messages, jobs, groups and topics: they say what is wrong."""
 
 from __future__ import annotations
 

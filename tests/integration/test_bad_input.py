@@ -1,4 +1,4 @@
-"""What a node answers to mistakes and malice, and that nobody else feels it."""
+"""Replies to wrong and hostile input, which must not affect other clients."""
 
 from __future__ import annotations
 

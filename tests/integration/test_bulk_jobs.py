@@ -1,4 +1,4 @@
-"""Cancelling and moving many pending messages at once: a job of the broker, in every partition."""
+"""Cancel and move many pending messages at a time: a job of the broker, in every partition."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def test_moving_to_an_instant(timed: Serving, hand: HandClock, partitions:
         got = await take(subscription, 1000, ack=False)
         assert {message.id for message in got} == set(ids[:1000])
         assert {message.deliver_at_ms for message in got} == {due_ms}
-        # Into the past: due at once. What is leased was found too late.
+        # Moved into the past means due now. Leased messages were too late.
         assert await api.messages("t").move_all(shift="-7d") == (500, 500, 1000)
         rest = await take(subscription, 500)
         assert {message.id for message in rest} == set(ids[1000:])
@@ -173,7 +173,7 @@ async def test_bulk_calls_with_an_empty_filter_are_refused(api: sandq.Client) ->
 
 
 async def test_a_job_is_begun_once_and_can_be_stopped(timed: Serving, hand: HandClock, dial: Dial) -> None:
-    """As the wire has it: the same id is the same job; a stopped one is as far as it had come."""
+    """On the wire, the same id is the same job; a stopped one keeps its progress."""
     hand.hold()
     client = await dial(timed)
     async with connected(timed) as api, with_topic(api, max_attempts=1):
@@ -224,7 +224,7 @@ async def test_leaving_a_job_stops_it(timed: Serving, hand: HandClock) -> None:
         assert scope.cancelled_caught
         left = (await dead.counts())["nacked"]
         assert 0 < left <= 100 - done
-        # Of a job that goes on something would be done whenever a second has passed.
+        # A job that still ran would change something every second.
         for _ in range(3):
             hand.forward(1)
             await api.produce("t", b"later", delay="1h")

@@ -1,4 +1,4 @@
-"""A wall clock that jumps an hour either way makes nothing early, late or lost."""
+"""A wall clock that jumps an hour in either direction makes no message early, late or lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOOKS = 20
 
 
 class Wall:
-    """A wall clock that somebody sets."""
+    """A wall clock that the test sets."""
 
     def __init__(self) -> None:
         self.off_s = 0.0
@@ -35,7 +35,7 @@ def wall() -> Wall:
 
 @pytest.fixture
 async def guarded(tmp_path: Path, wall: Wall, hand: HandClock) -> AsyncIterator[Serving]:
-    """A node on a machine whose clocks pass no time by themselves."""
+    """A node on a machine whose clocks stand still by themselves."""
     hand.hold()
     async with run_node(small_config(tmp_path), clock=hand.guarded(lambda: wall.off_s)) as serving:
         yield serving
@@ -90,7 +90,7 @@ async def test_an_accepted_jump_back_makes_nothing_early(
     await client.call(Type.CLUSTER_CLOCK, "accept")
     wall.off_s = 120 - HOUR_S  # it is over, but for the hour
     await client.call(Type.CLUSTER_CLOCK, "accept")
-    for _ in range(LOOKS):  # timers look again at once when a clock is accepted, and what comes is sent in their order
+    for _ in range(LOOKS):  # timers check at once when a clock is accepted, and messages are sent in order
         await client.call(Type.PING)
     assert client.pushed == [], "an hour early by the accepted clock"
     wall.off_s = 120.0

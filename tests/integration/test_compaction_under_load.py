@@ -1,4 +1,4 @@
-"""Compaction while keys are written, watched and consumed all the time: nothing that anybody may want goes."""
+"""Compaction while keys are written, watched and consumed all the time removes nothing that is still needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.waiting import until_holds
 PARTITIONS = 2
 WRITERS = 4
 KEYS = 5
-"""Of each writer."""
+"""Writes of each writer."""
 ROUNDS = 60
 MetadataBarrier = dict[bytes, int]
 
@@ -31,7 +31,7 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def write(client: sandq.Client, writer: int, expected: MetadataBarrier) -> None:
-    """Rising numbers to keys of its own; one of them is deleted now and then, in the end for good."""
+    """Write rising numbers to its own keys; delete one now and then, and one at the end for good."""
     kv = client.kv("t")
     for number in range(ROUNDS):
         keys = [b"w%d-%d" % (writer, key) for key in range(KEYS)]
@@ -43,7 +43,7 @@ async def write(client: sandq.Client, writer: int, expected: MetadataBarrier) ->
 
 
 class Follower:
-    """What follows from the changes that one was given."""
+    """The state that follows from the received changes."""
 
     def __init__(self) -> None:
         self.latest: MetadataBarrier = {}
@@ -90,9 +90,9 @@ async def test_who_follows_has_what_there_is(tmp_path: Path) -> None:
             async with trio.open_nursery() as writers:
                 for writer in range(WRITERS):
                     writers.start_soon(write, client, writer, expected)
-            nursery.start_soon(watch, client, followers[2])  # it begins with what is left
+            nursery.start_soon(watch, client, followers[2])  # it begins with the remaining changes
             await until_holds(lambda: all(follower.latest == expected for follower in followers))
-            # A deletion of each writer's is kept, beside the value of each key.
+            # A deletion of each writer is kept, in addition to the value of each key.
             await until_holds(lambda: sum(log_sizes(node)) == len(expected) + WRITERS)
             nursery.cancel_scope.cancel()
         found = {entry.key: int(entry.value) async for entry in client.kv("t").scan()}

@@ -1,4 +1,4 @@
-"""A backup that somebody changed is found by its verification, and makes no topic: whatever it holds, nodes go on."""
+"""Verification finds a changed backup, which restores no topic: whatever it contains, nodes continue."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ NAMES = sorted(path.name.removesuffix(".tar.xz") for path in ARCHIVES.glob("*.ta
 
 
 async def taken(client: sandq.Client, topic: str, count: int) -> list[sandq.LeasedMessage]:
-    """So many messages of the group, and no more."""
+    """Receive exactly this number of messages of the group."""
     leases = client.leases(topic, "work")
     found: list[sandq.LeasedMessage] = []
     while len(found) < count:

@@ -98,7 +98,7 @@ async def test_settings_that_make_no_sense(api: sandq.Client) -> None:
 
 
 async def test_what_is_refused_stays_and_says_why(api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The topic that they were to go to is deleted while they are on their way, and another one gets its name."""
+    """The target topic of dead letters is deleted while they are in flight, and a new topic gets its name."""
     await topics(api)
 
     async def is_cut_off(*args: Any) -> None:
@@ -143,7 +143,7 @@ async def test_what_cannot_be_sent_yet_is_sent_later(api: sandq.Client, monkeypa
 
 
 async def test_what_is_fenced_is_sent_in_another_epoch(api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a partition was set back to an older state by force."""
+    """As after a forced reset of a partition to an older state."""
     await topics(api)
     epochs: list[int] = []
     deliver = OutboxSender._deliver

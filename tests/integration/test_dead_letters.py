@@ -1,4 +1,4 @@
-"""Messages that failed for the last time or outlived their time: why, how many, and what becomes of them."""
+"""Messages that failed for the last time or expired: reasons, counts, and what happens to them."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def test_a_held_message_outlives_its_ttl_until_it_comes_back(timed: Servin
 
 
 async def test_a_message_without_a_group_does_not_die(api: sandq.Client) -> None:
-    """Death is of a group; where there is none, nobody missed it."""
+    """A message dies in a group; without a group it does not die."""
     await api.admin.create_topic("t")
     message_id = await api.produce("t", b"m", ttl="1ms")
     assert (await api.messages("t").get(message_id)).ttl_ms == 1
@@ -309,7 +309,7 @@ async def test_redriving_and_purging_those_that_are_named(api: sandq.Client, par
 
 
 async def test_large_letters_that_are_named_come_a_part_at_a_time(api: sandq.Client) -> None:
-    """8 MiB of them in one entry: the rest is asked for again."""
+    """One entry holds 8 MiB of them: the rest needs another request."""
     await api.admin.create_topic("t", max_attempts=1)
     ids = [await api.produce("t", bytes(3 << 20)) for _ in range(5)]
     async with api.subscribe("t", group="g") as subscription:

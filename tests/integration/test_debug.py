@@ -1,4 +1,4 @@
-"""What a node tells of itself when something is wrong with it, and what it logs at level debug."""
+"""Diagnostics of a node that has a problem, and its log at level debug."""
 
 from __future__ import annotations
 

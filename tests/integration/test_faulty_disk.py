@@ -1,4 +1,4 @@
-"""Disks that are full, fail, tear and rot: a node says so, and never acknowledges what it cannot keep."""
+"""Disks that are full, fail, or damage data: a node reports it, and never acknowledges data that it cannot keep."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def faulty(directory: Path, plan: Plan) -> FaultyFiles:
 
 @contextmanager
 def refuses_to_start(kind: type[SandqError]) -> Iterator[list[str]]:
-    """The messages of the errors that end a start."""
+    """Return the messages of the errors that end a start."""
     found: list[str] = []
     try:
         yield found
@@ -100,7 +100,7 @@ async def test_a_disk_that_takes_nothing_stops_writing_and_says_so(tmp_path: Pat
 
 
 async def test_a_full_disk_stops_nothing_for_good(tmp_path: Path, dial: Dial) -> None:
-    """What cannot be stored is refused or ends, and it is said; once there is room everything goes on."""
+    """Requests that cannot be stored fail, and it is reported; once there is space, everything continues."""
     plan = Plan()
     config = small_config(tmp_path, STORAGE__RESERVE_BYTES="0")
     async with run_node(config, files=faulty(tmp_path, plan)) as node:
@@ -152,7 +152,7 @@ async def test_nearly_full_disk_accepts_requests_that_free_space(tmp_path: Path,
 
 
 async def test_schedules_wait_while_the_disk_is_full(tmp_path: Path) -> None:
-    """What is to come is planned once there is room again: none is left out, and none comes twice."""
+    """Occurrences are planned once there is space again: none is missing, none comes twice."""
     plan = Plan()
     config = small_config(tmp_path, STORAGE__RESERVE_BYTES="64MiB")
     async with (

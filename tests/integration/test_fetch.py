@@ -1,4 +1,4 @@
-"""Reading a partition's log without a lease: pages, ends, the closed time, what is not there any more."""
+"""Reading a partition's log without a lease: pages, ends, the closed time, trimmed messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def fill(api: sandq.Client, count: int) -> list[str]:
 
 
 async def closed_beyond(api: sandq.Client, *ids: str) -> None:
-    """Wait until readers may see all of these: the closed time of a partition moves when somebody reads."""
+    """Wait until readers may see all of these: the closed time of a partition moves when it is read."""
     last_ms = max(map(sandq.offset_time_ms, ids))
 
     async def closed_ms() -> int:
@@ -164,7 +164,7 @@ async def test_nothing_beyond_the_closed_time(node: Serving, api: sandq.Client, 
 
 
 async def test_the_closed_time_of_an_idle_partition_moves(node: Serving, api: sandq.Client, client: RawClient) -> None:
-    """Nobody writes; a reader still learns that nothing will come to lie before its clock, and few entries tell it."""
+    """Without writes, a reader still learns that no message will appear before its clock, by few entries."""
     await api.admin.create_topic("t")
     begun_ms = node.broker.clock.now_ms()
     first_index = (await api.admin.stats("t"))[0]["applied_index"]

@@ -1,4 +1,4 @@
-"""How many messages come due when: as they were scheduled, and as they were cancelled and moved since."""
+"""How many messages are due when: as scheduled, and after cancels and moves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ASKED = [("second", 60), ("second", 3600), ("minute", 1), ("minute", 60), ("minu
 
 @pytest.fixture
 async def api(timed: Serving, hand: HandClock) -> AsyncIterator[sandq.Client]:
-    """Nothing comes due by itself."""
+    """A node whose messages do not become due by themselves."""
     hand.hold()
     async with connected(timed) as client:
         yield client
@@ -30,7 +30,7 @@ async def api(timed: Serving, hand: HandClock) -> AsyncIterator[sandq.Client]:
 
 @asynccontextmanager
 async def time_passes(hand: HandClock) -> AsyncIterator[None]:
-    """Let a little pass at each look while the block runs: between two steps of a job there is a pause."""
+    """Let a little time pass at each read of the clock inside the block: a job pauses between two steps."""
 
     async def pass_time() -> None:
         while True:
@@ -44,7 +44,7 @@ async def time_passes(hand: HandClock) -> AsyncIterator[None]:
 
 
 def expected(due_ms: list[int], now_ms: int, unit: str, count: int) -> tuple[list[tuple[int, int]], int]:
-    """What a forecast has to say about messages that are all due later than its first second."""
+    """Return a forecast of messages that are all due after its first second."""
     unit_ms = UNITS_MS[unit]
     end_ms = now_ms // unit_ms * unit_ms + count * unit_ms
     buckets = Counter(at_ms // unit_ms * unit_ms for at_ms in due_ms if at_ms < end_ms)
@@ -58,7 +58,7 @@ async def check(api: sandq.Client, due_ms: list[int]) -> None:
 
 
 async def test_it_says_what_was_scheduled_by_priority_and_tenant(hand: HandClock, api: sandq.Client) -> None:
-    """Also when another priority has left it where it is."""
+    """This also holds if a changed priority left the message in place."""
     start_ms = hand.now_ms() + 3_600_000
     await api.admin.create_topic("t", kind="fair", partitions=2)
     steps = [number % 7 * 60_000 for number in range(40)]

@@ -1,4 +1,4 @@
-"""The native backend on real sockets: what its users find, and what strangers cannot do to it."""
+"""The native backend on real sockets: what nodes find, and how strangers are limited."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.ports import free_port
 from tests.support.waiting import PATIENCE_S, until_holds
 
 PATIENT = dataclasses.replace(QUICK, stream_timeout_s=1e6)
-"""No stream ends because time goes by."""
+"""No stream times out during the test."""
 ALIVE, FAILED, LEFT = State.ALIVE, State.FAILED, State.LEFT
 ONE, TWO, BOTH, OTHERS = (
     Keyring([bytes(32)]),
@@ -47,8 +47,8 @@ ONE, TWO, BOTH, OTHERS = (
 
 @pytest.fixture
 def jumping() -> MockClock:
-    """Time stands still while there is something to do, and jumps when there is nothing: however slow the machine is,
-    and if it stops for seconds, no member falls silent by that."""
+    """Time stands still while there is work, and jumps when there is none. However slow the machine is, no member seems
+    silent."""
     return MockClock(autojump_threshold=0.001)
 
 
@@ -107,7 +107,7 @@ async def test_who_is_alone_leaves_at_once(jumping: MockClock, cluster: Cluster)
 
 
 async def test_who_left_stays_away_until_it_is_started_again(jumping: MockClock, cluster: Cluster) -> None:
-    """Neither new tags nor a seed that answers at last bring it back."""
+    """Neither new tags nor a seed that replies at last bring it back."""
     a, b = await cluster.start_all("ab")
     await b.member.leave()
     await b.member.set_tags({**b.tags("b"), "zone": "late"})
@@ -131,7 +131,7 @@ async def test_the_same_store_comes_back_at_another_port(jumping: MockClock, clu
 
 
 async def test_members_that_nothing_asked_for_are_met_after_a_cut(jumping: MockClock, cluster: Cluster) -> None:
-    """It comes back at its address without seeds: those who listed it look for it."""
+    """It returns at its address without seeds: nodes that listed it probe it."""
     a, b = await cluster.start_all("ab")
     await b.crash()
     await until_holds(lambda: a.state("b") is FAILED)
@@ -160,7 +160,7 @@ async def test_seeds_are_asked_until_one_is_there(
 async def test_a_seed_of_another_name_is_not_asked_again_and_again(
     jumping: MockClock, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As behind a name for several, or a way through a router: its address is no member's."""
+    """A name for several addresses, or a router in between: its address is no member's."""
     monkeypatch.setattr(gossip_backend, "SEED_PAUSE_S", 0.1)
     monkeypatch.setattr(gossip_backend, "SEED_PAUSE_MOST_S", 0.2)
     b = await cluster.start("b")
@@ -267,7 +267,7 @@ async def test_keys_are_changed_while_all_live(jumping: MockClock, cluster: Clus
 
 
 async def tcp(address: Address, data: bytes) -> bytes:
-    """What comes back; nothing when it is closed."""
+    """Return the reply; empty if the stream is closed."""
     stream = await trio.open_tcp_stream(*address)
     found = b""
     async with stream:
@@ -340,7 +340,7 @@ async def test_strangers_get_few_streams_and_none_of_the_members(jumping: MockCl
 async def test_members_are_served_before_busy_strangers(
     jumping: MockClock, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that streams have sent has its memory from one room, the oldest stranger's is given back first."""
+    """All bytes from streams share one account; those of the stranger connected longest are released first."""
     monkeypatch.setattr(intake, "SHARED_BYTES", 4 * intake.FREE_BYTES)
     a, b = await cluster.start_all("ab", keyring=ONE, timing=PATIENT)
     peaks = Peaks(lambda: a.member._intake.held_bytes)
@@ -360,7 +360,7 @@ async def test_members_are_served_before_busy_strangers(
 
 
 class Peaks(trio.abc.Instrument):
-    """The most that something was after any step of any task."""
+    """The largest value after any step of any task."""
 
     def __init__(self, look: Callable[[], int]) -> None:
         self.most = 0
@@ -371,7 +371,7 @@ class Peaks(trio.abc.Instrument):
 
 
 class Share(trio.abc.Instrument):
-    """How many steps of decompression there were in any round of the loop, at most."""
+    """Return the largest number of decompression steps in one loop iteration."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.most = self.done = self._in_this_round = 0
@@ -398,7 +398,7 @@ class Share(trio.abc.Instrument):
 async def test_what_is_compressed_takes_a_share_of_each_round(
     jumping: MockClock, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Datagrams and streams that would take the loop for as long as they are decompressed have it in turns."""
+    """Datagrams and streams that take long to decompress take turns."""
     a, b = await cluster.start_all("ab", timing=PATIENT)
     share = Share(monkeypatch)
     trio.lowlevel.add_instrument(share)
@@ -470,7 +470,7 @@ def has_v6() -> bool:
 
 
 async def test_encryption_is_turned_on_one_member_after_the_other(jumping: MockClock, cluster: Cluster) -> None:
-    """Each mode of `gossip.encrypt` meets the one before it, and what is plain the last one does not take."""
+    """Each mode of `gossip.encrypt` works with the one before it, and the last one refuses plain packets."""
     modes: list[dict[str, Any]] = [
         {},
         {"keyring": ONE, "seals": False, "takes_plain": True},

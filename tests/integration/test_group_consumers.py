@@ -1,4 +1,4 @@
-"""The consumers of a group: who subscribes or leases, and what each holds."""
+"""The consumers of a group: which ones subscribe or lease, and what each holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group that has limits: so many messages in flight, and so many a second, over all partitions of a topic."""
+"""A group with limits: messages in flight, and messages a second, over all partitions of a topic."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def produce(client: sandq.Client, count: int, partitions: int = 1) -> None
 
 
 async def limits(client: sandq.Client) -> dict[str, Any]:
-    """How the limits of the group stand in partition 0."""
+    """Return the limits of the group in partition 0."""
     row = next(row for row in await client.admin.groups("t") if row["partition"] == 0)
     found: dict[str, Any] = row["limits"]
     return found
@@ -79,14 +79,14 @@ async def test_a_rate_lets_a_burst_go_and_then_one_at_a_time(timed: Serving, han
         hand.forward(1.2)
         assert values(await leases.take(10)) == [b"4", b"5"]
         hand.run()
-        # Who waits is woken by time alone.
+        # Waiting clients are woken only by time.
         assert values(await leases.take(1, wait="1m")) == [b"6"]
         async with client.subscribe("t", group="g") as subscription:
             assert values(await take(subscription, 1)) == [b"7"]
 
 
 async def test_over_several_partitions_no_more_are_in_flight(api: sandq.Client, node: Serving) -> None:
-    """All of them have something, and none of them is left out."""
+    """All consumers have messages, and none is left out."""
     await api.admin.create_topic("t", partitions=5, lease="1h")
     await api.admin.limit_group("t", "g", max_in_flight=3)
     await produce(api, 60, 5)
@@ -129,7 +129,7 @@ async def test_lowered_and_raised_while_it_runs(api: sandq.Client) -> None:
     async with api.subscribe("t", group="g", credit=100) as subscription:
         held = await take(subscription, 6, ack=False)
         await api.admin.limit_group("t", "g", max_in_flight=2)
-        # What is held stays held; nothing comes until fewer are.
+        # Leased messages stay leased; none follows until there are fewer.
         found = await until_answer(lambda: limits(api), lambda now: now.get("unheard") == [])
         assert found["max_in_flight"] == 2
         for message in held[:4]:
@@ -148,7 +148,7 @@ async def test_lowered_and_raised_while_it_runs(api: sandq.Client) -> None:
 
 
 async def test_what_asks_once_is_served_by_every_partition(api: sandq.Client) -> None:
-    """Nobody subscribes; the limit goes to where something is due."""
+    """Without subscriptions, the limit goes where messages are due."""
     await api.admin.create_topic("t", partitions=3, lease="1h")
     await api.admin.limit_group("t", "g", max_in_flight=1)
     leases = api.leases("t", "g")

@@ -1,4 +1,4 @@
-"""Groups as a whole: where they begin, how they end, settings of their own."""
+"""Groups as a whole: their start positions, their ends, their own settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def fill(api: sandq.Client, count: int, partitions: int, first: int = 0) -
 
 
 async def group_rows(api: sandq.Client) -> list[dict[str, Any]]:
-    """But for when a consumer was last seen, which a start of the node counts anew."""
+    """Return the group without the time when a consumer was last seen, which a restart counts anew."""
     return [row | {"touched_ms": 0} for row in await api.admin.groups("t")]
 
 
@@ -41,7 +41,7 @@ async def group_names(api: sandq.Client) -> set[str]:
 
 
 def is_from(offset: str, start: str) -> bool:
-    """Whether a group that starts at an offset gets a message: in other partitions its time decides."""
+    """Return whether a group that starts at an offset gets a message: in other partitions the time decides."""
     partitions = {offsets.unpack(sandq.offset_bytes(one)).partition for one in (offset, start)}
     return offset >= start if len(partitions) == 1 else sandq.offset_time_ms(offset) >= sandq.offset_time_ms(start)
 
@@ -132,7 +132,7 @@ async def test_deleting_a_group_takes_everything_of_it(node: Serving, api: sandq
         return await node.broker.ask(partial(rows_of_groups, node))
 
     await until_answer(left, lambda count: count == 0)
-    # One of the same name begins anew; the messages are still there.
+    # A group of the same name begins at its start; the messages are still there.
     async with api.subscribe("t", group="g", credit=100) as subscription:
         got = await take(subscription, 40)
         assert {message.attempt for message in got} == {1}
@@ -162,7 +162,7 @@ async def test_a_group_that_nobody_uses_goes(timed: Serving, hand: HandClock) ->
             await until_answer(lambda: group_names(api), lambda names: names == {"idle", "used"})
             for _ in range(4):
                 hand.forward(35)
-                # Each touch of the group that has a consumer is seen in what the node says of its clock and rows.
+                # Each touch of the group that has a consumer shows in the node's clock and rows.
                 await until_answer(lambda: touched_lately(api, timed, "used"), lambda lately: lately)
             await until_answer(lambda: group_names(api), lambda names: names == {"used"})
         with pytest.raises(UnknownGroup):
@@ -182,7 +182,7 @@ async def touched_lately(api: sandq.Client, node: Serving, group: str) -> bool:
 
 
 async def test_a_consumer_that_was_away_too_long_begins_anew(timed: Serving, hand: HandClock) -> None:
-    """Its group went meanwhile; subscribing makes one, which begins where it is told to."""
+    """Its group was deleted meanwhile; subscribing creates it, at the given start."""
     async with connected(timed) as api:
         await api.admin.create_topic("t", group_ttl="1m", delete_on_ack=False)
         await fill(api, 3, 1)
@@ -306,10 +306,10 @@ async def test_settings_and_positions_of_groups_survive_a_restart(tmp_path: Path
 
 
 async def test_where_a_group_has_come_to_can_be_read_from(api: sandq.Client) -> None:
-    """Also when it has acked the second message of a batch: it was the offset of another partition then."""
+    """This also holds if it has acked the second message of a batch, which had an offset of another partition then."""
     for partitions in (1, 3):
         topic = f"t{partitions}"
-        # What a seek to the end has passed is acked: it must still be there for the one to the beginning.
+        # Messages that a seek to the end has passed are acked: they must still be there for the seek to the beginning.
         await api.admin.create_topic(topic, partitions=partitions, delete_on_ack=False)
         for partition in range(partitions):
             async with api.producer(topic) as producer:

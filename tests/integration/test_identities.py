@@ -1,4 +1,4 @@
-"""Who is let in, by real sockets: tokens, and identities that come, change and go."""
+"""Authentication over real sockets: tokens, and identities that are created, changed and deleted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ANYBODY = {
 
 @pytest.fixture
 async def strict(tmp_path: Path) -> AsyncIterator[Serving]:
-    """A node that lets nobody in who does not say who it is."""
+    """A node that requires authentication."""
     async with run_node(small_config(tmp_path, SECURITY__AUTHENTICATION="require")) as serving:
         yield serving
 
@@ -175,7 +175,7 @@ async def test_a_token_ends_when_it_expires(tmp_path: Path) -> None:
 
 
 async def test_connected_client_cannot_change_its_identity(strict: Serving) -> None:
-    """What was begun goes by the token that let it in: it ends with that one."""
+    """A running request keeps the token with which it began: it ends when that token ends."""
     admin, _ = await greet(strict, token=await give(strict, "boss", "admin"))
     await admin.create("t")
     other = await give(strict, "other", "read:none")

@@ -1,4 +1,4 @@
-"""What was committed behind a backup, followed as increments, and a cluster made again as of a point in time."""
+"""Entries after a backup, followed as increments, and a cluster restored as of a point in time."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ async def test_empty_increments_are_not_written_and_a_second_follower_is_reporte
 async def test_under_load_a_moment_has_what_was_stored_by_then_and_nothing_later(
     node: Serving, place: Any, tmp_path: Path
 ) -> None:
-    """Producers and a consumer work while it is followed; what they were told, and when, is compared with several
-    moments."""
+    """Producers and a consumer work while increments are followed; their confirmed operations are compared with several
+    restored times."""
     sent: dict[str, tuple[int, int]] = {}
     """By id: when it was sent, and when it was known to be stored."""
     acked: dict[str, tuple[int, int]] = {}
@@ -193,7 +193,7 @@ async def test_under_load_a_moment_has_what_was_stored_by_then_and_nothing_later
 async def test_a_restore_of_a_moment_that_was_stopped_goes_on(
     timed: Serving, api: sandq.Client, hand: HandClock, place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is made of the increments is made again, and is the same, chunk by chunk."""
+    """A second restore from the same increments gives the same result, chunk by chunk."""
     await api.admin.create_topic("t", partitions=2)
     manifest = await create_backup(api, place, follow=True)
     await (await api.produce_many("t", [{"value": b"%d" % n, "delay": "5h", "key": b"%d" % n} for n in range(60)]))

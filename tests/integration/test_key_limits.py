@@ -1,4 +1,4 @@
-"""A topic with `max_in_flight_per_key`: of each key so many messages at once, however many consumers there are."""
+"""A topic with `max_in_flight_per_key`: limits the messages of a key in flight, over all consumers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def _three_consumers(b: AsyncBroker) -> None:
     all_are_held, may_go_on = anyio.Event(), anyio.Event()
 
     async def handle(message: sandq.Message) -> None:
-        """All consumers begin with what they can have; then each message takes a while, and some come twice."""
+        """All consumers begin with all they can get; then each message takes a while, and some are redelivered."""
         assert message.key is not None
         key, number = message.key.decode(), int(message.value)
         held[key].add(number)

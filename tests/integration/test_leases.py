@@ -1,4 +1,4 @@
-"""Leasing without a subscription: what is ready now, a bounded wait, tokens that are settled later and elsewhere."""
+"""Leasing without a subscription: ready messages, a bounded wait, tokens that are settled later and elsewhere."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ async def test_leases_that_end_are_lost(timed: Serving, hand: HandClock) -> None
 
 
 async def test_beside_a_subscription(api: sandq.Client) -> None:
-    """They compete: every message goes to one of them."""
+    """Waiting clients compete: every message goes to one of them."""
     async with with_topic(api):
         async with api.subscribe("t", group="g", credit=3) as subscription:
             for n in range(10):
@@ -158,7 +158,7 @@ async def test_beside_a_subscription(api: sandq.Client) -> None:
 
 
 async def test_who_is_cancelled_gives_back(api: sandq.Client) -> None:
-    """However close the message comes: it is not held by nobody."""
+    """Even if the message arrives at the last moment, it is not leased to a client that has gone."""
     async with with_topic(api, lease="1h"):
         leases = api.leases("t", "g")
         held = await leases.take()
@@ -309,7 +309,7 @@ async def test_what_a_seek_revoked_is_not_returned_as_acked(
 
 
 async def until_applied(serving: Serving) -> None:
-    """Until all that was proposed so far is applied."""
+    """Wait until everything proposed so far is applied."""
     runner = serving.broker._runner
     while runner.is_busy():
         await runner.drain()
@@ -332,7 +332,7 @@ async def test_a_group_that_is_only_taken_from_is_in_use(timed: Serving, hand: H
 
 
 async def test_waiting_leaves_nothing_behind(node: Serving, api: sandq.Client) -> None:
-    """Timers cannot be taken back: those that are left hold no message, and there are few."""
+    """Timers cannot be cancelled: the remaining ones hold no message, and there are few of them."""
     async with with_topic(api, partitions=8):
         timers = node.broker._timers
         before = len(timers._heap)

@@ -1,4 +1,4 @@
-"""What a node writes to its log about connections and requests, and how much of it."""
+"""The log events of a node about connections and requests, and their number."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_seldom_lets_some_through_and_says_how_many_it_held_back() -> None:
 
 @pytest.fixture
 def untouched() -> Iterator[None]:
-    """Logging is of the process: as it was, afterwards."""
+    """Restore the logging of the process afterwards."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield

@@ -1,4 +1,4 @@
-"""What a node refuses, or has wait, because of its memory: answers that are not taken, watchers, producers."""
+"""Requests that a node refuses or delays because of its memory: unread replies, watchers, producers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node tells Prometheus after a walk whose every step is known."""
+"""Metrics of a node after a sequence of known requests."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Found:
         }
 
     def __call__(self, name: str, **labels: str) -> float | None:
-        """None: there is no such sample."""
+        """Return None if there is no such sample."""
         return self.samples.get((f"sandq_{name}", tuple(sorted(labels.items()))))
 
     def having(self, label: str, value: str) -> list[str]:
@@ -334,7 +334,7 @@ def test_names_follow_the_conventions() -> None:
 
 
 async def test_a_scrape_while_everything_changes(node: Serving, api: sandq.Client) -> None:
-    """Topics come and go, and nothing is asked of the thread that owns them."""
+    """Topics come and go; metrics ask nothing of the thread that owns them."""
     stop = trio.Event()
     scrapes: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""A topic ordered by key: of each key one message at a time, in order, whatever becomes of each."""
+"""A topic ordered by key: one message of each key at a time, in order, whatever happens to each message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links between nodes on real sockets: what they promise, and who does not get one."""
+"""Links between nodes on real sockets: what they guarantee, and which connections are refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def log() -> Iterator[Log]:
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is given up because this machine stood still."""
+    """No peer is given up because this machine was slow."""
     monkeypatch.setattr(peer_links, "CONNECT_S", LONG_S)
     monkeypatch.setattr(peer_links, "HANDSHAKE_S", LONG_S)
     monkeypatch.setattr(peer_links, "FIRST_FRAME_S", LONG_S)
@@ -192,7 +192,7 @@ async def test_a_hundred_megabytes_take_little_memory() -> None:
 
 
 async def refused(log: Log, node1: PeerNode, node2: PeerNode, one: dict[str, Any], two: dict[str, Any]) -> None:
-    """Until the dialer has tried three times."""
+    """Wait until the dialer has tried three times."""
     network = Network(node2.address)
     async with trio.open_nursery() as nursery:
         await nursery.start(network.run)
@@ -436,7 +436,7 @@ async def test_without_a_secret_this_machine_only(log: Log) -> None:
 
 
 class FarListener(trio.abc.Listener[trio.SocketStream]):
-    """Whoever connects seems to come from another machine."""
+    """Every connection seems to come from another machine."""
 
     def __init__(self, listener: trio.SocketListener) -> None:
         self._listener = listener

@@ -1,4 +1,4 @@
-"""A producer looks at its pending messages, takes them back and moves them, by id and by unique key."""
+"""A producer reads, cancels and moves its pending messages, by id and by unique key."""
 
 from __future__ import annotations
 

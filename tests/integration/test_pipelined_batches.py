@@ -1,4 +1,4 @@
-"""Many requests in one piece: each has its own answer, and they take effect in the order in which they were sent."""
+"""Many requests in one packet: each has its own reply, and they take effect in order."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ async def test_together_they_do_what_they_do_one_by_one(client: RawClient, seed:
 
 
 def _count(stored: Any) -> int:
-    """Messages that an answer names."""
+    """Return the messages that a reply names."""
     return len(stored) // offsets.OFFSET_BYTES if isinstance(stored, bytes) else int(stored[1])
 
 

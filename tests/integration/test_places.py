@@ -1,4 +1,4 @@
-"""Places at the client port: no address has all of them, and the node's own machine always finds one."""
+"""Limits of the client port: no address gets all connections, and the node's own machine always gets one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def connect(node: Serving) -> AsyncIterator[From]:
 
 
 async def refusal(client: RawClient) -> list[Any]:
-    """What a connection is told that is ended."""
+    """Return the error that a closed connection received."""
     frame = await client.receive()
     assert await client.stream.receive_some(1) == b"", "it is closed"
     assert frame[:3] == [Type.ERROR, 0, "OVERLOADED"], frame
@@ -81,7 +81,7 @@ async def test_one_address_gets_three_quarters_of_the_connections(connect: From)
 
 
 async def fill(connect: From) -> None:
-    """Take all places but spare ones."""
+    """Use all connections except the spare ones."""
     for address in [GREEDY] * SHARE + [MODEST] * (PLACES - SHARE):
         await connect(address)
 

@@ -1,4 +1,4 @@
-"""Groups whose messages are POSTed to a URL: a node, and receivers on the loopback."""
+"""Groups whose messages are posted to a URL: a node, and receivers on loopback."""
 
 from __future__ import annotations
 
@@ -327,7 +327,7 @@ async def test_a_push_that_ends_lets_requests_end(client: sandq.Client, receiver
 
 
 async def test_a_request_that_outlives_its_push_is_given_back(client: sandq.Client, receiver: Receiver) -> None:
-    """Its grace time is as long as its timeout, at most ten seconds; then the message is there for others."""
+    """Its grace time is its timeout, but at most ten seconds; then other nodes can lease the message."""
     receiver.hold = trio.Event()
     await push(client, receiver, request_timeout="1s")
     await client.produce("t", b"m")

@@ -1,4 +1,4 @@
-"""Who has a quota is held to it by frames, and the owner of topics by what they hold."""
+"""Quotas limit clients by their frames, and owners of topics by the content of their topics."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ async def full(node: Serving, greet: Greet, **quota: int) -> tuple[RawClient, Ra
 
 
 def _quota_of(node: Serving) -> dict[str, int]:
-    """Return the quota that topics of the owner are held to by now."""
+    """Return the current quota of the owner's topics."""
     known = node.usage._quotas.get("token:app")
     return {} if known is None else known.record()
 

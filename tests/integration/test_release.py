@@ -1,4 +1,4 @@
-"""What `make release` makes: files that are what their checksums say, and a bill of all that they need."""
+"""The output of `make release`: files that match their checksums, and a bill of materials."""
 
 from __future__ import annotations
 

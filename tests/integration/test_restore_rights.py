@@ -1,4 +1,4 @@
-"""A restore reaches no further than the rights of the caller: neither topics nor quotas of others."""
+"""A restore has only the rights of its caller: it cannot reach topics or quotas of others."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def limited(strict: Serving, admin: RawClient) -> AsyncIterator[RawClient]
 
 
 async def rows_of(raw: RawClient, topic: str) -> dict[bytes, bytes]:
-    """The rows of partition 0, as a backup has them."""
+    """Return the rows of partition 0, as a backup has them."""
     begun = await raw.call(Type.BACKUP_BEGIN, topic, 0)
     assert begun[0] == Type.REPLY, begun
     found: dict[bytes, bytes] = {}
@@ -67,7 +67,7 @@ async def restored(
     dead_letter_topic: str | None = None,
     owner: str | None = None,
 ) -> list[Any]:
-    """Restore a topic of one partition; the answer to RESTORE_OPEN."""
+    """Restore a topic of one partition; return the reply to RESTORE_OPEN."""
     chunk = msgpack.packb([part for row in sorted(stored.items()) for part in row])
     for request in (
         (Type.RESTORE_TOPIC, topic, "timer", 1, 1, 1, {"max_attempts": 1}, owner, "r"),

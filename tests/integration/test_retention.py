@@ -1,4 +1,4 @@
-"""What every group acked stays as long as the topic says: it can be read and replayed, and is trimmed then."""
+"""Acked messages stay as long as the topic's retention: they can be read and replayed, and are trimmed afterwards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOUR_MS = 3_600_000
 
 
 async def trimmed_in_time(api: sandq.Client, hand: HandClock, topic: str = "t", left: int = 0) -> int:
-    """Put the clock forward by minutes until no more is left; when that was."""
+    """Move the clock by minutes until no message is left; return that time."""
 
     onward = Onward(hand, 300)
 

@@ -1,4 +1,4 @@
-"""When a message comes again, by the broker's own time stamps: back-off, delays, leases that end, ttl."""
+"""When a message is redelivered, by the broker's own timestamps: back-off, delays, expired leases, ttl."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def attempts_of(
 
 
 async def in_group(api: sandq.Client, message_id: str, name: str = "g") -> dict[str, Any]:
-    """What a group made of a message."""
+    """Return a group's state of a message."""
     (found,) = [group for group in (await api.messages("t").why(message_id))["groups"] if group["group"] == name]
     return dict(found)
 
@@ -59,7 +59,7 @@ async def in_group(api: sandq.Client, message_id: str, name: str = "g") -> dict[
 async def test_the_back_off_of_a_topic(
     tmp_path: Path, hand: HandClock, backoff: dict[str, object], delays_ms: list[tuple[int, int]]
 ) -> None:
-    """It is told when it comes back; then it comes, and not a millisecond before."""
+    """The reply names the time of the retry; the message then arrives, not a millisecond earlier."""
     hand.hold()
     config = small_config(tmp_path, DELIVERY__LEASE_AHEAD="0ms")
     async with (

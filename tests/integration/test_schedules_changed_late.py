@@ -1,4 +1,4 @@
-"""Schedules that are changed while what is due has yet to fire."""
+"""Schedules that are changed while due occurrences are not sent yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group is put elsewhere while its consumers are at work."""
+"""A group seeks while its consumers are working."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ async def test_a_lease_that_was_not_pushed_yet_costs_no_credit(tmp_path: Path) -
 
 
 async def test_a_seek_takes_no_more_than_it_should(api: sandq.Client) -> None:
-    """Seeking while nothing is there, and twice in a row."""
+    """Seek while there is no message, and twice in a row."""
     await api.admin.create_topic("t")
     async with api.subscribe("t", group="g") as subscription:
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""One subscription to several topics: by their names, or by a pattern."""
+"""One subscription to several topics, by names or by a pattern."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOPICS = ["a", "b", "c"]
 
 @pytest.fixture
 async def client(node: Serving) -> AsyncIterator[sandq.Client]:
-    """One that looks for new topics all the time."""
+    """A subscription that looks for new topics all the time."""
     options = Options(topics_interval_s=0.01)
     async with connect_with(options, (f"127.0.0.1:{node.client_port}",), "test") as client:
         for topic in TOPICS:
@@ -95,7 +95,7 @@ async def test_credit_that_a_topic_does_not_use_goes_to_others(node: Serving, cl
 
 
 async def test_every_topic_is_served_in_turn(client: sandq.Client) -> None:
-    """One with many messages keeps nothing from the others."""
+    """One topic with many messages does not delay the others."""
     await fill(client, "a", 300)
     async with client.subscribe(TOPICS, group="g", credit=10) as subscription:
         await take(subscription, 20)

@@ -1,4 +1,4 @@
-"""How late messages are, told by client, HTTP and frames; it outlives the node, and says by what clock."""
+"""Lateness figures from the client, HTTP and frames; they survive the node, and name the clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks of the Spark source read from a real node: every message once, whatever the tasks."""
+"""Tasks of the Spark source read from a real node: every message once, for any division into tasks."""
 
 from __future__ import annotations
 

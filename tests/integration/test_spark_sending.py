@@ -1,4 +1,4 @@
-"""Tasks of the Spark sink write to a real node: each row once, whatever the attempts."""
+"""Tasks of the Spark sink write to a real node: each row once, for any number of attempts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RETRY = Identity("test", 1, resent=True)
 
 
 class Broken(Exception):
-    """The task fails."""
+    """The failure of a task."""
 
 
 async def write(
@@ -323,7 +323,7 @@ async def test_more_partitions_between_two_attempts(node: Serving, api: sandq.Cl
 
 
 async def test_rows_that_were_cut_off(node: Serving, api: sandq.Client, small: None) -> None:
-    """Their last chunks are not stored: they would be others than those of the next attempt."""
+    """Their last chunks are not stored: they would differ from those of the next attempt."""
     await api.admin.create_topic("t", partitions=PARTITIONS)
     options = parse_sink_options({"sandq.bootstrap.servers": f"127.0.0.1:{node.client_port}", "topic": "t"})
     rows = keyed(range(4000))

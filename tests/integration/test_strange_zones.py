@@ -1,4 +1,4 @@
-"""A node that leads schedules of a zone which its data has not."""
+"""A node leads schedules in a zone that its zone data do not have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.nodes.working import connected, with_topic
 from tests.support.waiting import until_answer
 
 NEW = "America/Coyhaique"
-"""Which older data has not."""
+"""A zone that older data do not have."""
 
 
 def older(name: str) -> ZoneInfo:
@@ -33,7 +33,7 @@ async def test_schedule_waits_until_a_node_knows_its_zone(
             await schedules.create(name, b"", cron="0 * * * *", zone=where, misfire="all")
         with monkeypatch.context() as patched:
             patched.setattr(recurrence, "zone", older)
-            # Others go on beside it.
+            # other schedules continue meanwhile
             for fired in (1, 2, 3):
                 hand.forward(3600)
                 await until_answer(lambda: schedules.get("b"), lambda b, fired=fired: b.fired == fired)

@@ -1,4 +1,4 @@
-"""TLS on the client port: who is let in, who is not and is told why, and certificates that change while it runs."""
+"""TLS on the client port: accepted clients, refused clients and their reasons, and certificates that change."""
 
 from __future__ import annotations
 

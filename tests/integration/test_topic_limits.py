@@ -1,4 +1,4 @@
-"""Limits that a topic has of its own, beside those of the node."""
+"""Limits of a topic, in addition to those of the node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry: where a message is produced, and where it is handled."""
+"""OpenTelemetry spans: where a message is produced, and where it is handled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """What has ended."""
+    """Return the spans that have ended."""
     kept = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(kept))

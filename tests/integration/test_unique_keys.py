@@ -1,4 +1,4 @@
-"""Unique keys: one pending message of a name, and none again for a while after its delivery."""
+"""Unique keys: one pending message per name, and no second one for a while after its delivery."""
 
 from __future__ import annotations
 

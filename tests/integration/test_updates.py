@@ -1,4 +1,4 @@
-"""Pending messages of a node get other values and headers; and what became of unique keys that were taken."""
+"""Pending messages of a node get other values and headers; and the outcome for unique keys that were taken."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ async def test_a_receipt_says_what_became_of_the_other_one(api: sandq.Client) ->
 
 
 async def test_messages_of_one_batch_have_outcomes_of_their_own(api: sandq.Client) -> None:
-    """Also where requests are gathered to one batch by the node."""
+    """This also holds where the node gathers requests into one batch."""
     async with with_topic(api, **NOW):
         ids = await (await api.produce_many("t", [{"value": b"v", "unique_key": f"{n}"} for n in range(5)]))
         receipts = await api.produce_many(

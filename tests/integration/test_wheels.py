@@ -56,14 +56,14 @@ def needed(requirements: Iterable[str], seen: dict[str, importlib.metadata.Distr
 
 
 def tops(distribution: importlib.metadata.Distribution) -> Iterator[tuple[str, Path]]:
-    """The files and directories of a package directly below site-packages."""
+    """Return the files and directories of a package directly below site-packages."""
     files = distribution.files or []
     for top in {file.parts[0] for file in files if file.parts[0] != ".."}:
         yield top, Path(str(distribution.locate_file(top)))
 
 
 class Environment:
-    """An empty environment with wheels of ours, and links to what they depend on."""
+    """An empty environment with our wheels, and links to their dependencies."""
 
     def __init__(self, directory: Path, *wheels: Path) -> None:
         venv.create(directory, with_pip=False)
@@ -91,7 +91,7 @@ class Environment:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The wheel of sandq, and that of its client."""
+    """The wheels of sandq and of its client."""
     whole, slim = (build(ROOT / project, tmp_path_factory.mktemp("wheel")) for project in (".", "packaging/client"))
     return whole, slim
 

@@ -1,4 +1,4 @@
-"""Topics that are made when they are used, asked for on several nodes at a time."""
+"""Topics that are created on use, requested on several nodes at the same time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_many_who_ask_at_a_time_make_one(tmp_path: Path) -> None:
 
 
 async def _after_another_node_leads(nodes: ThreeNodes, client: sandq.Client) -> None:
-    """What was made stays made, and counts."""
+    """Created topics stay, and count for the limit."""
     leader = next(name for name, one in nodes.running.items() if one.broker.metadata_host.ready)
     await nodes.stop(leader)
     await client.produce("made.c", b"x")

@@ -1,4 +1,4 @@
-"""Three nodes and all that was on their disks are lost, and three others get it back from a backup."""
+"""Three nodes are lost with all their disks; three new nodes restore the data from a backup."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def _fill(api: sandq.Client) -> None:
 
 
 async def _all_of(api: sandq.Client) -> dict[str, Any]:
-    """All there is, but for what is trimmed at some time: what all groups are done with."""
+    """Return all stored data, except messages that may be trimmed at any time because all groups have acked them."""
     found: dict[str, Any] = {}
     for topic in ("jobs", "mail"):
         rows = [one async for one in api.messages(topic).list() if one.state not in ("acked", "dead")]

@@ -1,4 +1,4 @@
-"""The secret of a cluster is changed while it runs: no request fails, and the old one counts no more."""
+"""Change the secret of a running cluster: no request fails, and the old secret is no longer accepted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OLD, NEW = b"the old one, as long as it has to be", b"the new one, as long as it
 
 
 def write(directory: Path, name: str, *secrets: bytes) -> str:
-    """Replaced, as who writes it by hand should: it is whole whenever it is read."""
+    """Replace the file atomically, so that it is complete whenever it is read."""
     path = directory / f"{name}.secret"
     new = path.with_suffix(".new")
     new.write_bytes(b"\n---\n".join(secrets))

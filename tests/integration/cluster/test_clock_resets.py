@@ -1,4 +1,4 @@
-"""A partition's clock is set back in a cluster: of mixed versions; while nodes stop, restart, and lead in turns."""
+"""Reset a partition's clock in a cluster: with mixed versions, and while nodes stop, restart and change leaders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOUR_S = 3600
 
 @contextmanager
 def wrong_clocks(nodes: ThreeNodes, ahead_s: int) -> Iterator[None]:
-    """Let whoever leads stamp entries by a clock that is wrong by so much."""
+    """Make the leader stamp entries by a clock that is wrong by this much."""
     logs = [(node.broker.node_log, node.broker.node_log._now_ms) for node in nodes.running.values()]
     for log, now_ms in logs:
         log._now_ms = lambda now_ms=now_ms: now_ms() + ahead_s * 1000  # type: ignore[misc]
@@ -42,7 +42,7 @@ async def until_level(nodes: ThreeNodes, level: int) -> None:
 
 
 async def taken(client: sandq.Client, group: str, count: int) -> list[bytes]:
-    """Take and ack what is due, which is so many messages, and no more."""
+    """Receive and ack exactly this number of due messages."""
     leases, got = client.leases("t", group), []
     while len(got) < count:
         messages = await leases.take(count, wait="30s")
@@ -53,11 +53,11 @@ async def taken(client: sandq.Client, group: str, count: int) -> list[bytes]:
 
 
 class Steps:
-    """How many steps of a reset may be proposed yet, by all nodes together. Whoever leads stops then, between two."""
+    """Number of steps of a reset that all nodes together may still propose. The leader then stops between two steps."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left: int | None = 0
-        """None: no limit."""
+        """None means no limit."""
         self.stopped = trio.Event()
         self._waiting: list[PartitionLeader] = []
         upkeep = PartitionLeader._upkeep
@@ -128,7 +128,7 @@ async def test_reset_goes_on_under_other_leaders_from_a_snapshot_and_after_a_res
 
 
 def is_resetting(nodes: ThreeNodes, name: str) -> bool:
-    """Whether a node, which may have just come, is known to be in the midst of it."""
+    """Return whether the reset is in progress, as a node that may have just joined knows it."""
     known = nodes.running[name].broker.catalog.topics
     return "t" in known and known["t"].partitions[0].raft_group.status.reset is not None
 
@@ -167,7 +167,7 @@ async def produce_and_settle(nodes: ThreeNodes, client: sandq.Client, hand: Hand
 
 
 async def check_delivered(client: sandq.Client, hand: HandClock) -> None:
-    """Everything comes once, at its instant, to groups that have not acked it."""
+    """Every message is delivered once, at its time, to groups that have not acked it."""
     for due, seen, hours in (([*NOW, *AHEAD], True, 1), (SOON, True, 2), (LATER, False, 0)):
         for group in ("done", "half", "new"):
             expected = [n for n in due if not seen or group == "new" or (group == "half" and n % 2 == 0)]

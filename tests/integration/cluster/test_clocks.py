@@ -1,4 +1,4 @@
-"""Three nodes, each with a wall clock of its own that somebody sets: whose clock is wrong does not lead."""
+"""Three nodes, each with a wall clock that the test sets: a node with a wrong clock does not lead."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FOUND = b"found"
 
 
 class ClockedNodes(ThreeNodes):
-    """`ahead_s`: how far each node's wall clock is ahead of the true time; to be set at will."""
+    """`ahead_s`: how far each node's wall clock is ahead of the true time; the test sets it."""
 
     def __init__(self, directory: Path, nursery: trio.Nursery) -> None:
         super().__init__(directory, nursery)
@@ -54,14 +54,14 @@ class ClockedNodes(ThreeNodes):
         return {name: self.clock(name).reason for name in self.running}
 
     def leads(self, name: str) -> int:
-        """How many groups it leads, that of the metadata included."""
+        """Return how many groups the node leads, including the metadata group."""
         return sum(host.group.is_leader for host in self.running[name].broker.node_log.hosts.values())
 
     async def until_reasons(self, **reasons: str | None) -> None:
         await until_holds(lambda: self.reasons() == {**dict.fromkeys(self.running), **reasons})
 
     async def until_led_by(self, *names: str) -> None:
-        """Until these, and no others, lead everything."""
+        """Wait until exactly these nodes lead all groups."""
         await until_holds(
             lambda: (
                 sum(self.leads(name) for name in names) == PARTITIONS + 1
@@ -108,7 +108,7 @@ def is_measured(state: dict[str, Any], peers: set[str], *, median_s: float, drif
 
 @pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
 async def test_a_step_of_one_wall_clock(nodes: ClockedNodes, jump_s: float) -> None:
-    """The node gives up what it leads; messages go on, and none is early."""
+    """The node hands over its partitions; messages continue, and none is early."""
     async with nodes.connect() as client:
         await create(nodes, client)
         await until_holds(lambda: nodes.leads("node1") > 0)
@@ -152,7 +152,7 @@ async def test_leaders_are_balanced_again_only_once_the_clock_is_right(
         balance, hand_over = rebalancer.Rebalancer._balance, rebalancer.Rebalancer._hand_over
 
         async def counted(rebalancer: rebalancer.Rebalancer, now_s: float, nursery: trio.Nursery) -> None:
-            """Who has not heard yet of node1's clock, or not for a while, may believe that it would keep it."""
+            """A node that has not yet heard of node1's clock may believe that node1 would stay leader."""
             await balance(rebalancer, now_s, nursery)
             looks[0] += not rebalancer._health.may_lead("node1")
 
@@ -241,8 +241,8 @@ def _watch(nodes: ClockedNodes, name: str, began: list[int]) -> None:
 
 
 async def test_two_of_three_step(nodes: ClockedNodes) -> None:
-    """Nobody's guarded clock moves, so nobody confirms; accepted on two, it is the third that is off, until its wall
-    clock steps, too: then it follows by itself."""
+    """No guarded clock moves, so no node confirms. After acceptance on two nodes, the third one is off, until its wall
+    clock steps too: then it follows by itself."""
     async with nodes.connect() as client:
         await create(nodes, client)
         nodes.ahead_s.update(node1=HOUR_S, node2=HOUR_S)
@@ -261,7 +261,7 @@ async def test_two_of_three_step(nodes: ClockedNodes) -> None:
 
 
 async def test_all_step(nodes: ClockedNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody can take over: all go on, with the alarm; accepted on two, the third follows."""
+    """No node can take over: all continue with the alarm. After acceptance on two, the third follows."""
     async with nodes.connect() as client:
         await create(nodes, client)
         nodes.ahead_s = dict.fromkeys(NAMES, HOUR_S)
@@ -283,7 +283,7 @@ async def test_all_step(nodes: ClockedNodes, monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_two_that_differ(tmp_path: Path) -> None:
-    """Without the third nobody knows which of the two is right: the one that had agreed before goes on."""
+    """Without the third node, it is unknown which of the two is right: the one that had agreed before continues."""
     async with clocked(tmp_path) as nodes, nodes.connect() as client:
         await create(nodes, client)
         await nodes.stop("node1")

@@ -1,4 +1,4 @@
-"""Keys on three nodes: what was acknowledged is there after failovers, on whoever leads; linearizable conditions."""
+"""Keys on three nodes: acknowledged writes survive failovers, on every leader; conditions are linearizable."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.support.waiting import until_holds
 
 TASKS = 3
 LATER = ("NOT_LEADER", "UNAVAILABLE", "OVERLOADED")
-"""Nothing was done."""
+"""The write certainly had no effect."""
 
 
 class Keys:
-    """Asks whoever leads, again and again until the answer is certain."""
+    """Sends requests to the leader, repeatedly until the result is certain."""
 
     def __init__(self, nodes: ThreeNodes) -> None:
         self._nodes = nodes
 
     async def _call(self, kind: int, *fields: Any) -> list[Any]:
-        """A reply; TIMED_OUT as it is."""
+        """Return a reply; TIMED_OUT as it is."""
         while True:
             leader = self._nodes.leader()
             if leader is not None and leader in self._nodes.running:
@@ -53,7 +53,7 @@ class Keys:
                 return None if row is None else Value.load(row)
 
     async def swap(self, key: bytes, value: bytes, expected: bytes) -> bool | None:
-        """Whether it was written; None: nobody knows."""
+        """Return whether it was written; None if unknown."""
         batch = encode({Column.VALUE: [value], Column.KEY: [key], Column.EXPECTED_VERSION: [expected]})
         reply = await self._call(Type.PRODUCE, 0, 0, 0, 0, batch)
         return None if reply[0] != Type.REPLY else reply[3] is None

@@ -1,4 +1,4 @@
-"""Replicas that do not have the same rows are found and named, and made anew when somebody says so."""
+"""Replicas whose rows differ are found, named, and rebuilt on request."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def incarnations(nodes: ThreeNodes) -> Iterator[str]:
 
 
 def anew(nodes: ThreeNodes, before: set[str]) -> set[str] | None:
-    """The nodes whose replicas of partition 0 are others than before, once there are as many again, for all to see."""
+    """Return the nodes whose replicas of partition 0 changed, once all nodes see as many replicas again."""
     found = [set(nodes.host(name).members.voters) for name in NAMES]
     if any(len(after) != len(NAMES) or after != found[0] for after in found):
         return None
@@ -56,7 +56,7 @@ async def test_a_replica_that_differs_is_named_and_made_anew(tmp_path: Path, lea
         leader = await nodes.until_led()
         odd = leader if leads else next(name for name in NAMES if name != leader)
         flip(nodes, odd)
-        # Whoever leads by then says so, to people too.
+        # The current leader reports it, to people too.
         assert await compared(nodes, same=False) == (odd,)
         leader = await nodes.until_led()
         async with nodes.connect(leader) as asking:
@@ -78,7 +78,7 @@ async def test_a_replica_that_differs_is_named_and_made_anew(tmp_path: Path, lea
             try:
                 await client.admin.rebuild("t", 0, odd)
             except (TimedOut, Conflict):
-                return False  # another one has come to lead the metadata meanwhile
+                return False  # the metadata has a new leader meanwhile
             return True
 
         await until_answer(rebuild, lambda is_done: is_done)
@@ -98,7 +98,7 @@ async def test_metadata_leader_stops_while_a_replica_is_rebuilt(tmp_path: Path) 
         before = set(incarnations(nodes))
 
         async def hand_over() -> None:
-            """Let another one lead the metadata once the replica is assigned away."""
+            """Move the leadership of the metadata once the replica is assigned away."""
             group = nodes.host(NAMES[0]).number
             while odd in asked.metadata.partition(group).nodes:  # type: ignore[union-attr]
                 await asked.metadata_host.changed()
@@ -108,7 +108,7 @@ async def test_metadata_leader_stops_while_a_replica_is_rebuilt(tmp_path: Path) 
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hand_over)
-            # Not "ask another one": that one would be asked to do it once more.
+            # Not a redirect to the next leader: that one would do it a second time.
             with pytest.raises(TimedOut, match="ask again"):
                 await asked.administration.nodes.rebuild(Rebuild("t", 0, odd), NODE)
         asked.metadata_host.stay()

@@ -1,5 +1,5 @@
-"""A node that stops in the middle of a move, at every step of it, and comes back: the move comes to its end, nothing is
-lost, early or doubled, and no node keeps what it is not to hold."""
+"""A node stops in the middle of a move, at every step, and returns: the move completes, no message is lost, early or
+doubled, and no node keeps a replica that it should not hold."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def crash(directory: Path, point: Point, monkeypatch: pytest.MonkeyPatch, 
 
 
 async def until_missed(nodes: FoundNodes, name: str) -> None:
-    """Until the others have noticed that a node is away."""
+    """Wait until the other nodes have noticed that a node is down."""
     await until_holds(
         lambda: not any(name in serving.broker.node_log.group_commit._up for serving in nodes.running.values())
     )
@@ -167,19 +167,19 @@ async def stopped_at(nodes: FoundNodes, halt: Halt, record: Record) -> str:
 
 
 def is_given_up(nodes: FoundNodes, going: str) -> bool:
-    """It holds nothing any more, as far as it knows, and nothing is on its way."""
+    """The node holds no replicas, as far as it knows, and nothing is moving."""
     return not nodes.running[going].broker.catalog.by_group and not any(moved.unsettled(nodes))
 
 
 async def checkpoint(nodes: FoundNodes) -> None:
-    """What comes later their stores lose with them."""
+    """The stores lose everything written after this."""
     for serving in nodes.running.values():
         await serving.broker._runner.checkpoint()
 
 
 @pytest.mark.parametrize("step", [AWAY[0], *[pytest.param(step, marks=pytest.mark.long) for step in AWAY[1:]]])
 async def test_a_crash_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    """The move ends elsewhere, and what the node held comes elsewhere, too."""
+    """The move ends with another node, and the replicas of this one move elsewhere, too."""
     monkeypatch.setattr(cluster_controller, "FAILED_S", 1.0)
     halt = POINTS[step].watch(monkeypatch)
     async with found_nodes(tmp_path, *FIVE, CLUSTER__REASSIGN_AFTER="1s") as nodes:
@@ -191,13 +191,13 @@ async def test_a_crash_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 async def until_given_up(nodes: FoundNodes, name: str) -> None:
-    """Until nobody wants a node to hold anything."""
+    """Wait until a node should not hold any replica."""
 
     await until_holds(lambda: not any(holds(serving, name) for serving in nodes.running.values()))
 
 
 def rounds_agreed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each node has asked who would elect it for the metadata, and another one had said yes the last time."""
+    """Return how often each node has asked for votes for the metadata while another node had granted its last vote."""
     agreed: Counter[str] = Counter()
     ask = Election._ask
 
@@ -211,8 +211,8 @@ def rounds_agreed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 async def test_nodes_that_know_less_than_they_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two nodes gave up a partition, lose what was not flushed, and find older metadata that places it on them. They do
-    not make it anew: it would be empty, and they are a majority of the group that they know of."""
+    """Two nodes gave up a partition, lose unflushed data, and find older metadata that places it on them. They do not
+    create it again: it would be empty, and they are a majority of the group that they know."""
     monkeypatch.setattr(StoreSweeper, "sweep_soon", lambda self: None)  # LevelDB flushes all when it compacts a store
     names = FIVE[:4]
     async with found_nodes(tmp_path, *names) as nodes:

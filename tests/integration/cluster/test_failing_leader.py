@@ -1,4 +1,4 @@
-"""The disk of a leader fails: a producer hears nothing of it, for others have the topic, too."""
+"""The disk of a leader fails: producers do not notice, because other nodes have the topic, too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.waiting import until_holds
 
 
 class Disk:
-    """Of one node. `fails`: "", or what takes nothing any more."""
+    """State of a node. `fails`: empty, or the part that refuses writes."""
 
     def __init__(self, directory: Path) -> None:
         self.fails = ""

@@ -1,4 +1,4 @@
-"""A node of the cluster that says what makes no sense, or says half of it: the others go on."""
+"""A node of the cluster sends nonsense or incomplete data: the others continue."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def links_of(nodes: ThreeNodes, name: str) -> PeerLinks:
 
 @asynccontextmanager
 async def produced_meanwhile(nodes: ThreeNodes) -> AsyncIterator[None]:
-    """Produce one message after the other; at the end all that were taken are there."""
+    """Produce one message after the other; at the end, all acknowledged ones are stored."""
     taken: set[bytes] = set()
 
     async def produce() -> None:
@@ -100,7 +100,7 @@ async def test_frames_that_make_no_sense_from_a_proved_peer(tmp_path: Path, seed
         assert {*nodes.running} == {"node1", "node2", "node3"}, f"seed {seed}"
 
 
-# What a link sends is damaged where the other side can see it: which bytes are right inside of a frame only TCP knows.
+# Damage the link's data where the receiver can see it: only TCP checks bytes inside of a frame.
 Send = Callable[[bytes], Awaitable[None]]
 
 
@@ -133,7 +133,7 @@ DAMAGES = (_too_long, _empty, _no_msgpack, _no_frame, _half, _noise)
 
 
 async def test_damaged_bytes_from_a_proved_peer(tmp_path: Path) -> None:
-    """They end the link, which is made anew."""
+    """The receivers close the link, and it is opened again."""
     async with three_nodes(tmp_path) as nodes, produced_meanwhile(nodes):
         links = links_of(nodes, "node1")
         for at, damage in enumerate(DAMAGES):

@@ -27,7 +27,7 @@ async def test_what_is_led_elsewhere_is_routed_on(tmp_path: Path) -> None:
             async def leaders() -> list[str | None]:
                 return (await web.get(f"{urls['node3']}/topics/t")).json()["leaders"]  # type: ignore[no-any-return]
 
-            # Each leads one, so that most of what follows is led elsewhere: the nodes see to that.
+            # Each node leads one partition, so most requests below need another node.
             await until_answer(leaders, lambda found: set(found) == {*NAMES})
             got = []
             while len(got) < 9:
@@ -37,11 +37,11 @@ async def test_what_is_led_elsewhere_is_routed_on(tmp_path: Path) -> None:
                 got += [message["text"] for message in leased.json()["messages"]]
             assert sorted(got) == [f"m{number}" for number in range(9)]
             for url in urls.values():
-                # A node goes by the routes that it was told of: an election may be under way, or news of it.
+                # A node uses the routes that it knows: an election, or its news, may be in progress.
                 await until_answer(partial(web.get, f"{url}/readyz"), lambda answer: answer.status_code == 200)
                 assert len((await web.get(f"{url}/cluster/nodes")).json()["nodes"]) == 3
 
-                # What the three lead is put together, whichever is asked.
+                # Rows of all three leaders are combined, whichever node is asked.
                 async def overview(url: str = url) -> tuple[list[tuple[str, int, int]], dict[str, str]]:
                     told = (await web.get(f"{url}/overview")).json()
                     rows = [(row["topic"], row["partitions"], row["without_leader"]) for row in told["topics"]]

@@ -1,4 +1,4 @@
-"""Who may do what is known to all nodes of a cluster, a moment after it is changed on one."""
+"""All nodes of a cluster know the rights of identities, a moment after a change on one node."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def strict(tmp_path: Path) -> AsyncIterator[ThreeNodes]:
 
 
 async def first_token(nodes: ThreeNodes) -> str:
-    """What the node that leads the metadata has written, once all know it."""
+    """Return the writes of the metadata leader, once all nodes know them."""
     known = [serving.broker for serving in nodes.running.values()]
     await until_holds(lambda: all("token:admin" in broker.metadata.identities for broker in known))
     await leading(nodes)

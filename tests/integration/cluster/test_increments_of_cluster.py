@@ -1,4 +1,5 @@
-"""Three nodes are followed while leaders change and logs are cut, then lost, and made again as of two moments."""
+"""Increments of three nodes are followed while leaders change and logs are cut; then the cluster is restored as of two
+times."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from tests.support.waiting import until_holds
 
 
 def cut_logs(nodes: ThreeNodes) -> None:
-    """As a checkpoint does."""
+    """Flush the stores as a checkpoint does."""
     for serving in nodes.running.values():
         log = serving.broker.node_log
         log.truncate({number: host.status.applied_index for number, host in log.hosts.items()})
@@ -68,7 +69,7 @@ async def test_each_moment_of_a_cluster_comes_back(
         made = await follower.step()
         assert made.number == 1 and not made.gone, "the new leader kept it as well"
         two = await state_of(api, "t")
-        # What nobody keeps is told, and does not stop it.
+        # A gap in the log is reported and does not stop the command.
         for serving in nodes.running.values():
             for host in serving.broker.node_log.hosts.values():
                 host.reader_pins.lose()

@@ -1,4 +1,4 @@
-"""Nodes that find a cluster by gossip: how it begins, who is taken in, who is not, and what a restart finds."""
+"""Nodes that find a cluster by gossip: how it begins, which nodes may join, and the state after a restart."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_three_come_together_and_outlive_one(tmp_path: Path) -> None:
     async with found_nodes(tmp_path, *THREE) as nodes:
         await until_holds(lambda: len(nodes.voters("node1")) == 3)
         async with nodes.connect("node2") as client:
-            # What node2 hears of node3, and its link with it, come in their own time: node1 took both in without them.
+            # node2 hears of node3, and connects to it, in its own time: node1 accepted both without that.
             await until_answer(
                 client.admin.cluster,
                 lambda info: (
@@ -63,7 +63,7 @@ async def test_a_seventh_node_listens_and_five_vote(tmp_path: Path) -> None:
 
 
 async def test_all_at_once_and_again(tmp_path: Path) -> None:
-    """After a restart nobody needs a seed: who is registered is asked, and who was known by gossip."""
+    """A restarted node needs no seed: it asks registered nodes, and nodes known from gossip."""
     async with found_nodes(tmp_path, *THREE) as nodes:
         await until_holds(lambda: len(nodes.voters("node1")) == 3)
         uuid = nodes.running["node1"].broker.metadata.cluster_uuid
@@ -80,7 +80,7 @@ async def test_all_at_once_and_again(tmp_path: Path) -> None:
 
 
 async def test_who_founds_with_seeds_waits_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never on silence: the founder that has seeds waits for one of them."""
+    """A founder that has seeds never founds without a response: it waits for one of them."""
     checks = BootstrapChecks(monkeypatch)
     async with trio.open_nursery() as nursery:
         nodes = FoundNodes(tmp_path, nursery)
@@ -102,7 +102,7 @@ async def test_a_founder_that_finds_a_cluster_joins_it(tmp_path: Path) -> None:
 
 
 async def test_a_node_that_lost_its_disk_waits(tmp_path: Path) -> None:
-    """Its vote was counted on: it must not come back under its name as if nothing had been."""
+    """Its vote was counted, so it must not return under its name with an empty disk."""
     async with found_nodes(tmp_path, *THREE) as nodes:
         await until_holds(lambda: len(nodes.voters("node1")) == 3)
         old = nodes.running["node1"].broker.metadata.nodes["node3"].store_uuid
@@ -131,7 +131,7 @@ async def test_two_clusters_of_one_name_stay_two(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("crashes", ["before it is told", "before it is written"])
 async def test_a_crash_while_it_is_taken_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crashes: str) -> None:
-    """It is a learner already, and does not know it: it asks again, and is told."""
+    """It is already a learner and does not know it: it asks again, and learns it."""
     async with found_nodes(tmp_path, "node1", "node2") as nodes:
         with monkeypatch.context() as patch:
             if crashes == "before it is told":
@@ -159,7 +159,7 @@ async def test_a_crash_while_it_is_taken_in(tmp_path: Path, monkeypatch: pytest.
 
 
 async def test_nodes_with_different_zone_data_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Schedules may fire at other times when those lead."""
+    """Schedules may send at different times if those nodes lead."""
 
     def tags(**told: Any) -> dict[str, str]:
         return node_tags(**told | ({"zone_data": "2020.1"} if told["node"] == "node2" else {}))

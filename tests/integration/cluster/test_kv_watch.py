@@ -1,4 +1,4 @@
-"""Watches of keys on three nodes: nothing twice, nothing left out, whatever happens to leaders, nodes and lines."""
+"""Watches of keys on three nodes: no change twice, none missing, while leaders, nodes and connections fail."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from tests.support.waiting import until_holds
 PARTITIONS = 3
 WRITERS = 4
 KEYS = 5
-"""Of each writer."""
+"""Writes of each writer."""
 WRITES = 60
-"""Of each writer, at least."""
+"""Least number of changes of each writer."""
 
 Row = tuple[bytes, bytes | None, str]
 """Key, value, version."""
 
 
 class Written:
-    """What was acknowledged, in the order of each key. A key has one writer."""
+    """The acknowledged writes, in the order of each key. A key has one writer."""
 
     def __init__(self, seed: int) -> None:
         self.rows: list[Row] = []
@@ -61,7 +61,7 @@ class Written:
 
 
 class Seen:
-    """What a watch told."""
+    """The changes that a watch returned."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -75,7 +75,7 @@ class Seen:
                 self._note(change)
 
     async def by_pieces(self, kvs: list[sandq.Keys], rng: random.Random, **options: Any) -> None:
-        """Leave every now and then, and go on from the position, through another client."""
+        """Stop now and then, and continue from the position, through another client."""
         while True:
             async with rng.choice(kvs).watch(**options) as watch:
                 self.begun.set()
@@ -99,7 +99,7 @@ async def created(nodes: ThreeNodes, client: sandq.Client, **settings: Any) -> N
 
 
 async def disturb(nodes: ThreeNodes, client: sandq.Client, proxy: Proxy, rng: random.Random) -> None:
-    """Leaders change, lines are cut, a node goes down."""
+    """Leaders change, connections are cut, a node stops."""
     proxy.cut_answer = lambda n: n % 25 == 24
     for name in rng.sample(NAMES, 1):
         for _ in range(3):
@@ -129,7 +129,7 @@ async def one_disturbed_day(
     seen: dict[str, Seen],
     **settings: Any,
 ) -> Written:
-    """Write through two clients, one of them over a line that is cut, while all of this happens; until the watchers
+    """Write through two clients, one of them over a connection that is cut, during all of this; wait until the watchers
     have seen it."""
     written = Written(rng.randrange(1 << 30))
     async with (

@@ -1,4 +1,4 @@
-"""What a node leads of a topic is known without a look at each partition, and follows what happens."""
+"""The list of partitions that a node leads is kept up to date, without scanning all partitions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.waiting import until_holds
 
 
 def is_known(nodes: ThreeNodes, topic: str) -> bool:
-    """All nodes know the topic, which is led as a whole, and each what it leads of it."""
+    """All nodes know the topic, all partitions have leaders, and each node knows the ones it leads."""
     led = 0
     for serving in nodes.running.values():
         catalog = serving.broker.catalog

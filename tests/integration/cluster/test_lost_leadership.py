@@ -1,4 +1,4 @@
-"""Who changes what the cluster is, and leads no more before it is known what became of it, hears of it all the same."""
+"""A client changes the cluster through a leader that loses its leadership; the client still gets the result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_a_topic_that_the_next_leader_has_is_there(nodes: ThreeNodes) -> N
 
 
 async def test_what_waits_behind_it_is_refused(nodes: ThreeNodes) -> None:
-    """Nothing of it was done: who asked is to ask the next leader."""
+    """Nothing was done: the client must ask the next leader."""
     leader = (await leading(nodes)).broker.node_log.node_id
     async with connected(nodes, leader) as first, connected(nodes, leader) as second:
         with hearing_nothing(nodes, leader):

@@ -1,5 +1,5 @@
-"""A topic gets more partitions while it is in use: consumers that run get what comes to the new ones, unique keys are
-found before and after, and whoever asks about the whole topic is told of all of it."""
+"""A topic gets more partitions while it is in use: running consumers get the messages of the new ones, unique keys are
+found before and after, and requests about the whole topic cover all of it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def until_registered(nodes: ThreeNodes) -> None:
 async def test_a_running_consumer_gets_what_comes_to_new_partitions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, met: str
 ) -> None:
-    """No client looks at all its topics again for no reason meanwhile."""
+    """No client refreshes all its topics without a reason meanwhile."""
     monkeypatch.setattr(client_module, "Options", partial(Options, metadata_interval_s=math.inf))
     got: set[tuple[int, bytes]] = set()
 
@@ -67,7 +67,7 @@ async def test_a_running_consumer_gets_what_comes_to_new_partitions(
             await until_holds(lambda: (1, b"before") in got)
             await raised(nodes)
             for partition in range(MANY):
-                # It was told of two partitions, and looks again before it says that there is none.
+                # It knows two partitions, and refreshes before it says that there is no such partition.
                 await (await producer.send(b"after", partition=partition))
             await until_holds(lambda: len(got) >= 1 + MANY)
         assert got == {(1, b"before"), *[(partition, b"after") for partition in range(MANY)]}
@@ -107,7 +107,7 @@ async def test_keys_go_to_all_partitions_and_keep_their_order(tmp_path: Path) ->
                 assert partitions == {key: partition_for(key, (FEW, MANY)[round_]) for key in KEYS}
                 if not round_:
                     await client.admin.update_topic("t", partitions=MANY)
-                    await until_holds(lambda: producer._partitioner.partitions == MANY)  # the producer is told of it
+                    await until_holds(lambda: producer._partitioner.partitions == MANY)  # the producer learns of it
 
 
 async def test_what_is_about_a_whole_topic_is_about_new_partitions_as_well(tmp_path: Path) -> None:

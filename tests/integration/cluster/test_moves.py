@@ -1,5 +1,5 @@
-"""Partitions that move: a node that comes takes its share, one that is drained holds nothing, one that stays away is
-replaced. Whatever was acknowledged meanwhile is there, once."""
+"""Partitions that move: a new node gets its share, a drained node holds nothing, a failed node is replaced. Every
+message acknowledged meanwhile is there, once."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def held(nodes: ThreeNodes) -> Counter[str]:
 
 
 def all_know_the_same(nodes: ThreeNodes) -> bool:
-    """Of metadata: who has just started begins with what it knew before."""
+    """Metadata as a node sees it: a node that has just started begins with its old state."""
     return len({serving.broker.metadata.applied_index for serving in nodes.running.values()}) == 1
 
 
 def is_settled(nodes: ThreeNodes) -> bool:
-    """Nothing is on its way, and everything is where it is to be."""
+    """Nothing moves, and every replica is where it should be."""
     if not all_know_the_same(nodes):
         return False
     for name, serving in nodes.running.items():
@@ -125,7 +125,7 @@ async def administrating(nodes: ThreeNodes) -> Administrator:
 
 
 async def administrate(nodes: ThreeNodes, change: Callable[[Administrator], Awaitable[T]]) -> T | None:
-    """Have whoever leads the metadata change something, also when another one comes to lead meanwhile."""
+    """Let the metadata leader change something, also if another node becomes leader meanwhile."""
 
     async def ask() -> T:
         return await change(await administrating(nodes))
@@ -144,13 +144,13 @@ async def until_gone(nodes: ThreeNodes, name: str) -> None:
 
 
 async def until_planned(nodes: ThreeNodes, change: Callable[[], object]) -> None:
-    """Until what was asked for has begun, and ended."""
+    """Wait until the requested change has begun and ended."""
     await until_holds(lambda: all_know_the_same(nodes) and bool(change()))
     await until_settled(nodes)
 
 
 async def until_even_and_settled(nodes: ThreeNodes, each: int) -> None:
-    """Until every registered node is there and holds so much, and nothing is on its way."""
+    """Wait until every registered node is up and holds this many replicas, and nothing moves."""
     registered = nodes.running["node1"].broker.metadata
     await until_planned(nodes, lambda: held(nodes) == Counter(dict.fromkeys(registered.nodes, each)))
 
@@ -224,7 +224,7 @@ async def test_a_node_that_stays_away_is_replaced_and_takes_its_share_again(
 
 
 async def test_a_node_that_lost_its_disk_is_removed_and_added_anew(tmp_path: Path, quick_to_fail: None) -> None:
-    """Of three nodes with three replicas: there is nobody to take its place meanwhile."""
+    """With three nodes and three replicas, no node can replace it meanwhile."""
     names = ("node1", "node2", "node3")
     async with found_nodes(tmp_path, *names) as nodes:
         async with nodes.connect("node1") as client:

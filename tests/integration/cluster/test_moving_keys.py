@@ -1,5 +1,5 @@
-"""Partitions of a compacted topic move as others do: keys that are swapped, watched and compacted meanwhile are what
-they were, wherever they come to be."""
+"""Partitions of a compacted topic move like others: keys that are swapped, watched and compacted meanwhile stay
+correct."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def count(client: sandq.Client, key: str, done: dict[str, int], stop: trio.Event) -> None:
-    """Add one by compare-and-set until told to stop; nobody else writes to the key."""
+    """Add one by compare-and-set until stopped; no other writer uses the key."""
     kv = client.kv("t")
     version: str | None = None
     while not stop.is_set():

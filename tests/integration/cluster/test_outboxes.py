@@ -1,4 +1,4 @@
-"""What partitions send to others arrives once, while other nodes come to lead both sides, stop and return."""
+"""Messages between partitions arrive exactly once, while leaders of both sides change, stop and return."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def produce(client: sandq.Client) -> None:
 
 
 async def check(workers: Workers, client: sandq.Client) -> None:
-    """All have come, and after a last one nothing more."""
+    """All messages have arrived, and after a last one nothing more arrives."""
     with trio.fail_after(PATIENCE_S):
         await until_holds(lambda: len(set(workers.arrived)) == MESSAGES)
     await until_answer(client.dead("t", "g").counts, lambda counts: counts == {})

@@ -1,4 +1,4 @@
-"""What the topics of an owner hold is bounded over all nodes; the audit logs of all nodes are one list."""
+"""Quotas limit the topics of an owner over all nodes; the audit logs of all nodes form one list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Priority and fair topics with three replicas: what goes first, and what limits tenants, when another node leads."""
+"""Priority and fair topics with three replicas: order, and limits of tenants, after a change of leader."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_tenants_keep_their_shares_and_limits(nodes: ThreeNodes) -> None:
 
 
 async def test_tenants_keep_their_rates(nodes: ThreeNodes) -> None:
-    """By when each message was given out: in no window there is more than the burst and what the rate makes."""
+    """Check the delivery times: no window contains more than the burst plus the rate allows."""
     each, burst, interval_ms = 24, 3, 50
     given: dict[str, list[int]] = {"acme": [], "shop": []}
     async with nodes.connect() as client:

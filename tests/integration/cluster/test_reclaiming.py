@@ -1,4 +1,4 @@
-"""What was overwritten takes up no space for long, on no replica."""
+"""Overwritten values are removed soon, on every replica."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.waiting import until_holds
 
 KEYS = 100
 VALUE = random.Random(1).randbytes(1000)
-"""Nothing that could be compressed."""
+"""Return a value that cannot be compressed."""
 ROUNDS = 100
 LIVE_BYTES = KEYS * len(VALUE)
 

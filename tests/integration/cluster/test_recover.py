@@ -1,4 +1,4 @@
-"""A majority is lost for good: the one node that is left goes on alone, and others come anew."""
+"""A majority is lost for good: the only remaining node continues alone, and new nodes join."""
 
 from __future__ import annotations
 

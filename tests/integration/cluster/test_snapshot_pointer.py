@@ -1,4 +1,4 @@
-"""A snapshot is installed, and nobody knows whether the disk has it."""
+"""A snapshot is installed, but it is unknown whether the disk has it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_such_a_node_stops_and_its_next_start_finds_either(
         await nodes.start("node3", files=LosesItsDirectory(nodes.data_dir("node3")))
         third = nodes.running["node3"].broker
         await until_holds(lambda: third.node_log.failed is not None)
-        # What nothing in memory points to is swept away, unless it may be what the next start finds.
+        # Files that nothing in memory refers to are removed, unless the next start may use them.
         await third.reconciler._sweeper.sweep()
         await nodes.stop("node3")
         await nodes.start("node3")

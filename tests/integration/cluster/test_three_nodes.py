@@ -1,4 +1,4 @@
-"""Three nodes: formed, served by any of them; and when one goes, comes back, or has lost its disk."""
+"""Three nodes: they form a cluster, any of them serves, and one stops, returns, or loses its disk."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_they_form_one_cluster(nodes: ThreeNodes) -> None:
         return told
 
     def agree(told: list[dict[str, Any]]) -> bool:
-        """An election may be under way, or one of them not have met all others yet."""
+        """An election may be in progress, or a node may not have met all others yet."""
         up = [[(node["node"], node["up"]) for node in info["nodes"]] for info in told]
         return up == [[(name, True) for name in NAMES]] * 3 and len({info["metadata_leader"] for info in told}) == 1
 
@@ -92,7 +92,7 @@ async def test_one_that_does_not_lead_says_who_does(nodes: ThreeNodes) -> None:
     leader = await nodes.until_led()
 
     def named(name: str) -> str | None:
-        """Whom a node names that does not lead."""
+        """Return the leader that a node names if it does not lead itself."""
         try:
             nodes.running[name].broker.catalog.partition("t", 0).raft_group.check_ready()
         except NotLeader as refused:
@@ -156,7 +156,7 @@ async def test_all_stop_at_once_and_go_on(nodes: ThreeNodes) -> None:
 
 
 async def test_one_that_was_away_catches_up_and_may_lead(nodes: ThreeNodes) -> None:
-    """It learns old news of the metadata first: a topic that it has not heard of again yet is not a deleted one."""
+    """It first learns old metadata: a topic that it has not heard of again is not a deleted one."""
     async with nodes.connect() as client:
         await created(nodes, client)
         for number in range(20):
@@ -207,7 +207,7 @@ async def test_one_far_behind_gets_a_snapshot(
         assert pointer.snapshot_index > 0, "the log had been cut: it came as a snapshot"
         status = nodes.host("node3").status
         assert status.messages == 302
-        # What was installed is what it goes on with, over a restart, and alone with one other.
+        # It continues with the installed snapshot, after a restart, and with one other node.
         await nodes.stop("node3")
         await nodes.start("node3")
         await nodes.stop("node1")
@@ -223,7 +223,7 @@ LARGE = 50_000
 async def test_a_snapshot_that_writes_outrun_is_sent_anew_and_faster(
     nodes: ThreeNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its leader keeps no more of the log meanwhile than the budget says."""
+    """Its leader meanwhile keeps no more of the log than the budget allows."""
     taken, rates = trio.Event(), []
 
     async def take(throttle: Throttle, size: int, times: int = 1) -> None:
@@ -290,7 +290,7 @@ async def test_a_wiped_node_takes_part_in_nothing(nodes: ThreeNodes) -> None:
 
 
 async def test_leases_outlive_their_leader(nodes: ThreeNodes) -> None:
-    """The token stays what it was: an ack under it counts at the next leader."""
+    """The token stays valid: an ack under it counts at the next leader."""
     async with nodes.connect() as client:
         await created(nodes, client)
         for value in (b"a", b"b", b"c"):

@@ -1,4 +1,4 @@
-"""What a node does not know of: it says that there is no such topic only when there is none anywhere."""
+"""A node that does not know a topic says that there is none only if the cluster has none."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def connected(nodes: ThreeNodes, name: str) -> AsyncIterator[RawClient]:
 
 @contextmanager
 def hearing_nothing(nodes: ThreeNodes, name: str) -> Iterator[None]:
-    """What others send of Raft comes to a node only afterwards."""
+    """Raft messages of other nodes reach a node only after this."""
     passes = nodes.running[name].broker.node_log.group_commit
     held: list[Any] = []
     receive = passes.receive
@@ -91,7 +91,7 @@ async def test_one_round_tells_all_that_there_is_no_such_topic(nodes: ThreeNodes
                     await raw.send(Type.METADATA, request_id, ["nothing"])
                 return {(await raw.receive())[2] for _ in range(100, 150)}
 
-            # Nobody may lead just now: then all are told to ask again.
+            # There may be no leader now: then all get an error that asks them to retry.
             await until_answer(ask, lambda codes: codes == {"UNKNOWN_TOPIC"})
             lost = partial(code_of, raw, Type.ACK, 1 << 40, 0, [[1, None]])
             await until_answer(lost, lambda code: code == "LEASE_LOST")

@@ -1,4 +1,4 @@
-"""Nodes that belong to no cluster yet: what they answer, and how an operator has one of them found it."""
+"""Nodes that belong to no cluster yet: their replies, and how an operator makes one of them found it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.waiting import PATIENCE_S, until_answer, until_holds
 
 @asynccontextmanager
 async def waiting_nodes(directory: Path, *names: str, **own: str) -> AsyncIterator[FoundNodes]:
-    """They have each other for seeds, and none is to found anything; each answers."""
+    """The nodes have each other as seeds, and none may found; each replies to requests."""
     async with trio.open_nursery() as nursery:
         nodes = FoundNodes(directory, nursery)
         for name in names:
@@ -54,7 +54,7 @@ async def info(nodes: ThreeNodes, name: str) -> dict[str, Any]:
 
 
 async def until_met(nodes: FoundNodes, name: str, *others: str) -> None:
-    """It knows that they wait as well, and is linked with them."""
+    """It knows that the others wait as well, and is linked with them."""
 
     def has_met(found: dict[str, Any]) -> bool:
         return {row["node"] for row in found["others"] if row["up"]} == set(others)
@@ -149,7 +149,7 @@ async def test_it_outlives_a_restart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("turn", few_of([0, 3, 1, 2], 2))
 async def test_two_operators_at_once(tmp_path: Path, turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them is told that the other one was first."""
+    """One of the nodes learns that the other one was first."""
     monkeypatch.setattr(
         founder_election, "ANSWER_S", PATIENCE_S
     )  # it does not come to its end because this machine stood still
@@ -178,7 +178,7 @@ async def test_two_operators_at_once(tmp_path: Path, turn: int, monkeypatch: pyt
 
 
 async def test_who_knows_of_a_cluster_founds_none(tmp_path: Path) -> None:
-    """It came back with an empty disk: it is not let in, and must not found a second cluster either."""
+    """It returned with an empty disk: it may not join, and must not found a second cluster either."""
     async with found_nodes(tmp_path, "node1", "node2", "node3") as nodes:
         await until_holds(lambda: len(nodes.voters("node1")) == 3)  # of two, one must not lose its disk
         await nodes.stop("node3")

@@ -27,7 +27,7 @@ async def strict(tmp_path: Path) -> AsyncIterator[Serving]:
 
 @pytest.fixture
 async def boss(strict: Serving) -> AsyncIterator[httpx.AsyncClient]:
-    """Who may do everything."""
+    """An identity with all rights."""
     assert strict.http is not None
     url = "http://{}:{}".format(*strict.http)
     headers = {"authorization": f"Bearer {await give(strict, 'boss', 'admin')}"}

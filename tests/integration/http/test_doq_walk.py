@@ -1,4 +1,4 @@
-"""What doq's users do with its queues, by HTTP: priorities, fair shares, limits, messages that are changed."""
+"""What doq users do with their queues, over HTTP: priorities, fair shares, limits, changed messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def dequeue(web: Web, count: int = 1, **more: Any) -> list[dict[str, Any]]
 
 
 async def texts(web: Web, count: int) -> list[str]:
-    """The texts of so many messages, dequeued one by one and acked."""
+    """Return the texts of this many messages, dequeued one by one and acked."""
     return [message["text"] for _ in range(count) for message in await dequeue(web, ack=True)]
 
 
@@ -45,8 +45,8 @@ async def settle(web: Web, what: str, message: dict[str, Any], **more: Any) -> A
 
 
 async def test_a_queue_with_priorities(doq: Web) -> None:
-    """Create, enqueue, dequeue, touch, nack with another priority and metadata, change the priority of what waits,
-    delete, ack."""
+    """Create, enqueue, dequeue, touch, nack with another priority and metadata, change the priority of waiting
+    messages, delete, ack."""
     await create(doq, "priority")
     await enqueue(doq, "low", priority=10, headers={"tries": 0})
     await enqueue(doq, "high", priority=1)
@@ -84,7 +84,7 @@ async def test_a_queue_with_priorities(doq: Web) -> None:
 
 
 async def test_what_was_nacked_can_be_changed_and_deleted(doq: Web) -> None:
-    """doq's users may; sandq said TOO_LATE once."""
+    """doq allows this; sandq once returned TOO_LATE."""
     await create(doq, "priority")
     first, second = await enqueue(doq, "a", priority=1), await enqueue(doq, "b", priority=2)
     for message in await dequeue(doq, 2):
@@ -96,7 +96,7 @@ async def test_what_was_nacked_can_be_changed_and_deleted(doq: Web) -> None:
 
 
 async def test_a_fair_queue_goes_round_its_groups(doq: Web) -> None:
-    """Each group in its turn, also those whose names have dots; by priority within one."""
+    """Groups are served in turn, even if their names have dots; by priority within a group."""
     await create(doq, "fair")
     for tenant, count in (("a", 4), ("b.x", 2), ("b.y", 2), ("c", 2)):
         for number in range(count):
@@ -118,7 +118,7 @@ async def test_a_fair_queue_goes_by_weights(doq: Web) -> None:
 
 
 async def test_a_fair_queue_has_so_many_in_flight_of_a_group(doq: Web) -> None:
-    """A nack, or the end of a lease, frees the place as an ack does."""
+    """A nack, or the end of a lease, frees the slot as an ack does."""
     await create(doq, "fair", tenants={"*": {"max_in_flight": 1}})
     ids = [await enqueue(doq, text, tenant="a") for text in ("a0", "a1")]
     await enqueue(doq, "b0", tenant="b")

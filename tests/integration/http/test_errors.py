@@ -1,4 +1,4 @@
-"""Errors have one shape: `errors` lists every mistake, wherever it was found, with its place and what was meant."""
+"""All errors have one form: `errors` lists every mistake with its position and the expected value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gateway on uvloop: what uvicorn does not bound is bounded, and nothing outlasts its client."""
+"""The gateway on uvloop: it limits what uvicorn does not limit, and no request outlives its client."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def small(tmp_path: Path) -> AsyncIterator[Serving]:
 
 
 def gateway_of(node: Serving, **deadlines: float) -> AbstractAsyncContextManager[Address]:
-    """With deadlines that do not come in a test, but for these."""
+    """The gateway with deadlines that tests do not reach, except these."""
     return gateway(f"127.0.0.1:{node.client_port}", node.broker.limits, replace(PATIENT, **deadlines))
 
 
@@ -67,7 +67,7 @@ async def everything(stream: trio.SocketStream) -> bytes:
 
 
 async def one_answer(stream: trio.SocketStream) -> bytes:
-    """That has an object of JSON in its body."""
+    """Return a request with a JSON object as its body."""
     answer = b""
     with trio.fail_after(PATIENCE_S):
         while not answer.endswith(b"}"):  # its head may come alone
@@ -82,7 +82,7 @@ async def said(at: Address, data: bytes) -> bytes:
 
 
 def waiting(node: Serving) -> bool:
-    """Whether a request waits for messages there."""
+    """Return whether a request waits for messages there."""
     return node.broker.node_log.memory.watchers.bytes > 0
 
 
@@ -129,7 +129,7 @@ async def test_a_flood_of_requests_on_one_connection_is_answered_whole_and_in_or
 async def test_who_is_gone_while_its_lease_waits_leaves_nothing(
     small: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it closes its connection or that is reset, and whatever it sent behind the lease."""
+    """Return whether the connection was closed or reset, and the bytes that it received after the lease."""
     asked: list[str] = []
     call = guards.Guard.__call__
 
@@ -204,8 +204,8 @@ async def test_one_address_gets_three_quarters_of_the_waiting_requests(small: Se
 
 
 async def test_posts_that_come_together_are_few_produces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of twenty connections that are read in one turn of the gateway's loop, which stands still until all are
-    there."""
+    """Requests of twenty connections that are read in one iteration of the gateway's loop, which is blocked until all
+    are there."""
     begun, all_sent = trio.Event(), threading.Event()
     call, token = guards.Guard.__call__, trio.lowlevel.current_trio_token()
 
@@ -228,7 +228,7 @@ async def test_posts_that_come_together_are_few_produces(tmp_path: Path, monkeyp
         await api.admin.create_topic("t")
 
         async def produces() -> int:
-            """PRODUCE requests that the node has answered."""
+            """Return the PRODUCE requests that the node has answered."""
             told = 'sandq_requests_total{type="produce",result="ok"} '
             (line,) = [line for line in (await metrics(at_node)).splitlines() if line.startswith(told)]
             return int(float(line.removeprefix(told)))

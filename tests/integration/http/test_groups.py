@@ -1,4 +1,4 @@
-"""Consumer groups over HTTP: doq's walk, lag, leases that wait or are lost, seek, dead letters."""
+"""Consumer groups over HTTP: doq's walkthrough, lag, leases that wait or expire, seek, dead letters."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ async def test_closed_connection_gives_leases_back(web: Web, web_node: Serving) 
 
 
 async def test_a_waiting_client_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    """Nor does it lose a message: it is told to come again."""
+    """It loses no message either: the client gets an error that asks it to retry."""
     answers: list[httpx.Response] = []
     config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0")
     with trio.fail_after(PATIENCE_S):
@@ -371,7 +371,7 @@ async def test_dead_letters_that_are_named_or_chosen(web: Web) -> None:
 
 
 async def test_beside_the_client(web: Web, web_node: Serving) -> None:
-    """A token is a token, whoever leased it."""
+    """A lease token is valid, whichever client leased."""
     await topic(web, "a")
     async with connected(web_node) as api, api.subscribe("t", group="g") as subscription:
         message: sandq.Message = await anext(subscription)

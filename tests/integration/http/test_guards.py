@@ -1,4 +1,4 @@
-"""What stands before every route: hosts, origins, sizes, slow clients, what is no JSON, what is no route."""
+"""Checks before every route: hosts, origins, sizes, slow clients, invalid JSON, unknown routes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FOREIGN = "https://evil.example"
 
 
 async def wire(node: Serving, data: bytes) -> bytes:
-    """Everything that is answered to these bytes."""
+    """Return everything that is sent in response to these bytes."""
     assert node.http is not None
     async with await trio.open_tcp_stream("127.0.0.1", node.http[1]) as stream:
         await stream.send_all(data)
@@ -161,7 +161,7 @@ async def test_what_is_no_json(web: Web) -> None:
     ids=["arrays", "numbers", "objects", "depth"],
 )
 async def test_json_of_too_many_parts(web: Web, content: bytes) -> None:
-    """To read it would hold up everybody else."""
+    """Reading it would delay all other clients."""
     response = await web.raw("POST", "/topics/t", content=content)
     assert (response.status_code, response.json()["code"]) == (413, "TOO_LARGE"), response.text
 
@@ -273,7 +273,7 @@ async def test_no_route(web: Web) -> None:
 
 
 async def test_a_slow_client_slows_nobody(web: Web, web_node: Serving, capsys: pytest.CaptureFixture[str]) -> None:
-    """Half of a head, half of a body, an answer that nobody reads."""
+    """Half of a head, half of a body, a response that is not read."""
     assert web_node.http is not None
     await web.post("/topics", {"name": "t"})
     for _ in range(3):
@@ -321,7 +321,7 @@ async def test_what_else_http_has(web: Web, web_node: Serving) -> None:
 
 
 async def test_what_http_has_not(web: Web, web_node: Serving) -> None:
-    """What two readers might understand in different ways, and other protocols."""
+    """Requests that two parsers might understand in different ways, and other protocols."""
     one = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
     both = b"POST /topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 13\r\nTransfer-Encoding: chunked\r\n\r\n"
     for data, status in (
@@ -354,7 +354,7 @@ async def test_so_many_wait_at_once(tmp_path: Path) -> None:
                     nursery.start_soon(wait)
                 await until_holds(lambda: len(statuses) == 3)
                 assert statuses == [503, 503, 503]
-                # Those that wait take no place from the others.
+                # Requests that wait use no slot of the others.
                 for _ in range(20):
                     assert (await client.get("/topics")).status_code == 200
                 assert (await client.post("/topics/t/groups/g/lease", json={})).json()["messages"] == []

@@ -1,4 +1,4 @@
-"""Mended after somebody had tried to break it."""
+"""HTTP clients that flood a node, send too much, or do not read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LISTING = b"GET /topics/t/messages?values=true HTTP/1.1\r\nHost: localhost\r\nAc
 
 
 async def stalled_reader(node: Serving) -> trio.SocketStream:
-    """Asks for much, and takes none of it."""
+    """A client that requests much and reads nothing."""
     assert node.http is not None
     async with connected(node) as api, api.producer("t") as producer:
         for _ in range(40):
@@ -56,14 +56,14 @@ HALF = b"GET /topics HTTP/1.1\r\nHost: localhost\r\nX: "
 
 
 def web_of(node: Serving) -> httpx.AsyncClient:
-    """Another connection for each request."""
+    """Use a new connection for each request."""
     assert node.http is not None
     limits = httpx.Limits(max_keepalive_connections=0)
     return httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http[1]}", timeout=PATIENCE_S, limits=limits)
 
 
 async def test_connections_beyond_the_limit(tmp_path: Path) -> None:
-    """Whoever floods a node with connections, silent ones or with halves of requests, loses those."""
+    """A client that floods a node with silent connections or partial requests loses these."""
     config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", LIMITS__HTTP_CONNECTIONS="4")
     async with run_node(config) as node, web_of(node) as client:
         assert node.http is not None
@@ -87,7 +87,7 @@ async def test_health_is_answered_when_all_connections_have_requests(tmp_path: P
         waiting = []
 
         async def status() -> int:
-            """One more waits, in case that those before were not known yet to have requests."""
+            """Send one more, in case the node did not know yet that the previous ones had requests."""
             assert node.http is not None
             waiting.append(await trio.open_tcp_stream("127.0.0.1", node.http[1]))
             with suppress(trio.BrokenResourceError):
@@ -107,7 +107,7 @@ async def test_health_is_answered_when_all_connections_have_requests(tmp_path: P
 
 
 def test_connections_leave_descriptors_for_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the limits say."""
+    """This holds whatever the limits are."""
     for files in (64, 256, 1024, 20_000, 1_000_000):
         monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
         found: Limits = process_tuning.limits_within_files(DEFAULT)
@@ -145,7 +145,7 @@ async def test_what_is_there_twice(web: Web) -> None:
 
 
 async def test_all_bodies_together(web: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a node that takes 2 MiB a body, and eight times as much at once."""
+    """A node that accepts bodies of 2 MiB, and eight times as much at a time."""
     assert web_node.http is not None
     head = b"POST /topics/t HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2097152\r\n\r\n"
     streams: list[trio.SocketStream] = []
@@ -154,7 +154,7 @@ async def test_all_bodies_together(web: Web, web_node: Serving, monkeypatch: pyt
         return (await web.raw("POST", "/topics/t", content=b" " * 1_500_000)).status_code
 
     async def refused_beside_more() -> int:
-        """One of those that were to keep the others out may have been kept out itself: there is always another one."""
+        """A connection that should block others may itself have been refused: there is always another one."""
         streams.append(await trio.open_tcp_stream("127.0.0.1", web_node.http[1]))
         with suppress(trio.BrokenResourceError):
             await streams[-1].send_all(head + b" " * 2_000_000)

@@ -1,6 +1,7 @@
-"""Rows that no reader may fail on or change, through every route that reads; and the door that keeps some of them out.
+"""Rows on which no reader may fail, and which none may change, on every route that reads; and the check that refuses
+some of them.
 
-A restored backup may hold headers of any form: here the check of headers is taken out for that.
+A restored backup may contain headers of any form, so this test removes the check of headers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What comes most goes past FastAPI's layers, and is answered as they answer it."""
+"""The most frequent requests bypass FastAPI's layers, and get the same responses."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ODD: list[tuple[str, Any]] = [
 
 
 def told(response: httpx.Response, topic: str) -> tuple[int, list[tuple[str, str]], str]:
-    """All of it but what no two answers share: ids, times, tokens, and the topic's name."""
+    """Return the response without the parts that always differ: ids, times, tokens, and the topic's name."""
     unlike = r'[0-9A-Z]{26}|(?<=request_id": ")\w+|\d{4}-\d\d-\d\dT[\d:.]+Z|(?<=lease_token":")[\d.]+'
     text = re.sub(unlike, "*", response.text.replace(topic, "T"))
     differ = ("date", "x-request-id", "content-length")

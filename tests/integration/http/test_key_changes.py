@@ -46,7 +46,7 @@ async def test_changes(keys: Web) -> None:
 
 
 async def test_what_is_not_asked_for_is_passed(keys: Web) -> None:
-    """The position goes on, whatever is asked for, so that it is never older than what was compacted."""
+    """The position advances, whatever is requested, so that it never becomes older than the compacted changes."""
     before = position = (await keys.get("/topics/t/changes"))["position"]
     for number in range(20):
         await put(keys, f"b{number}", "x")

@@ -1,4 +1,4 @@
-"""Messages over HTTP: produced, looked at, cancelled, moved, read."""
+"""Messages over HTTP: produced, listed, cancelled, moved, read."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_a_message_sent_as_json_is_returned_as_json(web: Web, value: Any) 
     (dead,) = (await web.get("/topics/t/groups/g/dead"))["messages"]
     for one in (listed, read, leased, dead):
         assert one["json"] == value and "text" not in one and "value" not in one
-    # What was shown can be produced as it is.
+    # The listed message can be produced unchanged.
     await web.post("/topics/t", leased, 201)
     (again,) = (await web.post("/topics/t/groups/g/lease", {"max": 1, "ack": True}))["messages"]
     assert (again["json"], again["headers"]) == (value, found["headers"])
@@ -88,7 +88,7 @@ HOSTILE_JSON: list[bytes] = [
 
 
 async def test_a_value_that_is_no_strict_json_is_shown_as_text(web: Web) -> None:
-    """Headers may lie; the other messages of a lease are delivered with such a message."""
+    """Headers may be wrong; the other messages of a lease are still delivered."""
     await topic(web)
     headers = {"Content-Type": "application/cloudevents+json; charset=utf-8"}
     for value in HOSTILE_JSON:

@@ -1,4 +1,4 @@
-"""On whose behalf HTTP asks: nodes count it for each address, and believe it of nobody else."""
+"""Requests that HTTP sends on behalf of clients: nodes count them for each address, and trust only gateways."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ SECRET: Final = b"what nodes and gateways share"
 NONCE: Final = bytes(range(32))
 GREEDY, MODEST = "127.0.0.2", "127.0.0.3"
 REQUESTS: Final = 2
-"""Of a caller, under way at a node."""
+"""A request of a caller, in progress at a node."""
 
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Serving]:
-    """It has topic "t" of one partition, and little room for each connection."""
+    """A node with topic "t" of one partition, and little capacity for each connection."""
     secret_file = tmp_path / "gateway-secret"
     secret_file.write_bytes(SECRET + b"\n")
     secret_file.chmod(0o600)
@@ -80,7 +80,7 @@ async def test_one_address_takes_nothing_of_another(node: Serving) -> None:
 
 @pytest.fixture
 def logs() -> Iterator[list[MutableMapping[str, Any]]]:
-    """What is logged, also by what is bound before the test."""
+    """Collect log events, also of loggers bound before the test."""
     with capture_logs() as logs:
         yield logs
 
@@ -116,13 +116,13 @@ class Nodes:
         self._opened = opened
 
     async def greeted(self, options: dict[str, Any]) -> tuple[RawClient, list[Any]]:
-        """One that has said HELLO with these options, and what was answered."""
+        """Open a connection that has sent HELLO with these options; return it and the reply."""
         client = await RawClient.connect(self._node.client_port, hello=False)
         await self._opened.enter_async_context(client.stream)
         return client, await client.call(Type.HELLO, 2, "raw", options)
 
     async def proved(self, secret: bytes = SECRET) -> tuple[RawClient, list[Any]]:
-        """A gateway, and what its proof is answered."""
+        """Open a gateway connection; return it and the reply to its proof."""
         client, (_, _, _, node_id, uuid, _, _, challenge) = await self.greeted({"gateway": NONCE})
         return client, await client.call(Type.PROVE, prove_gateway(secret, NONCE, challenge, node_id, uuid))
 
@@ -134,7 +134,7 @@ async def raw(node: Serving) -> AsyncIterator[Nodes]:
 
 
 async def ended(client: RawClient) -> str:
-    """Why the node closes the connection."""
+    """Return the reason why the node closes the connection."""
     kind, request_id, code, message, *_ = await client.receive()
     assert (kind, request_id, code) == (Type.ERROR, 0, "PROTOCOL")
     with pytest.raises(EOFError):
@@ -208,7 +208,7 @@ async def test_who_asks_for_too_much_is_refused_and_others_are_not(raw: Nodes) -
 
 
 async def test_nodes_of_a_cluster_believe_each_others_http(tmp_path: Path) -> None:
-    """A lease that waits is asked of each node that leads a partition."""
+    """A waiting lease is sent to each node that leads a partition."""
     secret_file = tmp_path / "secret"
     secret_file.write_bytes(b"what all nodes of the cluster share")
     secret_file.chmod(0o600)

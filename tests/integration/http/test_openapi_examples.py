@@ -1,4 +1,4 @@
-"""What `/openapi.json` tells generators of clients: short names, tags, and bodies that can be sent."""
+"""`/openapi.json` for generators of clients: short names, tags, and bodies that can be sent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sandq.server.http.examples import BODIES
 from tests.support.nodes.http_requests import Web
 
 METHODS = {"get", "post", "put", "patch", "delete"}
-# What each path is about: the first ones make it.
+# The subject of each path: the first ones create it.
 FIRST = ("createTopic", "produce", "leaseMessages", "createSchedules")
 PLACES = {"topic": "orders", "group": "g", "partition": "0", "key": "ada", "name": "stand-up", "node": "node1",
           "principal": "cert:till-7", "backup": "20300131T080000Z-0a1b2c"}  # fmt: skip
@@ -29,7 +29,7 @@ FIXED_NAMES = {
 
 
 async def operations(web: Web) -> dict[str, tuple[str, str, dict[str, Any]]]:
-    """(method, path, what is told) by operationId."""
+    """(method, path, description) by operationId."""
     paths = (await web.get("/openapi.json"))["paths"]
     found = [(method, path, one) for path, methods in paths.items() for method, one in methods.items()]
     assert {method for method, _, _ in found} <= METHODS
@@ -66,7 +66,7 @@ async def test_every_body_has_an_example_that_can_be_sent(web: Web) -> None:
 
 
 def schemas_of(told: Any) -> list[dict[str, Any]]:
-    """All that describe a value, at any depth."""
+    """Yield all schemas that describe a value, at any depth."""
     if isinstance(told, list):
         return [one for inner in told for one in schemas_of(inner)]
     if not isinstance(told, dict):

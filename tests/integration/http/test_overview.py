@@ -1,4 +1,4 @@
-"""All topics at a glance over HTTP, the last hour of one, and the console's files."""
+"""The overview of all topics over HTTP, the last hour of a topic, and the console's files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = {"accept": "text/html,application/xhtml+xml"}
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes count, and gateways look, more often than they do."""
+    """Count and poll more often than nodes and gateways usually do."""
     monkeypatch.setattr(node_overview, "SAMPLE_S", LOOK_S)
     monkeypatch.setattr(cluster_watch, "REFRESH_S", LOOK_S)
 
@@ -95,7 +95,7 @@ async def test_the_stream_tells_all_and_then_changes(web: Web, web_node: Serving
 
 
 def rows_of(text: bytes) -> list[Any]:
-    """All rows of topics that were told whole."""
+    """Return all rows of topics that were reported completely."""
     *events, _ = text.split(b"\n\n")
     told = [event.partition(b"event: topics\ndata: ")[2] for event in events]
     return [row for data in told if data for row in json.loads(data)]

@@ -43,12 +43,12 @@ async def everything(stream: trio.SocketStream) -> bytes:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes by the machine's clock, whatever clock the test has."""
+    """It uses the machine's clock, whatever clock the test has."""
     monkeypatch.setattr(node_web, "Begin", partial(Begin, stale_s=PATIENCE_S, timeout_s=PATIENCE_S, deadlines=PATIENT))
 
 
 async def test_requests_in_progress_are_answered_before_the_client_port_closes(tmp_path: Path, patient: None) -> None:
-    """What waits is told to come again; who comes then is not let in."""
+    """Waiting requests get an error that asks to retry; later connections are refused."""
     config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0")
     stopped, stop = trio.Event(), trio.Event()
 

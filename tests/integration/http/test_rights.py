@@ -1,4 +1,4 @@
-"""Who asks over HTTP is held to its rights, on every route, and until they are revoked."""
+"""HTTP requests have only the rights of their identity, on every route, and only until these are revoked."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NAMES = {
 
 
 async def give(node: Serving, name: str, *grants: str, **changes: object) -> str:
-    """A token of this name with these grants."""
+    """Return a token of this name with these grants."""
     text = token_text(secrets.token_bytes(32))
     fields = {"grants": list(grants), "secret_hash": token_hash(text), **changes}
     await node.identities.put(IdentityPut(f"token:{name}", True, fields), NODE)
@@ -111,9 +111,9 @@ def bodies() -> Iterator[tuple[str, str, Any]]:
 
 
 def asked(tokens: Iterable[str], method: str, path: str, *, is_all: bool) -> list[str]:
-    """Whose tokens are tried at a route: one that is refused and one that is not, or all of them."""
+    """Tokens to try on a route: a refused one and an accepted one, or all of them."""
     waits = path.endswith(("/stream", "/changes"))
-    # What roles that may do much would do is looked at in the table below.
+    # The effect of roles with many rights is checked in the table below.
     fit = [name for name in tokens if name not in ("admin", "operator") or (method, path) == ("GET", "/audit")]
     refused = [name for name in fit if not allowed(name, method, path)]
     let = [name for name in fit if name not in refused and not (waits and name != "elsewhere")]
@@ -146,7 +146,7 @@ async def test_every_route_lets_through_who_has_the_right_and_nobody_else(
 
 
 def allowed(name: str, method: str, path: str) -> bool:
-    """Whether a route is for who has this token, by the table of rights."""
+    """Return whether this token may use a route, according to the table of rights."""
     grants = {"elsewhere": ["writer:shop.*", "manage:shop.*"], "team": ["writer:billing.*", "manage:billing.*"]}
     access = Access.of(name, grants.get(name, [name]), {})
     names = {"topic": NAMES["topic"], "group": NAMES["group"]}

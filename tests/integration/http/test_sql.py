@@ -1,4 +1,4 @@
-"""SQL by HTTP: off unless it is said, by the rights of who asks, within its limits."""
+"""SQL over HTTP: off by default, with the rights of the caller, within its limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.waiting import PATIENCE_S
 
 
 async def give(node: Serving, name: str, *grants: str) -> str:
-    """A token that may do this."""
+    """Return a token with these grants."""
     text = token_text(secrets.token_bytes(32))
     fields = {"grants": list(grants), "secret_hash": token_hash(text)}
     await node.identities.put(IdentityPut(f"token:{name}", True, fields), NODE)

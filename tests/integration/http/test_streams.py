@@ -34,7 +34,7 @@ class Event(NamedTuple):
 
 
 class Events:
-    """What a stream says."""
+    """Return the content of a stream."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
@@ -49,7 +49,7 @@ class Events:
         assert dict(answer.headers)[b"content-type"].startswith(b"text/event-stream")
 
     async def said(self) -> dict[str, str]:
-        """The next fields up to an empty line; none: the stream has ended, as it should."""
+        """Return the next fields up to an empty line; none if the stream has ended cleanly."""
         while b"\n\n" not in self._text:
             event = await self._next()
             if isinstance(event, h11.EndOfMessage):
@@ -121,7 +121,7 @@ async def test_messages_come_when_they_are_ready_as_lease_answers_them(web: Web,
 async def test_no_more_are_out_than_its_client_may_hold(
     web: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waits meanwhile, and says so; what is settled, in whatever way, makes room."""
+    """The stream reports that it waits; settled messages, in whatever way, free its capacity."""
     monkeypatch.setattr(event_streams, "HEARTBEAT_S", 0.01)
     await topic(web, *map(str, range(10)))
 
@@ -151,7 +151,7 @@ async def test_no_more_are_out_than_its_client_may_hold(
 async def test_what_was_not_settled_is_given_back_when_the_client_goes(
     web: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever says nothing more may read on for a while; that nobody does is seen when something is sent."""
+    """A client that stops sending may read for a while; the node notices its end at the next send."""
     monkeypatch.setattr(event_streams, "HEARTBEAT_S", 0.01)
     await topic(web, "a", "b", "c")
     async with streamed(web_node, "lease=10h") as events:
@@ -249,7 +249,7 @@ async def test_stream_refused_by_the_waiting_limit_leases_nothing(tmp_path: Path
 async def test_little_is_read_for_a_client_that_takes_nothing(
     web: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the system keeps for it is less than what there is."""
+    """The system buffers less than the test sends."""
     monkeypatch.setattr(event_streams, "LEASE_MESSAGES", 2)
     total = 12
     await topic(web)

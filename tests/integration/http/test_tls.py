@@ -1,4 +1,4 @@
-"""TLS of HTTP, and what it asks of a client port that requires it."""
+"""TLS of HTTP, and its connection to a client port that requires TLS."""
 
 from __future__ import annotations
 

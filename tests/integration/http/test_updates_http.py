@@ -1,4 +1,4 @@
-"""Pending messages are updated over HTTP; and what became of unique keys that were taken is told."""
+"""Pending messages are updated over HTTP; responses report unique keys that were taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that SQL neither fails on nor changes."""
+"""Rows on which SQL does not fail, and which it does not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SQL over a broker: what tables hold, what is asked of the cluster for them, and what is refused."""
+"""SQL over a broker: the content of tables, the requests to the cluster, and refused statements."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def benched() -> AsyncIterator[Bench]:
 
 
 async def filled(bench: Bench, kind: str = "timer", count: int = 60, seed: int = 0) -> None:
-    """A topic `t` with messages of all sorts, in all states."""
+    """Fill topic `t` with messages of all kinds, in all states."""
     chance = random.Random(seed)
     settings: dict[str, Any] = {"delete_on_ack": False, "retention": "7d"}
     await bench.client.admin.create_topic("t", kind=kind, partitions=3, **settings)
@@ -174,7 +174,7 @@ WANTED = (
 @pytest.mark.parametrize("kind", ["timer", "fair", "priority"])
 @pytest.mark.parametrize("seed", seeds(2, 20))
 async def test_what_is_asked_of_the_cluster_is_never_less_than_where_says(kind: str, seed: int) -> None:
-    """The rows of a query are those that DuckDB finds among all rows, whatever of WHERE was pushed down."""
+    """A query returns the rows that DuckDB finds among all rows, whichever conditions of WHERE were pushed down."""
     chance = random.Random(f"{kind} {seed}")
     async with benched() as bench:
         await filled(bench, kind, seed=seed)
@@ -232,7 +232,7 @@ async def test_unique_keys_of_messages_with_and_without_keys() -> None:
         for condition, request in (("`key` = 'bob'", "GET"), ("true", "GET, LIST")):
             (row,) = await bench.rows(f"EXPLAIN {of} = 'i' AND {condition}")
             assert row["request"] == request
-        # Of a message that the log has let go of, a group still knows the name.
+        # A group still knows the id of a message that the log has released.
         await client.produce("t", b"now", unique_key="kept")
         leases = client.leases("t", "g")
         await leases.nack(await leases.take(1), delay="2h")
@@ -751,7 +751,7 @@ async def test_a_query_ends_by_its_deadline_and_when_it_is_killed() -> None:
 
 
 async def test_a_message_that_is_looked_up_is_shown_as_duckdb_shows_it() -> None:
-    """Whether or not DuckDB is asked, which it is not for the columns of one message alone."""
+    """The result is the same with DuckDB and without: a single message's columns do not need it."""
     async with benched() as bench:
         await filled(bench, count=20)
         ids = await bench.column("SELECT id FROM messages WHERE topic = 't' AND deliver_at >= NOW()")

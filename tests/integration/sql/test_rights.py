@@ -1,4 +1,4 @@
-"""A secured node serves SQL: a password is a token, it goes by TLS, and the node judges what it may read."""
+"""A secured node serves SQL: a password is a token, connections use TLS, and the node checks the rights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.processes.node import NodeProcess
 from tests.support.waiting import PATIENCE_S, wait_until
 
 HIDDEN = "what nobody else may read"
-"""Stands in each value, key, error and schedule of the topics that are not `ours`."""
+"""Text in each value, key, error and schedule of the topics that are not `ours`."""
 
 
 class Secured:
@@ -91,7 +91,7 @@ class Secured:
         )  # fmt: skip
 
     def over_mysql(self, name: str, query: str) -> list[Any] | str:
-        """The rows for a token, or the text of what it is refused by."""
+        """Return the rows for a token, or the text of the refusal."""
         with self.connect(self.tokens[name]) as connection, connection.cursor() as cursor:
             cursor.execute("SET sandq_allow_full_scan = 1")
             try:
@@ -102,7 +102,7 @@ class Secured:
             return [*cursor.fetchall()]
 
     def over_http(self, name: str, query: str) -> list[Any] | str:
-        """The same by HTTP."""
+        """Do the same over HTTP."""
         headers = {"authorization": f"Bearer {self.tokens[name]}"}
         answer = self.web.post("/sql", json={"statement": query, "full_scan": True}, headers=headers)
         if answer.status_code == 403:
@@ -111,7 +111,7 @@ class Secured:
         return [tuple(row) for row in answer.json()["rows"]]
 
     def prepared(self, name: str, query: str, *values: str) -> bytes | str:
-        """The packets of a prepared statement's answer, or the text of what it is refused by."""
+        """Return the packets of a prepared statement's response, or the text of the refusal."""
         with self.connect(self.tokens[name]) as connection, connection.cursor() as cursor:
             cursor.execute("SET sandq_allow_full_scan = 1")
             connection._execute_command(packets.Command.STMT_PREPARE, query)
@@ -227,14 +227,14 @@ NAMED = (
     "SELECT * FROM z4.task WHERE queue = '{topic}'",
     "SELECT * FROM z4.task WHERE queue = '{topic}' AND id = '{id}'",
 )
-"""A topic that is named and may not be read is refused, by the same words whether it exists."""
+"""A named topic without the right to read is refused, with the same text whether or not it exists."""
 LISTED = (
     "SELECT * FROM topics WHERE topic = '{topic}'",
     "SELECT * FROM schedules WHERE topic = '{topic}'",
     "SELECT * FROM schedules WHERE topic = '{topic}' AND name = 'daily'",
     "SELECT * FROM z4.queue WHERE id = '{topic}'",
 )
-"""Of a list there are no rows of it."""
+"""A list has no rows of it."""
 
 
 def reading(query: str, topic: str, id: str) -> str:

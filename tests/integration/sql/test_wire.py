@@ -1,4 +1,4 @@
-"""MySQL's clients speak with the server: PyMySQL and SQLAlchemy here, others in `interop/`."""
+"""MySQL clients work with the server: PyMySQL and SQLAlchemy here, others in `interop/`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Served:
-    """SQL at a port of this machine."""
+    """SQL on a local port."""
 
     def __init__(self, port: int, address: str, server: Server) -> None:
         self.port = port
@@ -46,7 +46,7 @@ class Served:
         return closing(pymysql.connect(host="127.0.0.1", port=self.port, **said))
 
     async def ask(self, *texts: str, **options: Any) -> Any:
-        """What the last statement gives, asked by a thread."""
+        """Run statements in a thread; return the result of the last."""
 
         def work() -> Any:
             with self.connect(**options) as connection, connection.cursor() as cursor:
@@ -82,7 +82,7 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 async def refused(work: Callable[[], Any]) -> tuple[int, str]:
-    """The number and the text of the error that a client gets."""
+    """Return the number and the text of the error that a client gets."""
     with pytest.raises(pymysql.Error) as caught:
         await in_thread(work)
     return caught.value.args[0], caught.value.args[1]
