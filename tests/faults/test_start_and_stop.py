@@ -28,7 +28,7 @@ MakeNode = Callable[..., NodeProcess]
 @pytest.fixture
 def make_node(make_node: MakeNode) -> MakeNode:
     """Each with a Python of its own: how it starts is what this is about."""
-    return partial(make_node, anew=True)
+    return partial(make_node, is_fresh=True)
 
 
 def run(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -34,7 +34,7 @@ class NodeProcess:
         launcher: tuple[str, ...] = (),
         python: str | Path = sys.executable,
         host: str = "127.0.0.1",
-        anew: bool = False,
+        is_fresh: bool = False,
         **environ: str,
     ) -> None:
         self.directory = directory
@@ -45,7 +45,7 @@ class NodeProcess:
         self.program = program
         """Program of the next start."""
         self._python = (*launcher, str(python))
-        self._forks = not (anew or launcher) and python == sys.executable
+        self._forks = not (is_fresh or launcher) and python == sys.executable
         self.environ = os.environ | {
             "SANDQ_NODE__DATA_DIR": str(self.data_dir),
             "SANDQ_LISTEN__CLIENT": self.address,

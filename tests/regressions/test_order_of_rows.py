@@ -1,4 +1,4 @@
-"""Messages in rows of their own came behind the batches that they lay between, in what was read and what was leased."""
+"""Reads and leases returned single-message rows after the batch rows between which they lie."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ async def api(tmp_path: Path) -> AsyncIterator[sandq.Client]:
         yield client
 
 
-async def test_what_is_read(api: sandq.Client) -> None:
+async def test_fetch_with_mixed_rows_is_in_order(api: sandq.Client) -> None:
     async def read() -> list[bytes]:
         return [message.value async for message in api.fetch("t", 0)]
 
     assert await until_answer(read, lambda found: len(found) == 7) == EXPECTED
 
 
-async def test_what_is_delivered(api: sandq.Client) -> None:
+async def test_delivery_with_mixed_rows_is_in_order(api: sandq.Client) -> None:
     async with api.subscribe("t", group="g", credit=100) as subscription:
         assert values(await take(subscription, 7)) == EXPECTED

@@ -1,4 +1,4 @@
-"""Deleting a topic while something of it was under way ended the node, left half a topic, or pinned the log."""
+"""Deleting a topic during other requests for it ended the node, left half a topic, or pinned the log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def still_works(node: Serving) -> None:
 
 
 @pytest.mark.parametrize("what", ["produce", "ack", "lease"])
-async def test_while_something_is_under_way(tmp_path: Path, what: str) -> None:
+async def test_topic_deletion_during_request_leaves_node_working(tmp_path: Path, what: str) -> None:
     hand = HandClock()
     async with run_node(small_config(tmp_path), clock=hand.guarded()) as node:
         client, other = [await RawClient.connect(node.client_port) for _ in range(2)]
@@ -49,7 +49,7 @@ async def test_while_something_is_under_way(tmp_path: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [Type.TOPIC_DELETE, Type.TOPIC_CREATE])
-async def test_a_client_that_hangs_up_meanwhile_leaves_no_half_topic(tmp_path: Path, kind: Type) -> None:
+async def test_topic_change_with_lost_client_leaves_no_half_topic(tmp_path: Path, kind: Type) -> None:
     async with run_node(small_config(tmp_path)) as node:
         for attempt in range(0, 20, 2):
             client = await RawClient.connect(node.client_port)
@@ -62,14 +62,14 @@ async def test_a_client_that_hangs_up_meanwhile_leaves_no_half_topic(tmp_path: P
             await trio.aclose_forcefully(client.stream)
             after = await RawClient.connect(node.client_port)
             async with after.stream:
-                # Whatever became of the request, the topic is there whole or not at all.
+                # With any outcome of the request, the topic must exist completely or not at all.
                 answer = await after.call(Type.TOPIC_CREATE, "t", "timer", 1, 1, {})
                 assert answer[0] == 0 or answer[2] == "TOPIC_EXISTS"
                 assert (await after.produce(b"m"))[0] == 0
                 assert (await after.call(Type.TOPIC_DELETE, "t"))[0] == 0
 
 
-async def test_the_log_does_not_keep_what_was_of_it(tmp_path: Path) -> None:
+async def test_topic_deletion_releases_log_segments(tmp_path: Path) -> None:
     config = small_config(tmp_path, STORAGE__SEGMENT_BYTES="65536", STORAGE__CHECKPOINT_BYTES="65536")
     async with run_node(config) as node:
         client = await RawClient.connect(node.client_port)
@@ -83,7 +83,7 @@ async def test_the_log_does_not_keep_what_was_of_it(tmp_path: Path) -> None:
             await client.call(Type.TOPIC_DELETE, "t")
             for _ in range(40):
                 await client.produce(b"x" * 30_000, topic="u")
-            # The stop below makes a checkpoint.
+            # The stop of the node makes a checkpoint.
     assert len(list((tmp_path / "data" / "wal").iterdir())) <= 4
 
 

@@ -1,4 +1,6 @@
-"""Where a message had been moved was forgotten with its row of the log: by its id it was not found any more."""
+"""A moved message was not found by its id any more after the log was trimmed.
+
+Its new offset was forgotten together with its row in the log."""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ async def api(tmp_path: Path) -> AsyncIterator[sandq.Client]:
         yield client
 
 
-async def test_one_that_was_delivered_is_gone(api: sandq.Client) -> None:
+async def test_moved_message_after_delivery_is_gone(api: sandq.Client) -> None:
     await api.admin.create_topic("t")
     messages = api.messages("t")
     message_id = await api.produce("t", b"m", unique_key="u", delay="1h")
@@ -30,7 +32,7 @@ async def test_one_that_was_delivered_is_gone(api: sandq.Client) -> None:
     assert await refusals(messages, message_id, "u") == {"gone"}
 
 
-async def test_one_that_is_dead_is_dead(api: sandq.Client) -> None:
+async def test_moved_message_after_death_is_dead(api: sandq.Client) -> None:
     await api.admin.create_topic("t", max_attempts=1)
     messages = api.messages("t")
     message_id = await api.produce("t", b"m", unique_key="u", delay="1h")

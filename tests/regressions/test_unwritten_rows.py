@@ -1,4 +1,4 @@
-"""What a partition does must not show which of its rows are written already, nor whether it was just loaded."""
+"""The behavior of a partition must not depend on which of its rows are written, nor on whether it was just loaded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVERYTHING = {"from_ms": 0, "until_ms": offsets.U48_MAX, "dry_run": False}
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_scans(seed: int) -> None:
+def test_scan_with_unwritten_changes_equals_written_rows(seed: int) -> None:
     """Deleted rows used up `max_bytes`, and the scan ended early."""
     rng = random.Random(seed)
     keys = [b"m%03d" % at for at in range(40)]
@@ -47,8 +47,8 @@ def test_scans(seed: int) -> None:
         assert view.scan(start, stop, **how) == written.scan(start, stop, **how), how
 
 
-def test_a_cancel_amid_deleted_rows() -> None:
-    """The row of a batch was not found behind a mebibyte of rows that were deleted and not yet written."""
+def test_cancel_after_many_deleted_rows_finds_batch() -> None:
+    """The row of a batch was not found after a mebibyte of rows that were deleted and not yet written."""
     bench = Bench()
     bench.open()
     large = c.Append(batch_of(["v" * 3900] * 330, unique=[f"u{at}" for at in range(330)]), split=True)
@@ -63,8 +63,8 @@ def test_a_cancel_amid_deleted_rows() -> None:
 
 
 @pytest.mark.parametrize("restart", (False, True))
-def test_the_size_of_a_rest(restart: bool) -> None:
-    """In memory and loaded it was rounded otherwise, so that a lease which its bytes end took other messages."""
+def test_size_of_partial_batch_is_same_after_restart(restart: bool) -> None:
+    """It was rounded differently in memory and after a load, so that a lease limited by bytes had other messages."""
     bench = Bench()
     bench.open()
     first = ["a" * 404, *["b" * 30] * 10]
@@ -84,8 +84,8 @@ def test_the_size_of_a_rest(restart: bool) -> None:
 
 
 @pytest.mark.parametrize("restart", (False, True))
-def test_what_is_kept_first(restart: bool) -> None:
-    """In memory what waits stood in the order in which it came, loaded in the order in which it is due."""
+def test_order_of_copied_messages_is_same_after_restart(restart: bool) -> None:
+    """In memory, waiting messages were in the order in which they were stored; after a load, by their due time."""
     bench = Bench(max_attempts=10)
     bench.open()
     bench.append(*[f"m{at}" for at in range(1800)])
@@ -99,8 +99,8 @@ def test_what_is_kept_first(restart: bool) -> None:
     assert bench.values(granted[:1]) == [f"m{at}" for at in range(1200, 1800)]
 
 
-def test_two_seeks_in_one_entry() -> None:
-    """The second met the job of the first, which was done, and the group waited for it for ever."""
+def test_two_seeks_in_one_entry_end() -> None:
+    """The second seek met the finished job of the first one, and the group waited for it for ever."""
     bench = Bench(max_attempts=1)
     bench.open()
     bench.append("dead")
@@ -111,13 +111,13 @@ def test_two_seeks_in_one_entry() -> None:
     assert bench.values(bench.lease(at=3)) == ["new"]
 
 
-def test_ids_of_the_partition_s_own_jobs_are_refused() -> None:
+def test_job_with_reserved_id_is_rejected() -> None:
     refusal = Bench().apply(0, c.StartJob(OWN_IDS.ljust(16), "cancel", EVERYTHING | {"key_prefix": None}))[0]
     assert isinstance(refusal, InvalidRequest)
 
 
-def test_a_long_job_is_known_when_it_ends() -> None:
-    """The jobs that began last were kept, not those that ended last: its caller was told that there was none."""
+def test_long_job_is_kept_when_it_ends() -> None:
+    """The last jobs to begin were kept, not the last to end, so the job of this caller did not exist any more."""
     bench = Bench(max_attempts=1)
     bench.open()
     for at in range(3):
@@ -133,8 +133,8 @@ def test_a_long_job_is_known_when_it_ends() -> None:
     assert bench.machine.jobs.find(b"slow".ljust(16)).shown()["done"] == 3
 
 
-def test_a_slow_redrive_looks_at_many_at_once() -> None:
-    """The rate bounded what was looked at, not what was redriven: an entry for each dead message."""
+def test_slow_redrive_checks_many_messages_per_entry() -> None:
+    """The rate limited the checked messages instead of the redriven ones, so each dead message needed an entry."""
     bench = Bench(max_attempts=1)
     bench.open()
     bench.append(*[f"m{at}" for at in range(900)])
@@ -146,8 +146,8 @@ def test_a_slow_redrive_looks_at_many_at_once() -> None:
     assert bench.index - before < 5
 
 
-def test_what_dies_at_once_is_bounded_in_bytes() -> None:
-    """An entry wrote as much as ten thousand messages of any size."""
+def test_expired_messages_per_entry_are_limited_by_bytes() -> None:
+    """An entry wrote up to ten thousand messages of any size."""
     bench = Bench(ttl="1s")
     bench.open()
     for _ in range(12):

@@ -1,4 +1,4 @@
-"""What a review of replication found."""
+"""Replicas differed, or nodes stopped following metadata, in a cluster of three nodes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ async def nodes(tmp_path: Path) -> AsyncIterator[ThreeNodes]:
         yield nodes
 
 
-async def test_a_replica_that_begins_late_begins_with_the_first_settings(nodes: ThreeNodes) -> None:
-    """It replayed the log under the settings of the day, and what others let wait was dead to it."""
+async def test_late_replica_replays_with_first_settings(nodes: ThreeNodes) -> None:
+    """It replayed the log with the current settings, so messages that wait on other replicas were dead on it."""
     async with nodes.connect() as client:
         await created(nodes, client)
         await nodes.stop("node3")
@@ -44,10 +44,11 @@ async def test_a_replica_that_begins_late_begins_with_the_first_settings(nodes: 
         assert states == [(1, 0)] * 3
 
 
-async def test_a_partition_that_is_led_here_while_a_consumer_subscribes(
+async def test_subscribe_during_leader_change_includes_new_partition(
     nodes: ThreeNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was left out for good: the consumer took part in those that were led here when it asked."""
+    """It stayed without the consumer for ever, which had subscribed only to the partitions that the node led at
+    first."""
     async with nodes.connect() as client:
         await created(nodes, client, partitions=3)
         for partition in range(3):
@@ -68,7 +69,7 @@ async def test_a_partition_that_is_led_here_while_a_consumer_subscribes(
             other = next(name for name in nodes.running if name != first)
 
             def is_moved() -> bool:
-                """It is asked for again: somebody else may have been elected meanwhile, or lack some of the log."""
+                """Transfer the leadership; repeat it, because another node may be elected, or lack entries."""
                 leader = nodes.leader("t", 1)
                 if leader not in (None, other):
                     host = nodes.host(leader, "t", 1)
@@ -86,8 +87,8 @@ async def test_a_partition_that_is_led_here_while_a_consumer_subscribes(
         assert sorted(message.value for message in got) == [b"0", b"1", b"2"]
 
 
-async def test_a_pointer_file_that_cannot_be_written_once(nodes: ThreeNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The node followed metadata no more, and every change of topics waited for it."""
+async def test_failed_pointer_write_is_retried(nodes: ThreeNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node stopped following metadata, and every change of topics waited for it."""
     async with nodes.connect() as client:
         leader = await leading(nodes)
         pointers = leader.broker.node_log.pointers
@@ -105,21 +106,21 @@ async def test_a_pointer_file_that_cannot_be_written_once(nodes: ThreeNodes, mon
         await until_holds(lambda: set(leader.broker.catalog.topics) == {"t", "u"})
 
 
-async def test_a_group_that_is_closed_has_nothing_to_load(nodes: ThreeNodes) -> None:
+async def test_load_of_closed_group_raises_unavailable(nodes: ThreeNodes) -> None:
     """Deleting a topic while its snapshot was installed ended the node."""
     node_log = nodes.running["node1"].broker.node_log
     with pytest.raises(Unavailable):
         node_log.load(99, 1)
 
 
-def test_a_store_that_lost_its_rows_is_not_taken_for_an_empty_one() -> None:
+def test_store_without_its_rows_raises_corruption() -> None:
     entries = [(b"\0x", index, 1) for index in range(7, 10)]
     journal = GroupJournal([], 1, Members(("a#1",)), entries=entries, term=1)
     with pytest.raises(Corruption, match="begins at entry 7, its state machine has applied 3"):
         Group(1, "a#1", journal, 3, committed=lambda index, command: None)
 
 
-async def test_stores_that_are_needed_no_more_are_swept(nodes: ThreeNodes) -> None:
+async def test_sweep_removes_rows_of_unneeded_stores(nodes: ThreeNodes) -> None:
     serving = nodes.running["node1"]
     node_log, runner = serving.broker.node_log, serving.broker._runner
     number = (await runner.on_maintenance(node_log.pointers.mint))[0]
@@ -129,11 +130,11 @@ async def test_stores_that_are_needed_no_more_are_swept(nodes: ThreeNodes) -> No
     await until_holds(lambda: node_log.stores.get(key) is None)
 
 
-async def test_a_topic_before_all_nodes_are_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was refused for good ("3 replicas, and 0 nodes are registered") by a cluster that had just met."""
+async def test_topic_creation_before_registration_is_retryable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was rejected permanently ("3 replicas, and 0 nodes are registered") by a cluster that had just formed."""
 
     async def later(*_: object) -> None:
-        """Nobody is registered yet."""
+        """Register no node yet."""
 
     with monkeypatch.context() as patch:
         patch.setattr(ClusterController, "register", later)

@@ -1,4 +1,4 @@
-"""What a review found in moves, on paper first."""
+"""Moves of partitions ended without a majority, blocked other moves, or never ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sandq.metadata.planning import MOVES_MOST, next_changes
 from sandq.metadata.records import DRAINING, IN, REMOVING, Partition
 from sandq.model.errors import InvalidRequest, NotLeader, TimedOut
 from sandq.raft import Members
-from tests.regressions.test_found_with_moves import NAMES
+from tests.regressions.test_moves_under_load import NAMES
 from tests.support.nodes import moved
 from tests.support.nodes.administrator import Administrator
 from tests.support.nodes.fake_links import FakeLinks
@@ -31,7 +31,7 @@ from tests.unit.metadata.test_planning import AFTER_MS, T, assigned, node, regis
 @pytest.mark.parametrize(
     ("wanted", "members", "up"),
     [
-        # c is dead and to be replaced; d has all of it, and dies: of four with two dead nobody is a majority
+        # c is dead and must be replaced; d has all entries, and dies: two of the four members are no majority
         ("abd", Members(("a#1", "b#1", "c#1"), ("d#1",)), "ab"),
         # it moves from a to b, which dies
         ("b", Members(("a#1",), ("b#1",)), "a"),
@@ -39,15 +39,15 @@ from tests.unit.metadata.test_planning import AFTER_MS, T, assigned, node, regis
         ("ab", Members(("a#1", "c#1", "b#1")), "ac"),
     ],
 )
-def test_no_step_is_made_that_leaves_no_majority(wanted: str, members: Members, up: str) -> None:
+def test_membership_step_without_majority_is_not_made(wanted: str, members: Members, up: str) -> None:
     named = [f"{name}#1" for name in wanted]
     assert next_step(named, members, "a#1", members.learners, set(up), list(wanted)) is None
     everybody = set("abcd") - (set("c") if "d" in wanted else set())
     assert next_step(named, members, "a#1", members.learners, everybody, list(wanted)) is not None
 
 
-async def test_a_voter_that_is_drained_votes_as_long_as_it_is_needed(autojump_clock: trio.testing.MockClock) -> None:
-    """Of three that vote on metadata one was dead and one drained: without its vote nothing could be changed again."""
+async def test_drained_voter_keeps_vote_while_needed(autojump_clock: trio.testing.MockClock) -> None:
+    """With one of three metadata voters dead and one drained, its vote was needed for any further change."""
     bed = Bed("a", "b", "c")
     await bed.tend(1)
     bed.linked.discard("b")
@@ -59,7 +59,7 @@ async def test_a_voter_that_is_drained_votes_as_long_as_it_is_needed(autojump_cl
     assert bed.voting() == {"a", "b"}
 
 
-async def test_of_those_that_shall_not_vote_the_dead_go_first(autojump_clock: trio.testing.MockClock) -> None:
+async def test_leaving_voters_that_are_dead_are_removed_first(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed("a", "b", "c")
     await bed.tend(1)
     bed.linked.discard("c")
@@ -70,8 +70,8 @@ async def test_of_those_that_shall_not_vote_the_dead_go_first(autojump_clock: tr
 
 
 @pytest.mark.parametrize("standing", [IN, DRAINING, REMOVING])
-def test_moves_to_a_node_that_is_lost_do_not_keep_others_from_being_planned(standing: str) -> None:
-    """As many as may be on their way were on their way to it, and none of them ever came to its end."""
+def test_moves_to_lost_node_do_not_block_other_moves(standing: str) -> None:
+    """All permitted moves had the lost node as their target, and none of them ever ended."""
     there = topic(*[("a", "b", "d")] * MOVES_MOST)
     parts = [Partition(p.group, p.first, p.members, (f"c#{p.group}",), 1, 0) for p in there["t"].partitions]
     topics = {"t": replace(there["t"], initial_partitions=len(parts), replicas=3, partitions=tuple(parts))}
@@ -80,11 +80,11 @@ def test_moves_to_a_node_that_is_lost_do_not_keep_others_from_being_planned(stan
     assert len(found) == MOVES_MOST and {frozenset(holders) for holders in found.values()} == {frozenset("abc")}
 
 
-async def test_only_who_leads_still_reports_what_its_group_has_become() -> None:
-    """Metadata wanted again what a deposed leader believed there was. It said so, and the replica that the group
-    counted on meanwhile was deleted."""
+async def test_deposed_leader_reports_no_group_state() -> None:
+    """Metadata requested the state that a deposed leader reported, and a replica was deleted that the group counted
+    on."""
     wanted = Partition(1, ("a#1", "b#1"), ("a#1", "b#1"), ("d#1",), 2, 0)
-    told: list[Any] = []
+    reported: list[Any] = []
     view = SimpleNamespace(partition={1: wanted}.get, nodes={})
     group = SimpleNamespace(term=1, is_changing=False, member="a#1")
     answers: list[Exception | None] = [NotLeader("b leads it"), None]
@@ -105,7 +105,7 @@ async def test_only_who_leads_still_reports_what_its_group_has_become() -> None:
     catalog: Any = SimpleNamespace(view=view, led_here=[1], catch_up=catch_up)
     health: Any = SimpleNamespace(may_lead=lambda node: True)
     shut_replicas: Any = SimpleNamespace(is_shut=lambda group, node: False)
-    reports: Any = SimpleNamespace(report_settled=told.extend)
+    reports: Any = SimpleNamespace(report_settled=reported.extend)
     rebalancer = Rebalancer(
         node_log,
         catalog,
@@ -114,14 +114,14 @@ async def test_only_who_leads_still_reports_what_its_group_has_become() -> None:
         shut_replicas=shut_replicas,
         reports=reports,
     )
-    for expected in ([], [], [(1, 2, True)]):  # it asks how far metadata is; it leads no more; it leads
+    for expected in ([], [], [(1, 2, True)]):  # it asks for the metadata index; it no longer leads; it leads
         async with trio.open_nursery() as nursery:
             await rebalancer._check(nursery)
-        assert told == expected
+        assert reported == expected
 
 
-async def test_partitions_are_not_added_where_there_are_too_few_nodes_to_hold_them(tmp_path: Path) -> None:
-    """The node that was asked ended: it looked for the best one of none."""
+async def test_added_partitions_with_too_few_nodes_are_rejected(tmp_path: Path) -> None:
+    """The node that was asked ended, because it searched the best of no nodes."""
     async with found_nodes(tmp_path, *NAMES) as nodes:
         async with nodes.connect("node1") as client:
             await client.admin.create_topic("t", partitions=1, replicas=3)
@@ -138,8 +138,8 @@ async def test_partitions_are_not_added_where_there_are_too_few_nodes_to_hold_th
             await client.produce("t", b"x")
 
 
-async def test_a_change_of_members_ends_with_its_group(tmp_path: Path) -> None:
-    """It was waited for, for ever: the group was never moved again where it came back."""
+async def test_membership_change_ends_when_group_closes(tmp_path: Path) -> None:
+    """A caller waited for ever, so the group was never moved again when it returned to the node."""
     async with found_nodes(tmp_path, *NAMES) as nodes:
         async with nodes.connect("node1") as client:
             await client.admin.create_topic("t", partitions=1, replicas=1)

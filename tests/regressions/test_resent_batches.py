@@ -1,5 +1,6 @@
-"""A batch that is sent again because its answer was lost meets its own messages: no conflict of unique keys. Also when
-the partition has forgotten its producer, and would store it again."""
+"""A batch that is resent after a lost answer meets its own messages, which must not be a conflict of unique keys.
+
+This also holds if the partition has forgotten its producer, and would store the batch again."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from tests.support.partition.bench import Bench, T
 
 
 def append(bench: Bench, at: int, on_conflict: int, *, sequence: int, producer_id: int = 7) -> Stored:
-    """Two messages with unique keys; the second has the key of the first."""
+    """Append two messages with the same unique key."""
     columns = {Column.VALUE: [b"a", b"b"], Column.UNIQUE_KEY: [b"u", b"u"], Column.DELIVER_MS: [T + 500, T + 500]}
     command = c.Append(encode(columns), producer_id, 1, sequence, on_conflict, split=True)
     stored = bench.apply(at, command)[0]
@@ -22,14 +23,14 @@ def append(bench: Bench, at: int, on_conflict: int, *, sequence: int, producer_i
 
 
 def forget(bench: Bench) -> None:
-    """Another producer comes where there is room for one."""
+    """Let other producers replace this one: there is capacity for one."""
     bench.apply(0, c.Append(encode({Column.VALUE: [b"x"]}), 5, 1, 1))
     bench.apply(0, c.Append(encode({Column.VALUE: [b"x"]}), 6, 1, 1))
 
 
 @pytest.mark.parametrize("forgotten", (False, True), ids=("known", "forgotten"))
 @pytest.mark.parametrize("at", (1, 600), ids=("pending", "delivered"))
-def test_reject(at: int, forgotten: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resent_batch_with_reject_has_first_answer(at: int, forgotten: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producers, "PRODUCERS", 1)
     bench = Bench()
     bench.open()
@@ -50,7 +51,7 @@ def test_reject(at: int, forgotten: bool, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("forgotten", (False, True), ids=("known", "forgotten"))
-def test_replace(forgotten: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resent_batch_with_replace_has_first_answer(forgotten: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producers, "PRODUCERS", 1)
     bench = Bench()
     bench.open()
@@ -64,7 +65,7 @@ def test_replace(forgotten: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.status().messages == (3 if forgotten else 1)
 
 
-def test_without_a_producer_id_nothing_is_known() -> None:
+def test_resent_batch_without_producer_id_conflicts() -> None:
     bench = Bench()
     append(bench, 0, c.REJECT, sequence=0, producer_id=0)
     again = append(bench, 1, c.REJECT, sequence=0, producer_id=0)

@@ -1,4 +1,4 @@
-"""A message that only groups keep any more was in the state of the first of them, and waited when it was ready."""
+"""A message that only groups keep had the state of the first of them, and was shown as waiting when it was ready."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected, take, waits_until_trimmed, with_topic
 
 
-async def test_redriven_it_is_ready_and_what_any_group_holds_is_leased(tmp_path: Path) -> None:
+async def test_state_over_groups_after_redrive_is_ready(tmp_path: Path) -> None:
     hand = HandClock()
     async with (
         run_node(small_config(tmp_path), clock=hand.guarded()) as node,
@@ -31,6 +31,6 @@ async def test_redriven_it_is_ready_and_what_any_group_holds_is_leased(tmp_path:
         await held.ack()
         assert (await messages.get(message_id)).state == "dead"
         await api.produce("t", b"other")
-        await take(first, 1, ack=False)  # there is no more room: what is redriven stays ready
+        await take(first, 1, ack=False)  # there is no more credit, so the redriven message stays ready
         await api.dead("t", "g").redrive()
         assert (await messages.get(message_id)).state == "ready"

@@ -1,4 +1,4 @@
-"""What crashes and load found in partitions that move."""
+"""Moves of partitions did not end under load, or after a crash of the metadata leader."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ async def drained(nodes: FoundNodes, name: str) -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-async def test_a_partition_moves_while_messages_come_all_the_time(
+async def test_partition_move_under_constant_load_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replicas: int
 ) -> None:
-    """A learner on a slower disk never had quite all that was committed, and the move never came to its end."""
+    """A learner with a slower disk never had all committed entries, so the move never ended."""
     slow: set[str] = set()
     committed = Runner._committed
 
@@ -61,10 +61,8 @@ async def _produce(client: Any) -> None:
         await client.produce("t", b"%d" % number)
 
 
-async def test_who_leads_the_metadata_is_gone_before_it_has_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing was moved any more by those who had asked it."""
+async def test_partition_moves_with_lost_metadata_answers_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nodes that had sent the lost requests moved nothing any more."""
     answer, lost = MetadataBarrier.answer, ["the first", "the second"]
 
     def answers(self: MetadataBarrier, done: Callable[[int | None], None]) -> None:

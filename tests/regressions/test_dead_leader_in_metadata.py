@@ -1,5 +1,6 @@
-"""A producer waited for up to half a minute after the death of a leader: the node that it asked about the topic still
-named that one, and nobody asked again."""
+"""A producer waited for up to half a minute after the death of a leader.
+
+The node that it asked about the topic still named the dead leader, and the client did not ask again."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from tests.support.client.fake_server import FakeConnection, FakeServer
 from tests.support.waiting import PATIENCE_S, until_holds
 
 
-async def test_it_is_asked_again_until_another_one_leads() -> None:
+async def test_metadata_request_naming_dead_leader_is_repeated_until_new_leader() -> None:
     first, second = FakeServer("n1"), FakeServer("n2")
     asked: list[Frame] = []
     async with anyio.create_task_group() as tasks:
@@ -35,7 +36,7 @@ async def test_it_is_asked_again_until_another_one_leads() -> None:
 
             first.do_metadata = noted  # type: ignore[method-assign]
             receipt = await producer.send(b"y")
-            # Who asks a second time was told the same as before.
+            # The first answer still named the dead leader.
             await until_holds(lambda: len(asked) >= 2)
             first.topics.clear()
             first.add_topic("t", 1, ["n1"])

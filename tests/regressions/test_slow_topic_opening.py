@@ -1,5 +1,7 @@
-"""A topic was made, and the node that was asked had not opened it in time: it said "ask again", the client did, and was
-told that the topic exists."""
+"""A retry of a topic creation failed because the topic existed.
+
+The node had not opened the new topic in time and asked for a retry. The client retried, and got the error that the
+topic exists."""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected
 
 
-async def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_topic_creation_with_slow_opening_creates_topic_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in (metadata_changes, topic_administration):
         monkeypatch.setattr(module, "LEADERS_WAIT_S", 0.05)
     async with run_node(small_config(tmp_path)) as node, connected(node) as api:

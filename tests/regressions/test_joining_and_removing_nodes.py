@@ -1,4 +1,4 @@
-"""What a second review found in moves, joining and removing."""
+"""Joining and removing nodes left replicas, votes or moves in a wrong state."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ from tests.unit.metadata.test_planning import changes, node, registry, topic
 NAMES = ("node1", "node2", "node3", "node4")
 
 
-async def test_who_joins_anew_is_no_founder_of_what_its_lost_disk_held(
+async def test_node_joining_with_new_disk_installs_no_former_replicas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it learned the metadata's log it did what that had said long ago: it installed empty replicas of its former
-    members, which had a vote by the configuration that their groups were founded with."""
+    """A node that joined with a new disk acted on old metadata while it received the metadata's log.
+
+    It installed empty replicas of its former members, which had a vote in the first configuration of their groups."""
     installed: list[tuple[int, str]] = []
     install, run = NodeLog.install, Applier.run
     slow: list[Applier] = []
@@ -46,7 +47,7 @@ async def test_who_joins_anew_is_no_founder_of_what_its_lost_disk_held(
     token = trio.lowlevel.current_trio_token()
 
     def one_by_one(self: Applier, tasks: Sequence[Any]) -> None:
-        """A slow store: each entry is seen by itself, and what is to be done then is done as far as it can be."""
+        """Apply each entry alone, as a slow store does, and finish all work that follows from it first."""
         for task in tasks if self in slow else ():
             run(self, [task])
             with suppress(trio.Cancelled, trio.RunFinishedError):
@@ -76,8 +77,9 @@ async def test_who_joins_anew_is_no_founder_of_what_its_lost_disk_held(
         assert set(installed) <= now, "of a former life"
 
 
-async def test_the_replica_of_a_deleted_topic_goes_at_a_start_without_topics(tmp_path: Path) -> None:
-    """The node ended right before it was dropped; at the next start there was no topic, and nothing to be done."""
+async def test_start_without_topics_removes_replica_of_deleted_topic(tmp_path: Path) -> None:
+    """The node ended right before it removed the replica; after its next start there was no topic, and it did
+    nothing."""
     reached = trio.Event()
 
     async def held_up(*args: Any) -> None:
@@ -100,8 +102,8 @@ async def test_the_replica_of_a_deleted_topic_goes_at_a_start_without_topics(tmp
         await until_holds(lambda: [pointer.group for pointer in node_log.pointers.all()] == [METADATA_GROUP])
 
 
-async def test_of_all_nodes_one_stays(tmp_path: Path) -> None:
-    """Both were removed at once: what was left took nothing, and could not be taken back."""
+async def test_removal_of_last_node_is_rejected(tmp_path: Path) -> None:
+    """Both nodes were removed at once: the rest rejected all changes, and the removal could not be undone."""
     async with found_nodes(tmp_path, "node1", "node2") as nodes:
         await until_holds(lambda: len(nodes.voters("node1")) == 2)
         refused: list[SandqError] = []
@@ -118,8 +120,8 @@ async def test_of_all_nodes_one_stays(tmp_path: Path) -> None:
         assert len(refused) == 1 and isinstance(refused[0], Conflict) and "only node that stays" in str(refused[0])
 
 
-async def test_a_node_that_cannot_write_has_failed(autojump_clock: trio.testing.MockClock) -> None:
-    """It is linked still, to be asked. What was to move to it never got there, and with 64 such moves nothing moves."""
+async def test_node_that_cannot_write_counts_as_failed(autojump_clock: trio.testing.MockClock) -> None:
+    """Moves to such a node, which still had links, never ended, and 64 of them prevented all other moves."""
     bed = Bed("a", "b", "c")
     await bed.tend(1)
     bed.sick.add("c")
@@ -130,15 +132,15 @@ async def test_a_node_that_cannot_write_has_failed(autojump_clock: trio.testing.
     assert bed.failed() == set(), "it was mended, and started again"
 
 
-def test_what_was_not_led_was_not_evened_out() -> None:
+def test_balancing_with_unled_partitions_plans_no_change() -> None:
     nodes = registry(node("a"), node("b"))
     topics = topic(("a",), ("a",))
     assert changes(topics, nodes, balanced=(), not_led=(1, 2)) == []
     assert isinstance(changes(topics, nodes, balanced=())[0], m.Assign)
 
 
-async def test_who_is_removed_does_not_wait_for_one_that_is_lost(autojump_clock: trio.testing.MockClock) -> None:
-    """A lost node was to vote in its place, and never could."""
+async def test_removal_of_voter_does_not_wait_for_lost_node(autojump_clock: trio.testing.MockClock) -> None:
+    """A lost node was chosen to vote in its place, and never could."""
     bed = Bed("a", "b", "c", "d", voters=3)
     bed.host.behind = {"d#1"}
     await bed.tend(1)

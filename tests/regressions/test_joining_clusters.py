@@ -1,4 +1,4 @@
-"""What a review of joining found."""
+"""Nodes joined two clusters, took the log of another cluster, or became voters too early."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tests.support.nodes.three import three_nodes
 from tests.support.waiting import until_holds
 
 ALONE = {"CLUSTER__BOOTSTRAP": "true", "CLUSTER__SEEDS": ""}
-LOOKS = 3
+ROUNDS = 3
 BEATS = 5
 
 
 @pytest.fixture
 def clusters(monkeypatch: pytest.MonkeyPatch) -> dict[str, Cluster]:
-    """Node id -> its part in the cluster, once it has one."""
+    """Return the `Cluster` object of each node, by node id, once it has one."""
     found: dict[str, Cluster] = {}
     run = Cluster.run
 
@@ -52,8 +52,8 @@ def members_of(nodes: FoundNodes, name: str) -> set[str]:
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each node that leads the metadata has taken in and welcomed who asks it to."""
+def welcomes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count how often each node that leads the metadata has welcomed joining nodes."""
     made: Counter[str] = Counter()
     welcome = Joining.welcome
 
@@ -65,21 +65,22 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return made
 
 
-async def until_looked(looks: Counter[str], name: str) -> None:
-    """Wait until a node has looked several times from now on."""
-    enough = looks[name] + 1 + LOOKS  # the first may be under way
-    await until_holds(lambda: looks[name] >= enough)
+async def until_welcomed(welcomes: Counter[str], name: str) -> None:
+    """Wait until a node has welcomed joining nodes several times from now on."""
+    enough = welcomes[name] + 1 + ROUNDS  # the first may be in progress
+    await until_holds(lambda: welcomes[name] >= enough)
 
 
-def never_told(*_: object) -> None:
-    """Its WELCOME is lost."""
+def lose_welcome(*_: object) -> None:
+    """Lose the WELCOME of a node."""
 
 
-async def test_a_node_that_finds_two_clusters_of_one_name_joins_one(
-    tmp_path: Path, clusters: dict[str, Cluster], looks: Counter[str]
+async def test_node_with_two_clusters_of_one_name_joins_one(
+    tmp_path: Path, clusters: dict[str, Cluster], welcomes: Counter[str]
 ) -> None:
-    """It voted for both, in one log: of the one that it had not taken for its own it kept the link, too, and all
-    clusters call their metadata's group and its members alike."""
+    """It voted in both clusters with one log, because it also kept the link to the other cluster.
+
+    All clusters use the same names for their metadata group and its members."""
     async with trio.open_nursery() as nursery:
         nodes = FoundNodes(tmp_path, nursery)
         nodes.own["node2"] = ALONE
@@ -94,7 +95,7 @@ async def test_a_node_that_finds_two_clusters_of_one_name_joins_one(
         (mine, other) = ("node1", "node2") if node3_in("node1") else ("node2", "node1")
         await until_holds(lambda: len(nodes.voters(mine)) == 2 and len(nodes.registered("node3")) == 2)
         await until_holds(lambda: "node3" not in clusters[other]._links.up and other not in clusters["node3"]._links.up)
-        await until_looked(looks, other)
+        await until_welcomed(welcomes, other)
         assert not node3_in(other)
         views = {name: nodes.running[name].broker.metadata for name in nodes.running}
         assert views["node3"].cluster_uuid == views[mine].cluster_uuid != views[other].cluster_uuid
@@ -102,11 +103,12 @@ async def test_a_node_that_finds_two_clusters_of_one_name_joins_one(
         nursery.cancel_scope.cancel()
 
 
-async def test_the_log_of_another_cluster_is_not_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clusters: dict[str, Cluster], looks: Counter[str]
+async def test_node_rejects_log_of_another_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clusters: dict[str, Cluster], welcomes: Counter[str]
 ) -> None:
-    """A node that another cluster counts among its members founds its own: it was sent that one's log, and took it,
-    for as long as neither knew of the other to which cluster it belongs."""
+    """A node that another cluster counts as a member founded its own cluster, and accepted the log of the other one.
+
+    This happened while neither knew the cluster of the other."""
     adopt, beat = Cluster._adopt, HeartbeatCoalescing.beat
     beats: Counter[HeartbeatCoalescing[Group]] = Counter()
 
@@ -121,7 +123,7 @@ async def test_the_log_of_another_cluster_is_not_taken(
 
     async with found_nodes(tmp_path, "node1") as nodes:
         with monkeypatch.context() as patch:
-            patch.setattr(Joining, "_heard_welcome", never_told)
+            patch.setattr(Joining, "_heard_welcome", lose_welcome)
             nodes.launch("node2")
             await until_holds(lambda: "node2" in members_of(nodes, "node1"))
             await nodes.stop("node2")
@@ -132,14 +134,15 @@ async def test_the_log_of_another_cluster_is_not_taken(
         await until_holds(lambda: "node1" in clusters["node2"]._links.up and "node2" in clusters["node1"]._links.up)
         heartbeats = nodes.running["node1"].broker.node_log.group_commit.heartbeats
         enough = beats[heartbeats] + BEATS
-        await until_holds(lambda: beats[heartbeats] >= enough)  # whoever takes them has got its log with the first
-        await until_looked(looks, "node1")
+        # the first heartbeat also sends the log to a node that accepts it
+        await until_holds(lambda: beats[heartbeats] >= enough)
+        await until_welcomed(welcomes, "node1")
         assert "node1" not in members_of(nodes, "node2") and "node1" not in nodes.registered("node2")
         assert len(nodes.voters("node1")) == 1
 
 
-async def test_a_directory_belongs_to_one_cluster(tmp_path: Path, clusters: dict[str, Cluster]) -> None:
-    """It was given to another one in silence."""
+async def test_directory_of_one_cluster_is_rejected_by_another(tmp_path: Path, clusters: dict[str, Cluster]) -> None:
+    """The directory was given to another cluster without an error."""
     async with found_nodes(tmp_path, "node1"):
         own = clusters["node1"]._this_node.cluster_uuid
         with pytest.raises(StartupError, match="belongs to cluster"):
@@ -148,8 +151,10 @@ async def test_a_directory_belongs_to_one_cluster(tmp_path: Path, clusters: dict
 
 
 @pytest.mark.parametrize("changed", ["node1", "node2"])
-async def test_who_joins_while_it_introduces_itself_does_so_anew(changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The link stood, and the other side never heard to which cluster this node belongs."""
+async def test_node_that_joins_during_handshake_repeats_handshake(
+    changed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link stayed up, and the other side never learned the cluster of this node."""
     nodes = {name: await new_node(name) for name in ("node1", "node2")}
     remember = PeerLinks._remember
 
@@ -165,13 +170,14 @@ async def test_who_joins_while_it_introduces_itself_does_so_anew(changed: str, m
         await until_holds(lambda: changed in up and up[changed].identity.cluster_uuid == "A")
 
 
-async def test_nobody_is_told_that_it_is_a_member_before_it_is_registered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: Counter[str]
+async def test_node_gets_no_welcome_before_registration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, welcomes: Counter[str]
 ) -> None:
-    """Of two nodes with the same id, each linked with another node, both were told, when the leader changed before one
-    of them was registered: then both vote, under one name."""
+    """Two nodes had the same id, and each had a link to another node.
+
+    If the leader changed before one of them was registered, both got a WELCOME. Then both voted under one name."""
     register = ClusterController.register
-    told: list[str] = []
+    welcomed: list[str] = []
     send = PeerLinks.send
 
     async def only_itself(self: ClusterController, metadata: Any) -> None:
@@ -180,7 +186,7 @@ async def test_nobody_is_told_that_it_is_a_member_before_it_is_registered(
 
     def noted(self: PeerLinks, node: str, kind: int, body: Any) -> bool:
         if kind == PeerFrame.WELCOME:
-            told.append(node)
+            welcomed.append(node)
         return send(self, node, kind, body)
 
     monkeypatch.setattr(PeerLinks, "send", noted)
@@ -189,17 +195,15 @@ async def test_nobody_is_told_that_it_is_a_member_before_it_is_registered(
             patch.setattr(ClusterController, "register", only_itself)
             nodes.launch("node2")
             await until_holds(lambda: "node2" in members_of(nodes, "node1"))
-            await until_looked(looks, "node1")
-            assert told == []
+            await until_welcomed(welcomes, "node1")
+            assert welcomed == []
         await nodes.until_registered("node1", "node2")
         await until_holds(lambda: len(nodes.voters("node1")) == 2)
-        assert set(told) == {"node2"}
+        assert set(welcomed) == {"node2"}
 
 
-async def test_a_learner_that_does_not_catch_up_holds_up_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody became a voter any more: it was tried with the first one, again and again."""
+async def test_slow_learner_does_not_block_other_learners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No node became a voter any more: the leader always tried the first learner."""
     match_index = Group.match_index
     monkeypatch.setattr(Group, "match_index", lambda self, m: 0 if m == "node2#1" else match_index(self, m))
     async with found_nodes(tmp_path, "node1", "node2") as nodes:
@@ -207,10 +211,10 @@ async def test_a_learner_that_does_not_catch_up_holds_up_nobody(
         await until_holds(lambda: set(nodes.voters("node1")) == {"node1#1", "node3#1"})
 
 
-async def test_a_topic_while_a_voter_is_gone_that_was_never_registered(
+async def test_topic_creation_with_lost_unregistered_voter_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No topic could be made until it came back, and if its disk is lost it never does."""
+    """No topic could be created until the voter came back; if its disk was lost, it never did."""
     call = RaftGroup.call
 
     async def but_node3(self: RaftGroup, command: Any) -> Any:

@@ -1,5 +1,5 @@
-"""`connect()` entered in a scope that is cancelled already never returned: its shielded background task could not be
-told to end."""
+"""`connect()` never returned if it was entered in a cancelled scope: its shielded background task could not be
+ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sandq
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_connecting_in_a_cancelled_scope_ends(backend: str) -> None:
+def test_connect_in_cancelled_scope_ends(backend: str) -> None:
     async def connect() -> bool:
         with anyio.CancelScope() as scope:
             scope.cancel()

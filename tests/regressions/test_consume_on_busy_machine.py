@@ -1,4 +1,4 @@
-"""`sandctl consume` on a machine that is busy: what had been pushed was overlooked, and it printed nothing."""
+"""`sandctl consume` missed messages that had been pushed if the machine was busy, and printed nothing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tests.integration.conftest import api, node
 __all__ = ["api", "node"]
 
 
-async def test_what_was_pushed_is_found_however_long_ago_this_task_yielded(
+async def test_consume_after_long_step_finds_pushed_messages(
     api: sandq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandctl.commands.consume, "PAUSE_S", 0.0)  # as if the pushes came just behind it
+    monkeypatch.setattr(sandctl.commands.consume, "PAUSE_S", 0.0)  # as if the pushes came just after it
     monkeypatch.setattr("sandq.client.consumer.subscription.YIELD_S", -1.0)  # as if every step took long
     await api.admin.create_topic("t")
     sent = [b"a", b"b", b"c"]

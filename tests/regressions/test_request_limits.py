@@ -1,4 +1,4 @@
-"""Faults that a review found, one test each."""
+"""Requests of one client used too much time, memory or syncs of a node, or had a wrong effect."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.support.storage.faulty_files import FaultyFiles, Plan
 from tests.support.waiting import PATIENCE_S
 
 
-def test_a_group_opened_at_latest_amid_an_entry_gets_what_comes_behind_it() -> None:
-    """Its cursor stood above what the same entry stored later: memory and rows disagreed."""
+def test_group_opened_at_latest_within_entry_gets_later_messages() -> None:
+    """The cursor was above messages that the same entry stored later, so memory and rows disagreed."""
     bench = Bench()
     bench.open("g")
     before, opened, after = (encode({1: [value]}) for value in (b"before", b"", b"after"))
@@ -34,7 +34,7 @@ def test_a_group_opened_at_latest_amid_an_entry_gets_what_comes_behind_it() -> N
     assert bench.values(bench.lease(group="late", at=5)) == ["after"]
 
 
-def test_a_lease_command_reads_a_bounded_number_of_bytes() -> None:
+def test_lease_with_many_grants_reads_limited_bytes() -> None:
     """Sixty messages of 8 MiB were read at once."""
     bench = Bench()
     bench.open()
@@ -48,7 +48,7 @@ def test_a_lease_command_reads_a_bounded_number_of_bytes() -> None:
     assert 8 <= sum(lease.total for lease in leases) <= LEASE_BYTES // (1 << 20) + 2
 
 
-def test_an_ack_that_names_the_same_again_and_again_is_not_searched_for() -> None:
+def test_ack_with_repeated_ranges_is_cheap() -> None:
     """One frame of overlapping ranges kept the apply thread busy for minutes."""
     bench = Bench()
     bench.open()
@@ -60,8 +60,8 @@ def test_an_ack_that_names_the_same_again_and_again_is_not_searched_for() -> Non
     assert bench.state_of(first) == "leased"
 
 
-async def test_a_group_is_opened_in_all_partitions_at_once(tmp_path: Path) -> None:
-    """One pass a partition: with many partitions and a slow disk the client gave up before it was through."""
+async def test_group_opening_in_many_partitions_needs_few_syncs(tmp_path: Path) -> None:
+    """Each partition used a commit batch of its own: with many partitions and a slow disk the client timed out."""
     plan = Plan()
     (tmp_path / "data").mkdir()
     async with run_node(small_config(tmp_path), files=FaultyFiles(RealFiles(tmp_path / "data"), plan)) as node:
@@ -76,8 +76,8 @@ async def test_a_group_is_opened_in_all_partitions_at_once(tmp_path: Path) -> No
             assert plan.syncs - before < 20
 
 
-async def test_leaving_while_the_subscription_is_being_opened(tmp_path: Path) -> None:
-    """UNSUBSCRIBE found nothing, and the subscription went on for nobody."""
+async def test_unsubscribe_during_subscribe_ends_subscription(tmp_path: Path) -> None:
+    """UNSUBSCRIBE found no subscription, and the subscription continued without a consumer."""
     async with run_node(small_config(tmp_path)) as node:
         client = await RawClient.connect(node.client_port)
         async with client.stream:
@@ -102,8 +102,8 @@ async def test_leaving_while_the_subscription_is_being_opened(tmp_path: Path) ->
             assert values_of(pushed) == [b"m"], "given back, the attempt not counted"
 
 
-async def test_no_room_for_the_next_segment_stops_nothing_yet(tmp_path: Path) -> None:
-    """A disk with less room than a segment could not even be started on, to consume what was there."""
+async def test_start_without_space_for_next_segment_serves_consumers(tmp_path: Path) -> None:
+    """A node did not start on a disk with less free space than a segment, so its messages could not be consumed."""
     async with run_node(small_config(tmp_path)) as node:
         client = await RawClient.connect(node.client_port)
         async with client.stream:
@@ -120,8 +120,8 @@ async def test_no_room_for_the_next_segment_stops_nothing_yet(tmp_path: Path) ->
             assert (await client.ack(pushed))[2] == [None]
 
 
-async def test_partitions_due_at_one_instant_are_served_together(tmp_path: Path) -> None:
-    """The first one reserved all credit: the others waited for its pass, one after the other."""
+async def test_partitions_due_at_one_time_share_commit_batches(tmp_path: Path) -> None:
+    """The first partition reserved all credit: the others waited for its commit batch, one after the other."""
     plan = Plan()
     (tmp_path / "data").mkdir()
     async with run_node(small_config(tmp_path), files=FaultyFiles(RealFiles(tmp_path / "data"), plan)) as node:

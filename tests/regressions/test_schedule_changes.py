@@ -1,4 +1,4 @@
-"""Faults of schedules that a review found, on a clock that the test moves."""
+"""Schedules skipped or repeated occurrences after changes, or accepted invalid input. The test moves the clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture
 def broker() -> Iterator[Broker]:
-    """It has a timer topic "t"."""
+    """Run a broker with the timer topic "t"."""
     with sandq.testing.broker() as broker:
         broker.create_topic("t")
         yield broker
@@ -40,7 +40,7 @@ def schedules(client: Client) -> Schedules:
     return client.schedules("t")
 
 
-def test_what_is_unacked_for_long_holds_up_what_follows(broker: Broker, client: Client, schedules: Schedules) -> None:
+def test_overlap_group_with_long_lease_skips_occurrences(broker: Broker, client: Client, schedules: Schedules) -> None:
     schedules.create("s", b"", every="1h", overlap_group="g")
     group = client.leases("t", "g")
     group.take()
@@ -59,7 +59,7 @@ def test_what_is_unacked_for_long_holds_up_what_follows(broker: Broker, client: 
     assert schedules.get("s").history[-1].outcome == "sent" and len(group.take(100)) == 1
 
 
-def test_an_update_leaves_out_nothing_that_its_jitter_has_yet_to_deliver(
+def test_schedule_update_keeps_occurrence_delayed_by_jitter(
     broker: Broker, client: Client, schedules: Schedules
 ) -> None:
     schedules.create("s", b"old", cron="0 * * * *", jitter="50m")
@@ -74,7 +74,7 @@ def test_an_update_leaves_out_nothing_that_its_jitter_has_yet_to_deliver(
     assert [(m.value, m.headers["sandq-occurrence"]) for m in group.take(9)] == [(b"new", first.occurrence_ms)]
 
 
-def test_other_times_begin_when_they_are_told(broker: Broker, schedules: Schedules) -> None:
+def test_schedule_update_with_new_times_takes_effect_at_once(broker: Broker, schedules: Schedules) -> None:
     schedules.create("s", b"", cron="0 * * * *", jitter="50m")
     (first,) = schedules.next("s", 1)
     broker.advance((first.occurrence_ms + 120_000 - broker.now_ms()) / 1000)
@@ -82,7 +82,7 @@ def test_other_times_begin_when_they_are_told(broker: Broker, schedules: Schedul
     assert changed.next_ms == first.occurrence_ms + HOUR_MS + 60_000
 
 
-def test_a_schedule_whose_message_was_moved_and_taken_can_be_changed(
+def test_schedule_update_after_early_delivery_skips_delivered_occurrence(
     broker: Broker, client: Client, schedules: Schedules
 ) -> None:
     made = schedules.create("s", b"old", every="1h")
@@ -99,7 +99,7 @@ def test_a_schedule_whose_message_was_moved_and_taken_can_be_changed(
     assert early.headers["sandq-occurrence"] == made.next_ms
 
 
-def test_the_end_of_time_is_the_end_of_schedules(broker: Broker, client: Client, schedules: Schedules) -> None:
+def test_schedule_at_maximum_time_has_one_occurrence(broker: Broker, client: Client, schedules: Schedules) -> None:
     made = schedules.create("s", b"", every="1d", start=TIME_MAX_MS, jitter="1h")
     assert made.next_ms == made.fire_ms == TIME_MAX_MS
     assert [*schedules.next("s")] == [(TIME_MAX_MS, TIME_MAX_MS)]
@@ -115,10 +115,10 @@ CELLS = {
 
 
 @pytest.mark.parametrize("cell", CELLS.values(), ids=[*CELLS])
-def test_headers_that_cannot_be_added_to_are_refused(
+def test_schedule_with_invalid_headers_is_rejected(
     broker: Broker, client: Client, schedules: Schedules, cell: bytes
 ) -> None:
-    """Another client may send what ours cannot."""
+    """Another client may send headers that this client cannot send."""
     batch = encode({Column.VALUE: [b""], Column.HEADERS: [cell]})
     request = SchedulePut("t", 0, [["s", None, {"every_ms": HOUR_MS}, batch, False]])
     with pytest.raises(InvalidRequest, match=r"schedule 's': .*headers: "):
@@ -132,7 +132,7 @@ ONE = {"name": "s", "value": b"", "every": "1h"}
 
 
 @pytest.mark.parametrize(
-    ("told", "message"),
+    ("given", "message"),
     [
         ([5], "schedule 1: a mapping of the arguments of create is expected, not 5"),
         ([ONE, {"value": b"", "every": "1h"}], "schedule 2: name: it is missing"),
@@ -143,19 +143,21 @@ ONE = {"name": "s", "value": b"", "every": "1h"}
         ([*[{**ONE, "name": f"s{at % 1100}"} for at in range(1200)]], "schedule 's0' is given twice"),
     ],
 )
-def test_what_is_wrong_with_many_is_told(broker: Broker, schedules: Schedules, told: list[Any], message: str) -> None:
+def test_create_many_with_invalid_schedule_names_the_error(
+    broker: Broker, schedules: Schedules, given: list[Any], message: str
+) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        schedules.create_many(told)
+        schedules.create_many(given)
     assert [*schedules.list()] == []
 
 
-def test_a_preview_is_of_a_name(broker: Broker, schedules: Schedules) -> None:
+def test_preview_with_long_name_is_rejected(broker: Broker, schedules: Schedules) -> None:
     with pytest.raises(InvalidRequest, match=r"^the name of a schedule has 1\.\.255 bytes, not 300"):
         schedules.preview(every="1h", name="n" * 300)
 
 
-def test_who_makes_its_schedules_each_time_leaves_them_paused(broker: Broker, schedules: Schedules) -> None:
-    """A program starts again after somebody has paused what it sends."""
+def test_repeated_create_keeps_schedule_paused(broker: Broker, schedules: Schedules) -> None:
+    """A program starts again after an operator has paused its schedule."""
     schedules.create("s", b"", every="1h")
     schedules.pause("s")
     assert schedules.create("s", b"", every="1h").paused

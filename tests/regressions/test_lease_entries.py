@@ -1,11 +1,11 @@
-"""After each lease the deliverer asked once more by a status from before it: an empty lease entry, and a sync, each."""
+"""After each lease the leader leased again because of an older status, which cost an empty lease entry and a sync."""
 
 from __future__ import annotations
 
 from tests.support.simulation.node_world import Node, World
 
 
-def test_an_idle_group_is_not_leased_twice() -> None:
+def test_lease_of_idle_group_is_one_entry() -> None:
     world = World(1)
     node = Node(world)
     group = node.host.group
@@ -16,6 +16,6 @@ def test_an_idle_group_is_not_leased_twice() -> None:
     world.clock.ms += 5000
     for _ in range(20):
         node.drive()
-    leases = group.journal.last_index - before - 1  # but the append
+    leases = group.journal.last_index - before - 1  # without the append
     assert node.held
     assert leases == 1, "the leases of both groups in one entry, and none behind it"
