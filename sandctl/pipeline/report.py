@@ -67,7 +67,7 @@ def report(topics: tuple[str, ...], days: int, dead_since: int | None, csv_path:
 
     async def work(client: Client) -> ReportSummary:
         with Progress("dead letters read:") as progress:
-            return await collect_report(client, topics, days=days, dead_since=dead_since, told=progress.at)
+            return await collect_report(client, topics, days=days, dead_since=dead_since, progress=progress.at)
 
     found = run(work)
     if csv_path is not None:

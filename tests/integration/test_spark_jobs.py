@@ -60,7 +60,7 @@ async def test_report(node: Serving, api: sandq.Client) -> None:
                 message.nack(error="no")
         await until_answer(lambda: api.dead("t", "g").counts(), lambda counts: counts == {"nacked": DEAD})
     told: list[int] = []
-    found = await collect_report(api, days=5, told=lambda done, total: told.append(total))
+    found = await collect_report(api, days=5, progress=lambda done, total: told.append(total))
     (group,) = found.groups
     assert (group.topic, group.group, group.dead, group.ready + group.leased + group.waiting) == ("t", "g", DEAD, 1)
     assert group.oldest_ms == first_ms and group.late_ms is not None and 0 <= group.late_ms < 120_000

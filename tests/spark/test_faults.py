@@ -18,7 +18,7 @@ import pytest
 import trio
 
 import sandq
-from sandq.spark.jobs.archive import LATE, STARTS, archived
+from sandq.spark.jobs.archive import SLOW_START, START_ATTEMPTS, archived
 from tests.support.processes.cluster import ClusterProcess
 from tests.support.spark.session_helpers import values
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -178,7 +178,7 @@ with jobs.session() as spark:
 
 def run_to_end(command: list[str], log: Path) -> None:
     """Run a driver; again when Spark did not wait for one of its sources to begin."""
-    assert any(run_until(command, log, None) for _ in range(STARTS)), log.read_text()
+    assert any(run_until(command, log, None) for _ in range(START_ATTEMPTS)), log.read_text()
 
 
 def run_until(command: list[str], log: Path, reached: Callable[[], object] | None) -> bool:
@@ -192,7 +192,7 @@ def run_until(command: list[str], log: Path, reached: Callable[[], object] | Non
         try:
             if reached is None:
                 code = driver.wait()
-                assert code == 0 or LATE in log.read_text(), log.read_text()
+                assert code == 0 or SLOW_START in log.read_text(), log.read_text()
                 return code == 0
             else:
                 wait_until(lambda: reached() or driver.poll() is not None)

@@ -117,7 +117,7 @@ def test_an_archive_that_lost_its_checkpoint(spark: Any, node: Broker, tmp_path:
     )
     assert values(rows) == [*range(5)], "what is asked for ends before what is archived"
     shutil.rmtree(place / "_checkpoint")
-    with pytest.raises(InvalidRequest, match=r"its checkpoint .* knows 0"):
+    with pytest.raises(InvalidRequest, match=r"its checkpoint .* has 0"):
         jobs.archive(spark, ["t"], str(place), servers=[node.address])
 
 
@@ -164,7 +164,7 @@ def test_priorities_and_tenants(spark: Any, node: Broker, tmp_path: Path, monkey
     for _ in range(2):
         assert jobs.replay(spark, place, "again", **options).left_out == ()
     told = jobs.replay(spark, place, "ranked", dry_run=True, **options)
-    assert told.left_out == ("tenant",) and "  left out  tenant: ranked takes none" in told.lines()
+    assert told.left_out == ("tenant",) and "  left out  tenant: topic ranked does not accept it" in told.lines()
     told = jobs.replay(spark, place, "plain", **options)
     assert told.messages == 15 and told.record()["left_out"] == ["priority", "tenant"]
     node.advance("1m")

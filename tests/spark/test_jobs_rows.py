@@ -164,7 +164,7 @@ def test_files_are_found_sorted_once_and_only_those_that_spark_reads(spark: Any,
     assert [file.path.rpartition("/")[2] for file in found] == ["a.csv", "b.csv", "c.csv"]
     assert all(file.size == 4 and file.modified_ms > 0 for file in found)
     for bad in (tmp_path / "nosuch", tmp_path / "*.parquet", tmp_path / "_tmp" / "sub", "nosuch://x/y"):
-        with pytest.raises(InvalidRequest, match=r"there is no file|cannot be looked at"):
+        with pytest.raises(InvalidRequest, match=r"there is no file|cannot be listed"):
             find_files(spark, [str(bad)])
 
 

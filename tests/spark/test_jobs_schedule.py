@@ -92,7 +92,7 @@ BAD: list[tuple[Any, set[str]]] = [
     ({**GOOD, "at": "1960-01-01T00:00:00Z"}, {"deliver_at: it is before March 1973"}),
     ({**GOOD, "at": 2**48}, {"deliver_at: it is before March 1973 or after the year 10889"}),
     ({**GOOD, "at": 10**30}, {"deliver_at: not a time"}),
-    ({**GOOD, "delay": 5}, {"delay_ms: deliver_at is there as well"}),
+    ({**GOOD, "delay": 5}, {"delay_ms: deliver_at is set as well"}),
     ({"body": "x", "delay": -5}, {"delay_ms: not a whole number"}),
     ({"body": "x", "delay": 1.5}, {"delay_ms: not a whole number"}),
     ({**GOOD, "ttl": 0}, {"ttl_ms: not a whole number"}),
@@ -197,9 +197,9 @@ def test_what_is_refused_before_anything_is_sent(schedule: Schedule, node: Broke
     (tmp_path / "a.json").write_text('{"body": "x", "at": 1900000000000}\n{"body": 1}\n')
     with pytest.raises(jobs.TooManyRejected) as caught:
         schedule(tmp_path / "a.json")
-    assert "1 of 2 rows are bad, 0 may be" in caught.value.message and '{"body": 1}' in caught.value.message
+    assert "1 of 2 rows are bad, 0 are allowed" in caught.value.message and '{"body": 1}' in caught.value.message
     assert caught.value.summary.rejected_path is None
-    with pytest.raises(InvalidRequest, match="name a directory"):
+    with pytest.raises(InvalidRequest, match="give a directory"):
         schedule(tmp_path / "a.json", max_rejected=1)
     for bad in ("../x", "", "a/b", "x" * 201):
         with pytest.raises(InvalidRequest, match="write_id"):
@@ -207,7 +207,7 @@ def test_what_is_refused_before_anything_is_sent(schedule: Schedule, node: Broke
     with pytest.raises(UnknownTopic):
         schedule(tmp_path / "a.json", topic="nosuch")
     node.create_topic("config", kind="compacted")
-    with pytest.raises(InvalidRequest, match="it takes values of keys"):
+    with pytest.raises(InvalidRequest, match="it stores values of keys"):
         schedule(tmp_path / "a.json", topic="config")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1" + b"x" * 100)
     with pytest.raises(SandqError, match="schedule: "):
@@ -287,9 +287,9 @@ def test_names_that_spark_passes_over(schedule: Schedule, tmp_path: Path) -> Non
         found = schedule(path, dry_run=True)
         assert (found.files, found.rows) == (2, 2)
     (tmp_path / "_day=2" / "_e=3.csv").write_text("")
-    with pytest.raises(InvalidRequest, match=r"_e=3\.csv: Spark does not read files of such a name"):
+    with pytest.raises(InvalidRequest, match=r"_e=3\.csv: Spark does not read files with such a name"):
         schedule(tmp_path, dry_run=True)
-    with pytest.raises(InvalidRequest, match=r"_b\.csv: Spark does not read files of such a name"):
+    with pytest.raises(InvalidRequest, match=r"_b\.csv: Spark does not read files with such a name"):
         schedule(tmp_path / "a.csv", tmp_path / "_b.csv", dry_run=True)
 
 
@@ -309,7 +309,7 @@ def test_no_directory_is_replaced_that_it_did_not_make(schedule: Schedule, tmp_p
     (rejected / "mine" / "a.txt").write_text("x")
     (tmp_path / "a.csv").write_text("body,at\n,soon\n")
     options: dict[str, Any] = {"rejected": str(rejected), "max_rejected": 1, "dry_run": True}
-    with pytest.raises(InvalidRequest, match="name another place"):
+    with pytest.raises(InvalidRequest, match="give a different path"):
         schedule(tmp_path / "a.csv", write_id="mine", **options)
     assert (rejected / "mine" / "a.txt").read_text() == "x"
     for _ in range(2):
@@ -323,7 +323,7 @@ def test_rejected_rows_do_not_become_input(schedule: Schedule, tmp_path: Path) -
     (place / "a.jsonl").write_text('{"body": "x", "at": "soon"}\n')
     for paths, bad in (((place,), place / "bad"), ((place / "a.jsonl",), place), ((place / "*",), place / "bad")):
         (place / "bad" / "w" / "part-00000-x.json").write_text('{"body": "x", "at": "soon"}\n')
-        with pytest.raises(InvalidRequest, match="it is part of what is read"):
+        with pytest.raises(InvalidRequest, match="it is part of the input"):
             schedule(*paths, rejected=str(bad), max_rejected=1, write_id="w", format="json", dry_run=True)
 
 

@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.functions import window
 
-from sandq.spark.jobs.archive import STARTS
+from sandq.spark.jobs.archive import START_ATTEMPTS
 from sandq.testing import Broker
 from tests.support.spark.session_helpers import fill, reading, suppress_late, values
 from tests.support.waiting import PATIENCE_S
@@ -27,7 +27,7 @@ class Run:
 
     def once(self, **options: Any) -> list[Any]:
         """Its progress, a row for each micro-batch. Started again when Spark did not wait for it to begin."""
-        for _ in range(STARTS - 1):
+        for _ in range(START_ATTEMPTS - 1):
             with suppress_late():
                 return self._once(**options)
         return self._once(**options)
@@ -273,7 +273,7 @@ def test_a_stream_of_a_compacted_topic_is_its_changelog(spark: Any, node: Broker
 def test_mistakes_are_told(spark: Any, node: Broker, tmp_path: Path) -> None:
     from pyspark.errors import AnalysisException, PySparkException
 
-    with pytest.raises(AnalysisException, match="one of subscribe, subscribePattern and assign"):
+    with pytest.raises(AnalysisException, match="exactly one of subscribe, subscribePattern and assign"):
         spark.read.format("sandq").option("subscibe", "t").load()
     with pytest.raises(PySparkException, match="'nothing'"):
         reading(spark.read, node, subscribe="nothing").load().count()

@@ -1,4 +1,4 @@
-"""What people do with sandq and Spark, as functions; `sandctl pipeline` has each as a command (docs/spark.md).
+"""The jobs: complete programs with sandq and Spark as functions. `sandctl pipeline` has a command for each of them.
 
     from sandq.spark import jobs
 
@@ -6,7 +6,8 @@
         summary = jobs.schedule(spark, "reminders", ["users.parquet"], {"value": "body", "deliver_at": "send_at"})
         print(*summary.lines(), sep="\\n")
 
-They block. Each returns a summary with counts and durations. Spark is loaded by those that need it.
+All jobs block, and return a summary with counts and durations (docs/spark.md). Spark is imported only by the jobs that
+need it.
 """
 
 from __future__ import annotations

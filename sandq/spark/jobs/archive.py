@@ -1,12 +1,14 @@
-"""The job archive: what came due since the last run goes to Parquet files, each message once.
+"""The job archive: writes messages that came due since the last run to Parquet files, each message once.
 
-    PATH/topic=orders/date=2030-01-31/part-....parquet      and PATH/_checkpoint, which knows how far that is
+    PATH/topic=orders/date=2030-01-31/part-....parquet      the messages
+    PATH/_checkpoint                                        the positions of the last run
 
-A message that is moved after it came due is in the archive twice, at both times; its `message_id` is the same.
+If a message is moved after it came due, it is in the archive twice, with both times and the same `message_id`.
 
-It runs until it has everything that is closed when it begins, and ends; the next run goes on from there (a cron job,
-say). What a run was writing when it was cut off is not listed in PATH/_spark_metadata, so that Spark does not read it;
-other programs that read PATH should go by that list, too. A hold keeps the brokers from trimming what is not archived.
+A run ends when it has all messages that were closed when it began. The next run, for example by cron, continues from
+there. If a run is killed, its unfinished files are not listed in PATH/_spark_metadata, so Spark does not read them.
+Other programs that read PATH should use that list as well. A hold keeps the brokers from trimming messages that are not
+archived yet.
 """
 
 from __future__ import annotations
@@ -35,24 +37,24 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 BATCH_MESSAGES: Final = 1_000_000
-"""Of one micro-batch: a failure costs no more than that again."""
+"""Messages per micro-batch; after a failure at most this many are read again."""
 HOLD_TTL: Final = "7d"
 CHECKPOINT: Final = "_checkpoint"
-LOOKS: Final = 10
-"""An archive that grew while it was looked at is looked at again, so many times."""
+READ_ATTEMPTS: Final = 10
+"""Maximum number of attempts to read the state of an archive that grows meanwhile."""
 POLL_S: Final = 0.2
-LATE: Final = "Timed out while waiting for the Python worker to connect back"
-"""Spark gives a stream's source 10 s to begin, and no setting to change that: a busy machine can take longer."""
-STARTS: Final = 5
-"""Of one run, when its source did not begin in time: the checkpoint has what was done."""
+SLOW_START: Final = "Timed out while waiting for the Python worker to connect back"
+"""Error of Spark if a stream's source does not start within 10 s, as on a busy machine; the time cannot be set."""
+START_ATTEMPTS: Final = 5
+"""Maximum number of starts in a run if the source starts too slowly; the checkpoint keeps what was done."""
 
 Progress = Callable[[int, int], object]
-"""Called with how many messages are archived so far, in how many micro-batches."""
+"""Called with the number of archived messages so far, and the number of micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSummary:
-    """What a run of `archive` did."""
+    """The result of a run of `archive`."""
 
     topics: str
     path: str
@@ -62,11 +64,11 @@ class ArchiveSummary:
 
     @property
     def rate(self) -> float | None:
-        """Messages a second, over the whole run."""
+        """Messages per second, over the whole run; None without messages."""
         return self.messages / self.seconds if self.messages and self.seconds > 0 else None
 
     def record(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the result for programs."""
         return {
             "job": "archive",
             "topics": self.topics,
@@ -78,7 +80,7 @@ class ArchiveSummary:
         }
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the result as lines for people."""
         rate = "" if self.rate is None else f", {self.rate:,.0f} messages/s"
         took = f"  took      {self.seconds:.1f} s, micro-batches: {self.batches}{rate}"
         return [f"{self.topics}: {self.messages:,} messages archived", f"  in        {self.path}", took]
@@ -97,11 +99,13 @@ def archive(
     fail_on_data_loss: bool = True,
     progress: Progress | None = None,
 ) -> ArchiveSummary:
-    """Archive what is due of topics, or of those whose name matches `pattern`, and was not archived in `path` yet.
+    """Archive the due messages of `topics`, or of topics that match `pattern`, that are not in `path` yet.
 
-    `hold`: a name for what keeps the brokers from trimming what is not archived, for `hold_ttl` after the last run; one
-    is drawn when `path` is new. HistoryGone: something was trimmed before it was
-    archived; with `fail_on_data_loss=False` that is a warning. InvalidRequest: `path` has lost its checkpoint.
+    `hold`: name of the hold, which keeps the brokers from trimming unarchived messages until `hold_ttl` after the last
+    run; by default a random name, chosen when `path` is new.
+
+    Raises HistoryGone if messages were trimmed before they were archived; with `fail_on_data_loss=False` that is logged
+    as a warning. Raises InvalidRequest if `path` has lost its checkpoint.
     """
     options = _options(topics, pattern, servers, batch_messages, hold, hold_ttl, fail_on_data_loss)
     began_s = time.monotonic()
@@ -109,7 +113,7 @@ def archive(
     try:
         at = SparkDirectories(spark)
         _check_path(at, path)
-        if _has_news(at, path, options):
+        if _has_new_messages(at, path, options):
             messages, batches = _run(spark, options, path, f"{path.rstrip('/')}/{CHECKPOINT}", progress)
     except Exception as error:
         raise failure(error, "archive") from error
@@ -127,13 +131,16 @@ def without_news(
     hold_ttl: Duration = HOLD_TTL,
     fail_on_data_loss: bool = True,
 ) -> ArchiveSummary | None:
-    """What `archive` returns when there is nothing to archive in a directory of this machine, found out without Spark;
-    None when there is, or `path` has none yet. Raises as `archive`."""
+    """Return the summary of `archive` if there is nothing to archive; this needs no Spark.
+
+    `path` is a directory of this machine. Returns None if there are new messages, or if `path` has no archive yet.
+    Raises the same errors as `archive`.
+    """
     options = _options(topics, pattern, servers, batch_messages, hold, hold_ttl, fail_on_data_loss)
     began_s = time.monotonic()
     at = LocalDirectories()
     _check_path(at, path)
-    if _has_news(at, path, options):
+    if _has_new_messages(at, path, options):
         return None
     return ArchiveSummary(pattern or ", ".join(topics), path, 0, 0, time.monotonic() - began_s)
 
@@ -147,9 +154,9 @@ def _options(
     hold_ttl: Duration,
     fail_on_data_loss: bool,
 ) -> dict[str, str]:
-    """Of the source. InvalidRequest."""
+    """Return the options of the source. Raises InvalidRequest."""
     if bool(topics) is (pattern is not None):
-        raise InvalidRequest("archive: topics or a pattern, one of them, says what is archived")
+        raise InvalidRequest("archive: name either topics or a pattern")
     options = {
         SERVERS: ",".join(servers) or DEFAULT_SERVER,
         **({"subscribe": ",".join(topics)} if pattern is None else {"subscribePattern": pattern}),
@@ -163,8 +170,8 @@ def _options(
     return options if hold is None else {**options, "holdName": hold}
 
 
-def _has_news(at: Directories, path: str, options: Mapping[str, str]) -> bool:
-    """Whether there is something to archive, behind what an archive has; what is not is held anew."""
+def _has_new_messages(at: Directories, path: str, options: Mapping[str, str]) -> bool:
+    """Return whether there are messages to archive after the last position. This also renews the hold."""
     done = _numbers(at, f"{path}/{CHECKPOINT}/commits")
     last = max(_numbers(at, f"{path}/{CHECKPOINT}/offsets"), default=None)
     if last is None or last not in done:
@@ -179,30 +186,31 @@ def _has_news(at: Directories, path: str, options: Mapping[str, str]) -> bool:
 
 
 def _position(at: Directories, path: str, number: int) -> Positions:
-    """Where a micro-batch ends, by the checkpoint. InvalidRequest when it does not say."""
-    place = f"{path}/{CHECKPOINT}/offsets/{number}"
+    """Return the end of a micro-batch from the checkpoint. Raises InvalidRequest if the file is invalid."""
+    file = f"{path}/{CHECKPOINT}/offsets/{number}"
     try:
-        return Positions.parse(json.loads(at.text(place).splitlines()[-1]))
+        return Positions.parse(json.loads(at.text(file).splitlines()[-1]))
     except (ValueError, IndexError):
-        raise InvalidRequest(f"{place}: it is broken; the archive cannot go on by this checkpoint") from None
+        raise InvalidRequest(f"{file}: it is broken; the archive cannot continue from this checkpoint") from None
 
 
 def _check_path(at: Directories, path: str) -> None:
-    """InvalidRequest when files were written with another checkpoint than the one that is there, or none.
+    """Raise InvalidRequest if the files were written with a different checkpoint, or if the checkpoint is missing.
 
-    Spark counts micro-batches in the checkpoint, and leaves out those whose number the list of files has already.
+    Spark numbers micro-batches by the checkpoint, and skips those whose number is already in the list of files. So with
+    a wrong checkpoint, messages would silently be missing.
     """
     files, checkpoint = _numbers(at, f"{path}/{FILES}"), _numbers(at, f"{path}/{CHECKPOINT}/offsets")
     if files and max(files) > max(checkpoint, default=-1):
         raise InvalidRequest(
-            f"{path}: its files are of {max(files) + 1} micro-batches, its checkpoint ({CHECKPOINT}) knows "
-            f"{max(checkpoint, default=-1) + 1}: it was lost, or is another one's. What comes now would be left out; "
-            "archive into another directory"
+            f"{path}: its files are from {max(files) + 1} micro-batches, but its checkpoint ({CHECKPOINT}) has "
+            f"{max(checkpoint, default=-1) + 1}: it was lost, or belongs to a different archive. New messages would be "
+            "left out; archive into a different directory"
         )
 
 
 def _numbers(at: Directories, path: str) -> list[int]:
-    """The numbers that files of a directory are named by."""
+    """Return the numbers with which the names of a directory's files begin."""
     names = [name.split(".")[0] for name in at.names(path)]
     return [int(name) for name in names if name.isdecimal()]
 
@@ -211,7 +219,7 @@ def _run(
     spark: SparkSession, options: Mapping[str, str], path: str, checkpoint: str, progress: Progress | None
 ) -> tuple[int, int]:
     seen: dict[int, int] = {}
-    late = 0
+    slow_starts = 0
     while True:
         query = _start(spark, options, path, checkpoint)
         try:
@@ -223,8 +231,8 @@ def _run(
                     progress(sum(seen.values()), len(seen))
             return sum(seen.values()), len(seen)
         except Exception as error:
-            late += 1
-            if LATE not in first_line(error) or late == STARTS:
+            slow_starts += 1
+            if SLOW_START not in first_line(error) or slow_starts == START_ATTEMPTS:
                 raise
         finally:
             query.stop()
@@ -247,40 +255,46 @@ def _start(spark: SparkSession, options: Mapping[str, str], path: str, checkpoin
 
 
 def day(at: Column) -> Column:
-    """The day of a time stamp in UTC, whatever the session's time zone is."""
+    """Return the day of a timestamp in UTC, independent of the session's time zone."""
     from pyspark.sql import functions as F
 
     return F.date_from_unix_date(F.floor(F.unix_seconds(at) / 86_400).cast("int"))
 
 
 def archived(spark: SparkSession, path: str) -> DataFrame:
-    """What `archive` has put there: all of the source's columns, and `date`. Files of versions that archived no
-    priorities and tenants have nulls there."""
+    """Return the archived messages: all columns of the source, and `date`.
+
+    Priorities and tenants are null in files of versions that did not archive them.
+    """
     return spark.read.schema(archive_schema()).parquet(path)
 
 
 def archive_at(spark: SparkSession, path: str) -> tuple[DataFrame, Positions] | None:
-    """What is archived, and how far that goes, as of one moment: whatever was to be archived before these positions is
-    there, and nothing behind them. None: nothing yet. InvalidRequest when there is no archive, or no checkpoint of it.
+    """Return the archived messages, and the positions up to which they are complete. None if nothing is archived yet.
+
+    Both are from the same moment: the archive has all messages before the positions, and none after them. Raises
+    InvalidRequest if there is no archive, or if its checkpoint is missing.
     """
     at = SparkDirectories(spark)
-    for _ in range(LOOKS):
+    for _ in range(READ_ATTEMPTS):
         number = max(_numbers(at, f"{path}/{FILES}"), default=None)
         if number is None:
             if _numbers(at, f"{path}/{CHECKPOINT}/offsets"):
                 return None
-            raise InvalidRequest(f"{path}: there is no archive; `sandctl pipeline archive` makes one")
+            raise InvalidRequest(f"{path}: there is no archive; `sandctl pipeline archive` creates one")
         if number not in _numbers(at, f"{path}/{CHECKPOINT}/offsets"):
-            raise InvalidRequest(f"{path}: how far it goes is not known, its checkpoint ({CHECKPOINT}) was lost")
+            raise InvalidRequest(
+                f"{path}: its last position is unknown, because its checkpoint ({CHECKPOINT}) was lost"
+            )
         found = archived(spark, path)
         position = _position(at, path, number)
         if max(_numbers(at, f"{path}/{FILES}")) == number:
             return found, position
-    raise Unavailable(f"{path}: it is written to faster than it can be looked at; ask again")
+    raise Unavailable(f"{path}: the archive grows faster than it can be read; try again")
 
 
 def archive_schema() -> StructType:
-    """The columns of an archive. Those that its directories are named by come last."""
+    """Return the columns of an archive. The columns in the names of its directories come last."""
     from pyspark.sql.types import DateType, StringType, StructField, StructType
 
     from sandq.spark.datasource import struct_of

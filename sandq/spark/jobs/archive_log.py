@@ -1,8 +1,8 @@
-"""Spark's list of the files of an archive that count, PATH/_spark_metadata, as text.
+"""Spark's list of the valid files of an archive, PATH/_spark_metadata: parsing and changing its text.
 
-A micro-batch N writes a file N with a line for each file that it has written; every so many, N.compact has the lines of
-all micro-batches up to N. Whoever reads goes by the last N.compact and by what came after it. So what N.compact lists
-may be put into other files, all at once, by another N.compact in its place.
+Micro-batch N writes a list N with a line for each file that it has written. In regular intervals a micro-batch instead
+writes N.compact, with the lines of all micro-batches up to N. Readers use the last N.compact and the lists after it. So
+by replacing N.compact, all its files can be replaced by other files in one step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VERSION: Final = "v1"
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """A file that counts; `path` is a URI, `record` all that Spark says of it."""
+    """A valid file; `path` is its URI, `record` its complete line."""
 
     path: str
     size: int
@@ -33,23 +33,25 @@ class ListedFile:
 
 
 def last_compact(names: Iterable[str]) -> str | None:
-    """The name of the last list of all, among the names of the directory."""
+    """Return the name of the last compact list among the names of the directory; None if there is none."""
     numbers = [int(name.removesuffix(COMPACT)) for name in names if name.endswith(COMPACT) and name[0].isdecimal()]
     return f"{max(numbers)}{COMPACT}" if numbers else None
 
 
 def current_lists(names: Iterable[str]) -> list[str]:
-    """The names of the lists that together have every file that counts, as they must be among the names of the
-    directory: the last list of all, and one for each micro-batch after it."""
-    there = [*names]
-    last = last_compact(there)
+    """Return the names of the lists that together have all valid files.
+
+    These are the last compact list, and a list for each micro-batch after it. The caller checks that all of them exist.
+    """
+    existing = [*names]
+    last = last_compact(existing)
     after = -1 if last is None else int(last.removesuffix(COMPACT))
-    newest = max((int(name) for name in there if name.isdecimal()), default=after)
+    newest = max((int(name) for name in existing if name.isdecimal()), default=after)
     return [*([] if last is None else [last]), *(str(number) for number in range(after + 1, newest + 1))]
 
 
-def parse_list(text: str, what: str) -> list[ListedFile]:
-    """The files of a list. InvalidRequest when it is none that this version knows."""
+def parse_list(text: str, path: str) -> list[ListedFile]:
+    """Return the files of a list. Raises InvalidRequest if this version does not know its format."""
     version, *lines = text.splitlines() or [""]
     try:
         records = [json.loads(line) for line in lines if line]
@@ -57,18 +59,21 @@ def parse_list(text: str, what: str) -> list[ListedFile]:
     except (ValueError, KeyError, TypeError):
         version, found, records = "", [], []
     if version != VERSION or any(record.get("action") != "add" for record in records):
-        raise InvalidRequest(f"{what}: it is no list of files as this version knows it")
+        raise InvalidRequest(f"{path}: it is not a list of files in a format that this version knows")
     return found
 
 
 def list_text(files: Iterable[ListedFile]) -> str:
-    """The text of a list."""
+    """Return the text of a list."""
     return "\n".join([VERSION, *(json.dumps(file.record, separators=(",", ":")) for file in files)])
 
 
 def bins(files: Sequence[ListedFile], target_bytes: int) -> list[list[ListedFile]]:
-    """Files that are to become one each: two or more of a directory, in their order, each of less than half of
-    `target_bytes`, with no more than that together."""
+    """Return groups of files to merge.
+
+    Each group has two or more files of one directory, in their order. Each file has less than half of `target_bytes`,
+    and a group has at most `target_bytes`.
+    """
     open_bins: dict[str, list[ListedFile]] = {}
     found: list[list[ListedFile]] = []
     for file in files:
@@ -85,7 +90,7 @@ def bins(files: Sequence[ListedFile], target_bytes: int) -> list[list[ListedFile
 def with_bins(
     files: Sequence[ListedFile], merged: Sequence[tuple[Sequence[ListedFile], ListedFile]]
 ) -> list[ListedFile]:
-    """The list once each new file stands where the first of those stood that it has the rows of."""
-    firsts = {of[0].path: new for of, new in merged}
-    gone = {file.path for of, _ in merged for file in of}
-    return [firsts.get(file.path, file) for file in files if file.path not in gone or file.path in firsts]
+    """Return the list with each group of files replaced by its merged file, at the position of its first file."""
+    firsts = {group[0].path: new for group, new in merged}
+    replaced = {file.path for group, _ in merged for file in group}
+    return [firsts.get(file.path, file) for file in files if file.path not in replaced or file.path in firsts]

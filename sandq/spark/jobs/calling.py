@@ -1,4 +1,4 @@
-"""A job's async work done by a blocking caller, through a client of its own."""
+"""`called` runs the async part of a job for a blocking caller, with a new client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ CLIENT_NAME: Final = "sandq-job"
 
 
 def called(servers: Sequence[str], work: Callable[[Client], Awaitable[T]]) -> T:
-    """Wait for `work` with a client of these servers (none: the one on this machine). ConnectionLost when none can be
-    reached; Ctrl-C ends it."""
+    """Run `work` with a client that is connected to `servers` (by default the one on this machine); return its result.
+
+    Raises ConnectionLost if no server can be reached. Ctrl-C ends it.
+    """
     with connect(*servers, name=CLIENT_NAME) as client:
         return client.call(work)

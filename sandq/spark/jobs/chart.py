@@ -1,4 +1,4 @@
-"""A forecast as a picture: messages due in each unit of time, several topics stacked. Needs matplotlib."""
+"""Draws a forecast as a chart: messages due in each unit of time, with the topics stacked. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sandq.model.errors import InvalidRequest
 from sandq.spark.jobs.summary import ForecastSummary, TopicForecast
 
 TOPICS_MAX: Final = 9
-"""Topics with a colour of their own, those with the most messages; the others are added up."""
+"""Maximum number of topics with a separate colour: those with the most messages. The others are added up."""
 _INCHES: Final = (12.0, 5.0)
 _DPI: Final = 120
 _OTHERS: Final = "others"
@@ -21,13 +21,13 @@ class NoMatplotlib(InvalidRequest):
 
 
 def write_png(path: Path, forecast: ForecastSummary) -> None:
-    """Draw it. InvalidRequest when matplotlib is not there."""
+    """Draw a forecast into a PNG file. Raises NoMatplotlib if matplotlib is not installed."""
     try:
         from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
         from matplotlib.figure import Figure
     except ImportError:
         raise NoMatplotlib("a chart needs matplotlib: pip install 'sandq[spark]'") from None
-    # A figure of its own, not pyplot's: no window system is looked for, and nothing is kept.
+    # Without pyplot, matplotlib needs no window system and keeps no reference to the figure.
     figure = Figure(figsize=_INCHES, dpi=_DPI, layout="constrained")
     axes: Any = figure.subplots()
     stacked = layers(forecast)
@@ -36,7 +36,7 @@ def write_png(path: Path, forecast: ForecastSummary) -> None:
         for at in range(forecast.count + 1)
     ]
     if stacked:
-        # The last value twice: a step is drawn up to the next edge.
+        # Repeat the last value, because a step is drawn up to the next edge.
         heights = [[*counts, counts[-1]] for counts in stacked.values()]
         axes.stackplot(edges, *heights, labels=list(stacked), step="post")
         axes.legend(loc="upper right", fontsize="small")
@@ -55,7 +55,10 @@ def write_png(path: Path, forecast: ForecastSummary) -> None:
 
 
 def layers(forecast: ForecastSummary) -> dict[str, list[int]]:
-    """Counts of every unit of time for each topic that has any, the largest first; behind TOPICS_MAX the others."""
+    """Return the counts of all units of time for each topic with messages, largest topic first.
+
+    The topics after the first TOPICS_MAX are added up in a last layer.
+    """
     topics = sorted((topic for topic in forecast.topics if topic.buckets), key=lambda topic: -topic.messages)
     found = {topic.topic: _counts(forecast, [topic]) for topic in topics[:TOPICS_MAX]}
     if len(topics) > TOPICS_MAX:
@@ -68,6 +71,6 @@ def _counts(forecast: ForecastSummary, topics: list[TopicForecast]) -> list[int]
     for topic in topics:
         for start_ms, messages in topic.buckets:
             at = (start_ms - forecast.start_ms) // forecast.unit_ms
-            # Nodes are asked one after the other: at the edge of a unit one may begin with the next.
+            # Nodes reply one after the other, so some may already begin with the next unit of time.
             counts[min(max(at, 0), forecast.count - 1)] += messages
     return counts

@@ -1,4 +1,4 @@
-"""The passes of the job schedule over its rows: find what is bad, write that down, send the rest."""
+"""The scans of the job schedule over its rows: find the bad rows, write them to a directory, send the good rows."""
 
 from __future__ import annotations
 
@@ -20,24 +20,26 @@ from sandq.spark.jobs.session import active
 from sandq.spark.jobs.summary import Reason, ScheduleSummary
 
 EXAMPLE_CHARS: Final = 1000
-"""Of a row that stands for a reason."""
+"""Maximum number of characters of a row that is shown as an example."""
 _FORMAT: Final = "sandq"
 _RULES: Final = "org.apache.spark.sql.catalyst.optimizer"
 _IN_STEPS: Final = {"spark.sql.optimizer.excludedRules": f"{_RULES}.PushDownPredicates,{_RULES}.CollapseProject"}
-"""What one step computes the next ones use. Put together, each row would be taken apart again for each check."""
+"""Keeps Spark from merging the projections of `rows`: each check would then parse the row again."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """Rows that were looked at."""
+    """Rows that were checked."""
 
     summary: ScheduleSummary
     origin: Origin
     made: Messages
 
     def write_rejected(self, path: str) -> None:
-        """The bad rows as lines of JSON: the file, the reasons, and the row or its text. What an earlier run of the
-        same job wrote there goes. InvalidRequest when something else is there."""
+        """Write the bad rows as JSON lines, with the file, the reasons, and the row or its text.
+
+        Replaces the output of an earlier run of the same job. Raises InvalidRequest if `path` has other files.
+        """
         check_own(self.made.frame.sparkSession, path)
         parts = [F.col(FILE).alias("file"), reasons(self.made.checks).alias("reasons")]
         parts += [column.alias(name) for name, column in self.origin.shown.items()]
@@ -49,7 +51,7 @@ class Checked:
         self._compare(observed, self.summary.rejected, "bad")
 
     def send(self, options: Mapping[str, str]) -> int:
-        """The good rows, through the sink; how many. Blocks until all of them are stored."""
+        """Send the good rows through the sink. Return their number when all are stored."""
         good = self.made.frame.filter(~is_bad(self.made.checks)).select(*self.message())
         observed = Observation()
         watched = good.observe(observed, F.count(F.lit(1)).alias("rows"))
@@ -58,13 +60,13 @@ class Checked:
         return int(observed.get["rows"])
 
     def message(self) -> list[Column]:
-        """The sink's columns."""
+        """Return the columns of the sink."""
         return [column.alias(name) for name, column in self.made.columns.items()]
 
-    def _compare(self, observed: Observation, expected: int, what: str) -> None:
+    def _compare(self, observed: Observation, expected: int, adjective: str) -> None:
         found = int(observed.get["rows"])
         if found != expected:
-            raise SandqError(f"{expected:,} rows were {what}, and then {found:,}: the files were changed meanwhile")
+            raise SandqError(f"{expected:,} rows were {adjective}, later {found:,}: the files were changed meanwhile")
 
 
 def check(
@@ -79,8 +81,10 @@ def check(
     write_id: str | None = None,
     rejected: str | None = None,
 ) -> Checked:
-    """Look at all rows. `rejected`: where bad ones are to be written.
-    InvalidSetting, InvalidRequest when the files, the mapping and that place do not fit together."""
+    """Check all rows of the files. `rejected`: directory for the bad rows, which must not be part of the input.
+
+    Raises InvalidSetting, InvalidRequest for arguments that do not fit together.
+    """
     began_s = time.monotonic()
     files = find_files(spark, paths)
     if rejected is not None:
@@ -89,14 +93,14 @@ def check(
     own = own_session(spark, {**cutting(files), **_IN_STEPS})
     origin = read_files(own, [file.path for file in files], kind, read_options)
     made = messages(origin, mapping, limits)
-    what = {"format": kind, "mapping": mapping.record(), "options": dict(read_options or {})}
+    settings = {"format": kind, "mapping": mapping.record(), "options": dict(read_options or {})}
     found = _counts(origin, made)
     if isinstance(origin, JsonOrigin) and found["rows"]:
         _check_fields(made, found)
     texts = zip(made.checks, range(len(made.checks)), strict=True)
     summary = ScheduleSummary(
         topic=topic,
-        write_id=write_id or write_id_of(topic, files, what),
+        write_id=write_id or write_id_of(topic, files, settings),
         files=len(files),
         rows=found["rows"],
         sent=0,
@@ -115,11 +119,11 @@ def check(
 
 
 def own_session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
-    """A session of the same Spark with settings of its own: what was set in the caller's changes nothing here."""
+    """Create a session of the same Spark with these settings; settings of the caller's session have no effect in it."""
     from sandq.spark.datasource import SandqDataSource
 
     own = spark.newSession()
-    # By its name it would be found only where it is installed for every Python that Spark starts.
+    # Register the source, because Spark finds it by name only if it is installed for every Python that Spark starts.
     own.dataSource.register(SandqDataSource)
     own.conf.set("spark.sql.session.timeZone", "UTC")
     own.conf.set("spark.sql.ansi.enabled", "true")
@@ -131,7 +135,7 @@ def own_session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSessio
 
 
 def set_all(own: SparkSession, settings: Mapping[str, str]) -> None:
-    """Settings of a session; an empty one is none."""
+    """Change settings of a session; an empty value removes a setting."""
     for name, value in settings.items():
         if value:
             own.conf.set(name, value)
@@ -140,13 +144,17 @@ def set_all(own: SparkSession, settings: Mapping[str, str]) -> None:
 
 
 def _counts(origin: Origin, made: Messages) -> dict[str, Any]:
-    """One pass: how many rows there are and are bad, of each check how many and one of them, and when they are due."""
+    """Scan all rows once.
+
+    Return the numbers of all and of bad rows, the number and an example of failed rows for each check, the first and
+    last delivery time of good rows, and the number of rows with a value for each mapped column.
+    """
     now_ms = time.time_ns() // 1_000_000
     bad = is_bad(made.checks)
     flags = [F.coalesce(check.failed, F.lit(False)).alias(f"check_{at}") for at, check in enumerate(made.checks)]
-    there = [column.alias(f"there_{at}") for at, column in enumerate(made.mapped.values())]
+    present = [column.alias(f"present_{at}") for at, column in enumerate(made.mapped.values())]
     shown = F.when(bad, F.struct(F.col(FILE).alias("file"), *_example(origin))).alias("example")
-    looked = made.frame.select(*flags, *there, bad.alias("bad"), made.columns["deliver_at"].alias("at"), shown)
+    checked = made.frame.select(*flags, *present, bad.alias("bad"), made.columns["deliver_at"].alias("at"), shown)
     good_at = F.when(~F.col("bad"), F.col("at"))
     counts = [
         F.count(F.lit(1)).alias("rows"),
@@ -154,13 +162,13 @@ def _counts(origin: Origin, made: Messages) -> dict[str, Any]:
         F.min(good_at).alias("first_ms"),
         F.max(good_at).alias("last_ms"),
         F.count_if(good_at <= now_ms).alias("already_due"),
-        *(F.count_if(f"there_{at}").alias(f"there_{at}") for at in range(len(there))),
+        *(F.count_if(f"present_{at}").alias(f"present_{at}") for at in range(len(present))),
     ]
     for at in range(len(flags)):
         counts.append(F.count_if(f"check_{at}").alias(f"failed_{at}"))
         example = F.first(F.when(F.col(f"check_{at}"), F.col("example")), ignorenulls=True)
         counts.append(example.alias(f"example_{at}"))
-    (row,) = looked.agg(*counts).collect()
+    (row,) = checked.agg(*counts).collect()
     return dict(row.asDict(recursive=False))
 
 
@@ -173,7 +181,7 @@ def _example(origin: Origin) -> list[Column]:
 
 
 def _check_fields(made: Messages, found: Mapping[str, Any]) -> None:
-    """Nothing says which fields documents have: one that no row has is a mistake in the mapping."""
-    missing = [name for at, name in enumerate(made.mapped) if not found[f"there_{at}"]]
+    """Raise InvalidSetting for mapped fields that no document has: documents have no schema to check them against."""
+    missing = [name for at, name in enumerate(made.mapped) if not found[f"present_{at}"]]
     if missing:
         raise InvalidSetting(f"no row has the field {' or '.join(map(repr, missing))}: nothing was sent")

@@ -1,19 +1,20 @@
-"""The job compact_archive: many small files of an archive become few, and whoever reads it notices nothing.
+"""The job compact_archive: merges small files of an archive into few large ones, while readers continue to work.
 
-    PATH/_spark_metadata/19.compact     which files count; by another one in its place the new ones do, all at once
-    PATH/_compaction/RUN.json           what a run wrote and put out of use, noted before it does either, and once more
-                                        just before the list is replaced
-    PATH/topic=orders/date=2030-01-31/compacted-RUN-0.zstd.parquet
+    PATH/_spark_metadata/19.compact     the list of valid files; replacing it makes the new files valid in one step
+    PATH/_compaction/RUN.json           note with the new and the old files of a run; it is written before the files,
+                                        and again just before the list is replaced
+    PATH/topic=orders/date=2030-01-31/compacted-RUN-0.zstd.parquet      a new file
 
-Rows are copied into new files, which nobody lists yet; they are counted; then the list is replaced in one step. Files
-that do not count any more stay for a while, for those who read by the list of before; a later run deletes what it finds
-noted and not listed. So a run may end anywhere: before that step nothing has happened, after it all has. An archive
-that is written to meanwhile makes a longer list of its own, of the old files maybe: then those count, and stay.
+A run copies rows into new files that no list contains yet, and counts them. Then it replaces the list in one step. The
+old files stay for a while, for readers of the previous list. A later run deletes the files that are in a note but not
+in the list. So a run may be killed at any time: before the list is replaced nothing has changed, afterwards the merge
+is complete. If the job archive writes a newer compact list meanwhile, that list may contain the old files: then the old
+files stay valid, and are not deleted.
 
-What the last micro-batches wrote is not in a list of all yet (`archive_log`), and is left as it is.
+Files of the last micro-batches are not in a compact list yet (`archive_log`), and are not merged.
 
-A list names files by their whole paths. In a copy of an archive these are files of the other one, which are not to be
-touched: that is refused. So is an archive of which a replay has not ended, which is known by the files that it reads.
+A list contains absolute paths. In a copy of an archive these are files of the original, which must not be touched: a
+copy is refused. An archive with an unfinished replay is refused as well, because a replay is identified by its files.
 """
 
 from __future__ import annotations
@@ -46,16 +47,19 @@ if TYPE_CHECKING:
 
 NOTES: Final = "_compaction"
 TARGET_BYTES: Final = 128 << 20
-"""Of a new file, at most."""
+"""Maximum bytes of a new file."""
 KEEP: Final = "1d"
 KEEP_LEAST: Final = "10m"
-"""What runs now may be about to list what it wrote, or what another one has just put out of use."""
+"""Minimum time for which old files are kept, because running jobs may still need them or be about to list them."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionSummary:
-    """What a run of `compact_archive` did. `before`, `after`: files that are listed. `bytes`: that were copied.
-    `deleted`: files that earlier runs had put out of use."""
+    """The result of a run of `compact_archive`.
+
+    `before` and `after`: number of valid files. `bytes`: bytes that were copied. `deleted`: number of old files of
+    earlier runs that were deleted.
+    """
 
     path: str
     before: int
@@ -65,7 +69,7 @@ class CompactionSummary:
     seconds: float
 
     def record(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the result for programs."""
         return {
             "job": "compact",
             "path": self.path,
@@ -77,7 +81,7 @@ class CompactionSummary:
         }
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the result as lines for people."""
         return [
             f"{self.path}: {self.before:,} files are {self.after:,} now",
             f"  copied    {self.bytes:,} bytes",
@@ -89,16 +93,18 @@ class CompactionSummary:
 def compact_archive(
     spark: SparkSession, path: str, *, target_bytes: int = TARGET_BYTES, keep: Duration = KEEP
 ) -> CompactionSummary:
-    """Put small files of an archive together, up to `target_bytes` each, by topic and day.
+    """Merge small files of an archive into files of up to `target_bytes`, by topic and day.
 
-    `keep`: files that were put out of use so long ago are deleted; it must be longer than anybody reads by one list,
-    and KEEP_LEAST at least. InvalidRequest: there is no archive, or it is a copy of another one, or a replay of it has
-    not ended. Unavailable: it was written to at the same moment; nothing has changed.
+    `keep`: time after which replaced files are deleted. It must be longer than the longest query over the archive, and
+    at least KEEP_LEAST.
+
+    Raises InvalidRequest if there is no archive, if it is a copy, or if a replay of it is unfinished. Raises
+    Unavailable if the archive was written to at the same moment; nothing has changed then.
     """
     began_s = time.monotonic()
     keep_ms = duration_ms(keep)
     if keep_ms < duration_ms(KEEP_LEAST):
-        raise InvalidRequest(f"keep: {KEEP_LEAST} at least: others may be reading, or writing, by the list of before")
+        raise InvalidRequest(f"keep: at least {KEEP_LEAST}, because running jobs may still use the previous list")
     try:
         return _Run(spark, path.rstrip("/"), target_bytes, keep_ms).run(began_s)
     except Exception as error:
@@ -106,7 +112,7 @@ def compact_archive(
 
 
 def now_ms() -> int:
-    """By this machine's clock."""
+    """Return the time of this machine, in epoch ms."""
     return time.time_ns() // 1_000_000
 
 
@@ -115,7 +121,7 @@ class _Run:
         from sandq.spark.jobs.checking import own_session
         from sandq.spark.jobs.files import whole_path
 
-        # The caller's may leave out what cannot be read, or cut files.
+        # The settings of the caller's session may skip unreadable files, or split files.
         self._spark = own_session(spark, {"spark.sql.files.maxRecordsPerFile": "0"})
         self._path = path
         self._whole = whole_path(spark, path)
@@ -144,41 +150,42 @@ class _Run:
         self, name: str, text: str, files: Sequence[ListedFile], groups: Sequence[Sequence[ListedFile]]
     ) -> None:
         targets = [
-            f"{group[0].directory}/compacted-{self._name}-{place}.zstd.parquet" for place, group in enumerate(groups)
+            f"{group[0].directory}/compacted-{self._name}-{index}.zstd.parquet" for index, group in enumerate(groups)
         ]
         old = [file.path for group in groups for file in group]
         note, noted = f"{self._name}.json", json.dumps({"new": targets, "old": old})
         check_replays(self._at, self._path, {self._plain(path) for path in old})
         self._at.put(f"{self._path}/{NOTES}/{note}", noted)
         merged = [
-            (group, self._merged(group, target, place))
-            for place, (group, target) in enumerate(zip(groups, targets, strict=True))
+            (group, self._merged(group, target, index))
+            for index, (group, target) in enumerate(zip(groups, targets, strict=True))
         ]
-        place = f"{self._path}/{FILES}/{name}"
-        if last_compact(self._at.names(f"{self._path}/{FILES}")) != name or self._at.text(place) != text:
+        list_path = f"{self._path}/{FILES}/{name}"
+        if last_compact(self._at.names(f"{self._path}/{FILES}")) != name or self._at.text(list_path) != text:
             raise Unavailable(f"{self._path}: it was written to meanwhile; nothing has changed, run it again")
         check_replays(self._at, self._path, {self._plain(path) for path in old})
-        # A run that began so much later that this one was over by its `keep` has deleted what is here, or is about to.
+        # If this run took longer than the `keep` of a later run, that run has deleted the note and the new files.
         if note not in self._at.names(f"{self._path}/{NOTES}"):
             raise Unavailable(
-                f"{self._path}: it took too long, and was put out of use; nothing has changed, run it again"
+                f"{self._path}: it took too long, and a later run has deleted its files; nothing has changed, run it "
+                "again"
             )
-        self._at.put(f"{self._path}/{NOTES}/{note}", noted)  # what it puts out of use stays from now on so long
+        self._at.put(f"{self._path}/{NOTES}/{note}", noted)  # later runs count `keep` from the note's file time
         for _, new in merged:
             self._at.status(self._plain(new.path))
-        self._at.put(place, list_text(with_bins(files, merged)))
+        self._at.put(list_path, list_text(with_bins(files, merged)))
         if last_compact(self._at.names(f"{self._path}/{FILES}")) != name:
             raise Unavailable(f"{self._path}: it was written to at the same moment; run it again")
         self._at.delete(f"{self._path}/{NOTES}/{self._name}")
 
-    def _merged(self, group: Sequence[ListedFile], target: str, place: int) -> ListedFile:
-        """One file with the rows of several, where nobody looks for it yet."""
+    def _merged(self, group: Sequence[ListedFile], target: str, index: int) -> ListedFile:
+        """Write a file with the rows of a group; no list contains it yet."""
         from sandq.spark.jobs.archive import archive_schema
 
         schema = archive_schema()
         schema = type(schema)([field for field in schema if field.name not in ("topic", "date")])
-        draft = f"{self._path}/{NOTES}/{self._name}/{place}"
-        from sandq.spark.jobs.origins import escaped  # it loads Spark
+        draft = f"{self._path}/{NOTES}/{self._name}/{index}"
+        from sandq.spark.jobs.origins import escaped  # imports Spark
 
         paths = [escaped(self._plain(file.path)) for file in group]
         self._check_columns(target, paths, schema.names)
@@ -200,46 +207,46 @@ class _Run:
         return ListedFile(target, status.getLen(), record)
 
     def _check_columns(self, target: str, paths: Sequence[str], known: Sequence[str]) -> None:
-        """SandqError when files have a column that would be left out: another version wrote them."""
+        """Raise SandqError if files have unknown columns, which would be lost: a different version wrote them."""
         found = self._spark.read.option("mergeSchema", "true").parquet(*paths).columns
         strange = sorted({*found} - {*known})
         if strange:
             raise SandqError(f"{target}: its files have columns that this version does not know: {', '.join(strange)}")
 
     def _plain(self, uri: str) -> str:
-        """The path that a list's URI stands for."""
+        """Return the path of a URI in a list."""
         java: Any = self._spark._jvm
         return str(java.org.apache.hadoop.fs.Path(java.java.net.URI(uri)).toString())
 
     def _listed(self, names: Sequence[str]) -> set[str]:
-        """Every file that counts. InvalidRequest: there is no archive here, or not all of its lists."""
+        """Return all valid files. Raises InvalidRequest if there is no archive, a list is missing, or it is a copy."""
         lists = current_lists(names)
         if not lists:
-            raise InvalidRequest(f"{self._path}: there is no archive; `sandctl pipeline archive` makes one")
+            raise InvalidRequest(f"{self._path}: there is no archive; `sandctl pipeline archive` creates one")
         found = set()
         for one in lists:
-            place = f"{self._path}/{FILES}/{one}"
+            list_path = f"{self._path}/{FILES}/{one}"
             if one not in names:
-                raise InvalidRequest(f"{place}: this list of files is not there; nothing is done without all of them")
-            found |= {file.path for file in parse_list(self._at.text(place), place)}
+                raise InvalidRequest(f"{list_path}: this list of files is missing; nothing was changed")
+            found |= {file.path for file in parse_list(self._at.text(list_path), list_path)}
         elsewhere = next((path for path in found if not self._plain(path).startswith(f"{self._whole}/")), None)
         if elsewhere is not None:
             raise InvalidRequest(
-                f"{self._path}: its list names files of another place ({elsewhere}): name the archive by the path "
-                "that it is written by. A copy of an archive cannot be compacted"
+                f"{self._path}: its list names files outside of it ({elsewhere}): use the path with which the archive "
+                "is written. A copy of an archive cannot be compacted"
             )
         return found
 
     def _clean(self, listed: set[str]) -> int:
-        """Delete what earlier runs left, of so long ago: drafts, and files that are not listed (any more)."""
+        """Delete files of earlier runs after `keep`: drafts, and files that are not listed. Return their number."""
         deleted = 0
         until_ms = now_ms() - self._keep_ms
         names = self._at.names(f"{self._path}/{NOTES}")
         for note in sorted(name for name in names if name.endswith(".json") and name[0].isdecimal()):
             if self._at.status(f"{self._path}/{NOTES}/{note}").getModificationTime() > until_ms:
                 continue
-            told = json.loads(self._at.text(f"{self._path}/{NOTES}/{note}"))
-            for uri in [*told["old"], *told["new"]]:
+            noted = json.loads(self._at.text(f"{self._path}/{NOTES}/{note}"))
+            for uri in [*noted["old"], *noted["new"]]:
                 deleted += uri not in listed and self._at.delete(self._plain(uri))
             self._at.delete(f"{self._path}/{NOTES}/{note.removesuffix('.json')}")
             self._at.delete(f"{self._path}/{NOTES}/{note}")

@@ -1,5 +1,7 @@
-"""Small files of an archive's directories, through Hadoop's file systems, as Spark has them, or of this machine without
-Spark: what is there, what a file says, and one that takes another one's place in one step.
+"""Access to the small files of an archive: list, read, and replace a file in one step.
+
+`SparkDirectories` uses Hadoop's file systems, as Spark does. `LocalDirectories` reads files of this machine without
+Spark.
 """
 
 from __future__ import annotations
@@ -16,17 +18,17 @@ _SCHEME = "file:"
 
 
 class Directories(Protocol):
-    """What is asked of a file system; paths are absolute, with or without a scheme."""
+    """Read access to directories; paths are absolute, with or without a scheme."""
 
     def names(self, path: str) -> Sequence[str]:
-        """Names in a directory; none when it is not there."""
+        """Return the names in a directory; none if it does not exist."""
 
     def text(self, path: str) -> str:
-        """All of a file."""
+        """Return the text of a file."""
 
 
 class LocalDirectories:
-    """Those of this machine."""
+    """Directories of this machine."""
 
     def names(self, path: str) -> Sequence[str]:
         try:
@@ -39,7 +41,7 @@ class LocalDirectories:
 
 
 class SparkDirectories:
-    """Those of any file system that Spark has."""
+    """Directories of any file system that Spark supports."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -63,13 +65,12 @@ class SparkDirectories:
             stream.close()
 
     def status(self, path: str) -> Any:
-        """Hadoop's FileStatus."""
+        """Return Hadoop's FileStatus of a file."""
         system, place = self._found(path)
         return system.getFileStatus(place)
 
     def put(self, path: str, text: str) -> None:
-        """Write a file, or another one in its place: whoever reads it meanwhile, or after a crash, has all of the old
-        one or all of the new one."""
+        """Write or replace a file atomically: readers see the whole old or the whole new text, even after a crash."""
         system, place = self._found(path)
         if system.getScheme() == "file":
             _put_local(Path(system.makeQualified(place).toUri().getPath()), text)
@@ -85,19 +86,21 @@ class SparkDirectories:
             raise
 
     def move(self, path: str, to: str) -> None:
-        """Give a file a name that nobody has, in another directory of the file system, and have it there after a crash,
-        too. OSError when it has one."""
+        """Move a file to a new path in the same file system; on return the move is durable.
+
+        Raises OSError if the path exists.
+        """
         system, place = self._found(path)
         target = self._found(to)[1]
         if not system.rename(place, target):
             raise OSError(f"{path} cannot be renamed to {to}")
-        if system.getScheme() == "file":  # others have it when it is closed
+        if system.getScheme() == "file":  # other file systems make a file durable when it is closed
             found = Path(system.makeQualified(target).toUri().getPath())
             _sync(found)
             _sync(found.parent)
 
     def delete(self, path: str) -> bool:
-        """A file, or a directory with all in it; whether it was there."""
+        """Delete a file, or a directory with its content. Return whether it existed."""
         system, place = self._found(path)
         return bool(system.delete(place, True))
 
@@ -113,14 +116,14 @@ def _put_local(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    # Hadoop's checksum is of the old one; it does without.
+    # Hadoop's checksum file belongs to the old text. Hadoop also reads files without one.
     path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
     draft.replace(path)
     _sync(path.parent)
 
 
 def _sync(path: Path) -> None:
-    """Have a file, or the names in a directory, on the disk."""
+    """Sync a file, or the names in a directory, to the disk."""
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)

@@ -1,8 +1,8 @@
-"""The files that a job reads, in an order that is always the same, and how they are cut for Spark.
+"""Finds the input files of a job, in a fixed order, and the settings with which Spark splits them.
 
-They are found through Hadoop's file systems, as Spark reads them: a local path, hdfs://, s3a://, ...; a directory with
-all that is below it, or a pattern ("in/*.csv"). What Spark passes over (names
-that begin with "_" or ".") is passed over here, and refused where it is named.
+Files are found through Hadoop's file systems, as in Spark: local paths, hdfs://, s3a://, ...; a path is a file, a
+directory with everything below it, or a pattern ("in/*.csv"). Names that Spark ignores (they begin with "_" or ".") are
+ignored here as well, and are an error if they are given explicitly.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ CSV: Final = "csv"
 JSON: Final = "json"
 KINDS: Final = (PARQUET, CSV, JSON)
 FILES_MAX: Final = 10_000
-"""Of one job; each costs the driver a few calls."""
+"""Maximum number of files of a job; each costs the driver a few calls."""
 SPLIT_BYTES: Final = 8 << 20
-"""A Spark partition reads so much, or more when there would be more than SPLITS partitions."""
+"""Bytes that a Spark partition reads; more if there would be more than SPLITS partitions."""
 OPEN_BYTES: Final = 1 << 20
-"""What opening a file counts for: small ones share a Spark partition."""
+"""Bytes that opening a file is counted as, so that small files share a Spark partition."""
 SPLITS: Final = 2000
-"""Each Spark partition is a producer of its own to the broker, and a topic's partition remembers 10,000 of them."""
+"""Maximum number of Spark partitions: each is a producer, and a topic's partition remembers 10,000 producers."""
 _WRITE_ID_FORM: Final = 1
-"""Goes into write ids: another one whenever the same files would be cut or mapped in another way."""
+"""Part of write ids. Change it whenever the same files would be split or mapped in a different way."""
 
-_NAME: Final = "{}: Spark does not read files of such a name; give it another one"
+_NAME: Final = "{}: Spark does not read files with such a name; rename it"
 _WRITTEN: Final = re.compile(
     r"part-[0-9]{5}-.*\.json|\.part-[0-9]{5}-.*\.json\.crc|_SUCCESS|\._SUCCESS\.crc|_temporary"
 )
@@ -44,7 +44,7 @@ _PACKED: Final = frozenset({"gz", "bz2", "zst", "snappy", "lz4", "deflate"})
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file as it stood when it was looked for; `modified_ms` in epoch milliseconds."""
+    """State of a file when it was found; `modified_ms` in epoch milliseconds."""
 
     path: str
     size: int
@@ -52,23 +52,26 @@ class InputFile:
 
 
 def find_files(spark: SparkSession, paths: Sequence[str]) -> list[InputFile]:
-    """The files of these paths, each once, sorted. InvalidRequest when a path has none, or they are too many."""
+    """Return the files of these paths, each once, sorted.
+
+    Raises InvalidRequest if a path has no file, or if there are too many.
+    """
     found: dict[str, InputFile] = {}
     for path in paths:
         own = list(_below(spark, path))
         if not own:
             raise InvalidRequest(f"{path}: there is no file to read")
         for file in own:
-            if file.path.rpartition("/")[2].startswith("_"):  # "_a=1.csv": some of Spark's readers pass over it
+            if file.path.rpartition("/")[2].startswith("_"):  # some of Spark's readers ignore "_a=1.csv"
                 raise InvalidRequest(_NAME.format(file.path))
         found.update((file.path, file) for file in own)
         if len(found) > FILES_MAX:
-            raise InvalidRequest(f"{path}: with it there are more than {FILES_MAX:,} files; name fewer at a time")
+            raise InvalidRequest(f"{path}: with it there are more than {FILES_MAX:,} files; give fewer at a time")
     return [found[path] for path in sorted(found)]
 
 
 def file_system(spark: SparkSession, path: str) -> tuple[Any, Any]:
-    """Hadoop's FileSystem and Path of a path."""
+    """Return Hadoop's FileSystem and Path of a path."""
     jvm: Any = spark._jvm
     java: Any = spark._jsc
     place = jvm.org.apache.hadoop.fs.Path(path)
@@ -100,39 +103,43 @@ def _below(spark: SparkSession, path: str) -> Sequence[InputFile]:
         return files
     except InvalidRequest:
         raise
-    except Exception as error:  # Java's, of a file system
-        raise InvalidRequest(f"{path}: it cannot be looked at: {first_line(error)[:500]}") from None
+    except Exception as error:  # any Java exception of a file system
+        raise InvalidRequest(f"{path}: it cannot be listed: {first_line(error)[:500]}") from None
 
 
 def check_own(spark: SparkSession, path: str) -> None:
-    """InvalidRequest unless a directory is not there, or is one that Spark wrote as lines of JSON: it is about to be
-    replaced."""
+    """Raise InvalidRequest if a path exists and is not a directory that Spark wrote as JSON lines.
+
+    The caller is about to replace the directory, and must not delete other files.
+    """
     system, place = file_system(spark, path)
     if not system.exists(place):
         return
     names = [status.getPath().getName() for status in system.listStatus(place)]
     strange = [name for name in names if not _WRITTEN.fullmatch(name)]
     if strange or not system.getFileStatus(place).isDirectory():
-        raise InvalidRequest(f"{path}: it is there already, and not of an earlier run of this job; name another place")
+        raise InvalidRequest(f"{path}: it exists, and is not from an earlier run of this job; give a different path")
 
 
-def check_apart(spark: SparkSession, files: Sequence[InputFile], paths: Sequence[str], place: str) -> None:
-    """InvalidRequest when what is written to a directory is, or would be when the job is run again, read by it."""
-    whole = whole_path(spark, place)
+def check_apart(spark: SparkSession, files: Sequence[InputFile], paths: Sequence[str], output: str) -> None:
+    """Raise InvalidRequest if the job reads files of its output directory, or would in a later run."""
+    whole = whole_path(spark, output)
     within = next((file.path for file in files if file.path.startswith(f"{whole}/")), None)
     around = next((path for path in paths if f"{whole}/".startswith(f"{whole_path(spark, path)}/")), None)
     if within is not None or around is not None:
-        raise InvalidRequest(f"{place}: it is part of what is read ({within or around}); name a place outside of that")
+        raise InvalidRequest(
+            f"{output}: it is part of the input ({within or around}); give a path outside of the input"
+        )
 
 
 def whole_path(spark: SparkSession, path: str) -> str:
-    """A path as `InputFile` has it, with its file system."""
+    """Return a path with its file system, as in `InputFile`."""
     system, place = file_system(spark, path)
     return str(system.makeQualified(place).toString())
 
 
 def _is_passed_over(name: str) -> bool:
-    """Spark's rule."""
+    """Return whether Spark ignores a name. This repeats Spark's rule."""
     return (name.startswith("_") and "=" not in name) or name.startswith(".") or name.endswith("._COPYING_")
 
 
@@ -141,7 +148,10 @@ def _file(status: Any) -> InputFile:
 
 
 def kind_of(files: Sequence[InputFile], kind: str | None = None) -> str:
-    """What the files are, by their names unless that is said. InvalidRequest when the names do not tell."""
+    """Return the format of the files: `kind` if it is given, otherwise by their names.
+
+    Raises InvalidRequest if the names do not show a single format.
+    """
     if kind is not None:
         if kind not in KINDS:
             raise InvalidRequest(f"format: one of {', '.join(KINDS)} is expected, not {kind!r}")
@@ -154,8 +164,8 @@ def kind_of(files: Sequence[InputFile], kind: str | None = None) -> str:
         if guessed is not None:
             return guessed
     if None in found:
-        raise InvalidRequest(f"{found[None]}: its name does not tell its format; name it: {', '.join(KINDS)}")
-    raise InvalidRequest(f"the files are of several formats ({', '.join(found.values())}); read one at a time")
+        raise InvalidRequest(f"{found[None]}: its name does not show its format; give it: {', '.join(KINDS)}")
+    raise InvalidRequest(f"the files have several formats ({', '.join(found.values())}); read one format at a time")
 
 
 def _guessed(path: str) -> str | None:
@@ -166,28 +176,28 @@ def _guessed(path: str) -> str | None:
 
 
 def cutting(files: Sequence[InputFile]) -> dict[str, str]:
-    """Settings of Spark by which the files are always cut in the same way, whatever machine does it."""
+    """Return Spark settings with which the files are always split in the same way, on any machine."""
     total = sum(file.size for file in files) + len(files) * OPEN_BYTES
     return {
         "spark.sql.files.maxPartitionBytes": str(max(SPLIT_BYTES, -(-total // SPLITS))),
         "spark.sql.files.openCostInBytes": str(OPEN_BYTES),
-        # Otherwise the number of cores counts.
+        # Without these, the number of cores would influence the splits.
         "spark.sql.files.minPartitionNum": "1",
         "spark.sql.files.maxPartitionNum": "",
     }
 
 
-def write_id_of(topic: str, files: Sequence[InputFile], what: Mapping[str, Any], job: str = "schedule") -> str:
-    """A name that the same rows for the same topic always have: who writes them again writes nothing.
+def write_id_of(topic: str, files: Sequence[InputFile], settings: Mapping[str, Any], job: str = "schedule") -> str:
+    """Return a write id that is always the same for the same rows and topic, so that a repeated job writes nothing.
 
-    `what`: the format, the mapping and the options of the reader. A file counts as the same one when its path, size and
-    modification time are.
+    `settings`: the format, the mapping and the options of the reader. A file is the same if its path, size and
+    modification time are the same.
     """
-    told = {
+    identity = {
         "form": _WRITE_ID_FORM,
         "topic": topic,
         "files": [[file.path, file.size, file.modified_ms] for file in files],
-        "what": what,
+        "what": settings,
     }
-    text = json.dumps(told, sort_keys=True, ensure_ascii=True)
+    text = json.dumps(identity, sort_keys=True, ensure_ascii=True)
     return f"{job}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"

@@ -1,8 +1,8 @@
-"""The job forecast: how many messages of some topics come due when, as the brokers have counted them.
+"""The job forecast: the number of messages that come due in each unit of time, by topic.
 
-Nothing is scanned and Spark is not needed: a broker keeps the number of messages of each second, and counts what
-schedules will send beside them. It tells 3600 seconds, minutes or hours ahead, the first of which is what is left of
-the current one.
+It needs no Spark and reads no messages: brokers keep the number of messages for each second, and add the messages that
+schedules will create. A forecast covers up to 3600 seconds, minutes or hours; the first of them is the rest of the
+current one.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from sandq.spark.jobs.summary import ForecastSummary, TopicForecast
 UNITS_MS: Final = {"second": 1000, "minute": 60_000, "hour": 3_600_000}
 AHEAD: Final = "24h"
 SECONDS_UP_TO_MS: Final = 600_000
-"""Unless a unit is named: a span of ten minutes is shown by the second,"""
+"""Longest span for which the default unit is the second."""
 MINUTES_UP_TO_MS: Final = 2 * 86_400_000
-"""one of two days by the minute, a longer one by the hour."""
+"""Longest span for which the default unit is the minute; for longer spans it is the hour."""
 
 
 def forecast(
     topics: Sequence[str] = (), *, ahead: Duration = AHEAD, unit: str | None = None, servers: Sequence[str] = ()
 ) -> ForecastSummary:
-    """What comes due of these topics (none: of all) within `ahead` from now on.
+    """Return the forecast for these topics (by default all), from now until `ahead` later.
 
-    InvalidRequest when the span has more than 3600 units; UnknownTopic.
+    Raises InvalidRequest if the span has more than 3600 units; UnknownTopic.
     """
     return called(servers, lambda client: collect_forecast(client, topics, ahead=ahead, unit=unit))
 
@@ -42,7 +42,7 @@ def forecast(
 async def collect_forecast(
     client: Client, topics: Sequence[str] = (), *, ahead: Duration = AHEAD, unit: str | None = None
 ) -> ForecastSummary:
-    """The same, for a client that is there."""
+    """Create the forecast with an existing client."""
     began_s = time.monotonic()
     ahead_ms = duration_ms(ahead)
     unit = unit_of(ahead_ms, unit)
@@ -60,7 +60,7 @@ def _of_topic(name: str, found: Forecast) -> TopicForecast:
 
 
 def unit_of(ahead_ms: int, unit: str | None) -> str:
-    """The unit that is asked for, or the one that suits a span. InvalidRequest when there is none of this name."""
+    """Return `unit`, or the default unit for a span. Raises InvalidRequest for an unknown unit."""
     if unit is None:
         return "second" if ahead_ms <= SECONDS_UP_TO_MS else "minute" if ahead_ms <= MINUTES_UP_TO_MS else "hour"
     if unit not in UNITS_MS:
@@ -69,19 +69,19 @@ def unit_of(ahead_ms: int, unit: str | None) -> str:
 
 
 def count_of(ahead_ms: int, unit: str) -> int:
-    """How many units a span has. InvalidRequest when brokers do not count so far ahead."""
+    """Return the number of units in a span. Raises InvalidRequest if brokers do not count that far ahead."""
     count = -(-ahead_ms // UNITS_MS[unit])
     if not 1 <= count <= BUCKETS_MAX:
         most = format_duration(BUCKETS_MAX * UNITS_MS[unit])
         raise InvalidRequest(
             f"ahead: {format_duration(ahead_ms)} by the {unit}: brokers count {BUCKETS_MAX} of them ahead, {most}; "
-            + ("name a coarser unit" if unit != "hour" else "ask for less")
+            + ("use a larger unit" if unit != "hour" else "ask for a shorter time")
         )
     return count
 
 
 def write_csv(path: Path, rows: Iterable[dict[str, object]], columns: Sequence[str]) -> None:
-    """Rows with a line of headings; None is an empty cell."""
+    """Write rows as CSV with a header line; None becomes an empty cell."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()

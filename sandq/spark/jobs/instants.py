@@ -1,9 +1,11 @@
-"""Instants and whole numbers in columns, as the grammar of times has them (`sandq/model/times.py`): RFC 3339 or epoch
-milliseconds, rounded up, so that nothing is early.
+"""Converts columns to times and whole numbers with Spark expressions.
 
-A time without a zone, which a time stamp, a date or a text may be, is taken in the zone that is named. Of two instants
-with the same local time, when clocks are put back, it is the first; one that does not exist, when they are put forward,
-lies as far behind the gap.
+Times have the formats of `sandq/model/times.py`: RFC 3339 or epoch milliseconds. They are rounded up, so that no
+message is early.
+
+A timestamp, a date or a text may have no zone: then it is a local time in the zone that is given. A local time that
+exists twice, because clocks were put back, stands for the first of the two. A local time that does not exist, because
+clocks were put forward, is moved forward by the length of the gap.
 """
 
 from __future__ import annotations
@@ -26,17 +28,19 @@ _ZONE: Final = "(Z|[+-][0-9]{2}:[0-9]{2})"
 _ZONED: Final = f"^{_CLOCK}{_ZONE}$"
 _LOCAL: Final = f"^{_CLOCK}$"
 _BELOW_MICROS: Final = "\\.[0-9]{6}[0-9]*[1-9]"
-"""Digits that Spark's time stamps have no place for."""
+"""Nonzero digits after the microseconds, which Spark's timestamps cannot store."""
 
 NOT_AN_INSTANT: Final = 'not a time: RFC 3339 like "2030-01-31T08:00:00Z", or epoch milliseconds, is expected'
 SECONDS: Final = "it looks like seconds; epoch milliseconds are expected"
-NO_ZONE: Final = "it has no time zone, and none is named for such times"
+NO_ZONE: Final = "it has no time zone, and no default time zone is given"
 OUTSIDE: Final = "it is before March 1973 or after the year 10889"
 
 
 def instant(field: Field, time_zone: str | None) -> Column:
-    """A column as epoch milliseconds (bigint), null where there is none, or it is wrong. InvalidSetting when its type
-    can never be a time."""
+    """Return a column as epoch milliseconds (bigint); null if the value is null or wrong.
+
+    Raises InvalidSetting if the column's type cannot be a time.
+    """
     kind = field.kind
     if kind in _WHOLE:
         return field.value.cast("bigint")
@@ -44,15 +48,14 @@ def instant(field: Field, time_zone: str | None) -> Column:
         return _ms(F.unix_micros(field.value))
     if kind in ("timestamp_ntz", "date"):
         if time_zone is None:
-            raise InvalidSetting(f"deliver_at: a column of type {kind} has no time zone; name the one it is in")
+            raise InvalidSetting(f"deliver_at: a column of type {kind} has no time zone; give one (time_zone)")
         midnight = " 00:00:00Z" if kind == "date" else "Z"
         return _local_ms(F.concat(field.value.cast("string"), F.lit(midnight)), time_zone)
     if not kind.startswith(_TEXT):
-        raise InvalidSetting(
-            f"deliver_at: a column of type {kind} is no time; a time stamp, text or bigint is expected"
-        )
+        raise InvalidSetting(f"deliver_at: a column of type {kind} is no time; a timestamp, text or bigint is expected")
     text = F.trim(field.value)
-    # Spark reads capitals only; making them costs more than all else here, and hardly any text needs it.
+    # Spark accepts only the capital letters T and Z. Converting to capitals is the most expensive step here, and almost
+    # no text needs it, so it is tried last.
     capital = F.upper(text)
     found = F.when(_is(text, _ZONED), _ms(_micros(text))).when(_is(text, _DIGITS), text.try_cast("bigint"))
     if time_zone is not None:
@@ -61,11 +64,11 @@ def instant(field: Field, time_zone: str | None) -> Column:
 
 
 def wrong_instant(field: Field, ms: Column, time_zone: str | None) -> dict[str, Column]:
-    """What is wrong with an instant -> whether it is; `ms` is what `instant` made of the column."""
+    """Return conditions by the text of the mistake; `ms` is the result of `instant` for the field."""
     is_epoch, no_zone = F.lit(field.kind in _WHOLE), F.lit(False)
     if field.kind.startswith(_TEXT):
         text = F.trim(field.value)
-        # Only texts that were read, or were not, are looked at once more.
+        # The comparison of `ms` comes first, so that the regular expression runs only for suspicious texts.
         is_epoch = (ms < LEAST_INSTANT_MS) & _is(text, _DIGITS)
         if time_zone is None:
             no_zone = ms.isNull() & _is(F.upper(text), _LOCAL)
@@ -78,8 +81,10 @@ def wrong_instant(field: Field, ms: Column, time_zone: str | None) -> dict[str, 
 
 
 def whole_number(field: Field, name: str, *, signed: bool = False) -> Column:
-    """A column as bigint, null where it is none. InvalidSetting when its type can never be one. `signed`: texts may
-    begin with a minus."""
+    """Return a column as bigint; null if the value is no whole number. `signed`: texts may begin with a minus sign.
+
+    Raises InvalidSetting if the column's type cannot be a whole number.
+    """
     if field.kind in _WHOLE:
         return field.value.cast("bigint")
     if not field.kind.startswith(_TEXT):
@@ -93,19 +98,19 @@ def _is(text: Column, pattern: str) -> Column:
 
 
 def _micros(text: Column) -> Column:
-    """Of a text with a zone; null when there is no such time. Rounded up."""
+    """Return epoch microseconds of a text with a zone, rounded up; null if there is no such time."""
     more = F.when(_is(text, _BELOW_MICROS), F.lit(1)).otherwise(F.lit(0))
     return F.unix_micros(text.try_cast("timestamp")) + more
 
 
 def _local_ms(text: Column, time_zone: str) -> Column:
-    """Of a text that says Z and means the zone."""
+    """Return epoch milliseconds of a text whose Z stands for `time_zone`."""
     more = F.when(_is(text, _BELOW_MICROS), F.lit(1)).otherwise(F.lit(0))
     moment = F.to_utc_timestamp(text.try_cast("timestamp"), time_zone)
     return _ms(F.unix_micros(moment) + more)
 
 
 def _ms(micros: Column) -> Column:
-    """Rounded up, in whole numbers only."""
+    """Convert microseconds to milliseconds, rounded up, with integer arithmetic."""
     whole = F.call_function("div", micros, F.lit(1000))
     return whole + F.when((micros > 0) & (micros % 1000 != 0), F.lit(1)).otherwise(F.lit(0))

@@ -1,6 +1,6 @@
-"""What the job schedule makes messages of: which column becomes the value, the time, the key, the headers.
+"""`RowMapping`: the columns from which the job schedule makes the value, the time, the key and the headers.
 
-Only names are looked at here, so that a mistake is told before Spark is started.
+Only names are checked here, so that mistakes are reported before Spark is started.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from sandq.model.times import Duration, duration_ms
 HEADER: Final = "header."
 FIELDS: Final = ("value", "key", "deliver_at", "delay_ms", "ttl_ms", "unique_key", "headers", "priority", "tenant")
 EVERY: Final = "*"
-"""As a column of the value's JSON: all columns there are."""
+"""Stands for all columns in `value_json`."""
 ON_CONFLICT: Final = ("reject", "replace", "ignore")
 HEADERS_MAX: Final = 100
-"""Columns that become a header each."""
+"""Maximum number of headers that are mapped to columns one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowMapping:
-    """`columns`: field of a message -> column; `headers`: name of a header -> column; `value_json`: the columns of
-    which the value is a JSON object."""
+    """Columns by the field of a message (`columns`) and by the name of a header (`headers`).
+
+    `value_json`: columns that become the value, as a JSON object.
+    """
 
     columns: Mapping[str, str]
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -36,7 +38,7 @@ class RowMapping:
     on_conflict: str | None = None
 
     def record(self) -> dict[str, Any]:
-        """All of it, in an order that is always the same."""
+        """Return all settings in a fixed order."""
         return {
             "columns": dict(sorted(self.columns.items())),
             "headers": dict(sorted(self.headers.items())),
@@ -55,7 +57,7 @@ def row_mapping(
     time_zone: str | None = None,
     on_conflict: str | None = None,
 ) -> RowMapping:
-    """Checked. InvalidSetting names every mistake; InvalidTime when the delay is none."""
+    """Check and return a mapping. Raises InvalidSetting with all mistakes; InvalidTime for a wrong delay."""
     columns = {name: column for name, column in mapping.items() if not name.startswith(HEADER)}
     headers = {name[len(HEADER) :]: column for name, column in mapping.items() if name.startswith(HEADER)}
     found = RowMapping(
@@ -73,8 +75,10 @@ def row_mapping(
 
 
 def parse_pairs(texts: Iterable[str], what: str) -> dict[str, str]:
-    """ "value=body" and so on, as a mapping. InvalidRequest when one has no name, no value, or its name is there
-    already; `what` they are called."""
+    """Parse texts like "value=body" into a mapping; `what` is the prefix of errors.
+
+    Raises InvalidRequest if a text has no name or no value, or if a name occurs twice.
+    """
     found: dict[str, str] = {}
     for text in texts:
         name, _, value = text.partition("=")
@@ -94,7 +98,7 @@ def _names(found: RowMapping) -> Iterable[str]:
             yield f"{name!r} is no part of a message; {hint}"
     for name, column in [*found.columns.items(), *found.headers.items()]:
         if not name or not column:
-            yield f"{name!r} is mapped on {column!r}: both must be named"
+            yield f"{name!r} is mapped to {column!r}: neither may be empty"
     if len(found.headers) > HEADERS_MAX:
         yield f"{len(found.headers)} headers; {HEADERS_MAX} are allowed"
     if any(not name for name in found.value_json):
@@ -107,13 +111,13 @@ def _names(found: RowMapping) -> Iterable[str]:
 
 def _combinations(found: RowMapping) -> Iterable[str]:
     if ("value" in found.columns) == bool(found.value_json):
-        yield "what the value is: either map value=COLUMN, or name the columns of its JSON (value_json)"
+        yield "value: either map value=COLUMN, or name the columns of its JSON (value_json)"
     if EVERY in found.value_json and len(found.value_json) > 1:
-        yield f"value_json: {EVERY} is all columns; no other one is named with it"
+        yield f"value_json: {EVERY} stands for all columns; name no other column with it"
     if found.headers and "headers" in found.columns:
-        yield f"headers: map either a column of all of them, or {HEADER}NAME for each"
+        yield f"headers: map either one column with all headers, or {HEADER}NAME for each"
     if found.default_delay_ms is None and not {"deliver_at", "delay_ms"} & set(found.columns):
-        yield "when: map deliver_at=COLUMN or delay_ms=COLUMN, or give a default delay (0s: at once)"
+        yield "time: map deliver_at=COLUMN or delay_ms=COLUMN, or give a default delay (0s: at once)"
     if found.on_conflict is not None and "unique_key" not in found.columns:
         yield "on_conflict: it needs a unique_key"
 

@@ -1,13 +1,13 @@
-"""Reading the files of the job schedule so that every row is there, also one that cannot be read: its text then says
-what it was.
+"""Reads the files of the job schedule. No row is lost: a row that cannot be parsed is returned with its text.
 
-    parquet   columns with their types; a file that cannot be read fails the job before anything is sent
-    csv       with a line of headings; all columns are text; a line that does not fit them is a row with its text
-    json      an object a line. A line is read as text and looked into, nothing is inferred: a field has in each row the
-              type that it has there. A line that is no object is a row with its text; an empty one is none
+    parquet   columns with their types. A file that cannot be read fails the job before anything is sent.
+    csv       with a header line; all columns are text. A line that does not fit the header is a row with its text.
+    json      one object per line. A line is read as text, and fields are extracted when they are needed. So no type is
+              inferred: a field may have a different type in each row. A line that is no object is a row with its text.
+              Empty lines are ignored.
 
-The rows come in the order of the files (which are named one by one), and nothing here shuffles them: whoever reads the
-same files again gets the same rows in the same Spark partitions.
+The rows have the order of the given files, and are not shuffled: reading the same files again gives the same rows in
+the same Spark partitions.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ OURS: Final = frozenset(
         *("modifiedBefore", "modifiedAfter", "samplingRatio", "wholetext", "lineSep", "maxColumns", "__globPaths__"),
     )
 )
-"""Options of Spark's readers that are set here, or would leave rows out."""
+"""Options of Spark's readers that users cannot set: they are set here, or would leave rows out."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """A column's value, and its type as Spark's simpleString gives it."""
+    """The value of a column, and its type as Spark's simpleString."""
 
     value: Column
     kind: str
 
 
 class Origin:
-    """A DataFrame of rows as they stand in their files.
+    """The rows of files as a DataFrame.
 
-    `corrupt`: why a row cannot be used at all -> whether that is so. `shown`: name -> what is written down of a row
-    that is rejected, null where there is none.
+    `corrupt`: conditions for rows that cannot be used, by the text of the reason. `shown`: columns by which a rejected
+    row is shown, by name; they may be null.
     """
 
     def __init__(self, frame: DataFrame, corrupt: Mapping[str, Column], shown: Mapping[str, Column]) -> None:
@@ -65,35 +65,38 @@ class Origin:
         self.shown = shown
 
     def field(self, name: str) -> Field:
-        """A column, or a part of one ("user.id"). InvalidSetting when there is none."""
+        """Return a column, or a part of one ("user.id"). Raises InvalidSetting if it does not exist."""
         for parts in ([name], name.split(".")):
-            found = _walk(self.frame.schema, parts)
+            found = _find(self.frame.schema, parts)
             if found is not None and found[0][0] not in (FILE, LINE, CORRUPT):
                 path, kind = found
                 return Field(F.col(".".join(map(_quoted, path))), kind)
-        there = ", ".join(self.columns)
-        raise InvalidSetting(f"the files have no column {name!r}; they have {there[:SHOWN_CHARS]}")
+        existing = ", ".join(self.columns)
+        raise InvalidSetting(f"the files have no column {name!r}; they have {existing[:SHOWN_CHARS]}")
 
     def part(self, name: str) -> Column:
-        """The same, as it becomes a part of a JSON object."""
+        """Return a column or a part of one, for use in a JSON object."""
         return self.field(name).value
 
     def headers(self, name: str) -> Field:
-        """The same, for a column of headers."""
+        """Return a column of headers."""
         return self.field(name)
 
     @property
     def columns(self) -> list[str]:
-        """Those of the files."""
+        """The columns of the files."""
         return [name for name in self.frame.columns if name not in (FILE, LINE, CORRUPT, DOCUMENT)]
 
     def every(self) -> Field:
-        """All columns, as one."""
+        """Return all columns as one structure."""
         return Field(_struct(self.columns), "struct")
 
 
 class JsonOrigin(Origin):
-    """Documents: every field can be asked for, and is null where a row has none. What is no text is its JSON."""
+    """JSON documents. Every field name is allowed; the field is null in rows without it.
+
+    Values that are not texts are returned as JSON.
+    """
 
     def field(self, name: str) -> Field:
         return Field(F.try_variant_get(F.col(DOCUMENT), _path(name), "string"), "string")
@@ -105,39 +108,38 @@ class JsonOrigin(Origin):
         return Field(F.try_variant_get(F.col(DOCUMENT), _path(name), HEADERS), HEADERS)
 
     def every(self) -> Field:
-        return Field(F.col(LINE), "string")  # as it stands there, to the byte
+        return Field(F.col(LINE), "string")  # the unchanged line
 
 
 def read_files(
     spark: SparkSession, paths: Sequence[str], kind: str, options: Mapping[str, str] | None = None
 ) -> Origin:
-    """The rows of these files; `options` are for Spark's reader of this kind. InvalidSetting when one of them is not
-    for others to set."""
+    """Read the rows of these files; `options` are for Spark's reader. Raises InvalidSetting for options in `OURS`."""
     wrong = sorted(name for name in options or () if name.lower() in OURS)
     if wrong:
         raise InvalidSetting(f"options of the reader: {', '.join(wrong)} cannot be set here")
     reader = spark.read.options(**{**_options(kind), **dict(options or {})})
     read = {PARQUET: _parquet, CSV: _csv, JSON: _json}[kind]
-    # The paths are files that were found: a bracket in a name is a bracket. (Spark has an option that says so; with
-    # it, it reads all files once more for each name that has one.)
+    # The paths are existing files, so special characters in names must be escaped. (Spark's option for that reads all
+    # files again for each name with such a character.)
     return read(spark, reader, [escaped(path) for path in paths])
 
 
 def escaped(path: str) -> str:
-    """A path that Spark takes for no pattern."""
+    """Escape the characters of a path that Spark would interpret as a pattern."""
     return _PATTERN.sub(r"\\\1", path)
 
 
 def _options(kind: str) -> dict[str, str]:
-    # What cannot be read is never left out.
+    # Unreadable files must be errors.
     common = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
     return {
         PARQUET: {**common, "mergeSchema": "true"},
         CSV: {
             **common,
             **{"header": "true", "enforceSchema": "false", "mode": "PERMISSIVE", "columnPruning": "false"},
-            # A line feed within quotes else ends a row, whose rest can look like another one. It costs that a file is
-            # not cut.
+            # Without multiLine, a line feed within quotes ends a row, and the rest can look like a valid row. The
+            # disadvantage is that a file is not split.
             **{"multiLine": "true", "escape": '"'},
         },
         JSON: common,
@@ -155,8 +157,8 @@ def _csv(spark: SparkSession, reader: Any, paths: list[str]) -> Origin:
     columns = ", ".join(f"{_quoted(name)} string" for name in (*names, CORRUPT))
     frame = reader.option("columnNameOfCorruptRecord", CORRUPT).schema(columns).csv(paths)
     frame = frame.select("*", F.col("_metadata.file_path").alias(FILE))
-    unfit = f"row: it does not have the {len(names)} columns of the line of headings, or is no CSV"
-    no_text = "row: not UTF-8 (or it holds U+FFFD, which stands for that)"
+    unfit = f"row: it does not have the {len(names)} columns of the header line, or is no CSV"
+    no_text = "row: not UTF-8 (or it contains U+FFFD, which replaces invalid bytes)"
     corrupt = {
         unfit: F.col(CORRUPT).isNotNull(),
         no_text: F.contains(F.concat_ws("", *(F.col(_quoted(name)) for name in names)), F.lit("\ufffd")),
@@ -168,8 +170,8 @@ def _json(spark: SparkSession, reader: Any, paths: list[str]) -> Origin:
     frame = reader.text(paths).select(F.col("value").alias(LINE), F.col("_metadata.file_path").alias(FILE))
     frame = frame.filter(F.trim(LINE) != "")
     is_text = F.is_valid_utf8(LINE)
-    # Spark's parser stops at the end of the first value and passes over the rest of the line: so there is an end to
-    # look for behind it.
+    # Spark's parser ignores everything after the first value of a line. So wrap the line into an object with a second
+    # field: if the line has more than one value, the wrapped text is invalid or the second field is not found.
     wrapped = F.concat(F.lit(f'{{"{_ROW}":'), F.col(LINE), F.lit(f',"{_END}":0}}'))
     document = F.when(is_text, F.try_parse_json(wrapped))
     frame = frame.withColumn(DOCUMENT, document)
@@ -194,8 +196,8 @@ def _struct(names: Sequence[str]) -> Column:
     return F.struct(*(F.col(_quoted(name)) for name in names))
 
 
-def _walk(schema: StructType, parts: Sequence[str]) -> tuple[list[str], str] | None:
-    """The names of a column and its parts as they are spelled there, and its type."""
+def _find(schema: StructType, parts: Sequence[str]) -> tuple[list[str], str] | None:
+    """Return the names of a column and its parts with the schema's spelling, and its type; None if not found."""
     path: list[str] = []
     kind: Any = schema
     for part in parts:
@@ -209,10 +211,10 @@ def _walk(schema: StructType, parts: Sequence[str]) -> tuple[list[str], str] | N
 
 
 def _path(name: str) -> str:
-    """A field of a document ("user.id": a field of a field)."""
+    """Return the JSON path of a field of a document ("user.id" is a field of a field)."""
     parts = name.split(".")
     for part in parts:
         if not part or ("'" in part and '"' in part):
-            raise InvalidSetting(f"{name!r} is no field of a JSON object; a dot stands between a field and its part")
+            raise InvalidSetting(f"{name!r} is no field of a JSON object; a dot separates a field and its part")
     quoted = [f'["{part}"]' if "'" in part else f"['{part}']" for part in parts]
     return f"$.{_ROW}" + "".join(quoted)

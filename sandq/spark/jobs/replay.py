@@ -1,15 +1,15 @@
-"""The job replay: messages of an archive are sent again, as they were, at once or at other times.
+"""The job replay: sends messages of an archive again, unchanged, at once or at different times.
 
     at once     in the order of their delivery times
-    shifted     each so much later than it was due (what is past by then is due at once)
+    shifted     at their delivery times plus a shift; times in the past are due at once
 
-A rate caps how many come due in a second: those above it come later, in their order. That is one order for all of
-them, so that one task sorts and sends what is sent at a rate.
+A rate limits the number of messages that come due per second; further messages come later, in their order. Because all
+messages must be in one order then, a single task sorts and sends them.
 
-Running it again sends nothing twice, as with the job schedule: its write id follows from the files of the days and
-topics that are asked for, and from the rest of what is asked for. Files that the job archive adds to one of these days,
-or a compaction puts together, make it another job, and what was sent is sent again: end with a day that is over
-(`until`). While it has not ended well the archive is not compacted (`replay_notes`).
+A repeated replay sends nothing twice, as with the job schedule. Its write id is computed from the arguments, and from
+the archive's files of the selected days and topics. If the job archive adds files to one of these days, or a compaction
+merges them, the replay is a new write and sends all messages again. So use an `until` whose day is over. While a replay
+is unfinished, the archive is not compacted (`replay_notes`).
 """
 
 from __future__ import annotations
@@ -39,8 +39,11 @@ RATE_MAX: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySummary:
-    """What `replay` did; times are epoch milliseconds. `first_ms`, `last_ms`: of what is delivered at other times.
-    `left_out`: what some of the messages have, and the topic does not take: priority, tenant."""
+    """The result of `replay`. Times are epoch milliseconds.
+
+    `first_ms` and `last_ms`: first and last delivery time; None if all messages are due at once. `left_out`: fields
+    (priority, tenant) that some messages have but the topic does not accept.
+    """
 
     topic: str
     path: str
@@ -53,7 +56,7 @@ class ReplaySummary:
     seconds: float
 
     def record(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the result for programs."""
         return {
             "job": "replay",
             "topic": self.topic,
@@ -68,19 +71,19 @@ class ReplaySummary:
         }
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the result as lines for people."""
         done = "would be sent" if self.dry_run else "sent"
         found = [f"{self.topic}: {self.messages:,} messages of {self.path} {done}"]
         if self.first_ms is not None and self.last_ms is not None:
             found.append(f"  due       {format_instant(self.first_ms)} to {format_instant(self.last_ms)}")
         if self.left_out:
-            found.append(f"  left out  {', '.join(self.left_out)}: {self.topic} takes none")
+            found.append(f"  left out  {', '.join(self.left_out)}: topic {self.topic} does not accept it")
         return [*found, f"  took      {self.seconds:.1f} s", f"  write id  {self.write_id}"]
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What of an archive is sent, and when. `rate`: messages a second."""
+    """The selection of messages, and their new times. `rate`: messages per second."""
 
     topics: tuple[str, ...] = ()
     since_ms: int | None = None
@@ -94,7 +97,7 @@ class Replayed:
         if self.rate is not None and not 0 < self.rate <= RATE_MAX:
             raise InvalidRequest(f"rate: more than 0 and up to {RATE_MAX:,} messages a second, not {self.rate}")
         if self.rate is not None and self.start_ms is None:
-            raise InvalidRequest("rate: it counts from an instant; name it: start")
+            raise InvalidRequest("rate: it needs a start time (start)")
 
 
 def replay(
@@ -115,11 +118,13 @@ def replay(
 ) -> ReplaySummary:
     """Send messages of an archive to a topic.
 
-    `topics`, `since`, `until` (delivery times, the end not included) and `where` (SQL over the archive's columns)
-    choose them. `shift`: each is due so much after its old delivery time; negative is before. `rate`: a second takes
-    no more than that, counted from `start` on, before which nothing is due. `dry_run`: only count. Priorities and
-    tenants are sent to topics that take them. InvalidRequest when something cannot be as it is asked for; UnknownTopic;
-    after any other error the same call sends what is missing.
+    `topics`, `since`, `until` (delivery times; the end is exclusive) and `where` (SQL over the archive's columns)
+    select the messages. `shift` is added to each delivery time, and may be negative. `start`: no message is due before
+    this time. `rate`: maximum number of messages that come due per second, from `start` on. `dry_run`: only count.
+    Priorities and tenants are sent only to topics that accept them.
+
+    Raises InvalidRequest for wrong arguments, UnknownTopic. After any other error, the same call sends the missing
+    messages.
     """
     asked = asked_for(topics=topics, since=since, until=until, where=where, shift=shift, start=start, rate=rate)
     began_s = time.monotonic()
@@ -151,7 +156,7 @@ def asked_for(
     start: Instant | None = None,
     rate: float | None = None,
 ) -> Replayed:
-    """The arguments of `replay`, checked. InvalidRequest, InvalidTime."""
+    """Check the arguments of `replay`. Raises InvalidRequest, InvalidTime."""
     return Replayed(
         tuple(topics),
         None if since is None else instant_ms(since),
@@ -175,15 +180,15 @@ def _run(
 
     with connect(*servers, name=CLIENT_NAME) as client:
         topic_kind = client.admin.topic(topic).kind
-    taken = [name for name, kinds in ACCEPTING_KINDS.items() if topic_kind in kinds]
+    accepted = [name for name, kinds in ACCEPTING_KINDS.items() if topic_kind in kinds]
     # Each attempt must have the same rows in the same Spark partitions.
     own = own_session(spark, {"spark.sql.adaptive.enabled": "false"})
-    there = {file.path: file for file in find_files(spark, [path])}
+    existing = {file.path: file for file in find_files(spark, [path])}
     frame = archived(own, path)
-    counting = sorted(file for file in files_of(frame) if is_asked(file, asked))
-    if not there.keys() >= set(counting):
+    selected = sorted(file for file in files_of(frame) if is_asked(file, asked))
+    if not existing.keys() >= set(selected):
         raise Unavailable(f"{path}: it was written to at the same moment; nothing was sent, run it again")
-    files = [there[file] for file in counting]
+    files = [existing[file] for file in selected]
     name = write_id or write_id_of(topic, files, {"replay": repr(asked)}, job="replay")
     set_all(own, cutting(files))
     rows = timed(chosen(frame, asked), asked)
@@ -192,22 +197,24 @@ def _run(
     if not dry and counted[0]:
         sent = rows.withColumn("deliver_at", F.timestamp_millis("due_ms"))
         options = {SERVERS: ",".join(servers) or DEFAULT_SERVER, "topic": topic, "writeId": name}
-        columns = ("key", "value", "raw_headers", "ttl_ms", "deliver_at", *taken)
+        columns = ("key", "value", "raw_headers", "ttl_ms", "deliver_at", *accepted)
         with noted(SparkDirectories(spark), path, name, [file.path for file in files]), active(own):
             sent.select(*columns).write.format("sandq").mode("append").options(**options).save()
-    left_out = tuple(rank for rank in ACCEPTING_KINDS if counted[rank] and rank not in taken)
+    left_out = tuple(rank for rank in ACCEPTING_KINDS if counted[rank] and rank not in accepted)
     return name, counted[0], counted[1], counted[2], left_out
 
 
 def files_of(archive: DataFrame) -> set[str]:
-    """The files of an archive that count, as `find_files` names them: what runs that were cut off left is not among
-    them, nor what a compaction has put out of use and is deleted some day."""
+    """Return the paths of an archive's valid files, in the form of `find_files`.
+
+    Unfinished files of killed runs are not valid, and neither are files that a compaction has replaced.
+    """
     java: Any = archive.sparkSession._jvm
     return {str(java.org.apache.hadoop.fs.Path(java.java.net.URI(uri)).toString()) for uri in archive.inputFiles()}
 
 
 def is_asked(file: str, asked: Replayed) -> bool:
-    """Whether a file of an archive may have something of this: the directories that it is in tell topic and day."""
+    """Return whether a file may have selected messages, by the topic and the day in the names of its directories."""
     parts = dict(part.split("=", 1) for part in file.split("/") if "=" in part)
     if asked.topics and parts.get("topic") not in asked.topics:
         return False
@@ -217,7 +224,7 @@ def is_asked(file: str, asked: Replayed) -> bool:
 
 
 def chosen(rows: DataFrame, asked: Replayed) -> DataFrame:
-    """Those that are asked for."""
+    """Return the selected messages."""
     from pyspark.sql import functions as F
 
     if asked.topics:
@@ -225,17 +232,18 @@ def chosen(rows: DataFrame, asked: Replayed) -> DataFrame:
     for bound_ms, is_end in ((asked.since_ms, False), (asked.until_ms, True)):
         if bound_ms is not None:
             at, date = F.timestamp_millis(F.lit(bound_ms)), F.date_from_unix_date(F.lit(bound_ms // 86_400_000))
-            # The day names directories: those of other days are not opened.
+            # Directories are named by day: with a condition on the day, Spark does not open those of other days.
             in_time = (F.col("deliver_at") < at) if is_end else (F.col("deliver_at") >= at)
             rows = rows.where(in_time & ((F.col("date") <= date) if is_end else (F.col("date") >= date)))
     return rows if asked.where is None else rows.where(asked.where)
 
 
 def timed(rows: DataFrame, asked: Replayed) -> DataFrame:
-    """With `due_ms`: when each is to be due (null: at once), in each Spark partition in the order of time.
+    """Add `due_ms`, the new delivery time of each message (null: at once), and sort each Spark partition by time.
 
-    At a rate, the k-th of all is due a step after the one before it at least: its time is k * step + max over j <= k of
-    (time_j - j * step).
+    With a rate, each message is due at least one step (1/rate) after the previous one. The recurrence
+    due_k = max(time_k, due_(k-1) + step) has the closed form due_k = k * step + max over j <= k of (time_j - j * step),
+    which a window function can compute.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.window import Window
@@ -245,16 +253,16 @@ def timed(rows: DataFrame, asked: Replayed) -> DataFrame:
     if asked.rate is None:
         return rows.sortWithinPartitions(*order).withColumn("due_ms", wanted)
     step = F.lit(1000 / asked.rate)
-    window = Window.partitionBy(F.lit(0)).orderBy(*order)  # a constant: one partition, and that is meant
+    window = Window.partitionBy(F.lit(0)).orderBy(*order)  # a constant, to get one partition with all rows
     return (
-        rows.withColumn("place", F.row_number().over(window) - 1)
-        .withColumn("ahead", F.max(wanted - F.col("place") * step).over(window))
-        .withColumn("due_ms", F.ceil(F.col("place") * step + F.col("ahead")).cast("bigint"))
+        rows.withColumn("position", F.row_number().over(window) - 1)
+        .withColumn("offset_ms", F.max(wanted - F.col("position") * step).over(window))
+        .withColumn("due_ms", F.ceil(F.col("position") * step + F.col("offset_ms")).cast("bigint"))
     )
 
 
 def _wanted(asked: Replayed) -> Column:
-    """When each would be due if any number could be."""
+    """Return the delivery times without a rate."""
     from pyspark.sql import functions as F
 
     start = F.lit(asked.start_ms).cast("bigint")

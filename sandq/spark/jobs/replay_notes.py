@@ -1,10 +1,10 @@
-"""Replays of an archive that have not ended: noted beside its files, so that these stay as they are for them.
+"""Notes of unfinished replays in an archive, so that a compaction does not merge their files.
 
     PATH/_replays/....json      the write id, and the files
 
-A replay is known to the brokers by the files that it reads, and its rows by their order there. Were the files put
-together before one that failed is run again, it would be another one, and send again what it had sent. After a week
-the brokers have forgotten it anyway.
+The write id of a replay depends on its files, and the numbers of its chunks on the order of their rows. If a compaction
+merged the files before a failed replay is repeated, the repetition would be a new write, and send all messages again.
+Notes are valid for a week, because after a week the brokers have forgotten the replay anyway.
 """
 
 from __future__ import annotations
@@ -30,33 +30,35 @@ REMEMBERED_MS: Final = 7 * 86_400_000
 
 @contextmanager
 def noted(at: SparkDirectories, path: str, write_id: str, files: Sequence[str]) -> Iterator[None]:
-    """Have a replay noted until it ends well. Where nothing can be written, it goes on without; so it does where there
-    is no list of files, which is not compacted."""
+    """Keep a note of a replay during the block; delete it if the block succeeds.
+
+    There is no note if the archive has no list of files, because then it is never compacted, or if writing fails.
+    """
     name = hashlib.sha256(write_id.encode()).hexdigest()[:32]
-    place = f"{path.rstrip('/')}/{REPLAYS}/{name}.json"
+    note = f"{path.rstrip('/')}/{REPLAYS}/{name}.json"
     if not at.names(f"{path}/{FILES}"):
         yield
         return
     try:
-        at.put(place, json.dumps({"write_id": write_id, "files": [*files]}))
-    except Exception as error:  # Java's, or of this machine
-        log.warning("%s cannot be written, so that a compaction does not wait for this: %s", place, first_line(error))
+        at.put(note, json.dumps({"write_id": write_id, "files": [*files]}))
+    except Exception as error:  # any Java exception, or an OSError
+        log.warning("%s cannot be written, so a compaction will not wait for this replay: %s", note, first_line(error))
         yield
         return
     yield
-    at.delete(place)
+    at.delete(note)
 
 
 def check_replays(at: SparkDirectories, path: str, files: Set[str]) -> None:
-    """InvalidRequest when a replay that has not ended reads some of these."""
+    """Raise InvalidRequest if an unfinished replay reads some of these files."""
     for name in at.names(f"{path}/{REPLAYS}"):
-        place = f"{path}/{REPLAYS}/{name}"
+        note = f"{path}/{REPLAYS}/{name}"
         if not name.endswith(".json") or name.startswith("."):
             continue
-        told = json.loads(at.text(place))
-        until_ms = at.status(place).getModificationTime() + REMEMBERED_MS
-        if time.time() * 1000 < until_ms and not files.isdisjoint(told["files"]):
+        content = json.loads(at.text(note))
+        until_ms = at.status(note).getModificationTime() + REMEMBERED_MS
+        if time.time() * 1000 < until_ms and not files.isdisjoint(content["files"]):
             raise InvalidRequest(
-                f"{path}: the replay {told['write_id']} of these files has not ended, and would send twice what it has "
-                f"sent. Run it again until it has, or delete {place} if it never will be"
+                f"{path}: the replay {content['write_id']} of these files has not ended; after a compaction it would "
+                f"send messages twice. Run it again until it has ended, or delete {note} if you will never run it again"
             )

@@ -1,9 +1,8 @@
-"""The job report: what groups have before them, what comes due on the next days, what died when, of what and how often
-it was tried.
+"""The job report: the backlogs of groups, the messages that come due in the next days, and counts of dead letters.
 
-Brokers keep all but the last of these as counts. Dead letters are read page by page, without their values, those of
-several partitions at a time, and counted by day, reason and attempts: what is held in memory is a page of each of
-these partitions and the counts, however many dead letters there are. Spark would only wait for the same pages.
+Brokers keep counts of the first two. Dead letters are read page by page, without values, from several partitions in
+parallel, and counted by day, reason and number of attempts. So memory use does not depend on their number: it is one
+page per partition, and the counts. This needs no Spark, which would only wait for the same pages.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ from sandq.spark.jobs.summary import DeadDay, DueDay, GroupBacklog, ReportSummar
 
 DAYS: Final = 7
 DAYS_MAX: Final = 149
-"""Brokers count 3600 hours ahead, and the first day is one that has begun."""
+"""Maximum number of days: brokers count 3600 hours ahead, and part of the first day has passed."""
 LATER: Final = "later"
 _DAY_MS: Final = 86_400_000
 _HOURS: Final = 24
 _HOUR_MS: Final = 3_600_000
 
 Rows = Sequence[dict[str, Any]]
-Told = Callable[[int, int], object]
-"""`told(read, total)`: so many dead letters are read, of about so many."""
+Progress = Callable[[int, int], object]
+"""Called with the number of dead letters that were read, and the approximate total."""
 DeadPage = tuple[list[DeadRecord], bytes | None]
-GetPage = Callable[["Grave", bytes | None], Awaitable[DeadPage]]
+GetPage = Callable[["DeadLetters", bytes | None], Awaitable[DeadPage]]
 
 
-class Grave(NamedTuple):
-    """Where dead letters lie."""
+class DeadLetters(NamedTuple):
+    """The dead letters of a group in one partition."""
 
     topic: str
     group: str
@@ -54,8 +53,10 @@ def report(
     dead_since: Instant | None = None,
     servers: Sequence[str] = (),
 ) -> ReportSummary:
-    """What stands in these topics (none: in all): `days` ahead, and the dead letters that died at `dead_since` or
-    later. UnknownTopic."""
+    """Report on these topics (by default all).
+
+    It covers the next `days` days, and the dead letters that died at `dead_since` or later. Raises UnknownTopic.
+    """
     return called(servers, lambda client: collect_report(client, topics, days=days, dead_since=dead_since))
 
 
@@ -65,9 +66,9 @@ async def collect_report(
     *,
     days: int = DAYS,
     dead_since: Instant | None = None,
-    told: Told | None = None,
+    progress: Progress | None = None,
 ) -> ReportSummary:
-    """The same, for a client that is there."""
+    """Create the report with an existing client."""
     if type(days) is not int or not 1 <= days <= DAYS_MAX:
         raise InvalidRequest(f"days: 1 to {DAYS_MAX} are expected, not {days!r}")
     since_ms = 0 if dead_since is None else instant_ms(dead_since)
@@ -78,19 +79,19 @@ async def collect_report(
     now_ms = time.time_ns() // 1_000_000
     due: list[DueDay] = []
     backlogs: list[GroupBacklog] = []
-    graves: list[Grave] = []
+    sources: list[DeadLetters] = []
     total = 0
     for name in names:
-        if name not in compacted:  # there, nothing is for later
+        if name not in compacted:  # compacted topics have no delayed messages
             ahead = await client.admin.forecast(name, unit="hour", count=(days + 1) * _HOURS)
             now_ms = max(now_ms, ahead.now_ms)
             due += due_days(name, ahead.now_ms, ahead.together(), ahead.later, days)
         rows = await client.admin.groups(name)
         backlogs += await _backlogs(client, name, rows, now_ms)
-        graves += [Grave(name, str(row["group"]), row["partition"]) for row in rows if row.get("dead")]
+        sources += [DeadLetters(name, str(row["group"]), row["partition"]) for row in rows if row.get("dead")]
         total += sum(row.get("dead") or 0 for row in rows)
-    dead = Dead(since_ms, total, told)
-    await each(lambda grave: dead.read(grave, lambda grave, after: _page(client, grave, after)), graves)
+    dead = Dead(since_ms, total, progress)
+    await each(lambda source: dead.read(source, lambda source, after: _page(client, source, after)), sources)
     return ReportSummary(now_ms, len(names), backlogs, due, dead.rows(), dead.count, time.monotonic() - began_s)
 
 
@@ -98,7 +99,7 @@ async def collect_report(
 
 
 def due_days(topic: str, now_ms: int, buckets: Sequence[tuple[int, int]], later: int, days: int) -> list[DueDay]:
-    """Counts by hour as counts by day: what is left of today, the next ones, and all that comes behind them."""
+    """Convert counts by hour into counts by day: the rest of today, the next days, and all later messages."""
     first = now_ms // _DAY_MS
     counts: Counter[int] = Counter()
     for start_ms, messages in buckets:
@@ -119,7 +120,7 @@ async def _backlogs(client: Client, topic: str, rows: Rows, now_ms: int) -> list
     async def oldest(row: dict[str, Any]) -> int | None:
         if not (row["ready"] or row["leased"] or row["waiting"]):
             return None
-        # Where a group stands need not be where a message is.
+        # The committed offset itself need not be the offset of a message, so fetch the next one.
         async for message in client.fetch(topic, row["partition"], row["committed"], limit=1):
             return offset_time_ms(message.offset)
         return None
@@ -142,45 +143,45 @@ async def _backlogs(client: Client, topic: str, rows: Rows, now_ms: int) -> list
 
 
 class Dead:
-    """Counts of dead letters that died at `since_ms` (epoch ms) or later."""
+    """Counts dead letters that died at `since_ms` (epoch ms) or later."""
 
-    def __init__(self, since_ms: int = 0, total: int = 0, told: Told | None = None) -> None:
+    def __init__(self, since_ms: int = 0, total: int = 0, progress: Progress | None = None) -> None:
         self.count = 0
         self._since_ms = since_ms
         self._total = total
-        self._told = told
+        self._progress = progress
         self._counts: Counter[tuple[str, str, int, str, int]] = Counter()
 
-    async def read(self, grave: Grave, get: GetPage) -> None:
-        """Count those of one partition of a group, page by page."""
+    async def read(self, source: DeadLetters, get: GetPage) -> None:
+        """Count the dead letters of a group in one partition, page by page."""
         after: bytes | None = None
         while True:
-            letters, after = await get(grave, after)
+            letters, after = await get(source, after)
             own = Counter(
                 (letter.dead_ms // _DAY_MS, letter.reason, letter.attempts)
                 for letter in letters
                 if letter.dead_ms >= self._since_ms
             )
             for (day, reason, attempts), messages in own.items():
-                self._counts[grave.topic, grave.group, day, reason, attempts] += messages
+                self._counts[source.topic, source.group, day, reason, attempts] += messages
             self.count += len(letters)
-            if self._told is not None:
-                self._told(self.count, max(self.count, self._total))
+            if self._progress is not None:
+                self._progress(self.count, max(self.count, self._total))
             if after is None:
                 return
 
     def rows(self) -> list[DeadDay]:
-        """By topic, group, day, reason and attempts."""
+        """Return the counts, ordered by topic, group, day, reason and attempts."""
         return [
             DeadDay(topic, group, _day(day * _DAY_MS), reason, attempts, messages)
             for (topic, group, day, reason, attempts), messages in sorted(self._counts.items())
         ]
 
 
-async def _page(client: Client, grave: Grave, after: bytes | None) -> DeadPage:
-    request = DeadList(grave.topic, grave.partition, grave.group, None, PAGE_MAX, after, False)
+async def _page(client: Client, source: DeadLetters, after: bytes | None) -> DeadPage:
+    request = DeadList(source.topic, source.partition, source.group, None, PAGE_MAX, after, False)
     try:
         frame = await call_leader(cluster_of(client), request)
-    except UnknownGroup:  # deleted meanwhile, with its dead letters
+    except UnknownGroup:  # the group was deleted meanwhile, with its dead letters
         return [], None
     return page(frame, DeadRecord.from_map)

@@ -1,4 +1,4 @@
-"""Headers of rows: from a column of all of them, or a column for each; and what is wrong with them."""
+"""Makes headers from one column with all headers or from one column per header, and checks them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sandq.model.errors import InvalidSetting
 from sandq.spark.jobs.origins import Field
 
 OVERHEAD: Final = 10
-"""Bytes that a header may cost beside its name and value, and all of them together once more."""
+"""Maximum bytes that encoding adds to a header's name and value, and once more to all headers together."""
 _TEXT: Final = ("string", "varchar(", "char(")
 _PAIRS: Final = "array<struct<key:"
 _KINDS: Final = (
@@ -26,22 +26,25 @@ _KINDS: Final = (
 
 
 def all_headers(field: Field) -> Column:
-    """A column of all headers. InvalidSetting when its type holds none."""
+    """Return a column with all headers. Raises InvalidSetting if its type cannot be headers."""
     if field.kind not in _KINDS:
         raise InvalidSetting(f"headers: a column of type {' or '.join(_KINDS)} is expected, not {field.kind}")
     return field.value
 
 
 def named_headers(fields: Mapping[str, Field]) -> Column | None:
-    """A map of those that are not null, null when none is; None when no header is named. Bytes, if any of them is."""
+    """Return a map of the headers that are not null; null if all are.
+
+    Its values are bytes if one of the columns has bytes, otherwise text. Returns None if no header is mapped.
+    """
     if not fields:
         return None
     values = _values(fields)
     whole = F.create_map(*(part for name, value in values.items() for part in (F.lit(name), value)))
-    there = [value.isNotNull() for value in values.values()]
-    # What calls a function for each entry is not compiled: that is for rows which need it.
+    present = [value.isNotNull() for value in values.values()]
+    # Spark does not compile `map_filter`, so use it only for rows with some nulls.
     some = F.map_filter(whole, lambda _, value: value.isNotNull())
-    return F.when(reduce(and_, there), whole).when(reduce(or_, there), some)
+    return F.when(reduce(and_, present), whole).when(reduce(or_, present), some)
 
 
 def _values(fields: Mapping[str, Field]) -> dict[str, Column]:
@@ -56,7 +59,7 @@ def _text(field: Field) -> Column:
 
 
 def wrong_named(fields: Mapping[str, Field], most: int) -> dict[str, Column]:
-    """What is wrong with headers of columns of their own -> whether it is; `most` bytes are allowed."""
+    """Return conditions by the text of the mistake, for headers from one column each; `most`: maximum bytes."""
     if not fields:
         return {}
     sizes = [
@@ -71,13 +74,13 @@ def wrong_named(fields: Mapping[str, Field], most: int) -> dict[str, Column]:
 
 
 def wrong_headers(field: Field, most: int) -> dict[str, Column]:
-    """The same, for a column of all headers."""
+    """Return conditions by the text of the mistake, for one column with all headers; `most`: maximum bytes."""
     wrong: dict[str, Column] = {}
     if field.kind.startswith(_PAIRS):
         names = F.transform(field.value, lambda pair: pair["key"])
         values = F.transform(field.value, lambda pair: pair["value"])
-        wrong["a name is there twice"] = F.size(F.array_distinct(names)) < F.size(names)
-        wrong["one without a name"] = F.exists(names, lambda name: name.isNull())
+        wrong["a name occurs twice"] = F.size(F.array_distinct(names)) < F.size(names)
+        wrong["a header without a name"] = F.exists(names, lambda name: name.isNull())
     else:
         names, values = F.map_keys(field.value), F.map_values(field.value)
     not_text = F.exists(names, _is_no_text)
@@ -92,7 +95,7 @@ def wrong_headers(field: Field, most: int) -> dict[str, Column]:
 
 
 def _too_large(most: int) -> str:
-    return f"more than {most:,} bytes, with {OVERHEAD} for each"
+    return f"more than {most:,} bytes, with {OVERHEAD} for each header"
 
 
 def _length(text: Column) -> Column:

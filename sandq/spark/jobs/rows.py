@@ -1,9 +1,10 @@
-"""Rows of files as messages, and what is wrong with each, in Spark's own expressions: no Python runs row by row.
+"""Converts rows of files into messages, and finds bad rows, with Spark expressions: no Python code runs per row.
 
-A row's message has the sink's columns. A check is a text and a condition; a row is good when no condition holds. What
-is checked here is all that the sink would refuse: it stops at the first bad row, which is too late.
+The messages have the columns of the sink. A check is a text and a condition; a row is bad if a condition is true. The
+checks find every row that the sink would refuse. They are needed because the sink ends the write at the first bad row,
+when other rows are already stored.
 
-Nothing depends on when it is computed: the same row is good or bad, and gives the same message, whenever it is asked.
+All expressions are deterministic: a row always gives the same message and the same check results.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _RAW_HEADERS: Final = "raw headers"
 
 @dataclass(frozen=True)
 class Check:
-    """`text` says what is wrong with a row where `failed` is true; a null is not."""
+    """A row is bad, for the reason `text`, where `failed` is true. Null counts as false."""
 
     text: str
     failed: Column
@@ -39,8 +40,11 @@ class Check:
 
 @dataclass(frozen=True)
 class Messages:
-    """`frame`: the rows with what is named here as columns of their own. `columns`: those of the sink; `checks`: what
-    makes a row a bad one; `mapped`: for each column of the files that is made use of, whether a row has it."""
+    """The messages of all rows.
+
+    `frame`: the rows, with all columns that the other fields refer to. `columns`: the columns of the sink. `checks`:
+    the checks of a row. `mapped`: for each used column of the files, whether a row has a value.
+    """
 
     frame: DataFrame
     columns: dict[str, Column]
@@ -49,22 +53,25 @@ class Messages:
 
 
 def messages(origin: Origin, mapping: RowMapping, limits: MessageValidation) -> Messages:
-    """InvalidSetting when a column is not there, or can never become what it is mapped on."""
-    asked = {
+    """Return the messages of all rows, and their checks.
+
+    Raises InvalidSetting if a column does not exist, or if its type cannot be converted.
+    """
+    wanted = {
         name: origin.headers(of) if name == "headers" else origin.field(of) for name, of in mapping.columns.items()
     }
-    asked |= {f"{HEADER}{name}": origin.field(of) for name, of in mapping.headers.items()}
-    if "value" not in asked:
-        asked["value"] = _object(origin, mapping)
-    if "headers" in asked:
-        # Whether there is anything, even if it is no map.
-        asked[_RAW_HEADERS] = origin.field(mapping.columns["headers"])
-    # Each step is a projection of its own: what the next one uses several times is computed once.
-    frame, values = _staged(origin.frame, "field", {name: field.value for name, field in asked.items()})
-    fields = {name: Field(values[name], field.kind) for name, field in asked.items()}
-    frame, columns = _staged(frame, "message", _made(fields, mapping))
+    wanted |= {f"{HEADER}{name}": origin.field(of) for name, of in mapping.headers.items()}
+    if "value" not in wanted:
+        wanted["value"] = _object(origin, mapping)
+    if "headers" in wanted:
+        # To distinguish a missing value from a value that is not a map.
+        wanted[_RAW_HEADERS] = origin.field(mapping.columns["headers"])
+    # Each step is a separate projection, so that values that the next step uses several times are computed once.
+    frame, values = _staged(origin.frame, "field", {name: field.value for name, field in wanted.items()})
+    fields = {name: Field(values[name], field.kind) for name, field in wanted.items()}
+    frame, columns = _staged(frame, "message", _message_columns(fields, mapping))
     broken = [Check(text, failed) for text, failed in origin.corrupt.items()]
-    # A row that cannot be read has nothing to say about its parts.
+    # Other checks make no sense for a row that cannot be read.
     is_whole = ~_any([check.failed for check in broken])
     own = _checks(fields, columns, mapping, limits)
     checks = [*broken, *(Check(check.text, is_whole & check.failed) for check in own)]
@@ -79,7 +86,7 @@ def messages(origin: Origin, mapping: RowMapping, limits: MessageValidation) -> 
 
 
 def _staged(frame: DataFrame, step: str, made: Mapping[str, Column]) -> tuple[DataFrame, dict[str, Column]]:
-    """The frame with these columns as well, and how they are named there."""
+    """Return the frame with additional columns, and references to these columns."""
     names = {name: f"_sandq_{step}_{at}" for at, name in enumerate(made)}
     staged = frame.select("*", *(column.alias(names[name]) for name, column in made.items()))
     return staged, {name: F.col(own) for name, own in names.items()}
@@ -97,29 +104,29 @@ def _any(conditions: list[Column]) -> Column:
 
 
 def is_bad(checks: list[Check]) -> Column:
-    """Whether any check failed."""
+    """Return the condition that any check failed."""
     return _any([check.failed for check in checks])
 
 
 def reasons(checks: list[Check]) -> Column:
-    """The texts of the checks that failed, as an array."""
+    """Return the texts of the failed checks, as an array."""
     return F.array_compact(F.array(*(F.when(check.failed, F.lit(check.text)) for check in checks)))
 
 
 def as_text(field: Field) -> Column:
-    """Text as it is, numbers and times as Spark writes them, structures as JSON."""
+    """Return a field as text: numbers and times in Spark's format, structures as JSON."""
     if field.kind.startswith(_NESTED):
         return F.to_json(field.value, {"ignoreNullFields": "false"})
     return field.value.cast("string")
 
 
 def as_bytes(field: Field) -> Column:
-    """The same in UTF-8; bytes as they are."""
+    """Return a field as bytes: bytes unchanged, everything else as text in UTF-8."""
     return field.value if field.kind == "binary" else as_text(field).cast("binary")
 
 
 def _object(origin: Origin, mapping: RowMapping) -> Field:
-    """The value of which JSON is made."""
+    """Return the columns of `value_json` as one structure."""
     if mapping.value_json == (EVERY,):
         return origin.every()
     return Field(F.struct(*(origin.part(name).alias(name) for name in mapping.value_json)), "struct")
@@ -128,8 +135,8 @@ def _object(origin: Origin, mapping: RowMapping) -> Field:
 # ------------------------------------------------------------------------------------------------ the message
 
 
-def _made(fields: Mapping[str, Field], mapping: RowMapping) -> dict[str, Column]:
-    """The sink's columns."""
+def _message_columns(fields: Mapping[str, Field], mapping: RowMapping) -> dict[str, Column]:
+    """Return the columns of the sink."""
     made = {name: as_bytes(fields[name]) for name in _BYTES if name in fields}
     made["deliver_at"] = F.lit(None).cast("bigint")
     if "deliver_at" in fields:
@@ -161,7 +168,7 @@ def _says_when(fields: Mapping[str, Field]) -> Column:
     return _any(given)
 
 
-# ------------------------------------------------------------------------------------------------ what is wrong with it
+# ------------------------------------------------------------------------------------------------ checks
 
 
 def _checks(
@@ -197,7 +204,7 @@ def _rank_checks(fields: Mapping[str, Field], made: Mapping[str, Column]) -> Ite
         yield Check(text, fields["priority"].value.isNotNull() & is_none)
     if "tenant" in made:
         name = made["tenant"]
-        # Java's $ would let a line feed pass behind the name.
+        # Java's $ would allow a line feed after the name, so use \z.
         is_name = F.rlike(name, F.lit(rf"\A{TENANT_PATTERN}\z")) & (F.char_length(name) <= FIXED.tenant_bytes)
         yield Check(f"tenant: not allowed; the rule: {TENANT_RULE}", ~is_name)
 
@@ -215,7 +222,7 @@ def _time_checks(fields: Mapping[str, Field], made: Mapping[str, Column], mappin
             yield Check(text, fields[name].value.isNotNull() & is_none)
     if {"deliver_at", "delay_ms"} <= set(fields):
         both = fields["deliver_at"].value.isNotNull() & fields["delay_ms"].value.isNotNull()
-        yield Check("delay_ms: deliver_at is there as well; one of them says when", both)
+        yield Check("delay_ms: deliver_at is set as well; set only one of them", both)
     if mapping.default_delay_ms is None:
         names = " and ".join(name for name in ("deliver_at", "delay_ms") if name in fields)
         yield Check(f"{names}: missing, and there is no default delay", ~_says_when(fields))

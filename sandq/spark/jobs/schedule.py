@@ -1,15 +1,15 @@
-"""The job schedule: rows of Parquet, CSV or JSON files become messages, each at the time that its row says.
+"""The job schedule: sends rows of Parquet, CSV or JSON files as messages, each at the time in its row.
 
-    check   a pass over all rows finds the bad ones. They are written, with all reasons, to a place of their own; when
-            there are more of them than may be, nothing is sent
-    send    a second pass sends the others, exactly once
+    check   the first scan of all rows finds the bad ones, and writes them with all reasons to a separate directory. If
+            there are more bad rows than allowed, nothing is sent.
+    send    the second scan sends the good rows, each exactly once.
 
-So each row is either sent or among the rejected ones; the counts of both passes are compared.
+So each row is either sent or rejected; the counts of both scans are compared.
 
-Running it again sends nothing twice: a Spark partition is a producer whose name follows from the write id, and that
-from the topic, the mapping and the files (path, size, modification time); its rows come in the same order each time.
-After a failure the same call sends what is missing. The brokers remember a producer for a week after its last batch:
-whoever runs a job again after that sends everything again. Another `write_id` makes it another job.
+A repeated job sends nothing twice, and after a failure it sends the missing rows. Each Spark partition is a producer
+whose id is computed from the write id, and the write id is computed from the files and the arguments. Brokers remember
+a producer for a week after its last batch; a job that is repeated later sends everything again. A different `write_id`
+makes it a new job.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ if TYPE_CHECKING:
     from sandq.spark.jobs.checking import Checked
 
 EXAMPLES: Final = 3
-"""Reasons of which an error shows a row."""
+"""Number of reasons for which an error shows an example row."""
 SHOWN_CHARS: Final = 300
 _WRITE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _ALLOWED: Final = re.compile(r"([0-9]{1,15})|([0-9]{1,3}(?:\.[0-9]{1,6})?)%")
 
 Stage = Callable[[str], object]
-"""Called with what the job is doing now: "checking", "writing the rejected rows", "sending"."""
+"""Called with the name of each stage when it begins: "checking", "writing the rejected rows", "sending"."""
 
 
 class Allowed(NamedTuple):
-    """How many rows may be bad: so many, or such a share of all."""
+    """Maximum number of bad rows: a number, or a share of all rows."""
 
     rows: int = 0
     share: Fraction | None = None
 
     def of(self, rows: int) -> int:
-        """How many that are, of so many."""
+        """Return the maximum number of bad rows among `rows` rows."""
         return self.rows if self.share is None else int(rows * self.share)
 
     @classmethod
     def parse(cls, text: str | int) -> Allowed:
-        """ "100" or "0.5%". InvalidRequest when it is neither."""
+        """Parse "100" or "0.5%". Raises InvalidRequest."""
         match = _ALLOWED.fullmatch(str(text))
         if match is not None and match[1] is not None:
             return cls(int(match[1]))
@@ -90,41 +90,42 @@ def schedule(
 ) -> ScheduleSummary:
     """Send the rows of files (paths, directories, patterns) to a topic, each at its time.
 
-    `mapping`: part of a message -> column: `value`, `key`, `deliver_at` (a time stamp, RFC 3339 or epoch ms),
-    `delay_ms`, `ttl_ms`, `unique_key`, `headers` (a map), or `header.NAME`, and where the topic takes them `priority`
-    and `tenant`; instead of `value`, `value_json` names the columns of which the value is a JSON object ("*": all).
-    `default_delay`: for rows that do not say when. `time_zone`:
-    of times without one. `on_conflict`: what is done when a unique key is taken: "ignore" (the default), "replace" or
-    "reject". `rejected`: a directory for the rows that are not sent. `max_rejected`: how many these may be (100, or
-    "0.5%"). `dry_run`: only check. `read_options`: for Spark's reader (`{"sep": ";"}`).
+    `mapping` maps fields of a message to columns: `value`, `key`, `deliver_at` (a timestamp, RFC 3339 or epoch ms),
+    `delay_ms`, `ttl_ms`, `unique_key`, `headers` (a map), or `header.NAME`; if the topic accepts them, also `priority`
+    and `tenant`. Instead of `value`, `value_json` names columns that become a JSON object ("*": all).
 
-    InvalidSetting, InvalidRequest: something cannot be as it is asked for; TooManyRejected: nothing was sent. Whatever
-    else fails while it sends (ConnectionLost, ...): part of the rows may be stored, and the same call sends the rest.
+    `default_delay`: for rows without a time or delay. `time_zone`: zone of times without one. `on_conflict`: the
+    reaction if a unique key is taken: "ignore" (the default), "replace" or "reject". `rejected`: directory for the
+    rejected rows. `max_rejected`: maximum number of rejected rows (100, or "0.5%"). `dry_run`: only check.
+    `read_options`: options for Spark's reader (`{"sep": ";"}`).
+
+    Raises InvalidSetting or InvalidRequest for wrong arguments, and TooManyRejected; nothing was sent then. After any
+    other error while sending (ConnectionLost, ...), part of the rows may be stored, and the same call sends the rest.
     """
     mapped = row_mapping(
         mapping, value_json=value_json, default_delay=default_delay, time_zone=time_zone, on_conflict=on_conflict
     )
     allowed = Allowed.parse(max_rejected)
     if rejected is None and allowed != Allowed():
-        raise InvalidRequest("max_rejected: name a directory for the rejected rows, too; no row is dropped unseen")
+        raise InvalidRequest("max_rejected: give a directory for the rejected rows (rejected), so that none is lost")
     if write_id is not None and not _WRITE_ID.fullmatch(write_id):
-        raise InvalidRequest("write_id: 1 to 200 of A-Z a-z 0-9 . _ - and the first one a letter or a digit")
+        raise InvalidRequest("write_id: 1 to 200 of A-Z a-z 0-9 . _ - are expected, beginning with a letter or digit")
     kind, limits = _asked(topic, servers)
     check_rank(topic, kind, mapped.columns.get("priority"), mapped.columns.get("tenant"))
-    tell = stage or (lambda what: None)
-    from sandq.spark.jobs.checking import check  # Spark is loaded when all that needs none is known to be right
+    begin_stage = stage or (lambda name: None)
+    from sandq.spark.jobs.checking import check  # import Spark only after all checks that do not need it
 
     try:
-        tell("checking")
-        looked: dict[str, Any] = {"kind": format, "read_options": read_options, "write_id": write_id}
-        checked = check(spark, topic, paths, mapped, limits, rejected=rejected, **looked)
-        return _run(checked, mapped, allowed, rejected, servers, dry_run, tell)
+        begin_stage("checking")
+        reading: dict[str, Any] = {"kind": format, "read_options": read_options, "write_id": write_id}
+        checked = check(spark, topic, paths, mapped, limits, rejected=rejected, **reading)
+        return _run(checked, mapped, allowed, rejected, servers, dry_run, begin_stage)
     except Exception as error:
         raise failure(error, "schedule") from error
 
 
 class TooManyRejected(InvalidRequest):
-    """More rows are bad than may be; nothing was sent. `summary` tells what is wrong with them."""
+    """More rows are bad than allowed; nothing was sent. `summary` has the reasons."""
 
     def __init__(self, message: str, summary: ScheduleSummary) -> None:
         super().__init__(message)
@@ -132,12 +133,14 @@ class TooManyRejected(InvalidRequest):
 
 
 def _asked(topic: str, servers: Sequence[str]) -> tuple[str, MessageValidation]:
-    """The kind of a topic, and what the brokers accept of a message. InvalidRequest for a topic that takes no messages
-    for later; UnknownTopic."""
+    """Return the kind of a topic, and checks with the brokers' limits.
+
+    Raises UnknownTopic, or InvalidRequest for a compacted topic, which does not accept delayed messages.
+    """
     with connect(*servers, name=CLIENT_NAME) as client:
         record = client.admin.topic(topic)
         if record.kind == COMPACTED:
-            raise InvalidRequest(f"topic {topic!r} is {record.kind}: it takes values of keys, not messages for later")
+            raise InvalidRequest(f"topic {topic!r} is {record.kind}: it stores values of keys, not delayed messages")
         return record.kind, MessageValidation(client.limits)
 
 
@@ -148,20 +151,20 @@ def _run(
     rejected: str | None,
     servers: Sequence[str],
     dry_run: bool,
-    tell: Stage,
+    begin_stage: Stage,
 ) -> ScheduleSummary:
     summary = checked.summary
-    place: str | None = None
+    rejected_path: str | None = None
     if summary.rejected and rejected is not None:
-        tell("writing the rejected rows")
-        place = f"{rejected.rstrip('/')}/{summary.write_id}"
-        checked.write_rejected(place)
-    summary = replace(summary, rejected_path=place, dry_run=dry_run)
+        begin_stage("writing the rejected rows")
+        rejected_path = f"{rejected.rstrip('/')}/{summary.write_id}"
+        checked.write_rejected(rejected_path)
+    summary = replace(summary, rejected_path=rejected_path, dry_run=dry_run)
     if dry_run:
         return summary
     if summary.rejected > allowed.of(summary.rows):
         raise TooManyRejected(_too_many(summary, allowed), summary)
-    tell("sending")
+    begin_stage("sending")
     began_s = time.monotonic()
     options = {SERVERS: ",".join(servers) or DEFAULT_SERVER, "topic": summary.topic}
     if mapping.on_conflict is not None:
@@ -170,19 +173,19 @@ def _run(
         sent = checked.send({**options, "writeId": summary.write_id})
     except Exception as error:
         found = failure(error, "sending")
-        if type(found) is Conflict:  # changed rows: the same again would fail again
+        if type(found) is Conflict:  # changed rows: a repetition would fail again
             raise found from error
-        found.add_note("part of the rows may be stored; run the same again: what is stored is not stored twice")
+        found.add_note("part of the rows may be stored; run the same command again, which stores only the missing rows")
         raise found from error
     if sent != summary.rows - summary.rejected:
         good = summary.rows - summary.rejected
-        raise SandqError(f"{good:,} rows were good, and {sent:,} were sent: the files were changed meanwhile")
+        raise SandqError(f"{good:,} rows were good, but {sent:,} were sent: the files were changed meanwhile")
     return replace(summary, sent=sent, send_s=time.monotonic() - began_s)
 
 
 def _too_many(summary: ScheduleSummary, allowed: Allowed) -> str:
-    may = f"{allowed.of(summary.rows):,}" if allowed.share is None else f"{float(allowed.share * 100):.6g}% of them"
-    lines = [f"{summary.rejected:,} of {summary.rows:,} rows are bad, {may} may be: nothing was sent"]
+    limit = f"{allowed.of(summary.rows):,}" if allowed.share is None else f"{float(allowed.share * 100):.6g}% of them"
+    lines = [f"{summary.rejected:,} of {summary.rows:,} rows are bad, {limit} are allowed: nothing was sent"]
     for number, reason in enumerate(summary.reasons):
         example = f", as in {_shown(reason)}" if number < EXAMPLES else ""
         lines.append(f"  {reason.rows:,}: {reason.text}{example}")

@@ -1,7 +1,8 @@
-"""A Spark session for jobs, and what Spark says when something fails, made readable.
+"""Creates a Spark session for jobs (`session`), and makes Spark's errors readable (`failure`).
 
-Where Spark is started already (by spark-submit, in a notebook) it is used as it is. Else a session is made: on all
-cores of this machine, reachable from nowhere else, without a web page, its log in a file that goes when it does.
+If Spark is already started (by spark-submit, in a notebook), its session is used as it is. Otherwise a session is
+created on all cores of this machine. Other machines cannot reach it, it has no web page, and its log is a temporary
+file.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 MASTER: Final = "local[*]"
 APP_NAME: Final = "sandq"
 INSTALL: Final = "pip install 'sandq[spark]'"
-JAVA: Final = "Java 17 or later must be there as well (JAVA_HOME, or java in PATH)"
+JAVA: Final = "Java 17 or later is required as well (JAVA_HOME, or java in PATH)"
 LOG_CHARS: Final = 2000
-"""So much of the end of Spark's log goes into an error."""
+"""Bytes of the end of Spark's log that are shown in an error."""
 ERROR_CHARS: Final = 2000
 _LOCAL: Final = {
     "spark.driver.host": "127.0.0.1",
@@ -38,7 +39,7 @@ _QUIET: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
-    # Without a metastore it starts sooner, and leaves no files behind.
+    # Without a metastore, Spark starts faster and leaves no files behind.
     "spark.sql.catalogImplementation": "in-memory",
 }
 
@@ -46,13 +47,13 @@ _QUIET: Final = {
 _HOME: Final = "SPARK_HOME"
 _HOME_PARTS: Final = ("bin", "conf", "jars", "sbin")
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
-"""Set by spark-submit, which has chosen everything."""
+"""Environment variable that spark-submit sets; then it has chosen all settings."""
 _LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
-"""PySpark writes each exception there, too, before it raises it."""
+"""Loggers to which PySpark also writes each exception before it raises it."""
 
 
 def check_extra() -> None:
-    """StartupError when what the extra brings is not installed."""
+    """Raise StartupError if the packages of the extra `spark` are not installed."""
     missing = []
     for name in ("pyspark", "pyarrow"):
         try:
@@ -65,10 +66,10 @@ def check_extra() -> None:
 
 @contextlib.contextmanager
 def session(*, master: str | None = None, conf: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """The session that is there, or one that is stopped at the end.
+    """Use the existing session, or create one that is stopped at the end of the block.
 
-    `conf`: settings of Spark, in place of those that are made here. StartupError when Spark or Java is missing, or
-    does not start; InvalidSetting when Spark is started already and `master` or `conf` ask for another one.
+    `conf`: settings of Spark, which override those of this module. Raises StartupError if Spark or Java is missing or
+    does not start. Raises InvalidSetting if Spark is already started and `master` or `conf` is given.
     """
     check_extra()
     from pyspark import SparkContext
@@ -76,27 +77,28 @@ def session(*, master: str | None = None, conf: Mapping[str, str] | None = None)
 
     if SparkContext._active_spark_context is not None or _SUBMITTED in os.environ:
         if master is not None or conf:
-            raise InvalidSetting("Spark is started already: its master and settings cannot be chosen any more")
+            raise InvalidSetting("Spark is already started: its master and settings cannot be changed any more")
         yield SparkSession.builder.getOrCreate()
         return
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     chosen = master or MASTER
     with tempfile.TemporaryFile() as log, spark_home(is_local=chosen.startswith("local")) as home:
         with home_in_environment(home):
-            made = _started(chosen, dict(conf or {}), log)
+            created = _started(chosen, dict(conf or {}), log)
         try:
-            yield made
+            yield created
         finally:
-            _stop(made)
+            _stop(created)
 
 
 @contextlib.contextmanager
 def spark_home(*, is_local: bool) -> Iterator[Path | None]:
-    """A home of Spark by which Python workers load PySpark from where it is installed; None: the one that there is.
+    """Create a home directory of Spark with which Python workers load the installed PySpark; None if it cannot be used.
 
-    Spark has them load it out of an archive in its home, which is compiled anew by each of them: half a second of CPU
-    for every one of the ten that a small job begins. So this home has all that Spark looks for but that archive. It is
-    for Spark on this machine alone, and for workers that run the interpreter in which this PySpark is installed.
+    By default, workers load PySpark from a zip archive in Spark's home, which each of them compiles again. This costs
+    half a second of CPU time for each of the about ten workers of a small job. The created home has everything that
+    Spark needs except that archive. It works only for Spark on this machine, with workers that run the interpreter in
+    which this PySpark is installed.
     """
     import pyspark
 
@@ -105,20 +107,20 @@ def spark_home(*, is_local: bool) -> Iterator[Path | None]:
     if not is_local or _HOME in os.environ or pythons != {sys.executable}:
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="sandq-spark-") as place:
+    with tempfile.TemporaryDirectory(prefix="sandq-spark-") as directory:
         try:
             for name in _HOME_PARTS:
                 if (installed / name).exists():
-                    Path(place, name).symlink_to(installed / name)
-            found: Path | None = Path(place)
-        except OSError:  # a file system without links
+                    Path(directory, name).symlink_to(installed / name)
+            found: Path | None = Path(directory)
+        except OSError:  # the file system does not support links
             found = None
         yield found
 
 
 @contextlib.contextmanager
 def home_in_environment(home: Path | None) -> Iterator[None]:
-    """Have Java, when it is started inside the block, take a home of Spark."""
+    """Set SPARK_HOME during the block, for the Java process that is started in it."""
     if home is None:
         yield
         return
@@ -140,7 +142,7 @@ def _started(master: str, conf: Mapping[str, str], log: IO[bytes]) -> SparkSessi
     chosen = {"spark.app.name": APP_NAME, **_QUIET, **(_LOCAL if master.startswith("local") else {}), **conf}
     settings = SparkConf(loadDefaults=False).setMaster(master).setAll(list(chosen.items()))
     try:
-        # The JVM speaks on standard error before any setting of Spark can quieten it.
+        # The JVM writes to standard error before Spark's settings can prevent it.
         gateway = launch_gateway(settings, {"stderr": log, "stdout": log})
     except (PySparkRuntimeError, OSError) as error:
         raise StartupError(f"Java did not start: {_tail(log) or error}. {JAVA}") from None
@@ -151,20 +153,20 @@ def _started(master: str, conf: Mapping[str, str], log: IO[bytes]) -> SparkSessi
         raise StartupError(f"Spark did not start: {first_line(error)}\n{_tail(log)}") from None
 
 
-def _stop(made: Any) -> None:
-    """End it with its JVM: another job of this process may want other settings."""
+def _stop(spark: Any) -> None:
+    """Stop the session and its JVM, so that a later job of this process can use different settings."""
     from py4j.protocol import Py4JError
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
-    # A JVM that has died cannot be asked to stop; what it died of is what is to be told.
+    # If the JVM has died, stopping fails; the error that ended it is more important.
     with contextlib.suppress(Py4JError, OSError):
-        made.stop()
+        spark.stop()
     if gateway is None:
         return
     SparkContext._gateway = SparkContext._jvm = None
     gateway.shutdown()
-    if gateway.proc is not None:  # it ends when its standard input does
+    if gateway.proc is not None:  # it exits when its standard input is closed
         gateway.proc.stdin.close()
         gateway.proc.wait()
 
@@ -183,9 +185,10 @@ _OF_SINK: Final[dict[str, type[SandqError]]] = {"ChangedRows": Conflict, "RowRef
 
 
 def failure(error: BaseException, doing: str) -> SandqError:
-    """What Spark raised, as an error of ours: what a task of ours said, else Spark's first line and what caused it.
+    """Convert an error of Spark into an error of sandq.
 
-    A task's error comes as the text of its traceback, within the text of Spark's own.
+    If a task of sandq caused it, return that error: Spark includes the text of the task's traceback in its own error.
+    Otherwise use the first line of Spark's error and of its cause. `doing` is the prefix of the message.
     """
     if isinstance(error, SandqError):
         return error
@@ -198,16 +201,16 @@ def failure(error: BaseException, doing: str) -> SandqError:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, of Java's without its traceback: its first line, and what was the cause of all."""
+    """Return the first line of an error; for a Java exception also its root cause, without the stack trace."""
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     if java is None:
         return next(_lines(error), type(error).__name__)
     cause = java
     while cause.getCause() is not None:
         cause = cause.getCause()
-    said = next(_lines(java.getMessage()), str(java.getClass().getName()))
-    why = "" if cause.equals(java) else " ".join(_lines(cause.getMessage()))
-    return said if not why or why in said else f"{said}: {why}"
+    message = next(_lines(java.getMessage()), str(java.getClass().getName()))
+    reason = "" if cause.equals(java) else " ".join(_lines(cause.getMessage()))
+    return message if not reason or reason in message else f"{message}: {reason}"
 
 
 def _lines(text: object) -> Iterator[str]:
@@ -216,12 +219,14 @@ def _lines(text: object) -> Iterator[str]:
 
 @contextlib.contextmanager
 def active(spark: SparkSession) -> Iterator[None]:
-    """Have a session be this thread's while something is written: Spark looks there for the sink, and a thread may
-    have none, or another one."""
-    made: Any = spark
-    sessions = getattr(made._jvm, "org.apache.spark.sql.classic.SparkSession")
+    """Make a session the active one of this thread during the block.
+
+    Spark looks for the sink in the active session. A thread may have no active session, or a different one.
+    """
+    session: Any = spark
+    sessions = getattr(session._jvm, "org.apache.spark.sql.classic.SparkSession")
     before = sessions.getActiveSession()
-    sessions.setActiveSession(made._jsparkSession)
+    sessions.setActiveSession(session._jsparkSession)
     try:
         yield
     finally:
@@ -232,8 +237,8 @@ def active(spark: SparkSession) -> Iterator[None]:
 
 
 def task_counts(spark: SparkSession) -> tuple[int, int]:
-    """(Done, all) tasks of what runs now."""
+    """Return (number of completed tasks, number of all tasks) of the active stages."""
     tracker = spark.sparkContext.statusTracker()
     stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
-    there = [stage for stage in stages if stage is not None]
-    return sum(stage.numCompletedTasks for stage in there), sum(stage.numTasks for stage in there)
+    known = [stage for stage in stages if stage is not None]
+    return sum(stage.numCompletedTasks for stage in known), sum(stage.numTasks for stage in known)

@@ -1,14 +1,14 @@
-"""The job sql: a query over messages that are archived, due, and pending.
+"""The job sql: a query over messages that are archived, due, or pending.
 
-The view `messages` has every message of the topics once. What the archive has, it has without a gap up to its last
-offset in each partition; the brokers are asked for what lies behind that only, wherever it still is. Pending messages
-are as they stand when they are read: one that is moved meanwhile may be seen twice or not at all. One that was moved
-after it came due, and was archived before, is there at both times, with the same `message_id`.
+The view `messages` has every message of the topics once. In each partition, the archive is complete up to its last
+position; from there on, messages are read from the brokers. Pending messages have their state at the moment of reading:
+a message that is moved meanwhile may appear twice or not at all. A message that was archived, and moved after it came
+due, appears with both times and the same `message_id`.
 
     topic, partition, offset, message_id, key, value, headers map<string,string>, timestamp, deliver_at,
     archived boolean, priority int, tenant
 
-Keys, values and headers are texts here (UTF-8). Priority and tenant are null where a message names none.
+Keys, values and headers are texts here (UTF-8). Priority and tenant are null if a message has none.
 """
 
 from __future__ import annotations
@@ -50,15 +50,17 @@ def sql(
     fail_on_data_loss: bool = True,
     servers: Sequence[str] = (),
 ) -> DataFrame:
-    """The result of a query over the view `messages`, which holds these topics.
+    """Return the result of a query over the view `messages` with these topics.
 
-    `archive`: the directory of the job archive. `views`: further views by name, each a query, in this order (`{"tasks":
-    "select topic as queue, * from messages"}`). `since` and `until` (not included) bound the delivery times that are
-    read at all. InvalidRequest when the query is wrong. HistoryGone: something was trimmed that is not archived; with
-    `fail_on_data_loss=False` that is a warning.
+    `archive`: directory of the job archive. `views`: queries of further views by name, which are created in this order
+    (`{"tasks": "select topic as queue, * from messages"}`). `since` and `until` (exclusive) limit the delivery times
+    that are read.
+
+    Raises InvalidRequest if the query is wrong. Raises HistoryGone if messages were trimmed that are not archived; with
+    `fail_on_data_loss=False` that is logged as a warning.
     """
     if not topics:
-        raise InvalidRequest("sql: name the topics that are asked about")
+        raise InvalidRequest("sql: name the topics of the query")
     for name in views or {}:
         if not _NAME.fullmatch(name):
             raise InvalidRequest(f"view {name!r}: a name of letters, digits and _ is expected")
@@ -90,7 +92,7 @@ def messages(
     fail_on_data_loss: bool = True,
     servers: Sequence[str] = (),
 ) -> DataFrame:
-    """Every message of these topics, once: the columns above."""
+    """Return every message of these topics once, with the columns above."""
     from pyspark.sql import functions as F
 
     address = ",".join(servers) or DEFAULT_SERVER
@@ -102,15 +104,15 @@ def messages(
         options["endingTimestamp"] = str(instant_ms(until))
     partitions = {record.name: list(range(len(record.partitions))) for record in records}
     parts = []
-    there = None if archive is None else archive_at(spark, archive)
-    if there is None and since is not None:
+    archived = None if archive is None else archive_at(spark, archive)
+    if archived is None and since is not None:
         options["startingTimestamp"] = str(instant_ms(since))
-    if there is not None:
-        old, positions = there
+    if archived is not None:
+        old, positions = archived
         parts.append(_columns(old.where(F.col("topic").isin(list(topics))), F.lit(True)))
         starts = _starts(records, positions, since)
         if until is not None:
-            # Of partitions that are archived beyond it, the archive has all that is asked for.
+            # Leave out partitions whose archive reaches beyond `until`: it has all selected messages.
             end = offset_model.to_text(offset_model.pack(instant_ms(until), 0, 0, 0))
             partitions = {
                 topic: [one for one in numbers if starts[topic][str(one)] == EARLIEST or starts[topic][str(one)] < end]
@@ -135,8 +137,11 @@ def messages(
 
 
 def _starts(records: Sequence[TopicRecord], positions: Positions, since: Instant | None) -> dict[str, dict[str, str]]:
-    """Where the brokers are asked from on, for each partition: behind what is archived. A topic that is not archived is
-    as the brokers have it; a partition that was added to one that is, is to be there whole."""
+    """Return for each partition the start of reading from the brokers: the end of its archive.
+
+    A topic that is not archived is read from its first remaining message. A new partition of an archived topic must be
+    complete: trimmed messages are an error.
+    """
     known = {tp.number for tp in positions}
     least = offset_model.FIRST if since is None else offset_model.pack(instant_ms(since), 0, 0, 0)
     starts: dict[str, dict[str, str]] = {record.name: {} for record in records}

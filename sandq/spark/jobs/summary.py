@@ -1,4 +1,4 @@
-"""What a job returns: counts, durations and rates, for people (`lines`) and for programs (`record`). Pure."""
+"""Results of jobs: counts, durations and rates, for people (`lines`) and for programs (`record`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DUE: Final = ("topic", "day", "messages")
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why rows were rejected: how many, and one of them (`file`, and its columns as `row`, or its `line`)."""
+    """A reason for rejected rows, their number, and an example (`file`, and `row` with its columns, or `line`)."""
 
     text: str
     rows: int
@@ -25,11 +25,11 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSummary:
-    """What `schedule` did. Each of `rows` was either sent or rejected; a row can be rejected for several reasons.
+    """The result of `schedule`. Each row was either sent or rejected; a row can be rejected for several reasons.
 
-    Times are epoch milliseconds; `first_ms` and `last_ms` are None when no row names an instant. `already_due` counts
-    the rows whose time had passed when they were checked: they are delivered at once. `rejected_path`: where the
-    rejected rows are, None when there are none, or no place was named. `sent` is 0 in a dry run.
+    Times are epoch milliseconds; `first_ms` and `last_ms` are None if no row has a delivery time. `already_due` counts
+    the rows whose time had passed when they were checked: they are delivered at once. `rejected_path`: directory of the
+    rejected rows; None if there are none, or if no directory was given. `sent` is 0 in a dry run.
     """
 
     topic: str
@@ -49,11 +49,11 @@ class ScheduleSummary:
 
     @property
     def rate(self) -> float | None:
-        """Messages sent a second, from the first to the last."""
+        """Messages sent per second, during the stage "sending"; None if nothing was sent."""
         return self.sent / self.send_s if self.sent and self.send_s > 0 else None
 
     def record(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the result for programs."""
         return {
             "job": "schedule",
             "topic": self.topic,
@@ -74,7 +74,7 @@ class ScheduleSummary:
         }
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """Return the result as lines for people."""
         good = self.rows - self.rejected
         done = f"{good:,} would be sent" if self.dry_run else f"{self.sent:,} sent"
         of = f"{_counted(self.rows, 'row')} of {_counted(self.files, 'file')}"
@@ -82,7 +82,7 @@ class ScheduleSummary:
         if self.first_ms is not None:
             yield f"  due       {_when(self.first_ms)} to {_when(self.last_ms)}"
         if self.already_due:
-            yield f"  past      {self.already_due:,} are due by now already, and delivered at once"
+            yield f"  past      {self.already_due:,} are already due, and are delivered at once"
         for reason in self.reasons:
             yield f"  rejected  {reason.rows:,}: {reason.text}"
         if self.rejected_path is not None:
@@ -95,9 +95,10 @@ class ScheduleSummary:
 
 @dataclass(frozen=True, slots=True)
 class TopicForecast:
-    """What is due of one topic: `(start_ms, messages)` of each unit of time that has some, and how many later.
+    """The forecast of a topic: `(start_ms, messages)` of each unit of time with messages, and the number of later ones.
 
-    `scheduled`: so many of these within the span are yet to be made by schedules; `is_complete`: there are no more.
+    `scheduled`: number of messages within the span that schedules will create. `is_complete`: false if schedules will
+    create more messages than were counted.
     """
 
     topic: str
@@ -108,18 +109,21 @@ class TopicForecast:
 
     @property
     def messages(self) -> int:
-        """Within the span."""
+        """Number of messages within the span."""
         return sum(messages for _, messages in self.buckets)
 
     @property
     def peak(self) -> tuple[int, int] | None:
-        """The fullest unit of time, the first of several."""
+        """The unit of time with the most messages; the first if there are several."""
         return max(self.buckets, key=lambda bucket: bucket[1], default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class ForecastSummary:
-    """When messages come due. `now_ms`: the brokers' time; the span is `count` units of `unit_ms` from there on."""
+    """Numbers of messages by the time at which they come due.
+
+    `now_ms`: the brokers' time. The span is `count` units of `unit_ms`; the first unit contains `now_ms`.
+    """
 
     now_ms: int
     unit: str
@@ -130,11 +134,11 @@ class ForecastSummary:
 
     @property
     def start_ms(self) -> int:
-        """Where the first unit begins."""
+        """Start of the first unit, in epoch ms."""
         return self.now_ms - self.now_ms % self.unit_ms
 
     def total(self) -> list[tuple[int, int]]:
-        """`(start_ms, messages)` over all topics."""
+        """Return `(start_ms, messages)` of each unit, added up over all topics."""
         found: dict[int, int] = {}
         for topic in self.topics:
             for start_ms, messages in topic.buckets:
@@ -142,13 +146,13 @@ class ForecastSummary:
         return sorted(found.items())
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each topic and unit of time that has messages, in the order of time."""
+        """Return a row for each topic and unit of time with messages, ordered by time."""
         cells = sorted((start, topic.topic, messages) for topic in self.topics for start, messages in topic.buckets)
         for start_ms, topic, messages in cells:
             yield {"start": _when(start_ms), "topic": topic, "messages": messages}
 
     def topic_rows(self) -> list[dict[str, Any]]:
-        """A row for each topic."""
+        """Return a row for each topic."""
         rows = []
         for topic in self.topics:
             peak_ms, most = topic.peak or (None, 0)
@@ -157,7 +161,7 @@ class ForecastSummary:
         return rows
 
     def record(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the result for programs."""
         return {
             "job": "forecast",
             "now": _when(self.now_ms),
@@ -171,9 +175,11 @@ class ForecastSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupBacklog:
-    """What a group of a topic has before it. `oldest_ms`: since when the oldest message of the log that it has not
-    settled is due (epoch ms), None when there is none; `late_ms`: how long that is by now. Messages that were given
-    back long ago stand beside the log and can be older."""
+    """The backlog of a group.
+
+    `oldest_ms`: delivery time (epoch ms) of the oldest message of the log after the group's committed offset; None if
+    there is none. `late_ms`: time since then. Messages that wait for a retry are not considered, and can be older.
+    """
 
     topic: str
     group: str
@@ -188,7 +194,7 @@ class GroupBacklog:
 
 @dataclass(frozen=True, slots=True)
 class DueDay:
-    """How many messages of a topic come due on a day (UTC, "2030-01-31"), or "later"."""
+    """Number of messages of a topic that come due on a day (UTC, "2030-01-31"), or "later"."""
 
     topic: str
     day: str
@@ -197,7 +203,7 @@ class DueDay:
 
 @dataclass(frozen=True, slots=True)
 class DeadDay:
-    """How many messages of a group died on a day (UTC), of what, and at which attempt."""
+    """Number of messages of a group that died on a day (UTC), for one reason and number of attempts."""
 
     topic: str
     group: str
@@ -209,7 +215,7 @@ class DeadDay:
 
 @dataclass(frozen=True, slots=True)
 class ReportSummary:
-    """What stands where. `dead_read`: how many dead letters were looked at."""
+    """The result of `report`. `dead_read`: number of dead letters that were read."""
 
     now_ms: int
     topics: int
@@ -220,7 +226,7 @@ class ReportSummary:
     seconds: float = 0.0
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """The three tables, by name, as plain rows."""
+        """Return the rows of the three tables, by the name of the table."""
         return {
             "groups": [
                 {**_fields(row, _GROUPS), "oldest": _when(row.oldest_ms), "late_ms": row.late_ms} for row in self.groups
@@ -231,11 +237,11 @@ class ReportSummary:
 
     @staticmethod
     def columns() -> dict[str, tuple[str, ...]]:
-        """Of the tables."""
+        """Return the columns of the tables, by the name of the table."""
         return {"groups": (*_GROUPS, "oldest", "late_ms"), "due": _DUE, "dead": _DEAD}
 
     def record(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the result for programs."""
         head = {"job": "report", "now": _when(self.now_ms), "topics": self.topics, "dead_read": self.dead_read}
         return {**head, **self.tables(), "seconds": round(self.seconds, 3)}
 
@@ -244,8 +250,8 @@ def _when(ms: int | None) -> str | None:
     return None if ms is None else format_instant(ms)
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _fields(row: object, names: Sequence[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.errors import StreamingQueryException
 
-from sandq.spark.jobs.archive import LATE
+from sandq.spark.jobs.archive import SLOW_START
 from sandq.testing import Broker
 
 
@@ -35,5 +35,5 @@ def suppress_late() -> Iterator[None]:
     try:
         yield
     except StreamingQueryException as error:
-        if LATE not in str(error):
+        if SLOW_START not in str(error):
             raise

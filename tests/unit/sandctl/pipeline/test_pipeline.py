@@ -130,7 +130,7 @@ def test_report(tmp_path: Path) -> None:
         (["--map", "deliver_on=x"], "did you mean deliver_at"),
         (["--map", "value=w"], "value is given twice"),
         (["--map", "key"], "NAME=VALUE is expected"),
-        (["--value-json", "a,b"], "what the value is"),
+        (["--value-json", "a,b"], "value: either map"),
         (["--unique-key", "u", "--map", "unique_key=w"], "unique_key is given twice"),
         (["--priority", "p", "--map", "priority=q"], "priority is given twice"),
         (["--tenant", "a", "--map", "tenant=b"], "tenant is given twice"),

@@ -26,7 +26,7 @@ def test_a_list_is_what_spark_writes() -> None:
     assert list_text([file]) == text
     assert parse_list("v1", "x") == [] and list_text([]) == "v1"
     for wrong in ("", "v2\n", "v1\nx", "v1\n{}", text.replace('"add"', '"delete"')):
-        with pytest.raises(InvalidRequest, match=r"0\.compact: it is no list"):
+        with pytest.raises(InvalidRequest, match=r"0\.compact: it is not a list"):
             parse_list(wrong, "0.compact")
 
 

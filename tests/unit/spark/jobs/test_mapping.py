@@ -31,16 +31,16 @@ def test_a_mapping_with_everything() -> None:
 @pytest.mark.parametrize(
     ("mapping", "more", "said"),
     [
-        ({}, {}, "what the value is"),
-        ({"deliver_at": "at"}, {}, "what the value is"),
-        (GOOD, {"value_json": ["a"]}, "what the value is"),
-        ({"value": "v"}, {}, "when: map deliver_at=COLUMN"),
+        ({}, {}, "value: either map"),
+        ({"deliver_at": "at"}, {}, "value: either map"),
+        (GOOD, {"value_json": ["a"]}, "value: either map"),
+        ({"value": "v"}, {}, "time: map deliver_at=COLUMN"),
         ({**GOOD, "deliverat": "x"}, {}, "did you mean deliver_at"),
         ({**GOOD, "topic": "x"}, {}, "'topic' is no part of a message; there are value, key"),
-        ({**GOOD, "header.": "x"}, {}, "both must be named"),
-        ({**GOOD, "headers": "h", "header.x": "x"}, {}, "either a column of all of them"),
+        ({**GOOD, "header.": "x"}, {}, "neither may be empty"),
+        ({**GOOD, "headers": "h", "header.x": "x"}, {}, "either one column with all headers"),
         ({**GOOD, **{f"header.{n}": "x" for n in range(101)}}, {}, "101 headers; 100 are allowed"),
-        ({"deliver_at": "at"}, {"value_json": ["*", "a"]}, "no other one is named with it"),
+        ({"deliver_at": "at"}, {"value_json": ["*", "a"]}, "name no other column with it"),
         ({"deliver_at": "at"}, {"value_json": ["a", ""]}, "a column without a name"),
         (GOOD, {"time_zone": "Wien"}, "time_zone: 'Wien' is not known"),
         (GOOD, {"time_zone": "../../etc/passwd"}, "is not known"),
@@ -95,8 +95,8 @@ def test_a_format_by_names() -> None:
         assert kind_of([file(f"file:/x.csv/{name}")]) == kind, name
     assert kind_of([file("a.txt")], "csv") == "csv"
     for names, said in (
-        (["a.txt"], "a.txt: its name does not tell"),
-        (["noname"], "does not tell"),
+        (["a.txt"], "a.txt: its name does not show"),
+        (["noname"], "does not show"),
         (["a.csv", "b.parquet"], "several formats (a.csv, b.parquet)"),
         (["a.csv", "b"], "b: its name"),
     ):

@@ -14,7 +14,7 @@ from sandq.model.times import instant_ms
 from sandq.protocol.replies_messages import DeadRecord
 from sandq.spark.jobs.chart import TOPICS_MAX, layers, write_png
 from sandq.spark.jobs.forecast import count_of, unit_of, write_csv
-from sandq.spark.jobs.report import Dead, Grave, due_days
+from sandq.spark.jobs.report import Dead, DeadLetters, due_days
 from sandq.spark.jobs.summary import (
     FORECAST_COLUMNS,
     DeadDay,
@@ -116,13 +116,13 @@ async def test_dead_letters_are_counted_page_by_page() -> None:
     asked: list[bytes | None] = []
     told: list[tuple[int, int]] = []
 
-    async def get(grave: Grave, after: bytes | None) -> tuple[list[DeadRecord], bytes | None]:
+    async def get(source: DeadLetters, after: bytes | None) -> tuple[list[DeadRecord], bytes | None]:
         asked.append(after)
         number = len(asked)
         return pages[number - 1], (b"%d" % number if number < len(pages) else None)
 
     dead = Dead(NOW_MS - 2 * DAY_MS, 4, lambda done, total: told.append((done, total)))
-    await dead.read(Grave("t", "g", 0), get)
+    await dead.read(DeadLetters("t", "g", 0), get)
     assert asked == [None, b"1", b"2"] and told == [(2, 4), (2, 4), (5, 5)]
     assert dead.rows() == [
         DeadDay("t", "g", "2030-03-16", "nacked", 3, 2),
@@ -168,7 +168,7 @@ def test_what_schedule_prints() -> None:
     assert list(found.lines()) == [
         "t: 1,000 rows of 2 files, 990 sent, 10 rejected",
         "  due       2030-03-17T17:46:40.000Z to 2030-03-17T17:46:40.001Z",
-        "  past      3 are due by now already, and delivered at once",
+        "  past      3 are already due, and are delivered at once",
         "  rejected  10: value: missing",
         "  rejected  rows are in bad/id",
         "  took      checked in 1.0 s, sent in 2.0 s, 495 messages/s",
