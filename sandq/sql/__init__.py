@@ -1,7 +1,8 @@
-"""SQL over a cluster, read-only: `docs/sql.md`. It stands on the client alone, and needs the extra `sql`.
+"""Read-only SQL over a cluster (`docs/sql.md`). It uses only the client, and needs the extra `sql`.
 
-A statement is MySQL's (sqlglot parses it). Of each table that it names, bounds are taken out of WHERE and asked of the
-cluster through the client; over the rows that come, DuckDB answers the whole statement, in memory and locked up.
+Statements are in MySQL's dialect; sqlglot parses them. For each table of a statement, bounds are extracted from WHERE,
+and the rows within them are fetched through the client. DuckDB then evaluates the whole statement over these rows, in
+memory and without access to files or settings.
 """
 
 from __future__ import annotations

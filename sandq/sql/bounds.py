@@ -1,7 +1,8 @@
-"""What the WHERE of a query says about one table: bounds of its columns, taken out of the parsed statement.
+"""Extracts bounds of a table's columns from the WHERE of a parsed statement.
 
-Only AND-ed parts count, each a comparison of a column with something that does not depend on rows; what is not
-understood bounds nothing. All of WHERE is evaluated again over the rows that come: bounds may be wider, never narrower.
+Only conditions that are joined by AND are used, and only comparisons of a column with an expression that does not
+depend on rows. Other conditions are ignored: DuckDB evaluates the whole WHERE again over the fetched rows. So bounds
+may be wider than WHERE, but never narrower.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Final
 from sqlglot import exp
 
 Evaluate = Callable[[exp.Expr, "str"], Any]
-"""The value of an expression without columns, as the column of that name has it; raises ValueError when it has none."""
+"""Evaluates an expression without columns as a value of the named column. Raises ValueError if that is impossible."""
 
 _MIRRORED: Final = {exp.GT: exp.LT, exp.GTE: exp.LTE, exp.LT: exp.GT, exp.LTE: exp.GTE, exp.EQ: exp.EQ}
 _RANGES: Final = (exp.GT, exp.GTE, exp.LT, exp.LTE)
@@ -21,7 +22,7 @@ _RANGES: Final = (exp.GT, exp.GTE, exp.LT, exp.LTE)
 
 @dataclass
 class Bound:
-    """Bounds of one column. `values`: it has one of these; None: any. `prefix`: it begins so."""
+    """Bounds of a column. `values`: the allowed values; None if all are. `prefix`: the beginning of its values."""
 
     values: tuple[Any, ...] | None = None
     low: Any = None
@@ -32,26 +33,26 @@ class Bound:
 
     @property
     def is_range(self) -> bool:
-        """Whether one end, or both, are bounded."""
+        """Whether there is a lower or an upper bound."""
         return self.low is not None or self.high is not None
 
     def among(self, values: Sequence[Any]) -> None:
-        """It has one of these values, too."""
+        """Restrict the column to these values."""
         known = tuple(dict.fromkeys(values))
         self.values = known if self.values is None else tuple(value for value in self.values if value in known)
 
     def above(self, value: Any, is_open: bool) -> None:
-        """It is at least that, or (`is_open`) more."""
+        """Add a lower bound; `is_open`: exclusive."""
         if self.low is None or value > self.low or (value == self.low and is_open):
             self.low, self.low_open = value, is_open
 
     def below(self, value: Any, is_open: bool) -> None:
-        """It is at most that, or (`is_open`) less."""
+        """Add an upper bound; `is_open`: exclusive."""
         if self.high is None or value < self.high or (value == self.high and is_open):
             self.high, self.high_open = value, is_open
 
     def text(self) -> str:
-        """For people: what EXPLAIN says."""
+        """Return the bounds as a text for EXPLAIN."""
         parts = []
         if self.values is not None:
             parts.append("= " + " or ".join(str(value) for value in self.values[:5]) if self.values else "= nothing")
@@ -68,13 +69,16 @@ class Bound:
 
 @dataclass
 class Bounds:
-    """Bounds by column. `rest`: columns of which WHERE says more than that, "" for what names no single one."""
+    """Bounds by column.
+
+    `rest`: columns with further conditions in WHERE; "" stands for conditions that have not exactly one column.
+    """
 
     columns: dict[str, Bound] = field(default_factory=dict)
     rest: set[str] = field(default_factory=set)
 
     def of(self, column: str) -> Bound:
-        """Those of a column; none at all are an empty Bound."""
+        """Return the bounds of a column; an empty Bound if it has none."""
         return self.columns.get(column, _NONE)
 
     def _at(self, column: str) -> Bound:
@@ -85,7 +89,7 @@ _NONE: Final = Bound()
 
 
 def conjuncts(condition: exp.Expr | None) -> Iterator[exp.Expr]:
-    """The parts of a condition that are joined by AND."""
+    """Return the parts of a condition that are joined by AND."""
     if condition is None:
         return
     if isinstance(condition, exp.Paren):
@@ -100,8 +104,10 @@ def conjuncts(condition: exp.Expr | None) -> Iterator[exp.Expr]:
 def bounds_of(
     conditions: Sequence[exp.Expr], column_of: Callable[[exp.Expr], str | None], evaluate: Evaluate
 ) -> Bounds:
-    """The bounds in these AND-ed conditions. `column_of`: the name of a column of the table in question, None for
-    anything else."""
+    """Return the bounds in conditions that are joined by AND.
+
+    `column_of` returns the name of a column of the table in question, and None for any other expression.
+    """
     found = Bounds()
     for condition in conditions:
         for part in conjuncts(condition):
@@ -156,7 +162,7 @@ def _add(found: Bounds, part: exp.Expr, column_of: Callable[[exp.Expr], str | No
 def _equal_values(
     part: exp.Expr, column_of: Callable[[exp.Expr], str | None], evaluate: Evaluate
 ) -> tuple[str, list[Any]] | None:
-    """Of `c IN (...)`, `c = 1 OR c = 2` and their like: the column and its values."""
+    """Return the column and the values of conditions like `c IN (...)` and `c = 1 OR c = 2`."""
     part = _bare(part)
     if isinstance(part, exp.Or):
         left = _equal_values(part.left, column_of, evaluate)
@@ -198,7 +204,7 @@ def _bare(part: exp.Expr) -> exp.Expr:
 
 
 def is_constant(part: exp.Expr) -> bool:
-    """Whether it is the same for every row."""
+    """Return whether an expression has the same value for every row."""
     return not any(
         isinstance(node, (exp.Column, exp.Query, exp.Placeholder, exp.AggFunc, exp.Window, exp.Rand, exp.Uuid))
         for node in part.walk()

@@ -1,4 +1,4 @@
-"""What one query may take: rows, bytes, time."""
+"""Limits of a query: rows, bytes, time."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from sandq.sql.errors import TOO_BIG_SELECT, SqlError
 
 MIB: Final = 1 << 20
 STATEMENT_BYTES: Final = 256 * 1024
-"""The longest statement, its parameters included."""
+"""Maximum length of a statement with its parameters."""
 STATEMENT_NODES: Final = 20_000
-"""Parts of a statement once it is parsed; each costs time before anything is asked."""
+"""Maximum number of nodes of a parsed statement; each costs time before the cluster is asked."""
 NESTING: Final = 30
-"""Brackets within brackets."""
+"""Maximum depth of brackets."""
 VALUE_BYTES: Final = 64 * 1024
-"""Of a variable."""
+"""Maximum bytes of a variable."""
 IDS: Final = 1000
-"""Messages or keys that one query names."""
+"""Maximum number of messages or keys that a query names."""
 
 
 @dataclass(frozen=True)
@@ -25,21 +25,21 @@ class Budget:
     """The limits of a query; each has a name in docs/sql.md."""
 
     scan_rows: int = 1_000_000
-    """Rows that are fetched from the cluster."""
+    """Maximum number of rows that are fetched from the cluster."""
     scan_bytes: int = 128 * MIB
-    """Bytes of these, as columns in memory."""
+    """Maximum bytes of these rows, as columns in memory."""
     result_rows: int = 1_000_000
     result_bytes: int = 128 * MIB
     memory_bytes: int = 128 * MIB
-    """What joins, sorts and groups may hold."""
+    """Maximum bytes for joining, sorting and grouping."""
     seconds: float = 30.0
-    """From the statement to its last row; `max_execution_time` may shorten it."""
+    """Maximum time from the statement to its last row; `max_execution_time` may shorten it."""
     queries: int = 4
-    """That run at a time; the next ones wait, within their seconds."""
+    """Maximum number of concurrent queries. Further queries wait; the wait counts as part of their time."""
 
 
 class Held:
-    """Count what a query has fetched; raise SqlError (1104) when it is too much."""
+    """Counts the rows and bytes that a query has fetched. Raises SqlError (1104) above the limits."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -47,7 +47,7 @@ class Held:
         self.bytes = 0
 
     def add(self, rows: int, size: int) -> None:
-        """Add rows that have just come, and their bytes."""
+        """Count fetched rows and their bytes."""
         self.rows += rows
         self.bytes += size
         if self.rows > self._budget.scan_rows:

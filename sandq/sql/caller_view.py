@@ -1,8 +1,8 @@
-"""The cluster as one caller may read it: the only way by which readers of tables reach the client.
+"""`CallerView`: the cluster with the rights of one caller. Readers of tables access the client only through it.
 
 Each method checks the caller's right `read` before it asks the cluster. Topics that the caller may not read are left
-out of listings; a topic or group that a statement names is refused with an error that is the same whether it exists.
-Nodes judge the same requests again where the client carries the caller's own token.
+out of listings. If a statement names such a topic or group, the error is the same whether it exists or not. If the
+client uses the caller's token, nodes check the same requests again.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from sandq.protocol.requests_log import FetchReply
 
 AskAccess = Callable[[], Awaitable[Access | None]]
-"""Returns what the caller may do; None: everything."""
+"""Returns the caller's rights; None if the caller may do everything."""
 KEPT_S: Final = 0.5
-"""Time for which an answer about the caller's rights is used again, as HTTP does."""
+"""Time for which the caller's rights are cached, as in HTTP."""
 
 
 def access_from_cluster(client: Client) -> AskAccess:
-    """Return a function that asks the cluster what the client's own token may do."""
+    """Return a function that asks the cluster for the rights of the client's token."""
     kept: list[Any] = []
 
     async def ask() -> Access | None:
@@ -52,15 +52,15 @@ async def _whoami(client: Client) -> Access | None:
     except InvalidRequest as error:
         if error.message != unknown_request(Type.IDENTIFY):
             raise
-        return None  # a node of a version before rights, which holds nobody to any
+        return None  # a node of a version without rights, which allows everything
     return None if found.grants is None else Access.of(found.principal, found.grants, {})
 
 
 class CallerView:
-    """What one caller may read of the cluster."""
+    """The cluster as one caller may read it."""
 
     def __init__(self, client: Client, access: Access | None) -> None:
-        """`access`: what the caller may do; None: everything."""
+        """`access`: the caller's rights; None if the caller may do everything."""
         self._client = client
         self._access = access
 
@@ -86,7 +86,7 @@ class CallerView:
         return [record for record in records if any(self.may_read(record.name, group) for group in groups)]
 
     async def cluster(self) -> dict[str, Any]:
-        """Return the nodes of the cluster, which everybody who is let in may see."""
+        """Return the nodes of the cluster; every authenticated caller may see them."""
         return await self._client.admin.cluster()
 
     # -- one topic ------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ class CallerView:
         return await self._client.admin.groups(topic)
 
     async def forecast(self, topic: str, unit: str, count: int) -> Forecast:
-        """Return how many messages of a topic come due in each of `count` units of time."""
+        """Return the number of messages of a topic that come due in each of `count` units of time."""
         self.check(topic)
         return await self._client.admin.forecast(topic, unit, count)
 
@@ -122,7 +122,7 @@ class CallerView:
         return await call_leader(cluster_of(self._client), request)
 
     async def page(self, topic: str, partition: int, start: str, end: str | None) -> FetchReply:
-        """Return the first messages of a stretch of a partition's log, pending ones included."""
+        """Return the first messages of a range of a partition's log, with pending ones."""
         self.check(topic)
         return await self._client.page(topic, partition, start, end, pending=True)
 
@@ -148,5 +148,5 @@ class CallerView:
 
 
 def _short(name: str | None) -> str | None:
-    """Return as much of a name as tells whether it can be one: longer names are not kept as answers."""
+    """Shorten a name that is too long to be valid, so that cached results cannot grow with the names of a caller."""
     return None if name is None else name[: FIXED.name_chars + 1]

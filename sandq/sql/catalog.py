@@ -1,4 +1,4 @@
-"""information_schema: what tools ask of it when they look at a database."""
+"""information_schema: the tables that tools read to show a database."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _KEYWORDS: Final = ("key", "group", "partition", "range", "order", "select", "wh
 
 
 class Catalog:
-    """Tables of information_schema by name, made once."""
+    """Tables of information_schema by name; created once."""
 
     def __init__(self) -> None:
         self._made = {
@@ -89,11 +89,11 @@ class Catalog:
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of its tables, in lower case."""
+        """Return the names of its tables, in lower case."""
         return list(self._made)
 
     def table(self, name: str) -> Any:
-        """One of its tables (pyarrow.Table)."""
+        """Return one of its tables (pyarrow.Table)."""
         return self._made[name]
 
     def _table_rows(self) -> list[tuple[Any, ...]]:

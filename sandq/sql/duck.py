@@ -1,4 +1,4 @@
-"""DuckDB over the rows that were fetched: in memory, one thread a query, without files, settings or extensions."""
+"""Runs queries in DuckDB over fetched rows: in memory, one thread per query, without files, settings or extensions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from sandq.sql.slots import StatementSlots
 
 T = TypeVar("T")
 _AGAIN_S: Final = 0.05
-"""An interruption that comes before the query has begun is lost: it is repeated."""
+"""Interval of repeated interrupts: DuckDB ignores an interrupt that comes before the query has begun."""
 _BATCH_ROWS: Final = 8192
 
 
 class Duck:
-    """One database in memory, used by one query at a time."""
+    """A database in memory, for one query at a time."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -49,7 +49,7 @@ class Duck:
             self._database.execute(f"SET {name} = {str(value).lower()}")
 
     def run(self, query: str, tables: Mapping[str, Any]) -> Any:
-        """The result (pyarrow.Table) of a query over these tables. SqlError when it fails or is too large."""
+        """Run a query over these tables; return a pyarrow.Table. Raises SqlError if it fails or is too large."""
         import pyarrow as pa
 
         reader = None
@@ -69,18 +69,17 @@ class Duck:
             raise translated(error) from None
         except MemoryError:
             raise SqlError(NO_RESOURCES, NO_MEMORY) from None
-        except (OSError, RuntimeError, pa.ArrowException) as error:  # so Arrow's reader passes on errors of DuckDB
+        except (OSError, RuntimeError, pa.ArrowException) as error:  # an error of DuckDB from Arrow's reader
             raise translated_text(str(error).split("\n")[0]) from None
         finally:
             self._clean(reader, tables)
 
     def schema(self, query: str, tables: Mapping[str, Any]) -> Any:
-        """The columns (pyarrow.Schema) of the result of a query over these tables, of which no row is looked at.
-        SqlError."""
+        """Return the columns (pyarrow.Schema) of a query's result, without reading rows. Raises SqlError."""
         return self.run(f"SELECT * FROM ({query}) LIMIT 0", tables).schema
 
     def _clean(self, reader: Any, tables: Mapping[str, Any]) -> None:
-        """Let go of rows; where that fails, nobody uses this database again."""
+        """Release the rows. If that fails, mark the database as broken, so that it is not used again."""
         try:
             if reader is not None:
                 reader.close()
@@ -97,7 +96,7 @@ class Duck:
             raise SqlError(TOO_BIG_SELECT, f"more than {budget.result_bytes:,} bytes (result_bytes): add a LIMIT")
 
     def values(self, expressions: Sequence[str]) -> Sequence[Any]:
-        """The values of expressions that need no table. SqlError."""
+        """Evaluate expressions that need no table. Raises SqlError."""
         try:
             found = self._database.execute(f"SELECT {', '.join(expressions)}").fetchall()[0]
         except duckdb.Error as error:
@@ -107,16 +106,16 @@ class Duck:
         return tuple(found)
 
     def interrupt(self) -> None:
-        """End what runs, from another thread."""
+        """Interrupt the running query; called from a different thread."""
         self._database.interrupt()
 
     def close(self) -> None:
-        """Give its memory back."""
+        """Close the database and free its memory."""
         self._database.close()
 
 
 class Ducks:
-    """As many databases as queries may run at a time; each is made when it is first needed."""
+    """A pool with a database for each concurrent query; a database is created when it is first needed."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -125,7 +124,7 @@ class Ducks:
 
     @asynccontextmanager
     async def one(self, owner: Hashable = None) -> AsyncIterator[Duck]:
-        """Hold a database inside the block; wait until `owner`, the caller, may take one (`StatementSlots`)."""
+        """Use a database during the block; wait until the caller `owner` may have one (`StatementSlots`)."""
         async with self._slots.one(owner):
             duck = self._idle.pop() if self._idle else await anyio.to_thread.run_sync(Duck, self._budget)
             try:
@@ -137,13 +136,13 @@ class Ducks:
                     self._idle.append(duck)
 
     def close(self) -> None:
-        """Close those that are idle."""
+        """Close all idle databases."""
         while self._idle:
             self._idle.pop().close()
 
 
 async def in_thread(duck: Duck, work: Callable[[], T]) -> T:
-    """Run something in a thread that uses the database; cancelled, it is interrupted, and waited for."""
+    """Run `work`, which uses the database, in a thread. If cancelled, interrupt the database and wait for it."""
     done = anyio.Event()
 
     async def interrupt_when_cancelled() -> None:
@@ -180,7 +179,7 @@ _LAST: Final = datetime.datetime(9999, 12, 31, 23, 59, 59, 999_999)
 
 
 def _check_times(table: Any) -> None:
-    """Raise SqlError (1441) for a time that clients have no form for."""
+    """Raise SqlError (1441) for a time that clients cannot represent."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,7 +1,7 @@
-"""Errors of DuckDB and of the parser in words of MySQL's users: what is wrong, where, and what to do.
+"""Translates errors of DuckDB and of the parser for users of MySQL: what is wrong, where, and what to do.
 
-Both name types, classes and functions of their own ("INT64", "STRING_LITERAL", candidate functions), which say nothing
-to somebody who wrote MySQL's SQL.
+Both use their own names of types, classes and functions ("INT64", "STRING_LITERAL", candidate functions), which a user
+of MySQL does not know.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from sandq.sql.errors import (
     SqlError,
 )
 
-NO_MEMORY: Final = "the query needs more memory than memory_bytes allows: let fewer rows come to it"
+NO_MEMORY: Final = "the query needs more memory than memory_bytes allows: read fewer rows"
 _CHARS: Final = 10_000
-"""Characters of a message that are looked at: DuckDB quotes values, which may have megabytes."""
+"""Maximum number of characters of a message that are examined: DuckDB quotes values, which may have megabytes."""
 
 _TYPES: Final = (
     (r"STRING_LITERAL|VARCHAR", "text"),
@@ -144,10 +144,10 @@ _MESSAGES: Final[tuple[tuple[str, _Made], ...]] = (
         lambda found: (WRONG_PATTERN, f"Got error '{found['value'][:200]}' from regexp"),
     ),
 )
-"""Patterns of DuckDB's messages, and the number and the message that each becomes."""
+"""Patterns of DuckDB's messages, with the number and the message of the translation."""
 
 WRAPPED: Final = "Result of "
-"""Begins the message of a call that was wrapped (`text_growth`)."""
+"""Beginning of the message of a wrapped call (`text_growth`)."""
 
 
 def translated(error: duckdb.Error) -> SqlError:
@@ -162,7 +162,7 @@ def translated(error: duckdb.Error) -> SqlError:
 
 
 def translated_text(text: str) -> SqlError:
-    """Return the same for a message that Arrow's reader passed on."""
+    """Translate a message of DuckDB that Arrow's reader has passed on."""
     if "Out of Memory" in text:
         return SqlError(NO_RESOURCES, NO_MEMORY)
     if WRAPPED in text:
@@ -186,7 +186,7 @@ def _number_of(error: duckdb.Error) -> int:
 
 
 def syntax_text(description: str) -> str:
-    """Return what the parser says without words of its own."""
+    """Return the parser's message without its own names of tokens."""
     if description.startswith("Required keyword"):
         return "something is missing"
     if description.startswith("Invalid expression"):

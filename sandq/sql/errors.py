@@ -1,4 +1,4 @@
-"""Errors of SQL: each has a number and a state that MySQL's clients know, and says what to do."""
+"""Errors of SQL. Each has a number and a state of MySQL, and a message that says what to do."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _STATES: Final = {
 
 
 class SqlError(InvalidRequest):
-    """A statement cannot be answered. `number` is MySQL's, `state` its SQLSTATE."""
+    """A statement failed. `number` is MySQL's error number, `state` its SQLSTATE."""
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(message if len(message) <= MESSAGE_CHARS else message[: MESSAGE_CHARS - 1] + "…")
@@ -82,12 +82,12 @@ class SqlError(InvalidRequest):
 
     @property
     def state(self) -> str:
-        """Five characters."""
+        """SQLSTATE of the error: five characters."""
         return _STATES.get(self.number, "HY000")
 
 
 def as_sql(error: SandqError) -> SqlError:
-    """Turn what the cluster said into an error with a number."""
+    """Convert an error of the cluster into an error with a number of MySQL."""
     if isinstance(error, SqlError):
         return error
     if isinstance(error, Unauthenticated):

@@ -1,6 +1,6 @@
-"""The functions that a query may call, and what becomes of MySQL's own in DuckDB.
+"""The functions that a query may call, and the translation of MySQL's functions to DuckDB.
 
-A function that is not named here is refused: DuckDB has some that look into files, settings or the machine.
+Any other function is refused, because DuckDB has functions that read files, settings or the machine.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _FIXED: Final = frozenset(_FIXED_NAMES.split())
 
 
 class Facts:
-    """What functions without a table tell: who asks, where, when."""
+    """Values of functions without arguments: the user, the database, the time."""
 
     def __init__(self, now: datetime, database: str | None, user: str, version: str, connection: int) -> None:
         """`now`: UTC, without a zone."""
@@ -58,12 +58,14 @@ class Facts:
 
 
 def replace_functions(tree: exp.Expr, facts: Facts) -> exp.Expr:
-    """A tree whose functions DuckDB has; the given one is changed. SqlError (1305): one is not allowed; (1153): the
-    bounds of calls within calls make it too large."""
+    """Replace the functions of a tree by those of DuckDB; the tree is changed.
+
+    Raises SqlError (1305) if a function is not allowed, (1153) if the limits of nested calls make the tree too large.
+    """
     json_types.mark_kinds(tree, facts.database)
     _check_copies(tree)
     root, parts = tree, 0
-    # Children first: what a function becomes holds what its arguments have become.
+    # Children first, because the translation of a call contains its translated arguments.
     for node in reversed(list(root.dfs())):
         kind = json_types.kind_of(node)
         made = json_values.with_json(node)
@@ -91,18 +93,18 @@ _COPIED: Final[Mapping[type, str]] = {
     **{exp.Nullif: "this", exp.Between: "this", exp.In: "this", exp.Case: "this"},
     **{exp.Div: "expression", exp.IntDiv: "expression", exp.Mod: "expression"},
 }
-"""Argument of an operator of which DuckDB makes copies, when it makes several operators of one."""
+"""Argument of an operator that DuckDB copies, when it replaces the operator by several others."""
 
 
 def _copies(node: exp.Expr) -> int:
-    """Return how many copies of that argument DuckDB holds."""
+    """Return the number of copies that DuckDB makes of the argument in `_COPIED`."""
     if isinstance(node, exp.Case):
         return len(node.args["ifs"])
     return max(len(node.expressions), 1) if isinstance(node, exp.In) else 2
 
 
 def _check_copies(tree: exp.Expr) -> None:
-    """Raise SqlError (1153) for operators within each other that DuckDB multiplies: it cannot be interrupted then."""
+    """Raise SqlError (1153) for nested operators that DuckDB multiplies: it cannot be interrupted meanwhile."""
     sizes: dict[int, int] = {}
     for node in reversed(list(tree.dfs())):  # children first
         size = 1 + json_values.parts_of(node) + sum([sizes[id(child)] for child in node.iter_expressions()])
@@ -128,7 +130,7 @@ def _replaced(node: exp.Expr, facts: Facts) -> exp.Expr:
     if isinstance(node, exp.Bracket):
         raise unknown("[]")
     if isinstance(node, exp.IntDiv):
-        # What is copied here is copied again for each such operator around it.
+        # Each such operator around this one copies the copies again.
         divisor = exp.Nullif(this=node.expression, expression=exp.Literal.number(0))
         quotient = exp.Div(this=exp.paren(node.this, copy=False), expression=divisor)
         whole = _call("trunc", exp.cast(quotient, "DOUBLE", copy=False))
@@ -154,7 +156,10 @@ def _replaced(node: exp.Expr, facts: Facts) -> exp.Expr:
 
 
 class _Bounded(DuckDB.Generator):  # type: ignore[misc]  # it is Any to mypy
-    """Some operators say their parts twice: a few of them within each other are more than any memory holds."""
+    """The generator of DuckDB's SQL with a limited size.
+
+    Some operators repeat their arguments, so a few nested ones would need more memory than there is.
+    """
 
     parts = 0
 
@@ -168,26 +173,26 @@ class _Bounded(DuckDB.Generator):  # type: ignore[misc]  # it is Any to mypy
 
 PARTS: Final = 3 * STATEMENT_NODES
 BOUNDED_PARTS: Final = PARTS
-"""Maximum number of parts that all bounded calls of a statement have together, those within others counted again."""
-_TOO_LARGE: Final = "the statement has operators or functions that make it too large: say it in less"
+"""Maximum number of parts that all bounded calls of a statement have together; nested calls count repeatedly."""
+_TOO_LARGE: Final = "the statement has operators or functions that make it too large: simplify it"
 TEXT_CHARS: Final = 4 * STATEMENT_BYTES
 
 
 def duckdb_text(tree: exp.Expr) -> str:
-    """A tree in DuckDB's SQL. SqlError: it becomes too large."""
+    """Return a tree as DuckDB's SQL. Raises SqlError if the SQL is too large."""
     text: str = _Bounded(dialect="duckdb", identify=True, comments=False).generate(tree)
     return text
 
 
 def unknown(name: str) -> SqlError:
-    """The error for a function that cannot be called."""
+    """Return the error for a function that cannot be called."""
     return SqlError(
         UNKNOWN_FUNCTION, f"FUNCTION {name} does not exist, or may not be called here (docs/sql.md, Functions)"
     )
 
 
 def timestamp(value: datetime) -> exp.Expr:
-    """A literal of a time."""
+    """Return the literal of a time."""
     return exp.cast(exp.Literal.string(value.isoformat(" ", "microseconds")), "TIMESTAMP")
 
 
@@ -233,12 +238,12 @@ def _anonymous(node: exp.Anonymous, facts: Facts) -> exp.Expr:
 
 
 def _call(name: str, *arguments: Any) -> exp.Expr:
-    """A call of DuckDB's, of parts that nothing else has."""
+    """Return a call of a DuckDB function; the arguments must not belong to a different tree."""
     return exp.Anonymous(this=name, expressions=list(arguments))
 
 
 def _seconds_of(time: Any) -> exp.Expr:
-    """Seconds since 1970, as MySQL has them of a DATETIME(3): with three decimals only where there are some."""
+    """Return the seconds since 1970 as MySQL does for DATETIME(3): with three decimals only if they are not zero."""
     return exp.cast(_call("epoch", exp.cast(time.copy(), "TIMESTAMP")), "DECIMAL(18,3)")
 
 
@@ -257,7 +262,7 @@ TimestampDiff DateDiff DatetimeDiff DateAdd DateSub TimestampAdd TimestampSub Da
 
 
 def _of_times(node: exp.Expr, facts: Facts) -> exp.Expr:
-    """A function of times, which takes texts for times, too."""
+    """Translate a function of times, whose arguments may also be texts."""
     for name in ("this", "expression") if type(node).__name__.endswith("Diff") else ("this",):
         part = node.args.get(name)
         if isinstance(part, exp.Literal) and part.is_string:
@@ -266,11 +271,11 @@ def _of_times(node: exp.Expr, facts: Facts) -> exp.Expr:
 
 
 _LONG: Final = 65_536
-"""Characters that a function may make of few."""
+"""Maximum number of characters that such a function may create."""
 
 
 def _long(node: exp.Expr, facts: Facts) -> exp.Expr:
-    """What makes long texts of short ones, which take memory that DuckDB does not count."""
+    """Translate a function that creates long texts from short ones, whose memory DuckDB does not count."""
     of = node.this if isinstance(node, (exp.Repeat, exp.Pad)) else None
     count = node.this if isinstance(node, exp.Space) else node.args.get("times", node.expression)
     is_known = isinstance(count, exp.Literal) and (number := whole_number(count.name)) is not None and number <= _LONG
@@ -288,7 +293,7 @@ _BYTES: Final = frozenset(
 
 
 def _length(node: exp.Expr) -> exp.Expr:
-    """Bytes of a text, or of bytes."""
+    """Translate a function to the number of bytes of a text or of bytes."""
     of = node.this
     is_bytes = of.name.lower() in _BYTES if isinstance(of, exp.Column) else isinstance(of, (exp.Unhex, exp.FromBase64))
     in_bytes = isinstance(node, exp.ByteLength) or node.args.get("binary")
@@ -296,7 +301,7 @@ def _length(node: exp.Expr) -> exp.Expr:
 
 
 def _timestamp_diff(node: exp.Expr, facts: Facts) -> exp.Expr:
-    """How many whole units lie between two times."""
+    """Return the number of whole units between two times."""
     _of_times(node, facts)
     unit = exp.Literal.string(node.text("unit").lower() or "day")
     return _call("date_sub", unit, *[exp.cast(part.copy(), "TIMESTAMP") for part in (node.expression, node.this)])

@@ -1,7 +1,7 @@
-"""Find the expressions of a statement whose values are JSON, as MySQL types them.
+"""Finds the expressions of a statement whose values are JSON by the rules of MySQL.
 
-DuckDB compares JSON with a text by reading the text as JSON, and MySQL makes a JSON string of the text. So a
-comparison must know which of its sides is JSON before it is translated (`json_values`).
+To compare JSON with a text, DuckDB parses the text as JSON, but MySQL converts the text to a JSON string. So the
+translation of a comparison (`json_values`) must know which of its sides is JSON.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ TEXT: Final = "text"
 NUMBER: Final = "number"
 _META: Final = "kind"
 _DEPTH: Final = 40
-"""Maximum number of queries within queries through which a column is followed."""
+"""Maximum number of nested queries through which a column is followed."""
 _NUMBERS: Final = (Kind.INT, Kind.BIGINT, Kind.DOUBLE, Kind.BOOL)
 _MAKES_JSON: Final = frozenset({"JSON_ARRAY", "JSON_KEYS", "JSON_QUERY"})
 _MAKES_TEXT: Final = frozenset({"JSON_UNQUOTE"})
 
 
 def kind_of(node: Any) -> str | None:
-    """Return the kind that `mark_kinds` found: JSON, TEXT (taken out of JSON), NUMBER; None if it is another one."""
+    """Return the kind that `mark_kinds` found: JSON, TEXT (extracted from JSON) or NUMBER; None for other kinds."""
     found: str | None = node.meta.get(_META) if isinstance(node, exp.Expr) else None
     return found
 
@@ -42,8 +42,10 @@ def is_json(node: Any) -> bool:
 
 
 def mark_kinds(tree: exp.Expr, database: str | None) -> None:
-    """Store the kind of each expression of a statement. `json->'$.a'` as an argument, which the parser takes for a
-    lambda, becomes what it is."""
+    """Store the kind of each expression of a statement.
+
+    The parser reads `json->'$.a'` as a lambda if it is an argument of a function; this is corrected.
+    """
     for arrow in list(tree.find_all(exp.Lambda)):
         if len(arrow.expressions) == 1 and isinstance(arrow.this, exp.Literal) and arrow.this.is_string:
             column = exp.column(arrow.expressions[0].copy())
@@ -54,7 +56,7 @@ def mark_kinds(tree: exp.Expr, database: str | None) -> None:
 
 
 def results_of(node: exp.Expr) -> list[exp.Expr]:
-    """Return the parts of IF, CASE, COALESCE and their like of which one is the result."""
+    """Return the possible results of IF, CASE, COALESCE and similar functions."""
     if isinstance(node, exp.Case):
         found = [part.args.get("true") for part in node.args["ifs"]] + [node.args.get("default")]
     elif isinstance(node, exp.If):
@@ -99,14 +101,14 @@ def _kind(node: exp.Expr, columns: _Columns) -> str | None:
 
 
 class _Columns:
-    """Kinds of columns, by the queries in whose sight they are."""
+    """Kinds of columns, by the queries in which they are visible."""
 
     def __init__(self, database: str | None) -> None:
         self._database = database
         self._known: dict[tuple[int, str, str], str | None] = {}
 
     def kind(self, column: exp.Column) -> str | None:
-        """Return the kind of a column, wherever it comes from."""
+        """Return the kind of a column from any table or query."""
         select = column.find_ancestor(exp.Select)
         while isinstance(select, exp.Select):
             found = self._in_select(select, column.name.lower(), column.table.lower(), 0)
@@ -120,7 +122,7 @@ class _Columns:
         return None
 
     def _in_select(self, select: exp.Select, name: str, table: str, depth: int) -> str | None:
-        """Return the kind of a column of the tables of a query; "": another kind; None: it has no such column."""
+        """Return the kind of a column of a query's tables; "" for other kinds; None if there is no such column."""
         key = id(select), name, table
         if key not in self._known:
             self._known[key] = None
@@ -195,7 +197,7 @@ def _sources(select: exp.Select) -> Iterator[exp.Expr]:
 
 
 def _named_query(table: exp.Table) -> exp.CTE | None:
-    """Return the part of a WITH that a name stands for."""
+    """Return the query of a WITH with this name."""
     if table.db:
         return None
     node: Any = table.parent

@@ -1,9 +1,9 @@
-"""JSON as MySQL has it, in DuckDB's words: comparisons, order, truth, numbers, and the functions of JSON.
+"""Translates MySQL's JSON to DuckDB: comparisons, order, truth values, numbers, and the JSON functions.
 
 MySQL compares two JSON values by their types first (NULL, numbers, strings, objects, arrays, booleans, in this order),
-and then within the type. It makes JSON of the other side of a comparison: a JSON string of a text, a JSON number of a
-number. Here each side becomes a key, a STRUCT that DuckDB compares in that order (`mysql_json_key`). The macros hold
-their argument once, as the parameter of a lambda, so that nested calls do not grow exponentially.
+and then within the type. If one side is not JSON, MySQL converts it: a text to a JSON string, a number to a JSON
+number. Here each side becomes a key, a STRUCT that DuckDB compares in that order (`mysql_json_key`). The macros contain
+their argument only once, as the parameter of a lambda, so that nested calls do not grow exponentially.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from sandq.sql.json_types import JSON, NUMBER, TEXT, is_json, kind_of, results_o
 from sandq.sql.text_growth import bounded
 
 MACROS: Final = (
-    # Integers have at most 64 bits in DuckDB's JSON; others are doubles. `i` tells integers apart that are one double.
+    # In DuckDB's JSON, integers have at most 64 bits, and larger ones are doubles. `i` distinguishes integers that are
+    # equal as doubles.
     """CREATE MACRO mysql_json_key(j) AS list_transform([CAST(j AS JSON)], lambda v: CASE json_type(v)
         WHEN 'VARCHAR' THEN {'r': 2, 'd': 0::DOUBLE, 'i': 0::HUGEINT, 't': json_extract_string(v, '$')}
         WHEN 'UBIGINT' THEN {'r': 1, 'd': CAST(v AS DOUBLE), 'i': CAST(v AS HUGEINT), 't': ''}
@@ -39,7 +40,7 @@ MACROS: Final = (
         ELSE TRY_CAST(json_extract_string(v, '$') AS DOUBLE) END)[1]""",
     """CREATE MACRO mysql_json_unquote(t) AS list_transform([CAST(t AS VARCHAR)], lambda v:
         CASE WHEN starts_with(v, '"') AND json_valid(v) THEN json_extract_string(v, '$') ELSE v END)[1]""",
-    # A scalar is a member of an array that is in an array, too.
+    # A scalar is also a member of an array within the array.
     """CREATE MACRO mysql_json_member(j, k) AS list_transform([CAST(j AS JSON)], lambda mysql_v: CASE
         WHEN mysql_v IS NULL THEN NULL
         WHEN json_type(mysql_v) = 'ARRAY' THEN len(list_filter(json_extract(mysql_v, '$[*]'), lambda mysql_e:
@@ -56,28 +57,31 @@ MACROS: Final = (
     "CREATE MACRO mysql_json_list(l) AS CASE WHEN len(l) > 0 THEN to_json(l) END",
     "CREATE MACRO mysql_json_found(l) AS mysql_json_list(list_filter(l, lambda e: e IS NOT NULL))",
 )
-"""Macros that each database has. A statement cannot name them: they are no functions of MySQL."""
+"""Macros of each database. Statements cannot call them, because they are no functions of MySQL."""
 
 KEY_PARTS: Final = 60
-"""Parts of a statement that a key of a JSON value counts as."""
+"""Number of parts of a statement as which a key of a JSON value is counted."""
 _COMPARED: Final = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ, exp.NullSafeNEQ)
 _ARITHMETIC: Final = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod, exp.Neg)
 _SUMMED: Final = (exp.Sum, exp.Avg, exp.Stddev, exp.StddevPop, exp.StddevSamp, exp.Variance, exp.VariancePop)
 _CHOICES: Final = (exp.If, exp.Case, exp.Coalesce, exp.Greatest, exp.Least)
 _PATTERNS: Final = (exp.Like, exp.RegexpLike, exp.RegexpILike)
 _INSIDE: Final = 4
-"""Arrays and objects within each other in the second argument of JSON_CONTAINS."""
+"""Maximum depth of arrays and objects in the second argument of JSON_CONTAINS."""
 
 
 VALUES: Final = 32
 """Maximum number of values in a literal of JSON that a function looks for."""
 VALUE_PARTS: Final = 1_500
-"""Parts of a statement that such a value counts as: DuckDB plans each for some 40 ms, and is not interrupted then."""
+"""Number of parts of a statement as which such a value is counted.
+
+DuckDB needs about 40 ms to plan each value, and cannot be interrupted meanwhile.
+"""
 _BY_VALUE: Final = ("JSON_CONTAINS", "JSON_OVERLAPS")
 
 
 def call(name: str, *arguments: Any) -> exp.Expr:
-    """Return a call of DuckDB, of parts that nothing else has."""
+    """Return a call of a DuckDB function; the arguments must not belong to a different tree."""
     return exp.Anonymous(this=name, expressions=list(arguments))
 
 
@@ -85,7 +89,7 @@ _BOUND: Final = "mysql_bound"
 
 
 def _bind(value: exp.Expr, make: Callable[[exp.Expr], exp.Expr]) -> exp.Expr:
-    """Return what `make` makes of a value, in which the value itself stands once: as the parameter of a lambda."""
+    """Return the expression that `make` returns for a value, with the value only once: as a lambda's parameter."""
     name = exp.to_identifier(_BOUND)
     inside = exp.Lambda(this=make(exp.column(name)), expressions=[name.copy()], colon=True)
     as_list = call("list_transform", exp.Array(expressions=[exp.cast(value, "JSON", copy=False)]), inside)
@@ -93,7 +97,7 @@ def _bind(value: exp.Expr, make: Callable[[exp.Expr], exp.Expr]) -> exp.Expr:
 
 
 def parts_of(node: exp.Expr) -> int:
-    """Return how many parts the keys of an operator, or the values of a literal of JSON, add to a statement."""
+    """Return the number of parts that an operator's keys or a JSON literal's values add to a statement."""
     if isinstance(node, exp.Anonymous) and str(node.this).upper() in _BY_VALUE:
         return VALUE_PARTS * sum(1 + part.name.count(",") for part in node.expressions if isinstance(part, exp.Literal))
     if isinstance(node, (*_COMPARED, exp.Between)):
@@ -104,7 +108,7 @@ def parts_of(node: exp.Expr) -> int:
 
 
 def with_json(node: exp.Expr) -> exp.Expr:
-    """Return an operator over JSON as DuckDB has it; the same node if no part of it is JSON. Its parts may change."""
+    """Translate an operator over JSON; return the same node if no part of it is JSON. Its parts may be changed."""
     if isinstance(node, _COMPARED):
         return _compared(node)
     if isinstance(node, exp.In):
@@ -144,7 +148,7 @@ def _marked(node: exp.Expr, kind: str | None) -> exp.Expr:
 
 
 def _key(node: exp.Expr) -> exp.Expr:
-    """Return what a value is compared by."""
+    """Return the key by which a value is compared."""
     if is_json(node):
         return call("mysql_json_key", node)
     if isinstance(node, exp.Literal) and node.is_string:
@@ -217,7 +221,7 @@ def _order(node: exp.Ordered) -> None:
             node.set("this", _key(node.this))
         return
     if not isinstance(select, exp.Select) or select.args.get("distinct"):
-        return  # DuckDB orders these by columns of the result alone
+        return  # DuckDB can order these only by columns of the result
     part: Any = node.this
     if isinstance(part, exp.Literal) and not part.is_string and part.name.isdigit():
         place = int(part.name) - 1
@@ -232,8 +236,7 @@ def _order(node: exp.Ordered) -> None:
 
 
 def _choice(node: exp.Expr) -> None:
-    """Make texts of the JSON among the results of IF, CASE or COALESCE if there are others; keys of what CASE
-    compares."""
+    """Convert JSON results of IF, CASE or COALESCE to texts if others are not JSON; convert CASE's values to keys."""
     if isinstance(node, exp.If):
         node.set("this", _as_truth(node.this) if not _is_compared(node) else node.this)
         if isinstance(node.parent, exp.Case):
@@ -252,7 +255,7 @@ def _choice(node: exp.Expr) -> None:
 
 
 def _is_compared(node: exp.If) -> bool:
-    """Return whether it is a WHEN of `CASE value WHEN ...`."""
+    """Return whether an expression is a WHEN of `CASE value WHEN ...`."""
     return isinstance(node.parent, exp.Case) and node.parent.this is not None
 
 
@@ -263,7 +266,7 @@ def _cast(node: exp.Cast) -> exp.Expr:
     if kind in exp.DataType.INTEGER_TYPES:
 
         def whole(value: exp.Expr) -> exp.Expr:
-            # Not by DOUBLE alone, which has 53 bits.
+            # DOUBLE alone would lose digits, because it has 53 bits.
             ways = [call("mysql_json_unquote", value), call("mysql_json_number", value.copy())]
             first, second = [exp.TryCast(this=way, to=node.to.copy()) for way in ways]
             return exp.Coalesce(this=first, expressions=[second])
@@ -280,7 +283,7 @@ def _cast(node: exp.Cast) -> exp.Expr:
 
 
 def path_text(path: Any) -> str | None:
-    """Return DuckDB's path of a literal path of MySQL; None: it is no literal. SqlError: it has no meaning here."""
+    """Translate a literal path of MySQL; None if it is no literal. Raises SqlError if the path is not supported."""
     if isinstance(path, exp.Literal):
         if not path.is_string or not path.name.startswith("$"):
             raise SqlError(UNKNOWN_FUNCTION, f"Invalid JSON path expression '{path.name[:60]}': it begins with $")
@@ -305,7 +308,7 @@ _LAST: Final = re.compile(r"\[\s*last\s*(?:-\s*(\d{1,9})\s*)?\]")
 
 
 def extract(json_value: exp.Expr, path: Any) -> exp.Expr:
-    """Return JSON_EXTRACT with one path: several values of a path with * are one array."""
+    """Return JSON_EXTRACT with one path; the values of a path with * become an array."""
     text = path_text(path)
     if text is None:
         return _marked(call("json_extract", json_value, path), JSON)
@@ -336,7 +339,7 @@ def _of(json_value: exp.Expr, path: Any) -> exp.Expr:
 
 
 def _candidate(node: Any) -> Any:
-    """Return the value that a literal of JSON has."""
+    """Return the value of a JSON literal."""
     if isinstance(node, (exp.Cast, exp.ParseJSON)):
         node = node.this
         if isinstance(node, exp.Anonymous) and str(node.this) == "to_json":  # JSON_QUOTE
@@ -391,7 +394,7 @@ def _contains(target: exp.Expr, value: Any, depth: int) -> exp.Expr:
             inner = call("json_extract", target.copy(), exp.Literal.string(f'$."{name}"'))
             parts.append(exp.Coalesce(this=_contains(inner, one, depth + 1), expressions=[exp.false()]))
         cases = {"OBJECT": _all(parts)}
-        if not target.name.startswith(_ELEMENT):  # an element of an array is looked into once
+        if not target.name.startswith(_ELEMENT):  # an element of an array is searched one level deep
             cases["ARRAY"] = _some_element(target, value, depth)
         return _by_type(target, cases)
     return call("mysql_json_member", target, _literal_key(value))
@@ -418,7 +421,7 @@ def _some_element(target: exp.Expr, value: Any, depth: int) -> exp.Expr:
 
 
 def _by_type(target: exp.Expr, cases: dict[str, exp.Expr], otherwise: exp.Expr | None = None) -> exp.Expr:
-    """Return the condition for the type that JSON has, or `otherwise`; NULL of NULL."""
+    """Return the condition for the value's JSON type, or `otherwise`; NULL for NULL."""
     unknown = exp.If(this=exp.Is(this=target.copy(), expression=exp.Null()), true=exp.Null())
     ifs = [unknown]
     for name, condition in cases.items():
@@ -461,7 +464,7 @@ def json_contains_path(target: exp.Expr, which: exp.Expr, *paths: exp.Expr) -> e
 
 
 def json_value(node: exp.JSONValue) -> exp.Expr:
-    """Translate JSON_VALUE: a scalar as text, or as the type that it names; NULL of arrays, objects and JSON null."""
+    """Translate JSON_VALUE: a scalar as text or as the named type; NULL for arrays, objects and JSON null."""
     text = call("json_extract_string", node.this, exp.Literal.string(path_text(node.args["path"]) or "$"))
     returning = node.args.get("returning")
     if isinstance(returning, exp.DataType):
@@ -494,7 +497,7 @@ NAMED: Final[dict[str, Callable[..., exp.Expr]]] = {
     "JSON_QUOTE": lambda text: exp.cast(call("to_json", exp.cast(text, "VARCHAR", copy=False)), "VARCHAR", copy=False),
     "JSON_VALID": lambda text: call("json_valid", exp.cast(text, "VARCHAR", copy=False)),
 }
-"""Functions that the parser has no type for."""
+"""Functions for which the parser has no class."""
 TYPED: Final[dict[str, Callable[[Any], exp.Expr]]] = {
     "JSONExtract": json_extract,
     "JSONExtractScalar": json_extract,
@@ -503,4 +506,4 @@ TYPED: Final[dict[str, Callable[[Any], exp.Expr]]] = {
     "JSONKeys": json_keys,
     "JSONType": lambda node: call("mysql_json_type", node.this),
 }
-"""Functions by the parser's types."""
+"""Functions by the parser's class."""

@@ -1,6 +1,6 @@
-"""Pages of a partition's log as Arrow's columns: those of the table `messages` that a query needs, and no others.
+"""Converts pages of a partition's log into Arrow columns: only those of the table `messages` that a query needs.
 
-Values and keys are the buffers of the batches that came; offsets, ids and times are computed for a piece together.
+Values and keys are used without a copy. Offsets, ids and times are computed for all messages of a piece together.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Span = tuple[int, int]
 
 
 class MovedMessages(Exception):
-    """Messages of a page were moved, and the page does not say how often."""
+    """Messages of a page were moved, but a page does not contain the number of moves."""
 
 
 _OF_BATCH: Final = {
@@ -45,11 +45,14 @@ _OF_BATCH: Final = {
 COLUMNS: Final = frozenset(
     {*_OF_BATCH, "topic", "partition", "id", "offset", "deliver_at", "created_at", "key", "text", "size"}
 )
-"""What a page tells of any message. Of one that is not due it tells the rest, too, unless it was moved."""
+"""Columns that a page has for every message. For pending messages it has all columns, unless they were moved."""
 
 
 def columns_of(piece: Piece, topic: str, partition: int, names: Sequence[str]) -> tuple[dict[str, Any], int]:
-    """The named columns of a piece's messages, and how many these are. ProtocolError when its parts do not fit."""
+    """Return the named columns of a piece, and its number of messages.
+
+    Raises ProtocolError if the parts of the piece do not fit together.
+    """
     try:
         batch = Batch.parse(piece.batch)
     except InvalidRequest as error:
@@ -71,7 +74,7 @@ def columns_of(piece: Piece, topic: str, partition: int, names: Sequence[str]) -
 
 
 class _Maker:
-    """Makes one column of a piece after another."""
+    """Makes the columns of a piece one by one."""
 
     def __init__(
         self, piece: Piece, batch: Batch, spans: list[Span], whole: bool, count: int, keeps_values: bool
@@ -84,7 +87,7 @@ class _Maker:
         self._keeps_values = keeps_values
 
     def _cells(self, column: int) -> Any:
-        """A column of the batch, nulls when it is not there."""
+        """Return a column of the batch; nulls if the batch does not have it."""
         is_int = TYPE_OF[column] == TYPE_INT64
         kind = pa.int64() if is_int else pa.binary()
         if column not in self._batch.columns:
@@ -203,13 +206,13 @@ def _check(piece: Piece, count: int) -> None:
 
 
 def times(milliseconds: bytes, count: int) -> Any:
-    """int64, little-endian, as time stamps."""
+    """Convert little-endian int64 times to timestamps."""
     array = pa.Array.from_buffers(pa.timestamp("ms"), count, [None, pa.py_buffer(milliseconds)])
     return array.cast(TIMES)
 
 
 def texts_array(offsets: bytes, count: int) -> Any:
-    """Offsets of 16 bytes each as their texts. ProtocolError unless there are so many."""
+    """Return the texts of offsets of 16 bytes each. Raises ProtocolError if their number is wrong."""
     if len(offsets) != count * _BYTES:
         raise ProtocolError(f"offsets: {len(offsets)} bytes for {count} messages")
     return _texts(texts_of_column(offsets), count)
@@ -221,16 +224,16 @@ def _texts(data: bytes, count: int) -> Any:
 
 
 def headers_array(cells: Any) -> Any:
-    """Packed headers as JSON."""
+    """Convert packed headers to JSON."""
     if cells.null_count == len(cells):
         return pa.repeat("{}", len(cells))
-    encoded = cells.dictionary_encode()  # most messages have the headers of another one
+    encoded = cells.dictionary_encode()  # many messages have equal headers: convert them once
     named = pa.array([headers_text(cell) for cell in encoded.dictionary.to_pylist()], pa.string())
     return pc.fill_null(named.take(encoded.indices), "{}")
 
 
 def texts(cells: Any) -> Any:
-    """Bytes as text; null where they are no UTF-8."""
+    """Convert bytes to text; null where they are not UTF-8."""
     try:
         return cells.cast(pa.string())
     except pa.ArrowInvalid:
@@ -238,7 +241,7 @@ def texts(cells: Any) -> Any:
 
 
 def text_of(cell: bytes | None) -> str | None:
-    """One cell as text; None when it is no UTF-8."""
+    """Convert a cell to text; None if it is not UTF-8."""
     try:
         return None if cell is None else cell.decode()
     except UnicodeDecodeError:
@@ -246,18 +249,18 @@ def text_of(cell: bytes | None) -> str | None:
 
 
 def headers_text(cell: bytes | None) -> str:
-    """Packed headers as a JSON object; base64 as a JSON string if no broker would accept them today."""
+    """Return packed headers as a JSON object; if no broker would accept them today, as a JSON string in base64."""
     headers = headers_or_none(cell or None)
     return json.dumps(base64.b64encode(cell or b"").decode()) if headers is None else json_text(headers)
 
 
 def json_text(value: Any) -> str:
-    """JSON of what messages and settings hold: bytes as {"base64": ...}."""
+    """Encode a value as JSON, with bytes as {"base64": ...}."""
     return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, default=str)
 
 
 def is_json(text: str | None) -> bool:
-    """Whether a text is JSON."""
+    """Return whether a text is JSON."""
     if text is None:
         return False
     try:

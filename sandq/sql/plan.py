@@ -1,4 +1,4 @@
-"""From a SELECT to scans of tables, and to the query of DuckDB over what these bring."""
+"""Plans a SELECT: scans of its tables, and DuckDB's query over the rows of these scans."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from sandq.sql.statement import not_supported, whole_number
 
 _JOINS: Final = ("", "INNER", "CROSS", "OUTER", "STRAIGHT_JOIN")
 TABLES_MAX: Final = 16
-"""Tables that one query names."""
+"""Maximum number of tables in a query."""
 _ORDERED: Final = ("deliver_at", "offset")
 
 
 @dataclass
 class Planned:
-    """`query` is over `scans` and `catalog`, by the names of tables there; `replaced`: its tables, with these names and
-    the columns that it needs."""
+    """The plan of a query.
+
+    `query` uses the tables in `scans` and `catalog` by their names there. `replaced`: the tables of the statement, with
+    these names and the needed columns.
+    """
 
     query: exp.Expr
     scans: dict[str, Scan]
@@ -33,7 +36,7 @@ class Planned:
     replaced: list[tuple[exp.Expr, str, list[Column] | None]]
 
     def text(self) -> str:
-        """DuckDB's SQL. It is asked for once."""
+        """Return DuckDB's SQL. Call it only once."""
         for node, name, columns in self.replaced:
             node.replace(_subquery(node, name, columns))
         return duckdb_text(self.query)
@@ -69,7 +72,7 @@ _MAKING: Final = (
 
 
 def plan(tree: exp.Expr, database: str | None, evaluate: Evaluate, catalog: Catalog = CATALOG) -> Planned:
-    """The plan of a query (whose functions are DuckDB's already). SqlError: it names what is not there."""
+    """Plan a query whose functions are already translated. Raises SqlError for unknown tables and columns."""
     tables = [table for table in tree.find_all(exp.Table) if not _is_cte(table)]
     if len(tables) > TABLES_MAX:
         raise SqlError(SYNTAX, f"the query names {len(tables)} tables; at most {TABLES_MAX} are joined")
@@ -108,7 +111,10 @@ def plan(tree: exp.Expr, database: str | None, evaluate: Evaluate, catalog: Cata
 
 
 def _is_cte(table: exp.Table) -> bool:
-    """Whether a name is that of a WITH, as far as it is in sight: of the parts of one WITH, those before it."""
+    """Return whether a table's name is a visible name of a WITH.
+
+    Within a WITH, a query sees only the queries before it.
+    """
     if table.db:
         return False
     child: Any = table
@@ -129,7 +135,7 @@ def _is_cte(table: exp.Table) -> bool:
 
 
 def _resolve(node: exp.Table, database: str | None, catalog: Catalog) -> Table | str:
-    """The table, or the name of one of information_schema."""
+    """Return the table, or its name if it is one of information_schema."""
     if not isinstance(node.this, exp.Identifier):
         raise not_supported("a function instead of a table")
     of = (node.db or database or "").lower()
@@ -150,14 +156,14 @@ def _resolve(node: exp.Table, database: str | None, catalog: Catalog) -> Table |
 
 
 def _strip_databases(tree: exp.Expr, tables: list[exp.Table]) -> None:
-    """`sandq.messages.topic` is `messages.topic` once the table is another one of that alias."""
+    """Shorten `sandq.messages.topic` to `messages.topic`, because the table is replaced by one with that alias."""
     for column in tree.find_all(exp.Column):
         column.set("db", None)
         column.set("catalog", None)
 
 
 def _select_of(node: exp.Table) -> exp.Select | None:
-    """The SELECT in whose FROM or JOIN a table stands."""
+    """Return the SELECT that has a table in its FROM or JOIN."""
     found = node.find_ancestor(exp.Select)
     return found if isinstance(found, exp.Select) else None
 
@@ -191,7 +197,7 @@ def _scan(
         return name if part.table or is_own(name) else None
 
     def is_own(name: str) -> bool:
-        """Whether it can be no other table's column, or (USING) is that of both."""
+        """Return whether a column belongs only to this table, or (USING) to both tables."""
         if _is_shared(select, name):
             return True
         tables = [known.get(id(one)) for one in others]
@@ -216,7 +222,7 @@ def _scan(
 
 
 def _cheapest(table: Table) -> Column:
-    """The column that is fetched when a query names none: COUNT(*)."""
+    """Return the column to fetch if a query names none, as COUNT(*)."""
     return table.column("partition") or table.columns[0]
 
 
@@ -229,7 +235,7 @@ def _sources(select: exp.Select) -> Iterator[exp.Expr]:
 
 
 def _is_shared(select: exp.Select, name: str) -> bool:
-    """Whether joined tables share a column of this name (USING), which both have alike then."""
+    """Return whether tables are joined with USING by this column; then it has the same value in both."""
     return any(
         name in [using.name.lower() for using in join.args.get("using") or ()]
         for join in select.args.get("joins") or ()
@@ -246,7 +252,7 @@ def _conditions(select: exp.Select) -> Iterator[exp.Expr]:
 
 
 def _limit(tree: exp.Expr, select: exp.Select, tables: int) -> int | None:
-    """How many rows of its table are enough for a query; None: that cannot be told."""
+    """Return the number of rows of its table that are enough for a query; None if that is unknown."""
     if tree is not select or tables != 1 or select.args.get("limit") is None:
         return None
     if any(
@@ -264,7 +270,7 @@ def _limit(tree: exp.Expr, select: exp.Select, tables: int) -> int | None:
 
 
 def _is_by_time(select: exp.Select, order: exp.Expr, column_of: Callable[[exp.Expr], str | None]) -> bool:
-    """Whether rows are wanted in the order in which messages are stored."""
+    """Return whether a query orders rows as messages are stored."""
     ordered = order.expressions
     name = column_of(ordered[0].this)
     if len(ordered) != 1 or ordered[0].args.get("desc") or name not in _ORDERED:
@@ -274,7 +280,7 @@ def _is_by_time(select: exp.Select, order: exp.Expr, column_of: Callable[[exp.Ex
 
 
 def _subquery(node: exp.Expr, name: str, columns: list[Column] | None) -> exp.Expr:
-    """What stands for a table: these columns of the rows that were fetched; None: all there are."""
+    """Return the expression that replaces a table: these columns of the fetched rows, or all if None."""
     if columns is None:
         return _aliased(exp.select("*").from_(exp.to_identifier(name, quoted=True)), node)
     select = exp.select(

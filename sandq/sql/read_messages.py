@@ -1,4 +1,4 @@
-"""Read the messages that a scan needs: by their names, listed with their states, or as pages of the log."""
+"""Reads the messages that a scan needs: by id or unique key, as lists with their states, or as pages of the log."""
 
 from __future__ import annotations
 
@@ -64,30 +64,34 @@ async def _messages_of(view: CallerView, topic: str, scan: Scan, limit: int | No
 
 
 async def _listed_then_pages(view: CallerView, topic: str, scan: Scan, limit: int | None, held: Held) -> Any:
-    """Messages with their states: what is due is listed; what is not, by a second, is delayed, and read by the page."""
+    """Read messages with their states.
+
+    Messages that are due, or will be within a second, are listed. Later messages are delayed, and are read as pages.
+    """
     at_us = (_MARGIN_MS + (await view.forecast(topic, "second", 1)).now_ms) * 1000
     due, later = scan.within("deliver_at"), scan.within("deliver_at")
     due.bounds.columns["deliver_at"].below(at_us, True)
     later.bounds.columns["deliver_at"].above(at_us, False)
     try:
         pages = await _pages(view, topic, later, limit, held)
-    except MovedMessages:  # how often they were is told message by message
+    except MovedMessages:  # only a list has the number of moves
         return await _listed(view, topic, scan, limit, held)
     return pa.concat_tables([await _listed(view, topic, due, limit, held), pages])
 
 
 _MARGIN_MS: Final = 1000
-"""What is due so soon may be, by the clock of the node that leads it."""
+"""Margin for clock differences: a message that is due this soon may already be due on its leader."""
 
 
 _Name = tuple[Any, dict[str, Any]]
-"""How a message is named: by its id, or (None) by these arguments of `get`."""
+"""Name of a message: its id, or (None, arguments of `get`)."""
 
 
 async def _unique_names(view: CallerView, topic: str, scan: Scan) -> tuple[list[_Name], bool]:
-    """Return the names that the unique keys of a query may be, and whether no other message has these unique keys.
+    """Return names of messages for the unique keys of a query, and whether they cover all messages with these keys.
 
-    A unique key is unique within a tenant in a fair topic, elsewhere within the key of a message that has one.
+    In a fair topic, a unique key is unique within its tenant. In other topics, it is unique within the message's key,
+    if the message has a key.
     """
     record, of = await view.topic(topic), scan.bounds.of
     if record.kind == COMPACTED:
@@ -100,17 +104,20 @@ async def _unique_names(view: CallerView, topic: str, scan: Scan) -> tuple[list[
     if within is None:
         return [(None, {"unique_key": name}) for name in unique_keys], not unique_keys
     within = tuple(one for one in within if _fits(one, 0, DEFAULT.key_bytes))
-    check_count(len(unique_keys) * len(within))  # before the pairs are made: they may be many more
+    check_count(len(unique_keys) * len(within))  # before the pairs are created, because there may be very many
     return [(None, {"unique_key": name, column: one}) for name in unique_keys for one in within], True
 
 
 def _fits(name: Any, least: int, most: int) -> bool:
-    """Whether this is a text of so many bytes: no message is named by anything else."""
+    """Return whether a value is a text within these limits, in bytes. No other value can name a message."""
     return isinstance(name, str) and least <= len(name.encode()) <= most
 
 
 async def _named_and_listed(view: CallerView, topic: str, scan: Scan, names: Sequence[_Name], held: Held) -> Any:
-    """Messages of unique keys, with and without keys: those without are looked up, those in the log are listed."""
+    """Read messages by unique keys without knowing their keys.
+
+    Messages without a key are looked up by their unique key; messages with a key are found in a list.
+    """
     wide = replace(scan, needed=tuple(dict.fromkeys([*scan.needed, "id", "unique_key"])))
     named = await _named(view, topic, wide, names, held)
     listed = await _listed(view, topic, wide, None, held)
@@ -129,11 +136,11 @@ async def _named(view: CallerView, topic: str, scan: Scan, names: Sequence[_Name
         try:
             if id is not None:
                 one = await messages.get(id) if is_id(id) else None
-                return one if one is not None and one.id == id else None  # an offset names a message, too
+                return one if one is not None and one.id == id else None  # `get` also accepts an offset
             return await messages.get(**arguments)
         except NotFound:
             return None
-        except InvalidRequest:  # a text that is no tenant is none of a message, either
+        except InvalidRequest:  # an invalid tenant: no message has it
             return None
 
     found = await each(get, [name for name in names if name[0] is None or isinstance(name[0], str)])
@@ -141,13 +148,13 @@ async def _named(view: CallerView, topic: str, scan: Scan, names: Sequence[_Name
 
 
 async def _listed(view: CallerView, topic: str, scan: Scan, limit: int | None, held: Held) -> Any:
-    """Messages with their states, a page of maps at a time, of several partitions at a time."""
+    """Read messages with their states in pages of maps, from several partitions at a time."""
     of = scan.bounds.of
-    start, end = _stretch(scan)
+    start, end = _range(scan)
     if end is not None and start >= end:
         return empty(scan.table, scan.needed)
     from_ms = offset_model.deliver_ms(start)
-    # An offset within a millisecond is no bound of a listing, which knows whole ones: the rest is left out here.
+    # Lists are bounded by whole milliseconds. For an offset within a millisecond, other messages are removed here.
     is_within = any(start[6:]) or (end is not None and any(end[6:]))
     until_ms = TIME_MAX_MS if end is None else min(offset_model.deliver_ms(end) + bool(any(end[6:])), TIME_MAX_MS)
     prefixes = [
@@ -202,13 +209,13 @@ def _map(row: object) -> Mapping[str, Any]:
 
 
 async def _numbers(view: CallerView, topic: str, bound: Bound) -> list[int]:
-    """The partitions of a topic that a query wants."""
+    """Return the numbers of a topic's partitions that a query needs."""
     record = await view.topic(topic)
     return [row.partition for row in record.partitions if bound.values is None or row.partition in bound.values]
 
 
 def _of_maps(scan: Scan, topic: str, partition: int, maps: Sequence[Mapping[str, Any]], held: Held) -> Any:
-    """Columns of the maps that a node tells of messages."""
+    """Convert maps of messages from a node to columns."""
     count = len(maps)
     schema = schema_of(scan.table, scan.needed)
     try:
@@ -246,9 +253,9 @@ def _of_map(name: str, kind: Any, topic: str, partition: int, maps: Sequence[Map
 
 
 async def _pages(view: CallerView, topic: str, scan: Scan, limit: int | None, held: Held) -> Any:
-    """Columns of the log, of several partitions at a time."""
+    """Read pages of the log as columns, from several partitions at a time."""
     numbers = await _numbers(view, topic, scan.bounds.of("partition"))
-    start, end = _stretch(scan)
+    start, end = _range(scan)
     if end is not None and start >= end:
         return empty(scan.table, scan.needed)
     names = list(scan.needed)
@@ -256,10 +263,10 @@ async def _pages(view: CallerView, topic: str, scan: Scan, limit: int | None, he
 
     async def of_partition(partition: int) -> list[Any]:
         found: list[Any] = []
-        # The bound may be an offset of another partition, which this one has no place of.
+        # The bound may be an offset of a different partition. Requests need an offset of this partition.
         rows, cursor = 0, offset_model.of_partition(start, partition)
         if offset_model.unpack(cursor).partition != partition:
-            return found  # nothing of it comes behind the last offset there is
+            return found  # the bound is the largest offset: no message of this partition is after it
         while limit is None or rows < limit:
             stop = None if end is None else offset_model.to_text(end)
             reply = await view.page(topic, partition, offset_model.to_text(cursor), stop)
@@ -282,8 +289,8 @@ def _batch(columns: Mapping[str, Any], schema: Any) -> Any:
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
-def _stretch(scan: Scan) -> tuple[bytes, bytes | None]:
-    """Where to begin in the log, and what is not read any more."""
+def _range(scan: Scan) -> tuple[bytes, bytes | None]:
+    """Return the start and the exclusive end of a scan, as offsets; the end may be None."""
     since, until = span_of(scan.bounds.of("deliver_at"))
     start = offset_model.pack(since or 0, 0, 0, 0)
     end = None if until is None else offset_model.pack(until, 0, 0, 0)
@@ -302,7 +309,7 @@ def _stretch(scan: Scan) -> tuple[bytes, bytes | None]:
 
 
 def _behind(offset: bytes) -> bytes:
-    """The place behind an offset; of the last one, itself: there is no message of that time."""
+    """Return the next offset. For the last offset return itself: no message can have its time."""
     try:
         return offset_model.behind(offset)
     except InvalidRequest:
@@ -310,7 +317,7 @@ def _behind(offset: bytes) -> bytes:
 
 
 async def tasks(view: CallerView, scan: Scan, held: Held) -> Any:
-    """What is scheduled: what is due is no task any more."""
+    """Read rows of the tables of z4: delayed messages only, because a due message is no task any more."""
     inner = scan.of_messages()
     bounds = inner.bounds
     if inner.by_name is None:

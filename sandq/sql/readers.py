@@ -1,4 +1,4 @@
-"""Read the rows that a scan needs, as Arrow's tables, by the rights of the caller (`caller_view`)."""
+"""Reads the rows that a scan needs as Arrow tables, with the rights of the caller (`caller_view`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sandq.sql.schema import Column
 
 
 async def read(view: CallerView, scan: Scan, held: Held) -> Any:
-    """The rows of a scan (pyarrow.Table with its needed columns); there may be others that WHERE is not true of."""
+    """Return the rows of a scan (pyarrow.Table with its needed columns), possibly with rows that do not fit WHERE."""
     if any(bound.values == () for bound in scan.bounds.columns.values()):  # a comparison with NULL
         return empty(scan.table, scan.needed)
     if scan.table.is_of_tasks:
@@ -37,7 +37,7 @@ async def read(view: CallerView, scan: Scan, held: Held) -> Any:
 
 
 def as_they_are(table: Any, columns: Sequence[tuple[str, Column]]) -> Any:
-    """Columns of rows that were read, under other names; JSON is checked."""
+    """Rename the columns of rows, and check columns with JSON."""
     arrays = []
     for _, column in columns:
         array = table.column(column.needs[0] if column.needs else column.name)
@@ -74,7 +74,7 @@ _REASONS: Final = ("nacked", "lease_expired", "expired", "rejected")
 
 
 async def _if_known(rows: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """Rows of a group that may not be there (any more)."""
+    """Return the rows of a group; none if the group does not exist."""
     try:
         async for row in rows:
             yield row
@@ -98,7 +98,7 @@ def _of_dead(one: Any, needed: Iterable[str]) -> Row:
 
 
 async def _leases(view: CallerView, scan: Scan, held: Held) -> Any:
-    """What is leased or waits; of each message every group that has it so."""
+    """Return leased and waiting messages, with a row for each group in which a message has such a state."""
     of = scan.bounds.of
     since, until = span_of(of("deliver_at"))
     states = of("state").values
@@ -107,7 +107,7 @@ async def _leases(view: CallerView, scan: Scan, held: Held) -> Any:
         messages = view.messages(topic)
         ids: dict[str, None] = {}
         for state in ("leased", "waiting"):
-            # A message's own state is that of one group: another one may have it otherwise.
+            # The state of a message in a list is that of one group; it may be different in other groups.
             async for one in messages.list(state=state, since=since, until=until, limit=IDS + 1):
                 ids[one.id] = None
         if len(ids) > IDS:

@@ -1,4 +1,4 @@
-"""Make Arrow's tables of the rows that readers ask the cluster for, and read what a scan's bounds say."""
+"""Helpers of readers: build Arrow tables from rows, and convert a scan's bounds into arguments of requests."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from sandq.sql.scan import Scan
 from sandq.sql.schema import Kind, Table
 
 AT_ONCE: Final = 8
-"""Requests of one query at a time."""
+"""Maximum number of concurrent requests of a query."""
 _BATCH_ROWS: Final = 5000
-"""Rows that become columns together, and are counted then."""
+"""Number of rows that are converted to columns, and counted, together."""
 
 Row = Mapping[str, Any]
 
 
 def empty(table: Table, needed: Sequence[str]) -> Any:
-    """No rows."""
+    """Return a table without rows."""
     return schema_of(table, needed).empty_table()
 
 
 def span_of(bound: Bound) -> tuple[int | None, int | None]:
-    """A bound of a time (microseconds) as `since` and `until` in milliseconds; the latter is not included."""
+    """Return a bound of a time (microseconds) as `since` and `until` in milliseconds; `until` is exclusive."""
     low, high = bound.low, bound.high
     low_open, high_open = bound.low_open, bound.high_open
     if bound.values is not None:
@@ -48,8 +48,8 @@ def span_of(bound: Bound) -> tuple[int | None, int | None]:
 
 
 def time(ms: int | None) -> int | None:
-    """Return a time as the column has it, in microseconds. Times after the year 9999 become its last millisecond."""
-    # SQL's clients have no form for later times. One such row must not make a whole table unreadable.
+    """Convert a time to the microseconds of a column. Times after the year 9999 become its last millisecond."""
+    # SQL clients cannot represent later times. One such row must not make a whole table unreadable.
     return None if ms is None else min(ms, _LAST_MS) * 1000
 
 
@@ -58,7 +58,10 @@ _LAST_MS: Final = 253_402_300_799_999
 
 
 async def topics_of(view: CallerView, bound: Bound, groups: Bound | None = None) -> list[str]:
-    """Return the topics that a statement names, or all that the caller may read: whole, or one of `groups` of them."""
+    """Return the topics that a statement names, otherwise all that the caller may read completely.
+
+    With `groups`, topics of which the caller may read one of these groups are included.
+    """
     if bound.values is not None:
         return [str(name) for name in bound.values]
     named = None if groups is None or groups.values is None else [str(name) for name in groups.values]
@@ -72,7 +75,7 @@ async def groups_of(view: CallerView, topic: str, bound: Bound) -> list[str]:
 
 
 def prefix_of(bound: Bound) -> str | None:
-    """What all values of a column begin with; None: nothing is known."""
+    """Return a prefix of all values that a bound allows; None if there is none."""
     if bound.prefix is not None:
         return bound.prefix
     if bound.values is not None and len(bound.values) == 1 and isinstance(bound.values[0], str):
@@ -114,7 +117,7 @@ _BOOL: Final = Kind.BOOL.value.arrow
 
 
 async def each(ask: Callable[[Any], Awaitable[Any]], items: Sequence[Any]) -> list[Any]:
-    """Ask for each, several at a time; the answers in the order of the items."""
+    """Call `ask` for each item, several at a time; return the results in the order of the items."""
     answers: list[Any] = [None] * len(items)
     if len(items) == 1:
         return [await ask(items[0])]

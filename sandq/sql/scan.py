@@ -1,4 +1,4 @@
-"""A scan: which rows of a table a query needs, and how these are asked of the cluster."""
+"""`Scan`: the rows of a table that a query needs, and the kind of request that reads them from the cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from sandq.sql.pages import COLUMNS as OF_PAGES
 from sandq.sql.schema import Table
 
 FEW: Final = 200
-"""Up to so many messages are asked for one by one, which costs more for each, and less before the first."""
+"""Largest LIMIT for which messages are listed with their states instead of reading pages of the log.
+
+Listing costs more per message, but less before the first one.
+"""
 ALLOW: Final = "sandq_allow_full_scan"
 
 _OF_TASK: Final = {
@@ -29,8 +32,11 @@ _OF_TASK: Final = {
 
 @dataclass(frozen=True)
 class Scan:
-    """`needed`: the columns that the query names; `limit`: rows that are enough, if it can be told before they come;
-    `is_ordered`: these must be the first ones by `deliver_at`."""
+    """The rows of a table that a query needs.
+
+    `needed`: the columns that the query uses. `limit`: number of rows that are enough; None if it is unknown before
+    reading. `is_ordered`: these must be the first rows by `deliver_at`.
+    """
 
     table: Table
     bounds: Bounds
@@ -39,7 +45,7 @@ class Scan:
     is_ordered: bool = False
 
     def of_messages(self) -> Scan:
-        """The scan of `messages` that a scan of `task` is; any other as it is."""
+        """Return a scan of `task` as the equivalent scan of `messages`; other scans unchanged."""
         if not self.table.is_of_tasks:
             return self
         from sandq.sql.schema import MESSAGES
@@ -50,19 +56,19 @@ class Scan:
         return Scan(MESSAGES, bounds, needed, self.limit, self.is_ordered)
 
     def within(self, column: str) -> Scan:
-        """The same scan with bounds of its own, those of a column among them, to be narrowed."""
+        """Return a copy with separate bounds that may be changed, including bounds of `column`."""
         columns = {name: replace(bound) for name, bound in self.bounds.columns.items()}
         columns.setdefault(column, Bound())
         return replace(self, bounds=Bounds(columns, set(self.bounds.rest)))
 
     @property
     def by_name(self) -> str | None:
-        """The column that names single messages: id or unique_key; None: they are read in their order."""
+        """The column whose values name single messages, `id` or `unique_key`; None if there is none."""
         return next((name for name in ("id", "unique_key") if self.bounds.of(name).values is not None), None)
 
     @property
     def is_few(self) -> bool:
-        """Whether so few messages are enough that they are asked for one by one. (Offsets bound pages, not lists.)"""
+        """Whether the LIMIT is small enough to list messages. Offsets can only bound pages, not lists."""
         return self.limit is not None and self.limit <= FEW and "offset" not in self.bounds.columns
 
     @property
@@ -71,7 +77,7 @@ class Scan:
         return not self.is_few and self.bounds.of("state").values is None and OF_PAGES.issuperset(self.needed)
 
     def request(self) -> str:
-        """How it is asked for, for people."""
+        """Return the names of the requests that read the rows, for EXPLAIN."""
         if self.table.name != "messages" and not self.table.is_of_tasks:
             return {"keys": "KV_SCAN", "dead_letters": "DEAD_LIST", "leases": "LIST, WHY"}.get(self.table.name, "admin")
         scan = self.of_messages()
@@ -80,7 +86,7 @@ class Scan:
         return "GET" if scan.by_name else "FETCH" if scan.by_page else "LIST"
 
     def pushed(self) -> dict[str, str]:
-        """The bounds that are asked of the cluster, by column."""
+        """Return the bounds that are sent to the cluster, by column."""
         return {
             name: bound.text()
             for name, bound in self.bounds.columns.items()
@@ -88,12 +94,12 @@ class Scan:
         }
 
     def check(self, *, allow_full: bool) -> None:
-        """SqlError (1104) when it would read a whole topic, or all of them, by accident."""
+        """Raise SqlError (1104) if the scan would read one or all topics completely by accident."""
         if not self.table.needs_bounds or self.limit is not None or allow_full:
             return
         topic = "queue" if self.table.is_of_tasks else "topic"
         if self.bounds.of(topic).values is None:
-            raise self._unbounded(f"say which: {topic} = '...'")
+            raise self._unbounded(f"name the topic: {topic} = '...'")
         of = self.bounds.of
         if self.table.name == "messages" or self.table.is_of_tasks:
             times = of("deliver_at"), of("offset")
@@ -105,7 +111,7 @@ class Scan:
             if not is_bounded:
                 other = "" if self.table.is_of_tasks else " or offset"
                 is_count = {"topic", "partition"}.issuperset(self.needed)
-                count = "; how many there are: SELECT messages FROM topics WHERE topic = '...'" if is_count else ""
+                count = "; to count messages: SELECT messages FROM topics WHERE topic = '...'" if is_count else ""
                 raise self._unbounded(f"bound deliver_at, or name an id{other}{count}")
         elif self.table.name == "keys":
             key = of("key")
@@ -115,13 +121,13 @@ class Scan:
     def _unbounded(self, remedy: str) -> SqlError:
         return SqlError(
             TOO_BIG_SELECT,
-            f"the query would read all of {self.table.name}: {remedy}; or add a LIMIT that needs no other condition, "
-            f"or SET {ALLOW} = 1",
+            f"the query would read all of {self.table.name}: {remedy}; or add a LIMIT (docs/sql.md, Bounds), or SET "
+            f"{ALLOW} = 1",
         )
 
 
 def is_exact(scan: Scan) -> bool:
-    """Whether the cluster is asked for just the rows that WHERE is true of: then a LIMIT is enough for it, too."""
+    """Return whether the bounds are equivalent to WHERE. Then the LIMIT of the query can end the scan early."""
     if scan.bounds.rest:
         return False
     exact: dict[str, tuple[str, ...]] = {
@@ -130,7 +136,7 @@ def is_exact(scan: Scan) -> bool:
         "dead_letters": ("topic", "group"),
         "leases": (),
     }
-    # z4's tasks are the delayed ones: the rest of what comes is left out
+    # not for z4's table `task`: messages that are not delayed are removed after reading
     of_table = exact.get(scan.table.name, ())
     for name, bound in scan.bounds.columns.items():
         if name not in of_table or bound.prefix is not None:
@@ -138,7 +144,7 @@ def is_exact(scan: Scan) -> bool:
         if name not in ("offset", "deliver_at") and bound.is_range:
             return False
         several = bound.values is not None and len(bound.values) > 1
-        # Of several times or offsets the cluster is asked for all that lie between them.
+        # For several times or offsets, the scan reads the whole range between them.
         if several and (name in ("offset", "deliver_at", "state") or (name, scan.table.name) == ("partition", "keys")):
             return False
         if name == "state" and not set(bound.values or ()) <= _ASKED_STATES:
@@ -149,11 +155,11 @@ def is_exact(scan: Scan) -> bool:
 
 
 _ASKED_STATES: Final = frozenset(LISTED_STATES)
-"""By which messages are listed; what is dead for a group is found among all."""
+"""States by which the cluster can list messages. Dead messages must be searched among all messages."""
 
 
 def is_id(text: object) -> bool:
-    """Whether a text can be an offset: of nothing else there is a message."""
+    """Return whether a text is a valid id: the text of an offset, in upper case."""
     from sandq.model.errors import InvalidRequest
     from sandq.model.offsets import from_text
 

@@ -1,4 +1,4 @@
-"""The databases, tables and columns that there are, with their types in MySQL, DuckDB and Arrow."""
+"""The databases, tables and columns, with their types in MySQL, DuckDB and Arrow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INFORMATION_SCHEMA: Final = "information_schema"
 
 
 class TypeNames(NamedTuple):
-    """How a type is called in MySQL (`column`, `data`), and what it is in Arrow."""
+    """The names of a type in MySQL (`column`, `data`), and its type in Arrow."""
 
     column: str
     data: str
@@ -39,19 +39,22 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Column:
-    """`made_of`: an SQL expression of DuckDB over other columns, instead of cells that are fetched."""
+    """A column of a table.
+
+    `made_of`: the SQL expression of DuckDB that computes it from other columns, if it is not fetched.
+    """
 
     name: str
     kind: Kind
     comment: str
     made_of: str | None = None
     needs: tuple[str, ...] = ()
-    """The columns that it is made of."""
+    """The columns from which it is computed."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """`pushed`: columns whose bounds are asked of the cluster; `needs_bounds`: it is not read whole by accident."""
+    """A table. `pushed`: columns whose bounds are sent to the cluster. `needs_bounds`: queries must have bounds."""
 
     database: str
     name: str
@@ -62,11 +65,11 @@ class Table:
 
     @property
     def is_of_tasks(self) -> bool:
-        """Whether its rows are messages as z4 shows them."""
+        """Whether its rows are messages with the columns of z4."""
         return self.database == Z4 and self.name in ("task", "tasks")
 
     def column(self, name: str) -> Column | None:
-        """The column of this name, whatever its case."""
+        """Return the column with this name; upper and lower case are equal."""
         wanted = name.lower()
         return next((column for column in self.columns if column.name == wanted), None)
 
@@ -81,8 +84,8 @@ def _as_json(text: str) -> str:
 
 _TOPIC = Column("topic", Kind.NAME, "the topic")
 _PARTITION = Column("partition", Kind.INT, "the partition's number")
-_ID = Column("id", Kind.OFFSET, "the offset at birth; it stays when the message is moved")
-_OFFSET = Column("offset", Kind.OFFSET, "the place in the order of time")
+_ID = Column("id", Kind.OFFSET, "the message's first offset; it stays the same when the message is moved")
+_OFFSET = Column("offset", Kind.OFFSET, "the position in the log, ordered by time")
 _KEY = Column("key", Kind.TEXT, "the key as text; NULL when it is no UTF-8, or there is none")
 _KEY_BYTES = Column("key_bytes", Kind.BYTES, "the key")
 _VALUE = Column("value", Kind.BYTES, "the value")
@@ -98,9 +101,9 @@ _HEADERS_TEXT = Column(
 _DELIVER_AT = Column("deliver_at", Kind.TIME, "when it is due")
 _CREATED_AT = Column("created_at", Kind.TIME, "when it was stored")
 _UNIQUE_KEY = Column("unique_key", Kind.TEXT, "the unique key as text; NULL when it is no UTF-8, or there is none")
-_PRIORITY = Column("priority", Kind.INT, "lower goes first, in topics of the kind priority or fair")
-_TENANT = Column("tenant", Kind.NAME, "whose share of a fair topic it counts for")
-_TTL_MS = Column("ttl_ms", Kind.BIGINT, "its time to live, counted from deliver_at on")
+_PRIORITY = Column("priority", Kind.INT, "lower first, in topics of the kind priority or fair")
+_TENANT = Column("tenant", Kind.NAME, "the tenant to whose share of a fair topic it belongs")
+_TTL_MS = Column("ttl_ms", Kind.BIGINT, "its time to live, counted from deliver_at")
 _SIZE = Column("size", Kind.BIGINT, "bytes of the value")
 _STATE = Column("state", Kind.WORD, "delayed, ready, leased, waiting, acked or dead, over all groups")
 _GROUP = Column("group", Kind.NAME, "the consumer group")
@@ -108,7 +111,7 @@ _GROUP = Column("group", Kind.NAME, "the consumer group")
 MESSAGES = Table(
     SANDQ,
     "messages",
-    "what topics hold, delivered or not",
+    "messages of topics, in every state",
     (
         _TOPIC,
         _PARTITION,
@@ -128,8 +131,8 @@ MESSAGES = Table(
         _TENANT,
         _TTL_MS,
         _SIZE,
-        Column("due_at", Kind.TIME, "when it was due at birth"),
-        Column("moves", Kind.INT, "how often it was moved"),
+        Column("due_at", Kind.TIME, "its first delivery time"),
+        Column("moves", Kind.INT, "number of moves"),
         Column("moved_at", Kind.TIME, "when it was moved last"),
     ),
     ("topic", "partition", "id", "offset", "deliver_at", "state", "key", "unique_key", "tenant"),
@@ -139,7 +142,7 @@ MESSAGES = Table(
 DEAD_LETTERS = Table(
     SANDQ,
     "dead_letters",
-    "messages that a group does not get any more",
+    "dead letters of each group",
     (
         _TOPIC,
         _GROUP,
@@ -148,7 +151,7 @@ DEAD_LETTERS = Table(
         _OFFSET,
         Column("reason", Kind.WORD, "nacked, lease_expired, expired or rejected"),
         Column("error", Kind.TEXT, "its last error"),
-        Column("attempts", Kind.INT, "how often it was tried, in its last life"),
+        Column("attempts", Kind.INT, "number of attempts since it was last redriven"),
         Column("life", Kind.INT, "1 unless it was redriven before"),
         Column("dead_at", Kind.TIME, "when it died"),
         _DELIVER_AT,
@@ -172,7 +175,7 @@ DEAD_LETTERS = Table(
 LEASES = Table(
     SANDQ,
     "leases",
-    "messages that groups hold, or that wait for another attempt",
+    "messages that groups have leased or will retry",
     (
         _TOPIC,
         _GROUP,
@@ -181,14 +184,14 @@ LEASES = Table(
         _OFFSET,
         Column("state", Kind.WORD, "leased or waiting, in this group"),
         Column("attempt", Kind.INT, "1 for the first"),
-        Column("consumer", Kind.NAME, "who holds it"),
-        Column("lease_token", Kind.NAME, "what settles it"),
+        Column("consumer", Kind.NAME, "the consumer that holds it"),
+        Column("lease_token", Kind.NAME, "the token that settles it"),
         Column("lease_until", Kind.TIME, "when the lease ends"),
-        Column("retry_at", Kind.TIME, "when it comes again"),
+        Column("retry_at", Kind.TIME, "when it is retried"),
         Column("error", Kind.TEXT, "its last error"),
         _DELIVER_AT,
         _KEY,
-        Column("reason", Kind.TEXT, "what it waits for, in words"),
+        Column("reason", Kind.TEXT, "the reason why it waits"),
     ),
     ("topic", "group", "state", "deliver_at"),
     needs_bounds=True,
@@ -197,7 +200,7 @@ LEASES = Table(
 KEYS = Table(
     SANDQ,
     "keys",
-    "what the keys of compacted topics have",
+    "current values of keys in compacted topics",
     (
         _TOPIC,
         _PARTITION,
@@ -205,7 +208,7 @@ KEYS = Table(
         _KEY_BYTES,
         Column("version", Kind.OFFSET, "the offset of the write"),
         Column("written_at", Kind.TIME, "the time in the version"),
-        Column("expires_at", Kind.TIME, "when its time to live is over"),
+        Column("expires_at", Kind.TIME, "when its time to live ends"),
         _VALUE,
         _TEXT,
         _JSON,
@@ -219,7 +222,7 @@ KEYS = Table(
 SCHEDULES = Table(
     SANDQ,
     "schedules",
-    "messages that recur",
+    "schedules, which send recurring messages",
     (
         _TOPIC,
         Column("name", Kind.NAME, "the schedule's name"),
@@ -231,9 +234,9 @@ SCHEDULES = Table(
         Column("zone", Kind.NAME, "its time zone"),
         Column("next_at", Kind.TIME, "the next occurrence"),
         Column("fire_at", Kind.TIME, "when its message is delivered"),
-        Column("next_id", Kind.OFFSET, "the id of that message, where it is made ahead"),
-        Column("fired", Kind.BIGINT, "occurrences that are over"),
-        Column("missed", Kind.BIGINT, "occurrences that were left out"),
+        Column("next_id", Kind.OFFSET, "the id of that message, if it is already stored"),
+        Column("fired", Kind.BIGINT, "number of past occurrences"),
+        Column("missed", Kind.BIGINT, "number of skipped occurrences"),
         Column("created_at", Kind.TIME, "when it was made"),
         Column("changed_at", Kind.TIME, "when it was changed last"),
         _KEY,
@@ -260,9 +263,9 @@ GROUPS = Table(
         Column("dead", Kind.BIGINT, "dead letters"),
         Column("lag", Kind.BIGINT, "ready, leased and waiting together"),
         Column("consumers", Kind.INT, "that are connected"),
-        Column("reason", Kind.TEXT, "why it gets no new messages; NULL: it does"),
+        Column("reason", Kind.TEXT, "why it gets no new messages; NULL if it does"),
         Column("touched_at", Kind.TIME, "when it was used last"),
-        Column("cursor", Kind.OFFSET, "of the partition that is furthest behind: the last offset that was leased"),
+        Column("cursor", Kind.OFFSET, "the smallest last leased offset of its partitions"),
         Column("settings", Kind.JSON, "its own settings", _as_json("settings"), ("settings",)),
     ),
     ("topic",),
@@ -271,7 +274,7 @@ GROUPS = Table(
 TOPICS = Table(
     SANDQ,
     "topics",
-    "topics, and how much they hold",
+    "topics, with their sizes",
     (
         _TOPIC,
         Column("kind", Kind.WORD, "timer, priority, fair or compacted"),
@@ -291,13 +294,13 @@ TOPICS = Table(
 PARTITIONS = Table(
     SANDQ,
     "partitions",
-    "partitions, who leads them, what they hold",
+    "partitions, with their leaders and sizes",
     (
         _TOPIC,
         _PARTITION,
-        Column("leader", Kind.NAME, "the node that leads it; NULL: none does"),
-        Column("nodes", Kind.JSON, "those that are to hold it, an array", _as_json("nodes"), ("nodes",)),
-        Column("moving", Kind.BOOL, "whether it is on its way"),
+        Column("leader", Kind.NAME, "the node that leads it; NULL if there is none"),
+        Column("nodes", Kind.JSON, "the nodes that should have a replica, an array", _as_json("nodes"), ("nodes",)),
+        Column("moving", Kind.BOOL, "whether it is being moved"),
         Column("messages", Kind.BIGINT, "that are stored"),
         Column("delayed", Kind.BIGINT, "of these, not due yet"),
         Column("dead", Kind.BIGINT, "dead letters of all groups"),
@@ -315,15 +318,15 @@ NODES = Table(
     "the nodes of the cluster, as one of them sees it",
     (
         Column("node", Kind.NAME, "its id"),
-        Column("up", Kind.BOOL, "whether it is reached"),
+        Column("up", Kind.BOOL, "whether it can be reached"),
         Column("client", Kind.NAME, "its client port"),
-        Column("zone", Kind.NAME, "where it stands"),
+        Column("zone", Kind.NAME, "its zone"),
         Column("version", Kind.WORD, "of sandq"),
         Column("standing", Kind.WORD, "in, draining, drained or out"),
-        Column("sick", Kind.TEXT, "why it leads nothing; NULL: it is well"),
+        Column("sick", Kind.TEXT, "why it leads no partitions; NULL if it is healthy"),
         Column("weight", Kind.INT, "its share of replicas"),
         Column("voter", Kind.BOOL, "in the metadata group"),
-        Column("replicas", Kind.INT, "that it is to hold, or may still hold"),
+        Column("replicas", Kind.INT, "replicas that it should have, or may still have"),
         Column("metadata_leader", Kind.BOOL, "whether it leads the metadata group"),
     ),
 )
@@ -331,13 +334,13 @@ NODES = Table(
 FORECAST = Table(
     SANDQ,
     "forecast",
-    "how many messages come due when",
+    "number of messages that become due in each unit of time",
     (
         _TOPIC,
-        Column("unit", Kind.WORD, "second, minute (unless another is asked for) or hour"),
+        Column("unit", Kind.WORD, "second, minute (the default) or hour"),
         Column("starts_at", Kind.TIME, "when the second, minute or hour begins"),
-        Column("messages", Kind.BIGINT, "that are stored and come due then"),
-        Column("scheduled", Kind.BIGINT, "that schedules will send then"),
+        Column("messages", Kind.BIGINT, "stored messages that become due then"),
+        Column("scheduled", Kind.BIGINT, "messages that schedules will send then"),
     ),
     ("topic", "unit", "starts_at"),
 )
@@ -345,7 +348,7 @@ FORECAST = Table(
 TASK = Table(
     Z4,
     "task",
-    "scheduled messages, as z4 shows them",
+    "delayed messages, with the columns of z4",
     (
         Column("queue", Kind.NAME, "the topic"),
         _ID,
@@ -361,10 +364,10 @@ TASK = Table(
 QUEUE = Table(
     Z4,
     "queue",
-    "topics, as z4 shows them",
+    "topics, with the columns of z4",
     (
         Column("id", Kind.NAME, "the topic"),
-        Column("positions", Kind.JSON, "of each group: its cursors", _as_json("positions"), ("positions",)),
+        Column("positions", Kind.JSON, "the cursors of each group", _as_json("positions"), ("positions",)),
         Column("ack_deadline", Kind.BIGINT, "how long a message is leased, in seconds"),
     ),
     ("id",),
@@ -381,6 +384,6 @@ DATABASES: Final = (SANDQ, Z4, INFORMATION_SCHEMA)
 
 
 def find_table(database: str, name: str) -> Table | None:
-    """Return a table; None if there is none of that name. The tables of z4 are found from database sandq, too."""
+    """Return a table; None if it does not exist. The tables of z4 are also found in the database sandq."""
     of, name = database.lower(), name.lower()
     return TABLES.get((of, name)) or (TABLES.get((Z4, name)) if of == SANDQ else None)

@@ -1,4 +1,4 @@
-"""A session: statements one after another, each answered by rows or by a word; what it has set stays until it ends."""
+"""`Session`: runs the statements of one client one after the other, and keeps its variables and its database."""
 
 from __future__ import annotations
 
@@ -41,13 +41,15 @@ from sandq.sql.variables import MAX_TIME, VERSION, Variables
 T = TypeVar("T")
 
 _CAST: Final = {"TIME": "epoch_us(CAST({} AS TIMESTAMP))", "INT": "CAST({} AS BIGINT)", "BIGINT": "CAST({} AS BIGINT)"}
-"""How a value is looked at that a column of that kind is compared with."""
+"""Conversion of a value that is compared with a column of this kind."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Rows (pyarrow.Table); None: it was done, and there is nothing to show. `kill`: a connection's id, and whether
-    only its query is meant."""
+    """The result of a statement: its rows (pyarrow.Table), or None if it has none.
+
+    `kill`: the id of a connection to kill, and whether only its query is killed.
+    """
 
     table: Any = None
     kill: tuple[int, bool] | None = None
@@ -58,7 +60,7 @@ def _now() -> datetime.datetime:
 
 
 class Session:
-    """What one client asks. One statement at a time."""
+    """Runs the statements of one client, one at a time."""
 
     def __init__(
         self,
@@ -75,9 +77,9 @@ class Session:
         ask_access: AskAccess | None = None,
         owner: Hashable = None,
     ) -> None:
-        """`status`: what SHOW STATUS tells; `processes`: the connections that SHOW PROCESSLIST does; `now`: UTC.
-        `ask_access`: returns what the caller may do; None: what the cluster says of the client itself. `owner`: the
-        caller, as `Places` tells callers apart."""
+        """`status` and `processes` return the rows of SHOW STATUS and SHOW PROCESSLIST; `now` returns the time in UTC.
+        `ask_access` returns the caller's rights; by default the cluster is asked for the rights of the client. `owner`
+        identifies the caller for `StatementSlots`."""
         self._owner = owner
         self._client = client
         self._ask_access = ask_access or access_from_cluster(client)
@@ -96,31 +98,30 @@ class Session:
             self.use(database)
 
     def use(self, database: str) -> None:
-        """Have names of tables mean those of a database. SqlError (1049)."""
+        """Set the database for names of tables. Raises SqlError (1049) if it does not exist."""
         if database.lower() not in DATABASES:
             raise SqlError(UNKNOWN_DATABASE, f"Unknown database '{database}': there are {', '.join(DATABASES)}")
         self.database = database.lower()
 
     def reset(self) -> None:
-        """Forget what was set."""
+        """Reset all variables."""
         self.variables = Variables()
 
     def kill(self) -> None:
-        """End the statement that runs, if one does."""
+        """Cancel the running statement, if there is one."""
         if self._scope is not None:
             self._is_killed = True
             self._scope.cancel()
 
     async def run(self, text: str) -> Answer:
-        """Answer a statement. SqlError: why not; it ends by its deadline, by `kill`, or when the caller is
-        cancelled."""
+        """Run a statement. Raises SqlError if it fails, at its deadline, and after `kill`."""
         tree = await _parsed(text)
         if tree is None:
             return Answer()
         return await self._within(self._seconds(tree), lambda: self._answer(tree))
 
     async def _within(self, seconds: float, work: Callable[[], Awaitable[T]]) -> T:
-        """Do something for so long at most, unless it is killed sooner."""
+        """Return the result of `work`. Raises SqlError if it takes longer than `seconds`, or after `kill`."""
         self._is_killed = False
         with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
             self._scope = scope
@@ -141,8 +142,10 @@ class Session:
         )
 
     async def columns(self, text: str) -> Any:
-        """The columns (pyarrow.Schema) that a statement has; None where it has none, or its parameters decide.
-        SqlError: it cannot be answered whatever these are, or not in its time."""
+        """Return the columns (pyarrow.Schema) of a statement; None if it has none, or if they depend on parameters.
+
+        Raises SqlError if the statement is wrong for all values of its parameters, or takes too long.
+        """
         tree = await _parsed(text)
         if not isinstance(tree, exp.Query):
             return None
@@ -201,7 +204,7 @@ class Session:
         raise SqlError(SYNTAX, "SELECT, SHOW, DESCRIBE, EXPLAIN, SET, USE or KILL is expected (docs/sql.md)")
 
     async def _command(self, tree: exp.Command) -> Any:
-        """What the parser has no words for."""
+        """Run a statement for which the parser has no class."""
         word = str(tree.this).upper()
         rest = str(tree.args.get("expression") or "").strip().strip("'").upper()
         if word == "SHOW":
@@ -237,7 +240,7 @@ class Session:
             return await in_thread(duck, lambda: duck.run(planned.text(), tables))
 
     async def _plan(self, tree: exp.Expr, duck: Duck) -> Planned:
-        """The plan of a query, made in a thread: a bound may take its time to be evaluated."""
+        """Return the plan of a query. It is made in a thread, because evaluating a bound may take long."""
 
         def work() -> Planned:
             return self._planned(replace_functions(self._with_variables(_named(tree)), self._facts()), duck)
@@ -255,7 +258,7 @@ class Session:
                 raise ValueError(error.message) from None
             if is_null:
                 return None
-            if not isinstance(value, int if kind in _CAST else str):  # infinity is no number of microseconds
+            if not isinstance(value, int if kind in _CAST else str):  # infinity cannot be converted to microseconds
                 raise ValueError("it is compared with what bounds nothing")
             return value
 
@@ -367,7 +370,7 @@ class Session:
 
 
 async def _parsed(text: str) -> exp.Expr | None:
-    """A statement; a long one is parsed in a thread, so that others get their turn."""
+    """Parse a statement; a long one in a thread, so that other tasks can run."""
     return parse(text) if len(text) < _LONG else await anyio.to_thread.run_sync(parse, text)
 
 
@@ -403,7 +406,7 @@ def _lowered(like: Any) -> exp.Expr:
 
 
 def _named(tree: exp.Expr) -> exp.Expr:
-    """A query whose result's columns are named as MySQL names them: by what was written. It is changed."""
+    """Name the columns of a query's result as MySQL does: by the text of their expressions. Changes the query."""
     select: Any = tree
     while isinstance(select, exp.SetOperation):
         select = select.left

@@ -1,4 +1,4 @@
-"""SHOW and DESCRIBE: rows that are known without asking the cluster."""
+"""SHOW and DESCRIBE: rows that are known without a request to the cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIKE_COLUMN: Final = {
     "CHARACTER SET": "Charset",
     "TABLE STATUS": "Name",
 }
-"""What LIKE is about, by what is shown."""
+"""The column to which LIKE applies, by the kind of SHOW."""
 
 _EMPTY: Final = {
     "WARNINGS": "Level Code# Message",
@@ -48,7 +48,7 @@ _INDEX: Final = (
 
 
 def shown(show: exp.Show, database: str | None, variables: Variables, status: Sequence[tuple[str, str]]) -> Any:
-    """The rows (pyarrow.Table) of a SHOW, before LIKE and WHERE. SqlError."""
+    """Return the rows (pyarrow.Table) of a SHOW, before LIKE and WHERE. Raises SqlError."""
     what = show.name.upper()
     if what == "VARIABLES":
         return rows_of("Variable_name Value", [*variables.rows()])
@@ -95,7 +95,7 @@ def shown(show: exp.Show, database: str | None, variables: Variables, status: Se
 
 
 def rows_of(columns: str, rows: Sequence[Sequence[Any]]) -> Any:
-    """A table of texts, and of whole numbers where a name ends with #."""
+    """Return a table whose columns are texts, or whole numbers if their name ends with #."""
     fields = [(name.rstrip("#"), pa.int64() if name.endswith("#") else pa.string()) for name in columns.split(" ")]
     schema = pa.schema([(name.replace("Create_Database", "Create Database"), kind) for name, kind in fields])
     arrays = [pa.array([row[place] for row in rows], field.type) for place, field in enumerate(schema)]
@@ -103,7 +103,7 @@ def rows_of(columns: str, rows: Sequence[Sequence[Any]]) -> Any:
 
 
 def described(node: exp.Table, database: str | None) -> Any:
-    """The rows of DESCRIBE."""
+    """Return the rows of DESCRIBE."""
     return _columns(_find((node.db or database or "").lower(), node.name), is_full=False)
 
 

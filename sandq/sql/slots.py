@@ -1,4 +1,4 @@
-"""Places for statements that run at the same time, shared out so that one caller cannot hold all of them."""
+"""Limits the number of statements that run at the same time, so that one caller cannot use all slots."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import anyio
 
 
 class StatementSlots:
-    """A fixed number of places. A caller that has one already is never given the last free one.
+    """A fixed number of slots. A caller that already has a slot never gets the last free one.
 
-    Callers wait in the order of their arrival; one that may not take the last place does not hold up those behind it.
+    Callers wait in the order of their arrival. A caller that may not take the last slot does not delay later callers.
     """
 
     def __init__(self, count: int) -> None:
@@ -22,7 +22,7 @@ class StatementSlots:
 
     @asynccontextmanager
     async def one(self, owner: Hashable) -> AsyncIterator[None]:
-        """Hold a place inside the block; wait until `owner` may take one."""
+        """Hold a slot during the block; wait until `owner` may take one."""
         await self._take(owner)
         try:
             yield
@@ -43,7 +43,7 @@ class StatementSlots:
         except BaseException:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
-            else:  # it was granted in the same moment in which the caller left
+            else:  # the slot was granted just before the caller was cancelled
                 self._give_back(owner)
             raise
 

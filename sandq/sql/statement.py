@@ -1,4 +1,4 @@
-"""A statement as it was sent: parsed, within limits, and of a kind that reads only."""
+"""Parses a statement, and checks its limits and that it only reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sandq.sql.budget import NESTING, STATEMENT_BYTES, STATEMENT_NODES
 from sandq.sql.duck_errors import syntax_text
 from sandq.sql.errors import NOT_SUPPORTED, READ_ONLY, SYNTAX, TOO_LARGE, SqlError
 
-# It tells of syntax that it does not know, which is answered here.
+# It warns about unknown syntax, for which this module raises an error anyway.
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 
 _INSTEAD: Final = (
@@ -24,24 +24,26 @@ _WRITING: Final = (
     *(exp.Insert, exp.Update, exp.Delete, exp.Create, exp.Drop, exp.Alter, exp.TruncateTable, exp.Merge, exp.Into),
     *(exp.LoadData, exp.Copy, exp.Attach, exp.Detach, exp.Pragma),
 )
-_WRITING_WORDS_NAMES: Final = """
+_WRITING_NAMES: Final = """
 alter analyze call check checksum create delete do drop flush grant import insert install kill lock load
 optimize purge rename repair replace reset revoke restart shutdown truncate uninstall update xa handler
 """
-_WRITING_WORDS: Final = frozenset(_WRITING_WORDS_NAMES.split())
+_WRITING_COMMANDS: Final = frozenset(_WRITING_NAMES.split())
 
 
 def parse(text: str) -> exp.Expr | None:
-    """The one statement in a text; None when there is none, only comments. SqlError: what is wrong with it."""
+    """Parse the single statement in a text; None if it has only comments. Raises SqlError if it is invalid."""
     if len(text) > STATEMENT_BYTES:
-        raise SqlError(TOO_LARGE, f"the statement has {len(text):,} characters; at most {STATEMENT_BYTES:,} are taken")
+        raise SqlError(
+            TOO_LARGE, f"the statement has {len(text):,} characters; at most {STATEMENT_BYTES:,} are allowed"
+        )
     if text.count("(") > STATEMENT_NODES // 4 or _depth(text) > NESTING:
         raise SqlError(TOO_LARGE, f"the statement nests more than {NESTING} deep, or has too many brackets")
-    first = _first_word(text)
+    first = _command_of(text)
     try:
         found = [one for one in _parsed(text) if not isinstance(one, (type(None), exp.Semicolon))]
     except (SqlglotError, RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
-        if first in _WRITING_WORDS:
+        if first in _WRITING_COMMANDS:
             raise SqlError(READ_ONLY, _INSTEAD) from None
         raise SqlError(SYNTAX, f"You have an error in your SQL syntax: {_where(error)}") from None
     if not found:
@@ -50,7 +52,7 @@ def parse(text: str) -> exp.Expr | None:
         raise SqlError(SYNTAX, "several statements in one: send them one by one")
     tree = found[0]
     assert isinstance(tree, exp.Expr)
-    if isinstance(tree, _WRITING) or (first in _WRITING_WORDS and not isinstance(tree, exp.Kill)):
+    if isinstance(tree, _WRITING) or (first in _WRITING_COMMANDS and not isinstance(tree, exp.Kill)):
         raise SqlError(READ_ONLY, _INSTEAD)
     count = 0
     for node in tree.walk():
@@ -71,8 +73,8 @@ def parse(text: str) -> exp.Expr | None:
 def _expanded_parts(query: exp.Expr, known: Mapping[str, int]) -> int:
     """Return the number of parts of a query in which each name of a WITH is replaced by the query that it names.
     `known`: parts of the queries that are named around it."""
-    # DuckDB plans each use of a name apart, and cannot be interrupted meanwhile: 25 queries, each of which uses the one
-    # before twice, take gigabytes.
+    # DuckDB plans each use of a name separately, and cannot be interrupted meanwhile. With 25 queries, each of which
+    # uses the previous one twice, planning takes gigabytes.
     sizes = dict(known)
     own = query.args.get("with_")
     for part in own.expressions if own is not None else ():
@@ -97,8 +99,7 @@ _MANY: Final = 1 << 40
 
 
 class _Bounded(MySQL.Parser):  # type: ignore[misc]  # it is Any to mypy
-    """It tries some things twice, and what is within them, too: a few within each other take longer than anybody
-    waits."""
+    """A parser with a limited number of steps: it backtracks, and nested constructs make that exponential."""
 
     steps = 0
     most = 0
@@ -106,12 +107,12 @@ class _Bounded(MySQL.Parser):  # type: ignore[misc]  # it is Any to mypy
     def _advance(self, times: int = 1) -> None:
         self.steps += 1
         if self.steps > self.most:
-            raise SqlError(TOO_LARGE, "the statement nests too deep: say it in less")
+            raise SqlError(TOO_LARGE, "the statement nests too deep: simplify it")
         super()._advance(times)
 
 
 _STEPS: Final = 100
-"""Of the parser, for each word or sign of a statement; one or two are common."""
+"""Maximum number of the parser's steps per token of a statement; one or two are common."""
 
 
 def _parsed(text: str) -> list[exp.Expr | None]:
@@ -124,14 +125,13 @@ def _parsed(text: str) -> list[exp.Expr | None]:
 
 
 def not_supported(what: str) -> SqlError:
-    """The error for a statement that is understood, and not answered."""
+    """Return the error for a statement that is valid but not supported."""
     return SqlError(NOT_SUPPORTED, f"{what} is not supported (docs/sql.md)")
 
 
 def whole_number(text: str) -> int | None:
-    """Return the number that a text of decimal digits says; None for other texts, and for more digits than
-    `_DIGITS`."""
-    # int() refuses digits such as "²", of which isdigit() is true, and numbers of thousands of digits.
+    """Return the number in a text of decimal digits; None for other texts, and for more digits than `_DIGITS`."""
+    # int() raises for digits such as "²", for which isdigit() is true, and for numbers with thousands of digits.
     return int(text) if len(text) <= _DIGITS and text.isascii() and text.isdigit() else None
 
 
@@ -150,7 +150,7 @@ def _depth(text: str) -> int:
     return most
 
 
-def _first_word(text: str) -> str:
+def _command_of(text: str) -> str:
     text = text.lstrip(" \t\r\n;(")
     while text.startswith(("/*", "--", "#")):
         end = text.find("*/") + 2 if text.startswith("/*") else text.find("\n") + 1

@@ -1,10 +1,9 @@
-"""Bounds of functions that make long texts of short ones.
+"""Limits functions that create long texts from short ones.
 
-DuckDB does not count the memory of such texts. A call whose arguments are constants is judged before the query runs.
-A call over rows is wrapped: `CASE WHEN <bytes that it may make> > TEXT_BYTES THEN error(...) ELSE <call> END`, so that
-the product of its actual inputs is bounded for each row, however the inputs came to be (columns, common table
-expressions, recursion). The wrap evaluates arguments twice, and calls within calls more often: `duckdb_text` bounds the
-size of the statement that this makes.
+DuckDB does not count the memory of such texts. A call with constant arguments is checked before the query runs. A call
+over rows is wrapped: `CASE WHEN <bytes of the result> > TEXT_BYTES THEN error(...) ELSE <call> END`. This limits the
+result for each row, independent of the origin of its arguments (columns, common table expressions, recursion). The wrap
+evaluates arguments twice, and those of nested calls more often; `duckdb_text` limits the size of the statement.
 """
 
 from __future__ import annotations
@@ -17,21 +16,23 @@ from sqlglot import exp
 from sandq.sql.errors import TOO_LARGE_RESULT, SqlError
 
 TEXT_BYTES: Final = 4 << 20
-"""Bytes that one call of such a function may make: HEX of the largest message, twice."""
+"""Maximum bytes of the result of such a call: twice HEX of the largest message."""
 _VALUE_BYTES: Final = 64
 """Bytes of a number, a time or a truth value as text."""
 _OTHER_TIMES: Final = 4
-"""Bytes that any other function makes at most of a byte of its arguments (UPPER, JSON_QUOTE, CAST)."""
+"""Maximum bytes of the result of any other function per byte of its arguments (UPPER, JSON_QUOTE, CAST)."""
 _EXPONENT: Final = 40
-"""Bits of the largest size that is computed: more is too much anyway."""
+"""Bits of the largest size that is computed; larger sizes are too large anyway."""
 
 Size = int | None
 """Bytes of a text; None: it depends on rows."""
 
 
 def bounded(node: exp.Expr) -> exp.Expr:
-    """Return a call that makes no more than `TEXT_BYTES`: the same one, or one that is wrapped. SqlError (1301): it
-    would make more whatever the rows are."""
+    """Return a call whose result has at most `TEXT_BYTES`: the given call, or a wrapped one.
+
+    Raises SqlError (1301) if the result is larger for all rows.
+    """
     made = _SIZES.get(type(node))
     size = None if made is None else made(node)
     if size is None:
@@ -50,8 +51,10 @@ def bounded(node: exp.Expr) -> exp.Expr:
 
 
 def _must_be_stable(node: exp.Expr) -> bool:
-    """Return whether DuckDB takes no error() where a call stands: in the partitions or the order of a window, and in
-    an aggregate over distinct values that are ordered."""
+    """Return whether DuckDB does not allow error() at the position of a call.
+
+    It does not in PARTITION BY and ORDER BY of a window, and in an aggregate over distinct ordered values.
+    """
     child: exp.Expr = node
     while (parent := child.parent) is not None:
         if isinstance(parent, exp.Window) and child is not parent.this:
@@ -71,7 +74,7 @@ def _too_large(node: exp.Expr) -> SqlError:
 
 
 def size_of(node: Any) -> Size:
-    """Return the bytes that an expression of constants makes at most; None if it depends on rows."""
+    """Return the maximum bytes of the result of a constant expression; None if it depends on rows."""
     if node is None or isinstance(node, (exp.Null, exp.Boolean, exp.DataType, exp.Var)):
         return _VALUE_BYTES
     if isinstance(node, exp.Literal):
@@ -130,8 +133,8 @@ def _product(left: exp.Expr, right: exp.Expr) -> exp.Expr:
 
 
 Sizes = tuple[Size, Callable[[], exp.Expr]] | None
-"""Bytes that a call makes, if they are known; else the expression for them. None: the call cannot make more than its
-arguments have."""
+"""Bytes of a call's result if they are known, otherwise an expression for them. None if the result cannot have more
+bytes than the arguments."""
 
 
 def _of_replace(node: Any) -> Sizes:
@@ -154,7 +157,7 @@ def _is_text(node: Any) -> bool:
 
 def _of_regexp_replace(node: Any) -> Sizes:
     new = node.args.get("replacement")
-    # Each character of the replacement may stand for a whole match, and there is one match more than characters.
+    # Each character of the replacement may insert a whole match, and there may be one match more than characters.
     return None if new is None else _multiplied(node.this, new)
 
 
@@ -198,7 +201,7 @@ def _of_repeat(node: Any) -> Sizes:
 
 
 def _of_pad(node: Any) -> Sizes:
-    # Characters are counted: each has up to four bytes.
+    # The argument counts characters, and each has up to four bytes.
     count = node.expression
     return int(count.name) * 4 if isinstance(count, exp.Literal) else None, lambda: _number_of(count)
 

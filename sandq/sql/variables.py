@@ -1,4 +1,4 @@
-"""System variables: what clients ask about, and may set for their session."""
+"""System variables of MySQL that clients read, and may set for their session."""
 
 from __future__ import annotations
 
@@ -88,22 +88,22 @@ _FIXED: Final = frozenset({"version", "version_comment", "read_only", "super_rea
 
 
 class Variables:
-    """Those of one session."""
+    """The variables of one session."""
 
     def __init__(self) -> None:
         self._values = dict(_DEFAULTS)
         self.own: dict[str, Any] = {}
-        """The user's: `@name`."""
+        """User variables: `@name`."""
 
     def get(self, name: str) -> Any:
-        """The value of a variable. SqlError (1193) when there is none of that name."""
+        """Return the value of a variable. Raises SqlError (1193) if it does not exist."""
         try:
             return self._values[name.lower()]
         except KeyError:
             raise SqlError(UNKNOWN_VARIABLE, f"Unknown system variable '{name}'") from None
 
     def set(self, name: str, value: Any) -> None:
-        """Set one. SqlError: there is none of that name, or it cannot be set, or not to that."""
+        """Set a variable. Raises SqlError if it does not exist, cannot be set, or cannot have this value."""
         name = name.lower()
         self.get(name)
         if name in _FIXED:
@@ -121,18 +121,18 @@ class Variables:
         self._values[name] = value
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """Names and values as SHOW VARIABLES has them."""
+        """Return the names and values for SHOW VARIABLES."""
         for name, value in sorted(self._values.items()):
             is_switch = isinstance(_DEFAULTS[name], int) and name in _SWITCHES
             yield name, ("ON" if value else "OFF") if is_switch else str(value)
 
     @property
     def allows_full_scan(self) -> bool:
-        """Whether a query may read all of a topic."""
+        """Whether a query may read a whole topic."""
         return bool(self._values[ALLOW])
 
     def seconds(self, budget: Budget) -> float:
-        """How long a query may take."""
+        """Return the maximum time of a query, in s."""
         asked: int = self._values[MAX_TIME]
         return min(asked / 1000, budget.seconds) if asked else budget.seconds
 

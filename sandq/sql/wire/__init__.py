@@ -1,1 +1,1 @@
-"""MySQL's wire protocol, as far as a read-only server speaks it."""
+"""MySQL's wire protocol: the part that a read-only server needs."""

@@ -1,6 +1,6 @@
-"""One connection of MySQL's protocol: greeting, who it is, then commands one after another until it leaves.
+"""One connection of MySQL's protocol: greeting, authentication, then commands one after another.
 
-While a statement runs, the socket is listened to: who leaves takes the statement with it.
+While a statement runs, the connection also reads from its socket, to cancel the statement if the client disconnects.
 """
 
 from __future__ import annotations
@@ -50,31 +50,34 @@ from sandq.sql.wire.packets import Can, Command, Hello, Malformed, Reader, State
 log = logging.getLogger("sandq.sql")
 
 PACKET_BYTES: Final = STATEMENT_BYTES * 4 + 4096
-"""The largest packet that is taken: a statement, in UTF-8."""
+"""Maximum bytes of a packet: a statement in UTF-8."""
 STATEMENTS: Final = 100
-"""Prepared statements of one connection."""
+"""Maximum number of prepared statements of a connection."""
 PREPARED_CHARS: Final = 2 * STATEMENT_BYTES
-"""Of these, together."""
+"""Maximum number of characters of all prepared statements of a connection."""
 LONG_DATA_BYTES: Final = STATEMENT_BYTES
-"""Parameters of a statement that come beforehand, together."""
+"""Maximum bytes of all parameters of a statement that are sent with COM_STMT_SEND_LONG_DATA."""
 PASSWORD_BYTES: Final = 16 * 1024
 GREETING_BYTES: Final = 64 * 1024
-"""A packet of who has not said yet who it is."""
+"""Maximum bytes of a packet from a client that has not authenticated yet."""
 HELLO_S: Final = 10.0
-"""For a client to say who it is."""
+"""Time for a client to authenticate."""
 SEND_S: Final = 60.0
-"""For a client to take a part of its rows."""
+"""Time for a client to receive one part of its rows."""
 IDLE_S: Final = 8 * 3600.0
-"""Without a command."""
+"""Time without a command after which a connection is closed."""
 _RECEIVE: Final = 64 * 1024
 
 Connect = Callable[[str | None], AbstractAsyncContextManager[Client]]
-"""A client of the cluster for who has this token."""
+"""Opens a client of the cluster with this token."""
 
 
 @dataclass
 class Settings:
-    """Of all connections of a server. `tls`: the context for the next one; `needs_tls`: nobody is let in without."""
+    """Settings of all connections of a server.
+
+    `tls` returns the TLS context for the next connection. `needs_tls`: connections without TLS are refused.
+    """
 
     connect: Connect
     ducks: Ducks
@@ -82,27 +85,27 @@ class Settings:
     tls: Callable[[], ssl.SSLContext] | None = None
     needs_tls: bool = False
     find: Callable[[int], Connection | None] = field(default=lambda number: None)
-    """The connection of a number."""
-    everybody: Callable[[], Sequence[Connection]] = field(default=tuple)
+    """Returns the connection with a number."""
+    connections: Callable[[], Sequence[Connection]] = field(default=tuple)
     sending_bytes: int = 0
-    """Of results that clients have yet to take; as many as queries may bring at a time, and no more."""
+    """Bytes of results that are being sent to clients; the limit is `result_bytes` for each concurrent query."""
 
 
 class Left(Exception):
-    """The client has gone."""
+    """The client has disconnected, or is too slow."""
 
 
 class Connection:
-    """See the module's docstring."""
+    """Serves one client, as the module's docstring describes."""
 
     def __init__(self, stream: ByteStream, number: int, settings: Settings, peer: str = "") -> None:
         self.number = number
         self.user = ""
         self.peer = peer
         self.owner = b""
-        """Who it is, so that it may end what is its own: a digest of the token."""
-        self.is_in = False
-        """Whether the cluster has let it in."""
+        """Digest of the token. A connection may kill and list only connections with the same token."""
+        self.is_authenticated = False
+        """Whether the cluster has accepted the token."""
         self.doing = "Connect"
         self._stream = stream
         self._settings = settings
@@ -116,7 +119,7 @@ class Connection:
         self._tls: TLSStream | None = None
 
     async def run(self) -> None:
-        """Serve until the client leaves, is killed, or what it sends is no MySQL."""
+        """Serve until the client disconnects, is killed, or violates the protocol."""
         with self._scope:
             try:
                 await self._serve()
@@ -133,18 +136,18 @@ class Connection:
                 await self._say(SqlError(WRONG_ARGUMENTS, f"Malformed packet: {error}"))
 
     def kill(self, *, only_query: bool) -> None:
-        """End its statement, or all of it."""
+        """Cancel the statement that runs; without `only_query`, also close the connection."""
         if self._session is not None:
             self._session.kill()
         if not only_query:
             self._scope.cancel()
 
     def process(self) -> tuple[Any, ...]:
-        """Its row of SHOW PROCESSLIST."""
+        """Return the connection's row of SHOW PROCESSLIST."""
         database = None if self._session is None else self._session.database
         return (self.number, self.user, self.peer, database, self.doing, None, "", None)
 
-    # -------------------------------------------------------------------------------------------- who it is
+    # -------------------------------------------------------------------------------------------- authentication
 
     async def _serve(self) -> None:
         try:
@@ -160,7 +163,7 @@ class Connection:
         try:
             async with self._session_of(hello, token) as session:
                 self._session = session
-                self.is_in = True
+                self.is_authenticated = True
                 await self._send([packets.ok()])
                 await self._commands(session)
         except* SandqError as group:
@@ -187,14 +190,17 @@ class Connection:
             )
 
     async def _begin(self) -> tuple[Hello, str | None]:
-        """The greeting, TLS, and the token that is the password."""
+        """Send the greeting, start TLS if the client wants it, and return the client's hello and its token.
+
+        The token is the password.
+        """
         nonce = _nonce()
         can = packets.SERVER_CAN | (Can.SSL if self._settings.tls is not None else Can(0))
         await self._send([packets.greeting(self.number, nonce, VERSION, can)])
         hello = packets.read_hello(await self._packet(GREETING_BYTES))
         if hello.wants_tls:
             if self._settings.tls is None:
-                raise SqlError(TLS_REQUIRED, "this server speaks no TLS (docs/sql.md)")
+                raise SqlError(TLS_REQUIRED, "this server does not support TLS (docs/sql.md)")
             self._tls = await TLSStream.wrap(
                 self._stream, server_side=True, ssl_context=self._settings.tls(), standard_compatible=False
             )
@@ -217,8 +223,8 @@ class Connection:
         if self._tls is None:
             raise SqlError(
                 TLS_REQUIRED,
-                "a password is a token, which is not taken in the clear: connect by TLS (--ssl-mode=REQUIRED), or, "
-                "where the cluster asks for none, without a password",
+                "a password is a token, which is not accepted without TLS: connect with TLS (--ssl-mode=REQUIRED), or "
+                "without a password if the cluster does not require one",
             )
         await self._send([packets.FULL_AUTHENTICATION])
         password = await self._packet(PASSWORD_BYTES)
@@ -252,9 +258,11 @@ class Connection:
             except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, ssl.SSLError):
                 raise
             except Exception:
-                # A fault in one statement must not take the others with it; the log has it whole.
+                # An unexpected error in one statement must not end the connection. The log has the traceback.
                 log.exception("a statement was not answered")
-                await self._send([packets.error(SqlError(UNKNOWN, "an error in sandq: its log tells more"))])
+                await self._send(
+                    [packets.error(SqlError(UNKNOWN, "an internal error of sandq; its log has the details"))]
+                )
 
     async def _command(self, session: Session, command: int, data: bytes) -> None:
         known = self._HANDLERS.get(command)
@@ -267,26 +275,26 @@ class Connection:
         await self._send_rows(table, rows.text_rows)
 
     async def _answer(self, session: Session, text: str) -> Any:
-        """The rows of a statement, as they are sent; None: there are none to send."""
+        """Run a statement and return its rows in the form in which they are sent; None if it has no rows."""
         answer: Answer = await self._while_here(lambda: session.run(text))
         if answer.kill is not None:
             self._kill(*answer.kill)
         return None if answer.table is None else rows.shortened(answer.table)
 
     async def _while_here(self, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Do something as long as the client is there. Left: it has gone."""
+        """Return the result of `work`. If the client disconnects, cancel `work` and raise Left."""
         found: list[Any] = []
         failed: list[SqlError] = []
-        gone = False
+        has_left = False
         async with anyio.create_task_group() as tasks:
 
             async def watch() -> None:
-                nonlocal gone
+                nonlocal has_left
                 try:
                     if not self._received:
                         await self._receive()
                 except (Left, OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, ssl.SSLError):
-                    gone = True
+                    has_left = True
                     tasks.cancel_scope.cancel()
 
             tasks.start_soon(watch)
@@ -295,7 +303,7 @@ class Connection:
             except SqlError as error:
                 failed.append(error)
             tasks.cancel_scope.cancel()
-        if gone:
+        if has_left:
             raise Left
         if failed:
             raise failed[0]
@@ -304,7 +312,7 @@ class Connection:
     def _kill(self, number: int, only_query: bool) -> None:
         other = self._settings.find(number)
         if other is None or not hmac.compare_digest(other.owner, self.owner):
-            raise SqlError(1094, f"Unknown thread id: {number}; you may end your own alone")
+            raise SqlError(1094, f"Unknown thread id: {number}; you may end only your own connections")
         other.kill(only_query=only_query)
 
     async def _send_rows(self, table: Any, encode: Callable[[Any], Any]) -> None:
@@ -315,7 +323,8 @@ class Connection:
         most = settings.budget.result_bytes * settings.budget.queries
         if settings.sending_bytes and settings.sending_bytes + size > most:
             raise SqlError(
-                NO_RESOURCES, f"clients have yet to take results of {settings.sending_bytes:,} bytes: ask later"
+                NO_RESOURCES,
+                f"results of {settings.sending_bytes:,} bytes are still being sent to clients: try again later",
             )
         settings.sending_bytes += size
         try:
@@ -345,7 +354,7 @@ class Connection:
         await self._send([packets.ok()])
 
     async def _statistics(self, session: Session, data: bytes) -> None:
-        await self._send([f"Threads: {len(self._settings.everybody())}".encode()])
+        await self._send([f"Threads: {len(self._settings.connections())}".encode()])
 
     async def _process_kill(self, session: Session, data: bytes) -> None:
         self._kill(Reader(data).number(4), False)
@@ -353,7 +362,7 @@ class Connection:
 
     async def _set_option(self, session: Session, data: bytes) -> None:
         if Reader(data).number(2) == 0:
-            raise SqlError(NOT_SUPPORTED, "several statements in one are not supported")
+            raise SqlError(NOT_SUPPORTED, "several statements in one request are not supported")
         await self._send([packets.eof()])
 
     async def _field_list(self, session: Session, data: bytes) -> None:
@@ -386,7 +395,7 @@ class Connection:
         await self._send(found)
 
     async def _columns(self, session: Session, statement: Statement) -> list[rows.WireColumn]:
-        """The columns of a statement before it has its parameters; none where these decide."""
+        """Return the columns of a statement without its parameters; none if they depend on the parameters."""
         text = _joined(statement, [None] * statement.parameters)
         schema = await self._while_here(lambda: session.columns(text))
         return [] if schema is None else rows.columns_of(schema)
@@ -406,16 +415,16 @@ class Connection:
         await self._send_rows(await self._answer(session, text), rows.binary_rows)
 
     async def _long_data(self, session: Session, data: bytes) -> None:
-        """It has no answer, not even that it is too much: executing the statement has."""
+        """Store a part of a parameter. This command has no reply, so errors are reported at the execution."""
         reader = Reader(data)
         statement = self._statements.get(reader.number(4))
-        place = reader.number(2)
-        if statement is None or place >= statement.parameters:
+        parameter = reader.number(2)
+        if statement is None or parameter >= statement.parameters:
             return
         held = sum(map(len, statement.long_data.values()))
         if held + reader.left > LONG_DATA_BYTES:
             raise Malformed(f"parameters of more than {LONG_DATA_BYTES} bytes")
-        statement.long_data.setdefault(place, bytearray()).extend(reader.rest())
+        statement.long_data.setdefault(parameter, bytearray()).extend(reader.rest())
 
     async def _close(self, session: Session, data: bytes) -> None:
         self._statements.pop(Reader(data).number(4), None)
@@ -443,13 +452,13 @@ class Connection:
     # ---------------------------------------------------------------------------------------------- packets
 
     async def _packet(self, most: int = PACKET_BYTES) -> bytes:
-        """The next payload. SqlError, Malformed, Left."""
+        """Return the next payload. Raises Malformed, or Left if the client disconnects or the packet is too large."""
         found = b""
         while True:
             await self._have(4)
             length = int.from_bytes(self._received[:3], "little")
             if len(found) + length > most:
-                await self._say(SqlError(TOO_LARGE, f"a packet has at most {most:,} bytes here"))
+                await self._say(SqlError(TOO_LARGE, f"the packet is too large; the limit is {most:,} bytes"))
                 raise Left
             sequence = self._received[3]
             if sequence != self._sequence:
@@ -463,7 +472,7 @@ class Connection:
 
     async def _have(self, count: int) -> None:
         while len(self._received) < count:
-            # Before it is known who it is, no byte more than is read: what follows may be TLS, and nothing else then.
+            # Until the client is authenticated, read no more than the packet: the next bytes may belong to TLS.
             await self._receive(_RECEIVE if self._session is not None else count - len(self._received))
 
     async def _receive(self, most: int = _RECEIVE) -> None:
@@ -480,7 +489,7 @@ class Connection:
             raise Left
 
     async def _say(self, error: SqlError) -> None:
-        """The last words before it is closed, for who still listens."""
+        """Send an error before the connection is closed; ignore that the client may have disconnected."""
         try:
             await self._send([packets.error(error)])
         except (Left, OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, ssl.SSLError):
@@ -494,15 +503,15 @@ class Connection:
         return [
             ("Ssl_cipher", cipher),
             ("Ssl_version", version),
-            ("Threads_connected", str(len(self._settings.everybody()))),
+            ("Threads_connected", str(len(self._settings.connections()))),
         ]
 
     def _processes(self) -> list[tuple[Any, ...]]:
-        return [one.process() for one in self._settings.everybody() if hmac.compare_digest(one.owner, self.owner)]
+        return [one.process() for one in self._settings.connections() if hmac.compare_digest(one.owner, self.owner)]
 
 
 def _nonce() -> bytes:
-    """Random bytes without a null, which would end them."""
+    """Return random bytes without zeros, because a zero would end the nonce in the greeting."""
     return bytes(byte % 255 + 1 for byte in secrets.token_bytes(packets.NONCE_BYTES))
 
 
@@ -510,13 +519,15 @@ def _text(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise SqlError(SYNTAX, "a statement is UTF-8") from None
+        raise SqlError(SYNTAX, "the statement is not UTF-8") from None
 
 
 def parts_of(text: str) -> tuple[str, ...]:
-    """What stands between the parameters (?) of a statement. SqlError."""
+    """Return the parts of a statement between its parameters (?). Raises SqlError."""
     if len(text) > STATEMENT_BYTES:
-        raise SqlError(TOO_LARGE, f"the statement has {len(text):,} characters; at most {STATEMENT_BYTES:,} are taken")
+        raise SqlError(
+            TOO_LARGE, f"the statement has {len(text):,} characters; at most {STATEMENT_BYTES:,} are allowed"
+        )
     try:
         tokens = MySQL().tokenize(text)
     except SqlglotError as error:

@@ -1,6 +1,6 @@
-"""Payloads of MySQL's packets, made and read; nothing here knows of sockets.
+"""Encodes and decodes the payloads of MySQL's packets, without sockets.
 
-What a client sends is read with bounds checked: `Malformed` when it ends early, or says what cannot be.
+Decoding checks all lengths: a payload of a client that ends early or has impossible values raises `Malformed`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 from sandq.sql.errors import SqlError
 
 MAX_PAYLOAD: Final = 0xFFFFFF
-"""A payload of so many bytes, or more, goes in several packets."""
+"""Size from which a payload is split into several packets."""
 NONCE_BYTES: Final = 20
 UTF8MB4: Final = 45
 BINARY: Final = 63
@@ -26,11 +26,11 @@ _ATTRIBUTES_MOST: Final = 64
 
 
 class Malformed(Exception):
-    """A packet is not what the protocol says."""
+    """A packet violates the protocol."""
 
 
 class Can(IntFlag):
-    """What server and client can do."""
+    """Capability flags of server and client."""
 
     LONG_PASSWORD = 1
     FOUND_ROWS = 1 << 1
@@ -73,7 +73,7 @@ SERVER_CAN: Final = (
 
 
 class Command(IntEnum):
-    """The first byte of what a client asks."""
+    """The first byte of a client's command."""
 
     QUIT = 0x01
     INIT_DB = 0x02
@@ -122,13 +122,13 @@ class Type(IntEnum):
 
 
 AUTOCOMMIT: Final = 2
-"""A status flag of answers."""
+"""Status flag in replies of the server."""
 
 # ------------------------------------------------------------------------------------------------------ writing
 
 
 def lenenc(number: int) -> bytes:
-    """A length-encoded whole number."""
+    """Encode a number as a length-encoded integer."""
     if number < 251:
         return bytes((number,))
     if number < 1 << 16:
@@ -139,13 +139,13 @@ def lenenc(number: int) -> bytes:
 
 
 def lenenc_text(text: str) -> bytes:
-    """A length-encoded text."""
+    """Encode a text as a length-encoded string."""
     data = text.encode("utf-8", "replace")
     return lenenc(len(data)) + data
 
 
 def greeting(connection: int, nonce: bytes, version: str, capabilities: Can) -> bytes:
-    """The first packet: HandshakeV10."""
+    """Encode the first packet of the server: HandshakeV10."""
     can = int(capabilities)
     return b"".join(
         (
@@ -166,29 +166,29 @@ def greeting(connection: int, nonce: bytes, version: str, capabilities: Can) -> 
 
 
 def auth_switch(nonce: bytes) -> bytes:
-    """Ask a client that began otherwise to say its password by our way."""
+    """Encode AuthSwitchRequest: asks the client to use this server's authentication method."""
     return b"\xfe" + CACHING_SHA2.encode() + b"\0" + nonce + b"\0"
 
 
 def ok(*, affected: int = 0, is_end: bool = False) -> bytes:
-    """It was done; `is_end`: all rows were sent."""
+    """Encode OK: the command succeeded. `is_end`: it ends the rows of a result."""
     head = b"\xfe" if is_end else b"\0"
     return head + lenenc(affected) + b"\0" + AUTOCOMMIT.to_bytes(2, "little") + b"\0\0"
 
 
 def eof() -> bytes:
-    """The end of definitions or rows, for clients that know no other."""
+    """Encode EOF: ends definitions or rows for clients without DEPRECATE_EOF."""
     return b"\xfe\0\0" + AUTOCOMMIT.to_bytes(2, "little")
 
 
 def error(failure: SqlError) -> bytes:
-    """It was not done, and why."""
+    """Encode ERR: the command failed."""
     text = failure.message.encode("utf-8", "replace")[:4096]
     return b"\xff" + failure.number.to_bytes(2, "little") + b"#" + failure.state.encode() + text
 
 
 def column(name: str, kind: Type, charset: int, length: int, decimals: int) -> bytes:
-    """A ColumnDefinition41."""
+    """Encode a ColumnDefinition41."""
     flags = 0x80 if charset == BINARY else 0
     empty = b"\0"
     return b"".join(
@@ -205,7 +205,7 @@ def column(name: str, kind: Type, charset: int, length: int, decimals: int) -> b
 
 
 def prepared(number: int, columns: int, parameters: int) -> bytes:
-    """COM_STMT_PREPARE_OK."""
+    """Encode COM_STMT_PREPARE_OK."""
     return b"\0" + struct.pack("<IHHBH", number, columns, parameters, 0, 0)
 
 
@@ -213,7 +213,7 @@ def prepared(number: int, columns: int, parameters: int) -> bytes:
 
 
 class Reader:
-    """Reads a payload from its beginning on."""
+    """Reads a payload from its beginning."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -221,22 +221,22 @@ class Reader:
 
     @property
     def left(self) -> int:
-        """Bytes that are not read."""
+        """Number of bytes that are not read yet."""
         return len(self._data) - self.at
 
     def take(self, count: int) -> bytes:
-        """The next bytes. Malformed: there are not so many."""
+        """Return the next `count` bytes. Raises Malformed if fewer are left."""
         if not 0 <= count <= self.left:
             raise Malformed("a packet ends early")
         self.at += count
         return self._data[self.at - count : self.at]
 
     def number(self, size: int, *, signed: bool = False) -> int:
-        """A whole number of so many bytes."""
+        """Read an integer of this many bytes."""
         return int.from_bytes(self.take(size), "little", signed=signed)
 
     def lenenc(self) -> int:
-        """A length-encoded whole number."""
+        """Read a length-encoded integer."""
         first = self.number(1)
         if first < 0xFB:
             return first
@@ -249,11 +249,11 @@ class Reader:
         raise Malformed("a length is expected")
 
     def lenenc_bytes(self) -> bytes:
-        """Length-encoded bytes."""
+        """Read length-encoded bytes."""
         return self.take(self.lenenc())
 
     def until_null(self) -> bytes:
-        """Bytes up to a null; it is passed over."""
+        """Read bytes up to a zero byte; the zero is skipped."""
         end = self._data.find(b"\0", self.at)
         if end < 0:
             raise Malformed("a text without an end")
@@ -262,13 +262,13 @@ class Reader:
         return found
 
     def rest(self) -> bytes:
-        """All that is left."""
+        """Read all remaining bytes."""
         return self.take(self.left)
 
 
 @dataclass(frozen=True)
 class Hello:
-    """What a client answers to the greeting. `wants_tls`: it goes on by TLS, and says the rest there."""
+    """The client's reply to the greeting. `wants_tls`: the client starts TLS and then sends a complete reply."""
 
     capabilities: Can
     wants_tls: bool = False
@@ -280,11 +280,11 @@ class Hello:
 
 
 def read_hello(data: bytes) -> Hello:
-    """The HandshakeResponse41, or the SSLRequest before it. Malformed."""
+    """Decode a HandshakeResponse41, or the SSLRequest before it. Raises Malformed."""
     reader = Reader(data)
     capabilities = Can(reader.number(4) & (int(SERVER_CAN | Can.SSL)))
     if not capabilities & Can.PROTOCOL_41:
-        raise Malformed("a client of MySQL 4.1 or later is expected")
+        raise Malformed("a client of MySQL 4.1 or later is required")
     reader.take(4 + 1 + 23)
     if not reader.left:
         return Hello(capabilities, wants_tls=True)
@@ -315,7 +315,7 @@ def _text(data: bytes) -> str:
 
 @dataclass
 class Statement:
-    """A prepared statement: the text between its parameters, and what came of them beforehand."""
+    """A prepared statement: its text between the parameters, and the long data that was received for parameters."""
 
     number: int
     parts: tuple[str, ...]
@@ -324,17 +324,17 @@ class Statement:
 
     @property
     def chars(self) -> int:
-        """How long it is."""
+        """Number of characters of the statement."""
         return sum(map(len, self.parts))
 
     @property
     def parameters(self) -> int:
-        """How many it has."""
+        """Number of parameters."""
         return len(self.parts) - 1
 
 
 def read_execute(statement: Statement, reader: Reader) -> list[Any]:
-    """The parameters of a COM_STMT_EXECUTE, behind its number. Malformed."""
+    """Decode the parameters of a COM_STMT_EXECUTE, after the statement's number. Raises Malformed."""
     reader.take(1 + 4)  # flags, iterations
     count = statement.parameters
     if not count:
@@ -408,7 +408,7 @@ def _duration(reader: Reader) -> str:
 
 
 def literal(value: Any) -> str:
-    """A parameter as it stands in a statement."""
+    """Return a parameter as an SQL literal."""
     if value is None:
         return "NULL"
     if isinstance(value, bytes):

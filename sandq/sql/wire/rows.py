@@ -1,6 +1,7 @@
-"""Results (Arrow's tables) as MySQL's columns and rows: texts for queries, binary for prepared statements.
+"""Encodes results (Arrow tables) as MySQL's columns and rows: text for queries, binary for prepared statements.
 
-Columns are encoded one after the other, and put together by the row: Python's time goes by the cell, not by the type.
+Whole columns are encoded one after the other, and then joined into rows. So the type of a column is examined once, and
+not for each cell.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ import pyarrow.compute as pc
 from sandq.sql.wire.packets import BINARY, UTF8MB4, Type, column, lenenc
 
 ROWS_AT_ONCE: Final = 1000
-"""Rows that are encoded together, before others get their turn."""
+"""Maximum number of rows that are encoded before the task yields."""
 BYTES_AT_ONCE: Final = 4 << 20
-"""As well."""
+"""Maximum bytes of rows that are encoded before the task yields."""
 _NULL: Final = b"\xfb"
 _LENGTHS: Final = [bytes((length,)) for length in range(251)]
 
 
 class WireColumn(NamedTuple):
-    """A column of a result: how it is called, and what it is on the wire."""
+    """A column of a result: its name, and its type on the wire."""
 
     name: str
     type: Type
@@ -32,12 +33,12 @@ class WireColumn(NamedTuple):
     decimals: int
 
     def definition(self) -> bytes:
-        """The packet that tells of it."""
+        """Return the payload of the column's definition."""
         return column(self.name, self.type, self.charset, self.length, self.decimals)
 
 
 def columns_of(schema: Any) -> list[WireColumn]:
-    """The columns of a result."""
+    """Return the columns of a result."""
     return [_column(field.name, field.type) for field in schema]
 
 
@@ -69,26 +70,26 @@ def _column(name: str, kind: Any) -> WireColumn:
 
 
 def shortened(table: Any) -> Any:
-    """A table whose times are in milliseconds where nothing is lost by it, as all times of messages are."""
-    for place, field in enumerate(table.schema):
+    """Return the table with each column of times in milliseconds, if that loses no digits, else in microseconds."""
+    for index, field in enumerate(table.schema):
         if not pa.types.is_timestamp(field.type) or field.type.unit == "ms":
             continue
         try:
-            made = table.column(place).cast(pa.timestamp("ms"))
+            times = table.column(index).cast(pa.timestamp("ms"))
         except pa.ArrowInvalid:
-            made = table.column(place).cast(pa.timestamp("us"), safe=False)
-        table = table.set_column(place, field.name, made)
+            times = table.column(index).cast(pa.timestamp("us"), safe=False)
+        table = table.set_column(index, field.name, times)
     return table
 
 
 def text_rows(table: Any) -> Iterator[list[bytes]]:
-    """The payloads of rows as texts, so many at a time."""
+    """Return the payloads of rows in the text format, in batches."""
     for batch in _batches(table):
         yield [b"".join(cells) for cells in zip(*[_texts(array) for array in batch.columns], strict=True)]
 
 
 def binary_rows(table: Any) -> Iterator[list[bytes]]:
-    """The payloads of rows as prepared statements have them."""
+    """Return the payloads of rows in the binary format of prepared statements, in batches."""
     kinds = columns_of(table.schema)
     for batch in _batches(table):
         cells = [_binary(array, one.type) for array, one in zip(batch.columns, kinds, strict=True)]
@@ -103,7 +104,7 @@ def _batches(table: Any) -> Iterator[Any]:
 
 
 def _pieces(batch: Any) -> Iterator[Any]:
-    """Its rows, not too many bytes at a time: encoded, each is there twice more."""
+    """Split a batch into parts of at most BYTES_AT_ONCE, because encoding needs twice as much memory again."""
     if batch.num_rows == 1 or batch.nbytes <= BYTES_AT_ONCE:
         yield batch
         return
@@ -113,7 +114,7 @@ def _pieces(batch: Any) -> Iterator[Any]:
 
 
 def _texts(array: Any) -> list[bytes]:
-    """Cells as length-encoded texts; where most are like others, each different one is encoded once."""
+    """Encode cells as length-encoded texts. If most cells repeat others, encode each different value only once."""
     count = len(array)
     if array.null_count == count:
         return [_NULL] * count
@@ -121,12 +122,12 @@ def _texts(array: Any) -> list[bytes]:
         known = array.dictionary_encode()
         if len(known.dictionary) * 4 <= count:
             cells = [*_encoded(known.dictionary), _NULL]
-            return [cells[place] for place in pc.fill_null(known.indices, len(cells) - 1).to_pylist()]
+            return [cells[index] for index in pc.fill_null(known.indices, len(cells) - 1).to_pylist()]
     return _encoded(array)
 
 
 _WORTH: Final = 100
-"""Rows from which on it is worth to look for cells that are alike."""
+"""Minimum number of rows for which the search for repeated cells is worth its cost."""
 
 
 def _encoded(array: Any) -> list[bytes]:
@@ -153,7 +154,7 @@ def _as_bytes(array: Any) -> list[bytes | None]:
 
 
 def _null_maps(batch: Any) -> list[bytes]:
-    """The head of each binary row: 0, then a bit for each null, the first two left out."""
+    """Return the head of each binary row: a zero byte, then a bitmap of nulls whose first two bits are unused."""
     size = (len(batch.columns) + 9) // 8
     if not any(array.null_count for array in batch.columns):
         return [bytes(1 + size)] * batch.num_rows
@@ -207,7 +208,7 @@ _PACKERS: Final[dict[Type, Callable[[Any], bytes]]] = {
 
 
 def framed(payloads: list[bytes], sequence: int) -> tuple[bytes, int]:
-    """Payloads as packets, and the number of the next one."""
+    """Return the payloads as packets, and the sequence number of the next packet."""
     if any(len(payload) >= 0xFFFFFF for payload in payloads):
         return _framed_in_parts(payloads, sequence)
     heads = [

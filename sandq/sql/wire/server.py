@@ -1,4 +1,4 @@
-"""A server of MySQL's protocol: accepts connections, and knows who is connected."""
+"""The server of MySQL's protocol: accepts connections, and keeps the list of open ones."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ from sandq.sql.wire.connection import Connect, Connection, Settings
 log = logging.getLogger("sandq.sql")
 
 CONNECTIONS: Final = 100
-"""At a time, unless another number is said."""
+"""Default maximum number of connections."""
 ARRIVING_SHARE: Final = 4
-"""One address may have one connection in so many that has not authenticated yet: others always find a free one."""
+"""A client address may use at most 1/ARRIVING_SHARE of all connections before it authenticates.
+
+So one address cannot keep all others out.
+"""
 PORT: Final = 3306
 _CLOSE_S: Final = 1.0
 
 
 class Server:
-    """Serves SQL on listeners, each connection with a client of the cluster of its own."""
+    """Serves SQL on listeners. Each connection has a separate client of the cluster."""
 
     def __init__(
         self,
@@ -39,21 +42,21 @@ class Server:
         tls: Callable[[], ssl.SSLContext] | None = None,
         needs_tls: bool = False,
     ) -> None:
-        """`connect`: makes a client for who has a token; `tls`: the context for the next connection; None: it speaks
-        none; `needs_tls`: nobody is let in without."""
+        """`connect` opens a client with a token. `tls` returns the TLS context for the next connection; None if the
+        server does not support TLS. `needs_tls`: connections without TLS are refused."""
         self._most = connections
         self._most_arriving = max(1, connections // ARRIVING_SHARE)
         self._connections: dict[int, Connection] = {}
         self._last = 0
         self._ducks = Ducks(budget)
         self._settings = Settings(
-            connect, self._ducks, budget, tls, needs_tls, find=self._connections.get, everybody=self._everybody
+            connect, self._ducks, budget, tls, needs_tls, find=self._connections.get, connections=self.open_connections
         )
 
     async def serve(
         self, listeners: Sequence[SocketListener], *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
     ) -> None:
-        """Accept until cancelled; then connections end, and what they ask with them."""
+        """Accept connections until cancelled; then close all connections, which cancels their statements."""
         try:
             async with anyio.create_task_group() as tasks:
                 for listener in listeners:
@@ -65,7 +68,7 @@ class Server:
                     await listener.aclose()
             self._ducks.close()
 
-    def _everybody(self) -> list[Connection]:
+    def open_connections(self) -> list[Connection]:
         return list(self._connections.values())
 
     async def _handle(self, stream: SocketStream) -> None:
@@ -75,7 +78,9 @@ class Server:
             if len(self._connections) >= self._most:
                 await _refuse(stream, f"{self._most} are open")
                 return
-            arriving = sum(not one.is_in and source_of(one.peer) == source for one in self._connections.values())
+            arriving = sum(
+                not one.is_authenticated and source_of(one.peer) == source for one in self._connections.values()
+            )
             if arriving >= self._most_arriving:
                 await _refuse(stream, f"{arriving} of {source} have not authenticated yet")
                 return
@@ -86,14 +91,14 @@ class Server:
             try:
                 await connection.run()
             except Exception:
-                # A fault in one connection must not take the others with it; the log has it whole.
+                # An unexpected error in one connection must not end the others. The log has the traceback.
                 log.exception("a connection failed")
             finally:
                 del self._connections[number]
 
 
-async def _refuse(stream: SocketStream, why: str) -> None:
-    error = SqlError(TOO_MANY_CONNECTIONS, f"Too many connections: {why}")
+async def _refuse(stream: SocketStream, reason: str) -> None:
+    error = SqlError(TOO_MANY_CONNECTIONS, f"Too many connections: {reason}")
     data, _ = rows.framed([packets.error(error)], 0)
     with anyio.move_on_after(_CLOSE_S):
         try:

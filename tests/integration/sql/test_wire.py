@@ -262,7 +262,7 @@ async def test_a_query_is_killed_by_its_own_user() -> None:
                 rows = [row for row in await sql.ask("SHOW PROCESSLIST") if row[1] == "endless" and row[4] == "Query"]
             assert await refused(lambda: _kill(sql, 12345)) == (
                 1094,
-                "Unknown thread id: 12345; you may end your own alone",
+                "Unknown thread id: 12345; you may end only your own connections",
             )
             while not failed:
                 with contextlib.suppress(pymysql.Error):  # it has left by now
@@ -287,10 +287,10 @@ async def test_a_query_ends_when_its_client_leaves() -> None:
             leaving._execute_command(packets.Command.QUERY, ENDLESS)
 
         await in_thread(begin)
-        await until_holds(lambda: any(one.doing == "Query" for one in sql.server._everybody()))
+        await until_holds(lambda: any(one.doing == "Query" for one in sql.server.open_connections()))
         leaving._force_close()
         assert await sql.ask("SELECT COUNT(*) FROM topics") == ((1,),), "the one place for queries is free again"
-        await until_holds(lambda: not sql.server._everybody())
+        await until_holds(lambda: not sql.server.open_connections())
 
 
 async def test_connections_and_prepared_statements_have_limits() -> None:
@@ -323,7 +323,7 @@ async def test_unauthenticated_connections_leave_slots_for_other_addresses() -> 
             assert (await other.receive())[4] == 10
         for stream in silent:
             await stream.aclose()
-        await until_holds(lambda: not sql.server._everybody())
+        await until_holds(lambda: not sql.server.open_connections())
         assert await sql.ask("SELECT 1") == ((1,),)
 
 
@@ -361,9 +361,9 @@ async def test_who_leaves_while_a_statement_is_prepared_takes_it_with_them() -> 
             tasks.start_soon(hold_the_only_slot)
             await holding.wait()
             await in_thread(lambda: leaving._execute_command(packets.Command.STMT_PREPARE, "SELECT 1"))
-            await until_holds(lambda: any(one.doing == "Query" for one in sql.server._everybody()))
+            await until_holds(lambda: any(one.doing == "Query" for one in sql.server.open_connections()))
             leaving._force_close()
-            await until_holds(lambda: not sql.server._everybody())
+            await until_holds(lambda: not sql.server.open_connections())
             free.set()
 
 
@@ -386,7 +386,7 @@ async def test_packets_that_are_none_end_the_connection_alone() -> None:
                             await stream.receive()
                         except (anyio.EndOfStream, anyio.BrokenResourceError):
                             break
-        await until_holds(lambda: not sql.server._everybody())
+        await until_holds(lambda: not sql.server.open_connections())
         assert await sql.ask("SELECT 1") == ((1,),)
 
 
@@ -412,5 +412,5 @@ async def test_results_that_nobody_takes_have_a_limit_together() -> None:
         assert number == 1041 and "1,990 bytes" in text
         sql.server._settings.sending_bytes = 0
         assert await sql.ask("SELECT 1") == ((1,),)
-        await until_holds(lambda: not sql.server._everybody())
+        await until_holds(lambda: not sql.server.open_connections())
         assert sql.server._settings.sending_bytes == 0

@@ -57,7 +57,7 @@ def test_process_ends_after_consecutive_checks_with_too_little_memory(
 
 def test_process_at_its_bound_ends() -> None:
     code = (
-        "import threading, sandq.sql.own_memory as m; m.LOOK_S = 0.01; "
+        "import threading, sandq.sql.own_memory as m; m.CHECK_INTERVAL_S = 0.01; "
         "m.end_without_memory(m.data_bytes()); threading.Event().wait()"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == own_memory.EXIT_NO_MEMORY
