@@ -1,1 +1,1 @@
-"""The edge of gossip (floor F4, trio): the sockets of the protocol, and the backends that do not use it."""
+"""Membership of nodes (floor F4, trio): the sockets of the gossip protocol, and the backends that use other means."""

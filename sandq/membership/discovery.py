@@ -152,7 +152,7 @@ class Discovery:
         try:
             await self.membership.leave()
         except SandqError as error:
-            log.warning("the other members could not be told that this node leaves", error=error.message)
+            log.warning("the other members were not informed that this node leaves", error=error.message)
 
     def seen(self) -> Seen:
         """Return a snapshot for metrics."""
@@ -169,11 +169,11 @@ class Discovery:
         try:
             return known_addresses.load(self._files)
         except Corruption as error:
-            log.warning("where other members could be reached is not known any more", error=error.message)
+            log.warning("the saved addresses of other members cannot be read", error=error.message)
             return []
 
     async def _remember(self, addresses: Collection[Address]) -> None:
         try:
             await trio.to_thread.run_sync(known_addresses.save, self._files, addresses)
         except SandqError as error:
-            log.warning("where other members can be reached could not be written down", error=error.message)
+            log.warning("the addresses of other members could not be saved", error=error.message)

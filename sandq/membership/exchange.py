@@ -43,7 +43,7 @@ async def receive(streams: Streams, stream: trio.SocketStream, intake: Intake, s
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             raise ConnectionLost("the gossip stream broke") from None
         if not data:
-            raise ConnectionLost("the gossip stream ended before its message did; are both encrypted alike?")
+            raise ConnectionLost("the gossip stream ended within a message; do both sides use the same gossip keys?")
         intake.hold(slot, reader.held_bytes + len(data))
         message = await intake.do(slot, reader.feeding(bytes(data)))
         if message is not None:

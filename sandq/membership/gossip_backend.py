@@ -267,7 +267,7 @@ class GossipMembership:
         for name, reason in core.refusals.items():
             if (name, reason) not in self._logged:
                 self._logged.add((name, reason))
-                log.warning("what is said of a member is not believed", member=name, reason=reason)
+                log.warning("received data about a member was rejected", member=name, reason=reason)
 
     def _publish(self, name: str, before: Member | None) -> None:
         record = self._running.records.get(name)
@@ -304,7 +304,7 @@ class GossipMembership:
             self.traffic["streams_out"] += 1
         except SandqError as error:
             self.traffic["streams_out_failed"] += 1
-            log.debug("a member was asked in vain", member=ask.name, error=error.message)
+            log.debug("a gossip request to a member failed", member=ask.name, error=error.message)
         self._flush()
 
     async def _serve(self, stream: trio.SocketStream) -> None:
@@ -367,7 +367,7 @@ class GossipMembership:
                 except SandqError as error:
                     if ("seeds", error.code) not in self._logged:
                         self._logged.add(("seeds", error.code))
-                        log.warning("no seed can be met; they are asked again and again", error=error.message)
+                        log.warning("no seed can be reached; the node keeps trying", error=error.message)
             await trio.sleep(pause_s)
             pause_s = min(SEED_PAUSE_MOST_S, pause_s * 2)
 

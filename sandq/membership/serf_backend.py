@@ -51,7 +51,7 @@ _STATES: Final = {
 _ENDS: Final = ConnectionLost, ProtocolError
 """Errors that end the connection; `run` gets them, too, logs them and connects again."""
 _NO_CONNECTION: Final = "there is no connection to the Serf agent"
-_NO_TAGS: Final = "the Serf agent does not take the tags of this node"
+_NO_TAGS: Final = "the Serf agent does not accept the tags of this node"
 
 log = structlog.get_logger("sandq.gossip")
 
@@ -227,7 +227,7 @@ class SerfMembership:
     def _check(self, tags: Mapping[str, str]) -> None:
         others = sorted(tags.keys() - self._ours)
         if others:
-            raise InvalidRequest(f"no tags of sandq's are called {', '.join(others)}: {', '.join(sorted(self._ours))}")
+            raise InvalidRequest(f"sandq has no tags {', '.join(others)}; there are {', '.join(sorted(self._ours))}")
         encode_tags(tags)
 
     def _on_agent(self) -> Mapping[str, str]:

@@ -309,7 +309,7 @@ class SerfRpc:
         self._stream.socket.close()
 
     def _unlike_serf(self, error: ProtocolError) -> ProtocolError:
-        return ProtocolError(f"what {self._where} sends is not Serf's RPC: {error.message}")
+        return ProtocolError(f"{self._where} does not send Serf's RPC: {error.message}")
 
 
 def _member(fields: Fields) -> AgentMember:

@@ -37,7 +37,7 @@ class StaticMembership:
             raise InvalidSetting(f"{name} is this node itself, and cannot be a peer")
         unknown = sorted(peer_tags.keys() - peers.keys())
         if unknown:
-            raise InvalidSetting(f"there are tags of {', '.join(unknown)}, and no such peers")
+            raise InvalidSetting(f"there are tags for {', '.join(unknown)}, but no such peers")
         self._name = name
         self._own = own
         self._now_ms = now_ms

@@ -151,10 +151,10 @@ async def test_seeds_are_asked_until_one_is_there(
     seeds = [Address("no.such.host.invalid", 1), Address("a..b", 1), Address("127.0.0.1", port)]
     with capture_logs() as log:
         a = await cluster.start("a", seeds=seeds)
-        await until_holds(lambda: any("no seed can be met" in entry["event"] for entry in log))
+        await until_holds(lambda: any("no seed can be reached" in entry["event"] for entry in log))
         b = await cluster.start("b", port=port)
         await until_holds(lambda: agree([a, b]))
-    assert sum("no seed can be met" in entry["event"] for entry in log) == 1, "it is told once"
+    assert sum("no seed can be reached" in entry["event"] for entry in log) == 1, "it is told once"
 
 
 async def test_a_seed_of_another_name_is_not_asked_again_and_again(

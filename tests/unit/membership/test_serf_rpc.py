@@ -196,7 +196,7 @@ async def test_garbage_ends_the_connection(spoiled: Spoiled, said: str) -> None:
     agent = FakeAgent()
     agent.spoiled["members"] = spoiled
     async with running(agent), await SerfRpc.open(agent.address) as rpc:
-        with pytest.raises(ProtocolError, match=f"at {agent.address} sends is not Serf.*{said}"):
+        with pytest.raises(ProtocolError, match=f"at {agent.address} does not send Serf.*{said}"):
             await rpc.members()
 
 
