@@ -1,4 +1,4 @@
-"""`python -m sandq`, and what the command `sandq` runs: also while it is still being loaded, Ctrl-C is quiet."""
+"""Entry point of `python -m sandq` and of the command `sandq`. Ctrl-C ends it quietly, even while modules load."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ def _end(*_: object) -> None:
     os._exit(_EXIT_INTERRUPTED)
 
 
-# Only who is about to call `run` imports this. Until then nothing has begun, so nothing has to be cleaned up; and where
-# Ctrl-C is ignored (`nohup`), it stays so.
+# This module is imported only to call `run`. Until then nothing has started, so there is nothing to clean up. If Ctrl-C
+# is ignored (`nohup`), it stays ignored.
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _end)
 
 
 def run() -> None:
-    """Does not return: ends the process with the exit code."""
+    """Run the command `sandq`, and end the process with its exit code."""
     from sandq.cli import main
 
     if signal.getsignal(signal.SIGINT) is _end:

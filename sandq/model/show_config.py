@@ -33,7 +33,7 @@ def effective(config: NodeConfig, text: str | None, environ: Mapping[str, str]) 
     return _lines(config, lambda *keys: _origin(keys, in_file, set_by))
 
 
-def told(config: NodeConfig) -> Iterator[str]:
+def without_secrets(config: NodeConfig) -> Iterator[str]:
     """Yield the lines for other readers. URLs are shown without the values in their query, because one may be a
     secret."""
     if config.jwt.jwks_url is not None:

@@ -19,7 +19,7 @@ from sandq.client.tls import ClientTls
 from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
 from sandq.model.shares import PPM
-from sandq.model.show_config import told
+from sandq.model.show_config import without_secrets
 from sandq.node.context import Context
 from sandq.node.delivery import Delivery
 from sandq.node.membership import Membership, open_membership
@@ -219,7 +219,9 @@ def _info(server: _Server, log_level: LogLevel, overview: Overview) -> ServerInf
     context, replication, delivery = server.context, server.replication, server.delivery
     config, broker, this_node = context.config, delivery.broker, replication.this_node
     discovery, cluster = server.membership.discovery, server.membership.cluster
-    dump = NodeDump(broker, replication.health, server.clients, context.watch, lambda: told(config), sandq.__version__)
+    dump = NodeDump(
+        broker, replication.health, server.clients, context.watch, lambda: without_secrets(config), sandq.__version__
+    )
     return ServerInfo(
         version=sandq.__version__,
         zone_data=data_version(),

@@ -548,7 +548,7 @@ class ShareLimit(Command):
     type: ClassVar[int] = CommandType.SHARE_LIMIT
     group: str
     epoch: int
-    told: Sequence[Sequence[int]]
+    reports: Sequence[Sequence[int]]
     """Reports of partitions: (partition, version, messages in flight, returned_us) each."""
     targets: Sequence[Sequence[int]]
     """Targets of partitions: (partition, messages in flight, units of the rate) each."""

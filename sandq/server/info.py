@@ -178,7 +178,7 @@ class ServerInfo:
             "exposed": list(self.exposed),
             "storage_failed": broker.node_log.failed.message if broker.node_log.failed else None,
             "stalled": self.health.stalled,
-            "no_room": self.health.no_room,
+            "no_room": self.health.disk_full,
             "http_down": self.http.down,
             "damage": self.scrubber.damage,
             "floors_ahead": floors_ahead,

@@ -59,7 +59,7 @@ def forget_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def one_line(text: str) -> str:
+def printable(text: str) -> str:
     """Return the text with all unprintable characters escaped, so that it cannot send escape sequences to a
     terminal."""
     if text.isprintable():

@@ -200,7 +200,7 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
     c.ShareLimit: {
         "group": made("a group with limits", _LIMITS),
         "epoch": made("that of its limits", _LIMITS),
-        "told": made("numbers that other nodes say of their partitions", _LIMITS),
+        "reports": made("numbers that other nodes say of their partitions", _LIMITS),
         "targets": made("numbers", _LIMITS),
     },
     c.AllowLimit: {"items": made("numbers that the home of the limits says", "broker/delivery/limit_shares.py")},

@@ -138,7 +138,7 @@ class NodeHealth:
         """Return what this node reports about itself; None if it is healthy."""
         if self.reason is not None:
             return SickReport(self.reason, False)
-        return SickReport(self.no_room, True) if self.no_room is not None else None
+        return SickReport(self.disk_full, True) if self.disk_full is not None else None
 
     async def run(self) -> None:
         """Check, report and hand over until cancelled."""
@@ -184,7 +184,7 @@ class NodeHealth:
             self.restart.set()
 
     @property
-    def no_room(self) -> str | None:
+    def disk_full(self) -> str | None:
         """Why nothing new is stored here. Acks, and commands that free space, still are."""
         return self._node_log.backlog.disk_full
 

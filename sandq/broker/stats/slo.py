@@ -77,7 +77,7 @@ class LatenessSlo:
         finally:
             self._is_writing = False
 
-    def told(self) -> dict[str, Any]:
+    def reply(self) -> dict[str, Any]:
         """Return the reply to the request SLO for this node, without its topics."""
         self._take()
         now_ms, status = self._clock.now_ms(), self._clock.status()

@@ -116,7 +116,7 @@ class GroupLimits:
             return
         group = self._groups.find(command.group)
         own_leased = 0 if group is None else group.in_flight
-        changed = ledger.confirm([Confirmed(*one) for one in command.told], _now_us(step))
+        changed = ledger.confirm([Confirmed(*one) for one in command.reports], _now_us(step))
         changed |= ledger.share_out(command.targets, own_leased, step.index, _now_us(step))
         for partition in sorted(changed):
             view.put(_share_key(command.group, partition), rows.pack(*ledger.shares[partition]))

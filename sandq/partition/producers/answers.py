@@ -24,12 +24,15 @@ from sandq.partition.base.view import View
 from sandq.partition.log.appends import Stored, moment_of, placed_each
 
 ANSWER_IDS = FIXED.answer_ids
-WHOLE, EACH, EACH_BUT, UNKNOWN, TOLD, SKIPPED = range(6)
-"""How a batch was stored. WHOLE: one row. EACH: a row per message. EACH_BUT: a row per message, except for those whose
-ids are in the answer row. UNKNOWN: the same, but there are too many such ids to store. TOLD: the same as EACH_BUT, and
-the answer row also has the outcomes of taken unique keys; without an answer row there are neither. SKIPPED: an operator
-skipped the batch, and nothing of it is stored."""
-WITH_ROW = (EACH_BUT, TOLD)
+WHOLE, EACH, EACH_BUT, UNKNOWN, WITH_TAKEN_KEYS, SKIPPED = range(6)
+"""How a batch was stored.
+
+WHOLE: one row. EACH: a row per message. EACH_BUT: a row per message, except for those whose ids are in the answer row.
+UNKNOWN: the same, but there are too many such ids to store. WITH_TAKEN_KEYS: the same as EACH_BUT, and the answer row
+also has the outcomes of taken unique keys; without an answer row there are neither such ids nor such outcomes.
+SKIPPED: an operator skipped the batch, and nothing of it is stored.
+"""
+WITH_ROW = (EACH_BUT, WITH_TAKEN_KEYS)
 """Values of `how` with which there may be an answer row."""
 _LAYOUT = struct.Struct(">BQIQQI")
 ANSWER_BYTES = _LAYOUT.size
@@ -74,7 +77,7 @@ def remember(
             if len(others) > ANSWER_IDS:
                 how = UNKNOWN
             elif detailed is not None and len(detailed) <= ANSWER_IDS:
-                how, kept = TOLD, detailed
+                how, kept = WITH_TAKEN_KEYS, detailed
             elif others:
                 how = EACH_BUT
             if kept and how in WITH_ROW:
@@ -113,7 +116,7 @@ def recall(answer: Answer, command: c.Append, partition: int, view: View) -> tup
             refused.append((position, state))
         if outcome:
             outcomes.append((position, outcome[0], outcome[1]))
-    return Stored(b"".join(column), refused, outcomes if answer.how == TOLD else None)
+    return Stored(b"".join(column), refused, outcomes if answer.how == WITH_TAKEN_KEYS else None)
 
 
 def already_stored(command: c.Append) -> AlreadyStored:

@@ -49,7 +49,7 @@ UNITS_S = {"second": 1, "minute": 60, "hour": 3600}
 
 Shown = dict[str, Any]
 """A message as a map (docs/protocol.md)."""
-_Place = tuple[Range, int | None]
+_OwnedRange = tuple[Range, int | None]
 """Where messages are read: in the log, or (with the id of a group) in rows of that group."""
 
 
@@ -205,11 +205,11 @@ class PartitionQueries:
         """
         is_newest = order == NEWEST
         choose = self._held if state in (LEASED, WAITING) else self._logged
-        places, last = choose(state, from_ms, until_ms, after, is_newest)
+        ranges, last = choose(state, from_ms, until_ms, after, is_newest)
         prefixes = Prefixes(key_prefix, unique_key_prefix)
         shown: list[Shown] = []
         size, passed = 0, after
-        for looked_at, message in enumerate(self._load(places, from_ms, until_ms, is_newest)):
+        for looked_at, message in enumerate(self._load(ranges, from_ms, until_ms, is_newest)):
             if looked_at % SLICE_ITEMS == SLICE_ITEMS - 1:
                 self._machine.shared.yield_now()
             if len(shown) >= limit or size >= PAGE_BYTES:
@@ -227,7 +227,7 @@ class PartitionQueries:
 
     def _logged(
         self, state: str | None, from_ms: int, until_ms: int, after: bytes | None, is_newest: bool
-    ) -> tuple[list[_Place], bytes | None]:
+    ) -> tuple[list[_OwnedRange], bytes | None]:
         """Return the next ranges of the log in the window, and where they end. None if that is the end of the
         window."""
         machine = self._machine
@@ -252,7 +252,7 @@ class PartitionQueries:
 
     def _held(
         self, state: str | None, from_ms: int, until_ms: int, after: bytes | None, is_newest: bool
-    ) -> tuple[list[_Place], bytes | None]:
+    ) -> tuple[list[_OwnedRange], bytes | None]:
         """Return messages that are leased or wait in some group, and where to continue. The caller applies the
         window."""
         held: dict[bytes, int | None] = {}
@@ -273,9 +273,9 @@ class PartitionQueries:
         page = chosen[:LOOKED_AT]
         return [(Range(offset, 1), held[offset]) for offset in page], page[-1] if len(chosen) > len(page) else None
 
-    def _load(self, places: list[_Place], from_ms: int, until_ms: int, is_newest: bool) -> Iterator[Message]:
+    def _load(self, ranges: list[_OwnedRange], from_ms: int, until_ms: int, is_newest: bool) -> Iterator[Message]:
         """Yield messages one by one, so that a page that is full reads no further ones."""
-        for one, kept_of in places:
+        for one, kept_of in ranges:
             if from_ms <= offsets.deliver_ms(one.base) < until_ms:
                 found = self._machine.log.reader.messages(self._view, [one], kept_of)
                 yield from reversed([*found]) if is_newest else found

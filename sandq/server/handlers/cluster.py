@@ -81,7 +81,7 @@ async def _slo(context: Context, request: Slo) -> dict[str, Any]:
         if stats.slo_deliveries and (access is None or access.sees(topic.record.name)):
             rows.append((topic.record.name, stats.slo_deliveries, stats.slo_late))
     rows.sort(key=lambda row: (-row[2], row[0]))
-    return {**slo.told(), "node": context.info.node_id, "topics": rows[:TOPICS_MOST]}
+    return {**slo.reply(), "node": context.info.node_id, "topics": rows[:TOPICS_MOST]}
 
 
 ROUTES = (

@@ -334,7 +334,7 @@ class Metrics:
         shut = sum([host.shut is not None for host in list(self._broker.node_log.hosts.values())])
         out.value("sandq_replicas_shut", shut)
         out.value("sandq_replicas_compared_total", self._digests.compared)
-        out.value("sandq_no_room", self._health.no_room is not None)
+        out.value("sandq_no_room", self._health.disk_full is not None)
         for work, age_s in self._health.ages_s.items():
             out.value("sandq_no_progress_seconds", age_s, out.labels("sandq_no_progress_seconds", work))
         out.value("sandq_insecure", about.is_insecure)

@@ -15,7 +15,7 @@ import click
 
 from sandq.tools.doctor.check import Check, failed, ok, skipped
 from sandq.tools.doctor.check_machine import check_clock, check_open_files, check_packages, check_python
-from sandq.tools.running import one_line
+from sandq.tools.running import printable
 
 if TYPE_CHECKING:
     from sandq.model.config import NodeConfig
@@ -94,9 +94,9 @@ def report(checks: Iterator[Check], *, as_json: bool, write: Callable[[str], Non
 
 def _lines(check: Check) -> Iterator[str]:
     word = click.style(f"{check.state:<8}", fg=COLOURS[check.state])
-    yield f"{word} {check.what:<16} {one_line(check.found)}"
+    yield f"{word} {check.what:<16} {printable(check.found)}"
     if check.todo:
-        yield f"{'':<8} {'':<16} -> {one_line(check.todo)}"
+        yield f"{'':<8} {'':<16} -> {printable(check.todo)}"
 
 
 def _summary(counts: Counter[str]) -> str:

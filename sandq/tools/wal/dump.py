@@ -10,7 +10,7 @@ from typing import Any
 
 from sandq.model.errors import Corruption, StartupError
 from sandq.storage.wal_format import Kind
-from sandq.tools.running import one_line
+from sandq.tools.running import printable
 from sandq.tools.wal.decode import payload_record, payload_text
 from sandq.tools.wal.walk import Found, Note, Problem, Segment, missing_between, read_segment, segments_of
 
@@ -69,7 +69,7 @@ def dump(
         problem = Problem(segment.number, 0, 0, "damage", "the segment is missing")
         items = iter([problem]) if segment.path in missing else read_segment(segment)
         if not as_json:
-            write(one_line(f"{segment.path}:"))
+            write(printable(f"{segment.path}:"))
         totals.segments += segment.path not in missing
         for line in _lines(segment, items, wanted, totals, values, as_json):
             write(line)
@@ -108,7 +108,7 @@ def _lines(
         if as_json:
             yield json.dumps({"file": str(segment.path), "segment": segment.number, **record})
         else:
-            yield one_line(_line(record))
+            yield printable(_line(record))
 
 
 def _found_record(found: Found, values: bool) -> dict[str, Any]:

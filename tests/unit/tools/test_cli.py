@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from sandq.cli import main
 from sandq.model.config import load_config
 from sandq.model.errors import ConfigError
-from sandq.model.show_config import told
+from sandq.model.show_config import without_secrets
 from tests.support.paths import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -80,7 +80,7 @@ def test_what_a_node_tells_says_nothing_of_origins_and_no_value_of_a_query() -> 
         "SANDQ_JWT__ISSUER": "https://id.example",
         "SANDQ_JWT__JWKS_URL": "https://id.example/keys?code=swordfish",
     }
-    lines = list(told(load_config(None, environ)))
+    lines = list(without_secrets(load_config(None, environ)))
     assert '  jwks_url: "https://id.example/keys?code=…"' in lines and "  issuer: https://id.example" in lines
     assert not [line for line in lines if "# default" in line or "swordfish" in line]
     with pytest.raises(ConfigError, match="jwks_url: a URL with a name and a password") as raised:

@@ -33,7 +33,7 @@ class Home:
         command = self.home.decide("g", self.ledger.status(), self.own, self.now_ms)
         if command is not None:
             self.entries += 1
-            self.ledger.confirm([Confirmed(*one) for one in command.told], self.now_ms * 1000)
+            self.ledger.confirm([Confirmed(*one) for one in command.reports], self.now_ms * 1000)
             self.ledger.share_out(command.targets, self.own.leased, self.entries, self.now_ms * 1000)
         return command
 

@@ -228,19 +228,19 @@ async def test_node_without_space_transfers_leadership_and_is_not_sick(autojump_
     bed.sick_peers.heard("b", "no room either", works=True)
     await bed.passes(2)
     assert bed.handed_to == [["c"]] and bed.health.sick() == {} and not bed.health.may_lead("a")
-    assert set(bed.told) == {(node, (bed.health.no_room, True)) for node in "bc"}
+    assert set(bed.told) == {(node, (bed.health.disk_full, True)) for node in "bc"}
 
 
 def test_below_the_reserve_nothing_new_is_taken() -> None:
     bed = Bed()
     bed.health.note_space(RESERVE_BYTES)
-    assert bed.health.no_room is None
+    assert bed.health.disk_full is None
     bed.health.note_space(RESERVE_BYTES - 1)
-    assert bed.health.no_room and "99 MiB are free" in bed.health.no_room
+    assert bed.health.disk_full and "99 MiB are free" in bed.health.disk_full
     bed.health.note_space(RESERVE_BYTES)
-    assert bed.health.no_room, "it does not flap at the edge"
+    assert bed.health.disk_full, "it does not flap at the edge"
     bed.health.note_space(RESERVE_BYTES * 2)
-    assert bed.health.no_room is None
+    assert bed.health.disk_full is None
 
 
 def test_stores_that_met_a_full_disk_are_reopened_once_there_is_space() -> None:

@@ -48,7 +48,7 @@ async def test_what_a_full_disk_did_not_take_is_written_later() -> None:
 
     kept, stats = kept_by(Disk(write))
     stats.slo.observe(0.001, 3)
-    kept.told()
+    kept.reply()
     with structlog.testing.capture_logs() as lines:
         await kept._write()
     assert kept._book.changed and [line["event"] for line in lines] == ["lateness counts could not be saved"]
@@ -90,4 +90,4 @@ async def test_unreadable_slo_file_does_not_prevent_the_start(tmp_path: Any, con
     with structlog.testing.capture_logs() as lines:
         kept, _ = kept_by(RealFiles(tmp_path))
     assert [line["event"] for line in lines] == ["lateness counts start over: their file cannot be read"]
-    assert kept.told()["windows"][0][2:] == [0, 0]
+    assert kept.reply()["windows"][0][2:] == [0, 0]
