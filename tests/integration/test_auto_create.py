@@ -152,7 +152,7 @@ async def test_it_is_asked_for_twice_and_made_once(making: Serving, dial: Dial) 
 
 
 async def test_many_new_names_are_refused_without_waiting(making: Serving, maker: sandq.Client, dial: Dial) -> None:
-    """Topics beyond the limit are refused by what is known, even while another change is in progress."""
+    """Topics beyond the known limit are refused, even while another change is in progress."""
     for number in range(3):
         await maker.produce(f"made.{number}", b"x")
     raw = await dial(making)

@@ -1,4 +1,4 @@
-"""Messages that failed for the last time or expired: reasons, counts, and what happens to them."""
+"""Messages that failed for the last time or expired: reasons, counts, redrives and purges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The consumers of a group: which ones subscribe or lease, and what each holds."""
+"""The consumers of a group that subscribe or lease, and the messages of each."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ async def fill(api: sandq.Client, count: int, partitions: int, first: int = 0) -
 
 
 async def group_rows(api: sandq.Client) -> list[dict[str, Any]]:
-    """Return the group without the time when a consumer was last seen, which a restart counts anew."""
+    """Return the group without the time when a consumer was last seen, which a restart resets."""
     return [row | {"touched_ms": 0} for row in await api.admin.groups("t")]
 
 

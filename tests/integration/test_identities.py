@@ -148,7 +148,7 @@ async def test_a_token_is_of_one_identity(strict: Serving) -> None:
         with pytest.raises(Conflict, match="token:app has this token"):
             await strict.identities.put(IdentityPut(f"token:{name}", is_new, fields), NODE)
     again = IdentityPut("token:app", True, {"grants": ["reader"], "secret_hash": token_hash(token)})
-    await strict.identities.put(again, NODE)  # as by who has not seen the answer
+    await strict.identities.put(again, NODE)  # like a client that did not see the response
 
 
 async def test_roles_that_change_change_what_those_may_do_that_have_them(strict: Serving) -> None:

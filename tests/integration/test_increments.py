@@ -47,7 +47,7 @@ State = list[tuple[str, int, int]]
 
 
 async def _state(api: sandq.Client, topic: str) -> State:
-    """Of all messages that a group is not done with: id, when it is due, attempts; and how many are dead."""
+    """Return (id, due time, attempts) of all messages that a group has not finished, and the number of dead ones."""
     there = [one async for one in api.messages(topic).list() if one.state not in ("acked", "dead")]
     dead = sum(row["dead"] for row in await api.admin.groups(topic))
     return [*sorted((one.id, one.deliver_at_ms, 0) for one in there), ("dead", dead, 0)]
@@ -224,8 +224,8 @@ async def test_a_restore_of_a_moment_that_was_stopped_goes_on(
 async def test_a_restore_does_not_go_on_with_other_rows(
     timed: Serving, api: sandq.Client, hand: HandClock, place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What had its time and was not stored yet was shipped since it was stopped: some chunks of this and some of that
-    are nothing."""
+    """Messages that were due and not yet stored after the stop have been shipped: an incomplete set of chunks is
+    ignored."""
     await api.admin.create_topic("t")
     manifest = await create_backup(api, place, follow=True)
     follower, at_ms = BackupFollower(api, place, manifest), hand.now_ms() + 3_600_000

@@ -37,14 +37,14 @@ def wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until_waiting(node: Serving, partitions: int = 1) -> None:
-    """Wait until the node has looked for somebody in so many partitions, and found nothing yet. Who waited there
-    before, and has gone without a word, counts as well: of endless waits there may be more than one."""
+    """Wait until the node has registered waits in this number of partitions. A client that waited before, and has
+    closed without a word, counts too: there may be more than one endless wait."""
     watchers = node.broker.kv_watches._watchers
     await until_holds(lambda: sum(any(one.index >= 0 for one in found) for found in watchers.values()) == partitions)
 
 
 class Watcher:
-    """One that goes on from where it was told that all was looked at."""
+    """Return a watch that continues from the position it was given at the end of the scan."""
 
     def __init__(self, client: RawClient, after: bytes | None = None, **options: Any) -> None:
         self.client = client

@@ -265,7 +265,7 @@ async def test_bad_tokens(api: sandq.Client) -> None:
 async def test_an_ack_that_fails_in_one_partition_loses_nothing_of_the_others(
     node: Serving, api: sandq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was acked is returned, the rest is given back."""
+    """Acked messages are returned, the rest is given back."""
     async with with_topic(api, partitions=2):
         for partition in (0, 1):
             await api.produce("t", b"p%d" % partition, partition=partition)
@@ -317,7 +317,7 @@ async def until_applied(serving: Serving) -> None:
 
 
 async def test_a_group_that_is_only_taken_from_is_in_use(timed: Serving, hand: HandClock) -> None:
-    """However long there is nothing for it: it is there when another one, that nobody uses, is forgotten."""
+    """The wait stays, however long there is no message: it survives when an unused one is forgotten."""
     async with connected(timed) as api, with_topic(api, group_ttl="1m"):
         for group in ("g", "unused"):
             await api.leases("t", group).take()

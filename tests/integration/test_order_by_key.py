@@ -29,7 +29,7 @@ async def test_strictly_one_after_another(node: Serving, api: sandq.Client, seed
     async with api.producer("t") as producer:
         for key in order:
             delay = rng.choice((None, None, 0.02))
-            # Of one key the delivery times rise: that is its order.
+            # The delivery times of one key rise: that is its order.
             await producer.send(b"%d" % counts[key], key=key, delay=None if delay is None else 0.2 + counts[key] / 1000)
             counts[key] += 1
     busy: set[bytes] = set()

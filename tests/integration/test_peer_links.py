@@ -551,7 +551,7 @@ async def test_a_stream_that_breaks_ends_nothing_else(log: Log) -> None:
 @pytest.mark.parametrize("error", [KeyError("a bug"), ConnectionLost("a bug")])
 async def test_a_fault_in_a_callback_ends_the_run(where: str, error: Exception) -> None:
     if where == "on_stream" and isinstance(error, ConnectionLost):
-        return  # What its stream raises comes out of a handler, and is none.
+        return  # An error of its stream leaves a handler, and must not look like an error of the handler.
     node1, node2 = await both()
 
     def fails(*given: Any) -> None:

@@ -153,7 +153,7 @@ async def test_what_is_cancelled_is_delivered_to_nobody(api: sandq.Client, node:
         await api.produce("t", b"%d" % number, deliver_at=due_ms, unique_key=f"u{number}" if number % 2 else None)
         for number in range(12)
     ]
-    # Of a batch that is ready, too: its messages stand in one row.
+    # messages of a batch that is ready, too: they are in one row
     async with api.producer("t") as producer:
         receipts = await producer.send_many([b"r%d" % number for number in range(6)])
     ready = await receipts
@@ -273,7 +273,7 @@ async def test_a_message_keeps_its_id_through_moves(node: Serving, api: sandq.Cl
         assert found.deliver_at_ms == sandq.offset_time_ms(second)
         assert found.moved_ms is not None and now_ms <= found.moved_ms <= found.deliver_at_ms - 3 * HOUR_MS
         assert (found.value, found.headers, found.unique_key) == (b"m", {"a": 1}, b"u")
-    # What is past is now.
+    # a past time means now
     past = await messages.move(message_id, deliver_at=now_ms - HOUR_MS)
     assert now_ms <= sandq.offset_time_ms(past) <= node.broker.clock.now_ms()
     assert (await messages.get(message_id)).state == "ready"

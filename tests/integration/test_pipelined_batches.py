@@ -95,7 +95,7 @@ async def test_early_close_stores_all_or_nothing_of_a_request(node: Serving, cli
 
 
 async def drained(client: RawClient, topic: str, count: int, number: int) -> set[tuple[Any, ...]]:
-    """What a consumer gets of a topic: value, key, headers of so many messages."""
+    """Return value, key and headers of this many messages, as a consumer gets them."""
     await client.call(Type.SUBSCRIBE, number, topic, "g", "c", 1000, None, "earliest", [])
     found: set[tuple[Any, ...]] = set()
     while len(found) < count:

@@ -181,7 +181,7 @@ async def test_url_is_shown_without_the_values_of_its_query(
         (got,) = await receiver.until(1)
     assert found["url"] == f"{receiver.url}?token=…&v=…" and "s3cret" not in caplog.text
     assert got.target == "/hook?token=s3cret&v=1"
-    # What is not named stays as it was: all of the URL.
+    # Settings that are not given stay: all of the URL.
     await client.admin.set_push("t", "g", concurrency=2)
     await client.produce("t", b"m")
     assert (await receiver.until(2))[1].target == "/hook?token=s3cret&v=1"

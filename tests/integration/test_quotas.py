@@ -172,8 +172,8 @@ async def test_what_topics_of_an_owner_hold_is_bounded(strict: Serving, greet: G
 
 
 async def full(node: Serving, greet: Greet, **quota: int) -> tuple[RawClient, RawClient]:
-    """Return two connections: of the owner of topic "t", whose quota is used up, and of somebody without a quota, who
-    holds a lease there and has one message that is not due."""
+    """Return two connections: of the owner of topic "t", whose quota is used up, and of an identity without a quota,
+    which holds a lease there and has one message that is not due."""
     raw, _ = await greet(node, await give(node, "app", "admin", stored_bytes=4000, pending_messages=2))
     other, _ = await greet(node, await give(node, "other", "admin"))
     await raw.create("t", max_message_bytes=2048, max_delay="1h")

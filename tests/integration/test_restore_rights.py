@@ -118,7 +118,7 @@ async def test_rows_of_the_outbox_reach_no_topic_without_produce(
     host = strict.broker.catalog.partition("mine-again", 0).raft_group
     assert numbers["victim"] not in {target.topic for target in _targets(host.status)}
     assert strict.broker.catalog.partition("victim", 0).raft_group.status.messages == 0
-    # Whoever has `produce` on it sends there.
+    # An identity with `produce` on it sends there.
     answer = await restored(admin, "again", with_letter(stored, now_ms), [[OLD, numbers["mine"]]])
     assert answer[0] == Type.REPLY, answer
 

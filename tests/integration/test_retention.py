@@ -38,7 +38,7 @@ async def trimmed_in_time(api: sandq.Client, hand: HandClock, topic: str = "t", 
 
 
 async def others_are_trimmed(api: sandq.Client, hand: HandClock, **settings: Any) -> None:
-    """Hours pass: all that was acked of a topic with these settings goes, and what is still there afterwards stays."""
+    """Let hours pass: acked messages of a topic with these settings are trimmed, and the rest stays."""
     await api.admin.create_topic("other", **settings)
     await api.produce("other", b"m")
     async with api.subscribe("other", group="g") as subscription:
@@ -64,7 +64,7 @@ async def test_what_was_acked_stays_for_its_retention(timed: Serving, hand: Hand
             assert await fetched(api) == [b"0", b"1", b"2", b"3", b"4"]
             states = [message.state async for message in api.messages("t").list()]
             assert states == ["acked"] * 5
-            # Replayed, by the group and by another one that begins with them.
+            # Replayed, by the group and by a second group that begins with them.
             await api.admin.seek_group("t", "g", "earliest")
             assert [message.id for message in await take(subscription, 5)] == [message.id for message in got]
             async with api.subscribe("t", group="late", credit=100) as late:
@@ -151,7 +151,7 @@ async def test_a_log_keeps_what_its_groups_acked_for_a_time(timed: Serving, hand
                 "not before its time"
             )
             assert (await api.messages("t").get(delayed)).state == "delayed", "its age begins with its time"
-            # What a group has yet to ack stays, however old.
+            # Messages that a group has not acked stay, however old.
             await api.produce("t", b"held")
             (held,) = await take(subscription, 1, ack=False)
             await others_are_trimmed(api, hand, **settings)
@@ -178,7 +178,7 @@ async def test_a_log_without_bounds_keeps_everything(api: sandq.Client) -> None:
             await api.produce("t", b"%d" % number)
         await take(subscription, 20)
     assert await stored_messages(api) == 20
-    # Until it is told otherwise.
+    # Until the setting changes.
     await api.admin.update_topic("t", delete_on_ack=True)
     await waits_until_trimmed(api)
 
@@ -198,7 +198,7 @@ async def test_purging_a_topic(api: sandq.Client, partitions: int) -> None:
         result = await api.admin.purge_topic("t")
         assert (result.done, result.matched) == (50, 50), "18 ready, 30 delayed, 2 dead"
         assert await api.dead("t", "g").counts() == {}
-        # What is held is left to its holder.
+        # Leased messages stay with their consumer.
         for message in got[2:] + taken:
             await message.ack()
         await api.produce("t", b"last")

@@ -167,7 +167,7 @@ async def test_a_lease_that_ends_is_an_attempt(timed: Serving, hand: HandClock) 
 
 
 async def test_held_messages_are_extended(timed: Serving, hand: HandClock) -> None:
-    """By the client, before a lease of the broker's ends, whose clock stands still but for what this test lets pass."""
+    """The client extends, before a lease ends; the broker's clock moves only when this test moves it."""
     hand.hold()
     async with (
         connected(timed) as api,

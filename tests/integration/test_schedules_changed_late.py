@@ -20,7 +20,7 @@ HOUR_MS = 3_600_000
 async def test_an_update_waits_for_what_is_due(
     timed: Serving, hand: HandClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was missed while nobody led is caught up on, also where a program says at once what is to be."""
+    """Occurrences missed without a leader are caught up, even if a program changes the schedule at once."""
     seen, fires, looks = trio.Event(), ScheduleFiring._fire_some, ScheduleRequests._named
 
     async def fire_later(firing: ScheduleFiring) -> int:

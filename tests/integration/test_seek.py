@@ -74,7 +74,7 @@ async def test_forward_to_the_end(timed: Serving, hand: HandClock, partitions: i
             for message in got[1:]:
                 with pytest.raises(LeaseLost):
                     await message.ack()
-            # What it passed is done with; what is pending is not passed.
+            # Passed messages are finished; pending ones are not passed.
             await api.produce("t", b"last", delay="15s")
             hand.forward(20)
             assert [message.id for message in await take_until(subscription, b"last")] == [pending]
@@ -107,7 +107,7 @@ async def test_to_an_instant_and_to_an_offset(node: Serving, api: sandq.Client, 
 
 
 async def test_back_and_forth_under_load(api: sandq.Client, node: Serving) -> None:
-    """Whatever came before the last seek: after it, everything comes again, and nothing twice."""
+    """After the last seek, every message is delivered again, and none twice."""
     await api.admin.create_topic("t", partitions=2, delete_on_ack=False)
     ids = set(await fill(api, 200, 2))
     acked: list[tuple[str, str]] = []

@@ -38,7 +38,7 @@ async def fill(client: sandq.Client, topic: str, count: int) -> None:
 
 
 def credit_in(node: Serving, topic: str, subscription: sandq.Subscription) -> int:
-    """What a topic may still push."""
+    """Return the credit of a topic."""
     found = node.broker.catalog.partition(topic, 0).subscription_of("g", subscription.consumer_id)
     assert found is not None
     return found.credit
@@ -182,7 +182,7 @@ async def test_those_that_are_like_a_pattern(client: sandq.Client) -> None:
 async def test_topics_come_and_go(client: sandq.Client) -> None:
     async with client.subscribe(sandq.pattern("new.*"), group="g") as subscription:
         assert subscription.topics == []
-        for _ in range(2):  # the second time it is made anew
+        for _ in range(2):  # the second time, it is created again
             await client.admin.create_topic("new.one")
             await client.produce("new.one", b"hello")
             assert values(await take(subscription, 1)) == [b"hello"]
@@ -253,7 +253,8 @@ async def test_when_no_topic_of_a_pattern_takes_it_that_is_raised(client: sandq.
         with pytest.raises(InvalidRequest, match="max_lease"):
             async with client.subscribe(sandq.pattern("p.*"), group="g", lease="10m"):
                 pass
-    with pytest.raises(InvalidRequest, match="max_lease"):  # who names a topic is told, whatever others do
+    # A client that names a topic gets an error, whatever other clients do.
+    with pytest.raises(InvalidRequest, match="max_lease"):
         async with client.subscribe(["a", "p.a"], group="g", lease="5m"):
             pass
 

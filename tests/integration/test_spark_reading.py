@@ -25,7 +25,7 @@ PARTITIONS = 3
 
 
 async def ranges_of(api: sandq.Client, *ids: str) -> list[Range]:
-    """What is closed of each partition of "t", once all of these are."""
+    """Wait until these messages are closed; return the closed range of each partition of "t"."""
     last_ms = max(map(sandq.offset_time_ms, ids))
 
     async def closed() -> dict[int, int]:

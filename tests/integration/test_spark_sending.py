@@ -274,7 +274,7 @@ async def test_unique_keys_of_keys(node: Serving, api: sandq.Client) -> None:
 
 
 async def test_unique_keys_of_tenants(node: Serving, api: sandq.Client) -> None:
-    """Each tenant has its own; a key may be another one."""
+    """Each tenant has its own unique keys; the key may differ."""
     await api.admin.create_topic("t", kind="fair", partitions=PARTITIONS)
     rows = table([1, 2, 3], tenant=["acme", "shop", "acme"], unique_key=["u", "u", "u"], key=["a", "b", "c"])
     await write(node.client_port, [rows])

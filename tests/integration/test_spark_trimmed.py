@@ -1,6 +1,7 @@
-"""Reading on from where an archive ends, when the brokers have trimmed what came then: it is told, never passed over.
+"""Reading continues at the end of an archive, when brokers have trimmed the next messages: this is reported, never
+skipped.
 
-What the job sql asks the source for (jobs/sql.py), with real brokers and without Spark; through Spark:
+The requests of the job sql to the source (jobs/sql.py), with real brokers and without Spark. With Spark:
 tests/spark/test_jobs_trimmed.py.
 """
 

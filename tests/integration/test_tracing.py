@@ -50,7 +50,7 @@ def linked(span: ReadableSpan) -> list[tuple[int, int]]:
 
 
 async def handled(client: sandq.Client, count: int) -> list[Message]:
-    """What the handler of group g got, once so many were handled; that of the value "bad" fails."""
+    """Run group g until it has handled this many messages, and return them; the value "bad" fails."""
     got: list[Message] = []
 
     async def handle(message: Message) -> None:

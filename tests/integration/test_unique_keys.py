@@ -53,7 +53,7 @@ async def test_replace_takes_the_pending_one_back_in_the_same_step(
         assert [(m.value, m.id) for m in await take(subscription, 1)] == [(b"new", new)]
         hand.forward(0.2)
         assert await take_until(subscription, b"last") == [], "the old one is not there, and was due before"
-        # What is delivered stays what it is, and the new one is stored all the same.
+        # Delivered messages stay as they are, and the new one is stored.
         third = await api.produce("t", b"third", unique_key="u", on_conflict="replace")
         (message,) = await take(subscription, 1)
         assert (message.value, message.id) == (b"third", third)

@@ -32,7 +32,7 @@ async def test_a_pending_message_gets_another_value_and_headers(api: sandq.Clien
 
 
 async def test_every_group_gets_the_new_value(api: sandq.Client) -> None:
-    """Also who had it and gave it back, and who reads the log without a group."""
+    """Consumers that had it and gave it back get the new value, and so do readers of the log."""
     async with with_topic(api, **NOW):
         ids = await (await api.produce_many("t", [b"%d" % n for n in range(3)]))
         async with api.subscribe("t", group="g") as found:
@@ -75,7 +75,7 @@ async def test_many_at_once_and_large_ones(api: sandq.Client) -> None:
 
 
 async def test_large_messages_are_updated_and_nacked_in_parts(api: sandq.Client) -> None:
-    """A partition writes only so much again in one go: nobody who asks for more sees that."""
+    """A partition rewrites only a limited number at a time; clients that ask for more do not notice."""
     async with with_topic(api, kind="priority", **NOW):
         messages = api.messages("t")
         large = b"x" * (5 << 20)

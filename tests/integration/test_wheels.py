@@ -1,4 +1,4 @@
-"""Both wheels, as users install them: no file is in both, and what each says that it needs is enough.
+"""Both wheels, as users install them: no file is in both, and the dependencies that each names are enough.
 
 Nothing is fetched: an empty environment gets the wheel, and of the packages that the tests run with those alone that
 the wheel depends on.

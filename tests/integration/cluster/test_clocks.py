@@ -197,7 +197,7 @@ async def test_one_that_starts_an_hour_ahead_leads_nothing(tmp_path: Path) -> No
 
 
 async def test_what_one_that_is_off_comes_to_lead_it_gives_away_unused(nodes: ClockedNodes) -> None:
-    """It begins to lead, since the leader asks it to; it takes no command before another one leads."""
+    """It becomes leader because the leader asks it to; it accepts no command before the next leader takes over."""
     async with nodes.connect() as client:
         await create(nodes, client)
         await nodes.stop("node1")

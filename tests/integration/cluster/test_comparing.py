@@ -138,8 +138,8 @@ async def test_rebuild_refused_midway_says_what_was_done(tmp_path: Path) -> None
             await administration.rebuild(Rebuild("t", 0, odd), NODE)
         backlog.bytes -= backlog.limit_bytes
         catalogs = [nodes.running[name].broker.catalog for name in NAMES]
-        # Whoever leads the metadata sees to it without being asked; another one that has come to lead it meanwhile may
-        # have given the replica back before it was dropped.
+        # The metadata leader rebuilds it by itself. A new leader may have given the replica back before it was
+        # dropped.
         await until_holds(
             lambda: (
                 all(0 in each.topics["t"].partitions for each in catalogs)

@@ -82,7 +82,7 @@ USUAL = {
     "before its pointer goes": 1,
     "before its rows go": 1,
 }
-"""Tried whenever tests are run, with so many replicas: what is on the disks at the other points is what is there at one
+"""Tried in every test run, with this number of replicas: the disks at the other points have the state of one
 of these, or nearly. In long runs every point is tried, with one replica and with two."""
 
 

@@ -109,8 +109,8 @@ async def disturb(nodes: ThreeNodes, client: sandq.Client, proxy: Proxy, rng: ra
             await client.admin.transfer("t", partition, other)
             await trio.sleep(rng.uniform(0.05, 0.3))
         while not proxy.lost.is_set():
-            # What is written to node1 goes by that line, until it was stopped: then the client may come to it by its
-            # own address. And node1 may have come to lead nothing.
+            # Writes to node1 use this connection until it is stopped. Then the client may use node1's own
+            # address. Also, node1 may have stopped leading.
             if await nodes.until_led() != "node1":
                 with suppress(SandqError):
                     await client.admin.transfer("t", 0, "node1")

@@ -23,7 +23,7 @@ async def topics(nodes: ThreeNodes, client: sandq.Client) -> None:
 
 
 class Workers:
-    """Those of "t" kill every other message, and send a receipt for the rest; others count what arrives."""
+    """Consumers of "t" kill every other message and send a receipt for the rest; others count the arrivals."""
 
     def __init__(self) -> None:
         self.seen = 0

@@ -35,7 +35,7 @@ async def test_stores_shrink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         kv = client.kv("t")
         for number in range(ROUNDS):
             await kv.put_many([(f"key{at}", bytes([number]) + VALUE) for at in range(KEYS)])
-        # Of each, every write is in the log, and the last of each key beside it.
+        # The log has every write of each key, and the store its last value.
         await until_holds(lambda: all(nodes.host(name).status.messages == KEYS for name in NAMES))
         await until_holds(lambda: all(0 < store_bytes(nodes, name) < 5 * LIVE_BYTES for name in NAMES))
         assert [entry.value[0] async for entry in kv.scan()] == [ROUNDS - 1] * KEYS

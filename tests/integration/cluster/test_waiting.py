@@ -196,7 +196,7 @@ async def test_who_knows_of_a_cluster_founds_none(tmp_path: Path) -> None:
         error = await refused()
         assert isinstance(error, Conflict) and "there is a cluster already" in error.message
         assert "asks to join" in (await info(nodes, "node3"))["waiting"]
-        # Who is given its address first, and those of others, is not held up by it.
+        # A client that gets its address first, then those of others, is not delayed by it.
         async with sandq.connect(*[f"127.0.0.1:{nodes.client_ports[f'node{n}']}" for n in (3, 1, 2)]) as client:
             assert (await client.admin.cluster())["node"] == "node1"
             await client.admin.create_topic("t")

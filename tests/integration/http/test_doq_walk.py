@@ -1,4 +1,4 @@
-"""What doq users do with their queues, over HTTP: priorities, fair shares, limits, changed messages."""
+"""The steps of doq users with their queues, over HTTP: priorities, fair shares, limits, changed messages."""
 
 from __future__ import annotations
 

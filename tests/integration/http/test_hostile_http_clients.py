@@ -154,7 +154,7 @@ async def test_all_bodies_together(web: Web, web_node: Serving, monkeypatch: pyt
         return (await web.raw("POST", "/topics/t", content=b" " * 1_500_000)).status_code
 
     async def refused_beside_more() -> int:
-        """A connection that should block others may itself have been refused: there is always another one."""
+        """A connection that should block others may itself have been refused: there is always one more."""
         streams.append(await trio.open_tcp_stream("127.0.0.1", web_node.http[1]))
         with suppress(trio.BrokenResourceError):
             await streams[-1].send_all(head + b" " * 2_000_000)

@@ -43,7 +43,7 @@ def columns() -> dict[int, list[Any]]:
 
 
 def check_rows(rows: list[dict[str, Any]], *, values: bool = True) -> None:
-    """Check that all rows are there, each with what was stored."""
+    """Check that all rows are there, each unchanged."""
     cells = columns()
     by_key = {shown(row, "key"): row for row in rows if row.get("text") != "good"}
     assert by_key.keys() == {*cells[Column.KEY]}

@@ -47,7 +47,7 @@ def text_of(cell: bytes) -> str | None:
 
 
 def check(found: list[dict[str, Any]]) -> None:
-    """Check that all rows are there, each with what was stored."""
+    """Check that all rows are there, each unchanged."""
     by_key = {row["key_bytes"]: row for row in found}
     assert by_key.keys() == {key for _, key, _ in CASES}
     for value, key, headers in CASES:

@@ -519,7 +519,7 @@ async def test_unknown_topics_are_reported() -> None:
         assert issubclass(UnknownTopic, SandqError)
 
 
-# ------------------------------------------------------------------------------------------------ beside messages
+# ------------------------------------------------------------------------------------------------ other tables
 
 
 async def test_dead_letters_and_leases_have_their_groups() -> None:

@@ -1,5 +1,5 @@
-"""Compacted topics that were made anew with other partitions, or another delimiter: a client that still knows the one
-of before finds its keys, and puts them where they belong."""
+"""A compacted topic is created again with other partitions or a different delimiter: a client that knows the old one
+finds its keys, and puts them into the right partitions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Made = Callable[[], Awaitable[None]]
 
 @pytest.fixture(params=LAYOUTS)
 async def make_anew(request: pytest.FixtureRequest, api: sandq.Client, other: sandq.Client) -> AsyncIterator[Made]:
-    """`api` knows the topic `t` as it was; another client makes it anew, with values of all keys."""
+    """`api` knows the old topic `t`; another client creates it again, with values of all keys."""
     before, after = LAYOUTS[request.param]
 
     async def make() -> None:

@@ -1,4 +1,4 @@
-"""A topic is deleted and another one made under its name while Spark reads: rows of the two are never mixed.
+"""A topic is deleted and created again under its name while Spark reads: rows of the two are never mixed.
 
 No Spark runs: its readers are called as it calls them, with real brokers and clients that live as long as a query's.
 """
@@ -27,7 +27,7 @@ from sandq.spark.source.reading import page_fetcher
 from sandq.testing import Broker, broker
 
 BYTES = 400_000
-"""Of a large value: a page has some ten of them."""
+"""A large value, so that a page has about ten of them."""
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_between_two_pages_of_a_task(node: Broker, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_client_that_knows_the_topic_that_was(node: Broker) -> None:
-    """What it remembers of the topic is not what tells: the node's answer is."""
+    """The node's response decides, not what the client remembers of the topic."""
     fill(node, range(10))
     brokers = ClientBrokers((node.address,))
     try:
@@ -133,7 +133,7 @@ class Query:
         return self.tasks()
 
     def tasks(self) -> list[Any]:
-        """Those of the micro-batch that was planned, also when it is run again."""
+        """Return the tasks of the planned micro-batch, also if it runs again."""
         return self._reader.partitions(self.start, self.end)
 
     def read(self, tasks: list[Any]) -> list[int]:
@@ -242,7 +242,7 @@ def test_between_two_pages_of_the_latest_values(node: Broker, monkeypatch: pytes
 
 
 def test_the_same_query_asks_again(node: Broker, queries: list[Query]) -> None:
-    """`Stream._check_lost` remembers what it told of before it raises: asked again, it goes on without a word."""
+    """`Stream._check_lost` remembers its report before it raises: called again, it continues silently."""
     fill(node, range(10))
     queries.append(query := Query(node))
     query.read(query.plan())
