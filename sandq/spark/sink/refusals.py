@@ -1,11 +1,11 @@
 """Refusals: errors of a write that no retry can fix, such as a wrong row.
 
-If a task raises an error, Spark runs it again, by default up to four times, and computes its rows again. So for a
+If a task raises an error, Spark repeats it (by default up to four attempts), and computes its rows again. So for a
 refusal a task raises nothing. It returns the refusal, and the driver raises it instead of committing.
 
-So that the other tasks do not write to their end in vain, a task also stores its refusal in a file in the executor's
-directory of files. The tasks of the same write on this executor check for the file before each record batch, and end
-with the same refusal. In local mode these are all tasks.
+To end the other tasks early as well, a task also stores its refusal in a file in the executor's directory of files. The
+tasks of the same write on this executor check for the file before each record batch, and end with the same refusal. In
+local mode these are all tasks.
 """
 
 from __future__ import annotations
