@@ -12,7 +12,7 @@ from tests.support.processes.node import NodeProcess
 
 @pytest.fixture
 def make_node(tmp_path: Path) -> Iterator[Callable[..., NodeProcess]]:
-    """Makes nodes that end with the test."""
+    """Return a function that makes nodes, which end with the test."""
     nodes: list[NodeProcess] = []
 
     def make(**options: Any) -> NodeProcess:
@@ -28,7 +28,7 @@ def make_node(tmp_path: Path) -> Iterator[Callable[..., NodeProcess]]:
 
 @pytest.fixture
 def make_cluster(tmp_path: Path) -> Iterator[Callable[..., ClusterProcess]]:
-    """Makes clusters that end with the test."""
+    """Return a function that makes clusters, which end with the test."""
     clusters: list[ClusterProcess] = []
 
     def make(**options: Any) -> ClusterProcess:

@@ -16,7 +16,7 @@ from tests.support.waiting import PATIENCE_S
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 LEASE_S = 10
-"""A third of it, with which it is extended, is longer than a loaded machine stands still."""
+"""Lease in seconds. It is extended after a third of it, which is longer than a loaded machine pauses."""
 
 
 @pytest.fixture
@@ -27,9 +27,10 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
     process.close()
 
 
-def test_a_handler_may_take_longer_than_its_lease(node: NodeProcess) -> None:
-    """The lease is longer than this machine may stand still. Several leases, and both backends:
-    tests/unit/client/consumer/test_worker.py."""
+def test_handler_longer_than_lease_keeps_message(node: NodeProcess) -> None:
+    """The lease is longer than this machine may pause.
+
+    Several leases, and both backends, are tested in tests/unit/client/consumer/test_worker.py."""
 
     async def main() -> None:
         seen: list[tuple[bytes, int, bool]] = []
@@ -44,7 +45,7 @@ def test_a_handler_may_take_longer_than_its_lease(node: NodeProcess) -> None:
             await client.admin.create_topic("t", lease=f"{LEASE_S}s")
             await client.produce("t", b"long")
             async with anyio.create_task_group() as tasks:
-                # Two of them: whatever came back would go to the other.
+                # Two of them: a redelivered message would go to the other.
                 tasks.start_soon(client.run, "t", "g", handler)
                 tasks.start_soon(client.run, "t", "g", handler)
                 await done.wait()
@@ -57,7 +58,7 @@ def test_a_handler_may_take_longer_than_its_lease(node: NodeProcess) -> None:
 
 
 @BACKENDS
-def test_a_drain_keeps_nothing_from_others(node: NodeProcess, backend: str) -> None:
+def test_drain_leaves_unbegun_messages_to_others(node: NodeProcess, backend: str) -> None:
     async def main() -> None:
         go, begun = anyio.Event(), anyio.Event()
         ours: list[bytes] = []
@@ -71,7 +72,8 @@ def test_a_drain_keeps_nothing_from_others(node: NodeProcess, backend: str) -> N
         async def quick(message: sandq.Message) -> None:
             theirs.append((message.value, message.attempt))
             if len(theirs) == 5:
-                go.set()  # the drain is over only when others have had all that was not begun, and what came then
+                # the drain ends only when others have received all messages that were not begun, and the new one
+                go.set()
 
         async with sandq.connect(node.address, timeout=PATIENCE_S) as client, anyio.create_task_group() as others:
             await client.admin.create_topic("t")
@@ -96,7 +98,7 @@ def test_a_drain_keeps_nothing_from_others(node: NodeProcess, backend: str) -> N
 
 
 @BACKENDS
-def test_the_node_is_killed_while_handlers_run(node: NodeProcess, backend: str) -> None:
+def test_run_across_node_kill_handles_each_message_once(node: NodeProcess, backend: str) -> None:
     async def main() -> None:
         seen: Counter[bytes] = Counter()
         working = anyio.Event()

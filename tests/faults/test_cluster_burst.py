@@ -1,4 +1,4 @@
-"""kill -9 of the node that leads at the moment at which very many messages come due."""
+"""The leader is killed with kill -9 at the moment at which very many messages become due."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.waiting import until_answer, until_holds
 
 MESSAGES = 20_000
 LEAD_MS = 5_000
-"""For them to be stored. Should that take longer the rest is due at once, and all that is asked for holds as well."""
+"""Time to store the messages, in ms. If that takes longer, the rest is due at once, and the checks hold as well."""
 LONG_LEASE = {**SETTINGS, "lease": "10s"}
 
 
@@ -28,7 +28,7 @@ class Received:
     values: set[bytes] = field(default_factory=set)
     acked: set[bytes] = field(default_factory=set)
     unsure: set[bytes] = field(default_factory=set)
-    """Whose ack failed: it may have been done."""
+    """Messages whose ack failed: it may have been applied."""
     faults: list[str] = field(default_factory=list)
     began: trio.Event = field(default_factory=trio.Event)
 
@@ -58,7 +58,7 @@ async def consume(client: sandq.Client, received: Received) -> None:
             nursery.start_soon(received.ack, batch)
 
 
-def test_each_message_comes_once_its_time_has_come(make_cluster: Callable[..., ClusterProcess]) -> None:
+def test_burst_across_leader_kill_delivers_each_message(make_cluster: Callable[..., ClusterProcess]) -> None:
     cluster = make_cluster()
     cluster.start()
     values = [b"%05d" % number for number in range(MESSAGES)]
@@ -75,7 +75,7 @@ def test_each_message_comes_once_its_time_has_come(make_cluster: Callable[..., C
                 await received.began.wait()
                 await trio.to_thread.run_sync(cluster.kill, leader)
             await until_holds(lambda: received.values == set(values) == received.acked | received.unsure)
-            # Whatever was to come again has come by then.
+            # All redeliveries have happened by then.
             await until_answer(lambda: client.admin.groups("t"), lambda rows: [row["lag"] for row in rows] == [0])
             nursery.cancel_scope.cancel()
         assert received.faults == []

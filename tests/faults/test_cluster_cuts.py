@@ -1,4 +1,4 @@
-"""Nodes that are cut off from each other, one way and both ways, while clients reach them all."""
+"""Nodes are cut off from each other in one or both directions, while clients reach all of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ LONG = ("silent", "deaf", "both", "follower") * 3
 @pytest.mark.parametrize(
     ("seed", "cuts"), [(1, SHORT), *(pytest.param(seed, LONG, marks=pytest.mark.long) for seed in (2, 3, 4))]
 )
-def test_nothing_is_lost_or_stale(seed: int, cuts: tuple[str, ...], tmp_path: Path) -> None:
+def test_cuts_under_load_lose_nothing_and_answer_nothing_stale(
+    seed: int, cuts: tuple[str, ...], tmp_path: Path
+) -> None:
     if not hosts.can_be_made():
         pytest.skip("network namespaces take a privilege that is missing here (unshare, ip)")
     program = [sys.executable, "-m", "tests.support.processes.cut_off", str(tmp_path), str(seed), *cuts]

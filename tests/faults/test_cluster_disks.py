@@ -1,4 +1,4 @@
-"""A disk that is full, fails to sync, or is lost, on one node of three: the others take over, clients go on."""
+"""The disk of one node of three is full, fails to sync, or is lost: the others take over, and clients continue."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MakeCluster = Callable[..., ClusterProcess]
 FAULTY = ("-m", "tests.support.processes.faulty_node")
 EIO, FULL = signal.SIGUSR1, signal.SIGUSR2
 SMALL = {"SANDQ_STORAGE__SEGMENT_BYTES": "65536"}
-"""A full disk is met at the next segment: those in use have their room already."""
+"""A node notices a full disk at the next segment: the space of the current ones is allocated already."""
 STEERED = ("-m", "tests.support.processes.steered_node")
 TIMES = 3
 STRANGE = "returned with another data directory"
-"""What a node is told that lost its disk."""
+"""Error of a node that lost its disk."""
 
 
-def test_disks_fail_under_load(make_cluster: MakeCluster) -> None:
+def test_disk_failures_under_load_lose_nothing(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(program=FAULTY, **SMALL)
     cluster.start()
 
@@ -35,7 +35,7 @@ def test_disks_fail_under_load(make_cluster: MakeCluster) -> None:
             async with under_load(client, random.Random(1)) as record:
                 await record.goes_on()
                 first = await fails(cluster, client, record, EIO)
-                # Its disk is mended, and when the next fails it is the first and the third who go on.
+                # Its disk is fixed, and when the next one fails, the first and the third node continue.
                 await trio.to_thread.run_sync(cluster.kill, first)
                 await trio.to_thread.run_sync(cluster.start, first)
                 second = await fails(cluster, client, record, FULL)
@@ -47,20 +47,21 @@ def test_disks_fail_under_load(make_cluster: MakeCluster) -> None:
 
 
 async def fails(cluster: ClusterProcess, client: sandq.Client, record: Record, fault: signal.Signals) -> str:
-    """The disk of a leader does; the others take over."""
+    """Let the disk of a leader fail, and wait until the others take over. Return the name of the leader."""
     victim = await cluster.leader(client)
     cluster.nodes[victim].signal(fault)
     await cluster.leader(client, but=victim)
     await record.goes_on()
     async with cluster.connect(victim) as asking:
-        # It says so, and is there to be asked; an election may have taken its place before its disk did.
+        # The node reports the failure and answers requests; an election may have replaced it before its disk failed.
         await until_answer(asking.admin.cluster, lambda info: info["storage_failed"] or info["stalled"])
     return victim
 
 
-def test_a_lost_disk_takes_part_in_nothing(make_cluster: MakeCluster) -> None:
-    """What two of three have acknowledged: one of them loses its disk, the other stops. The third has not heard of it,
-    and must not be elected by one that has forgotten it."""
+def test_node_with_lost_disk_does_not_vote(make_cluster: MakeCluster) -> None:
+    """Two of three nodes have acknowledged a message; then one of them loses its disk, and the other stops.
+
+    The third node has not received the message, and must not be elected by the node that has forgotten it."""
     cluster = make_cluster(program=STEERED)
     cluster.start()
 
@@ -76,7 +77,7 @@ def test_a_lost_disk_takes_part_in_nothing(make_cluster: MakeCluster) -> None:
         for name in (wiped, behind):
             cluster.nodes[name].log.unlink()
             cluster.nodes[name].start(wait=False)
-        # Once the two have met, it asks again and again whether it may lead the metadata, and so everything else.
+        # Once the two have met, it repeatedly asks whether it may lead the metadata, and so all other groups.
         await until_holds(lambda: STRANGE in cluster.nodes[wiped].output() or elected(cluster.nodes[behind]))
         asked = asks(cluster.nodes[behind])
         await until_holds(lambda: asks(cluster.nodes[behind]) >= asked + TIMES or elected(cluster.nodes[behind]))
@@ -94,10 +95,10 @@ def test_a_lost_disk_takes_part_in_nothing(make_cluster: MakeCluster) -> None:
 
 
 def asks(node: NodeProcess) -> int:
-    """How often a steered node has asked whether it may lead the metadata."""
+    """Return how often a steered node has asked whether it may lead the metadata."""
     return node.output().count("asks to lead group 0\n")
 
 
 def elected(node: NodeProcess) -> bool:
-    """Whether a majority would vote for a steered node in any group."""
+    """Return whether a majority would vote for a steered node in any group."""
     return "stands for group" in node.output()

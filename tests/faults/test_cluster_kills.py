@@ -1,4 +1,4 @@
-"""kill -9 of leaders, of followers and of all three nodes at once, under load."""
+"""Leaders, followers and all three nodes at once are killed with kill -9 under load."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LONG = ("leader", "leader", "follower", "all", "leader", "follower", "leader", "
         *(pytest.param(seed, LONG, "fair", marks=pytest.mark.long) for seed in range(8, 10)),
     ],
 )
-def test_nothing_is_lost_early_or_doubled(
+def test_kills_under_load_lose_and_double_nothing(
     seed: int, victims: tuple[str, ...], kind: str, make_cluster: Callable[..., ClusterProcess]
 ) -> None:
     cluster = make_cluster(**SMALL)

@@ -1,5 +1,4 @@
-"""Nodes drained and given back in turn while others are killed, and nodes that are started anew one after the other,
-all under load."""
+"""Nodes are drained and undrained while others are killed, and nodes are restarted one after the other, under load."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ Make = Callable[..., FoundCluster]
 
 @pytest.fixture
 def make_found(tmp_path: Path) -> Iterator[Make]:
-    """Makes clusters that end with the test."""
+    """Return a function that makes clusters, which end with the test."""
     made: list[FoundCluster] = []
 
     def make(*names: str, **environ: str) -> FoundCluster:
@@ -42,7 +41,7 @@ async def rows(client: sandq.Client) -> dict[str, dict[str, Any]]:
 
 
 async def until_settled(client: sandq.Client, without: str | None = None) -> None:
-    """Nothing is on its way, everything is led, and a node that is drained holds nothing."""
+    """Wait until no partition moves, all are led, and a drained node holds nothing."""
 
     async def placed() -> list[Any]:
         return list((await client.admin.topic("t")).partitions)
@@ -54,12 +53,13 @@ async def until_settled(client: sandq.Client, without: str | None = None) -> Non
 
 
 async def until_given(client: sandq.Client, node: str) -> None:
-    """A node is to hold something. That stays so, while the moves may be over before they are looked at."""
+    """Wait until a partition is assigned to a node. This condition lasts, while a move may end before it is
+    observed."""
     await until_answer(lambda: client.admin.topic("t"), lambda topic: any(node in p.nodes for p in topic.partitions))
 
 
 async def change(client: sandq.Client, node: str, *, undo: bool) -> None:
-    """Whatever happens to who administrates."""
+    """Drain a node, or undo that; retry if a node that handles the request is killed."""
 
     async def asked() -> bool:
         await client.admin.drain_node(node, undo=undo)
@@ -71,11 +71,11 @@ async def change(client: sandq.Client, node: str, *, undo: bool) -> None:
 @pytest.mark.parametrize(
     ("seed", "drained"), [(1, 1), *(pytest.param(seed, 8, marks=pytest.mark.long) for seed in range(2, 5))]
 )
-def test_nothing_is_lost_while_nodes_are_drained_and_killed(seed: int, drained: int, make_found: Make) -> None:
+def test_drains_and_kills_under_load_lose_nothing(seed: int, drained: int, make_found: Make) -> None:
     cluster, rng = make_found(*NAMES), random.Random(seed)
 
     async def kill_some(client: sandq.Client, stop: trio.Event) -> None:
-        """One at a time, and there again before the next."""
+        """Kill one node at a time, and wait until it is up again before the next one."""
         while not stop.is_set():
             name = rng.choice(NAMES)
             await trio.to_thread.run_sync(cluster.kill, name)
@@ -104,8 +104,8 @@ def test_nothing_is_lost_while_nodes_are_drained_and_killed(seed: int, drained: 
     assert [cluster.nodes[name].stop() for name in NAMES] == [0] * len(NAMES), cluster.output()
 
 
-def test_nodes_are_started_anew_one_after_the_other(make_found: Make) -> None:
-    """Each by SIGTERM, and the next once it takes part again."""
+def test_rolling_restart_under_load_loses_nothing(make_found: Make) -> None:
+    """Stop each node with SIGTERM, and the next one once it is up again."""
     names, seed = NAMES[:3], 1
     cluster = make_found(*names)
 

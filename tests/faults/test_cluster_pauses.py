@@ -1,4 +1,4 @@
-"""Nodes that stand still (SIGSTOP) for longer than an election, and go on (SIGCONT) as if nothing had been."""
+"""Nodes are paused (SIGSTOP) for longer than an election, and continue (SIGCONT) without noticing the pause."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REQUEST = "10m"
 @pytest.mark.parametrize(
     ("seed", "rounds"), [(1, 1), *(pytest.param(seed, 6, marks=pytest.mark.long) for seed in (2, 3, 4))]
 )
-def test_they_stand_still_under_load(seed: int, rounds: int, make_cluster: Callable[..., ClusterProcess]) -> None:
+def test_pauses_under_load_lose_nothing(seed: int, rounds: int, make_cluster: Callable[..., ClusterProcess]) -> None:
     cluster = make_cluster()
     cluster.start()
     rng = random.Random(seed)
@@ -29,12 +29,12 @@ def test_they_stand_still_under_load(seed: int, rounds: int, make_cluster: Calla
             async with under_load(client, rng, least=200) as record:
                 for number in range(rounds):
                     await trio.sleep(rng.uniform(0.1, 0.5))
-                    leader = await a_leader_is_deposed_and_does_not_know(cluster, number)
+                    leader = await depose_paused_leader(cluster, number)
                     await record.goes_on()
                     follower = rng.choice(cluster.others(leader))
                     cluster.nodes[follower].pause()
-                    # Two of three go on, whoever of them a client asks first: it does not wait for the one until
-                    # the request's own time is over.
+                    # Two of three nodes continue. A client that asks any of them first does not wait for the paused
+                    # node until its request times out.
                     await record.goes_on()
                     cluster.nodes[follower].resume()
         record.judge(seed)
@@ -42,8 +42,9 @@ def test_they_stand_still_under_load(seed: int, rounds: int, make_cluster: Calla
     trio.run(scenario)
 
 
-async def a_leader_is_deposed_and_does_not_know(cluster: ClusterProcess, number: int) -> str:
-    """The first that it sees when it goes on are questions: none may be answered from what it knew. Who leads now."""
+async def depose_paused_leader(cluster: ClusterProcess, number: int) -> str:
+    """Depose a paused leader and send it requests, none of which it may answer from its old state. Return the new
+    leader."""
     async with cluster.connect() as client:
         leader = await cluster.leader(client)
         await client.produce("t", b"", delay="1h", unique_key=f"old{number}")

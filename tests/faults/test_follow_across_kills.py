@@ -1,4 +1,4 @@
-"""Who follows a cluster is killed again and again while messages come: nothing of what it ships is lost or damaged."""
+"""The process that follows a cluster is killed repeatedly under load: nothing that it ships is lost or damaged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KILLS = 4
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(10))
-def test_a_chain_survives_kills_of_who_follows(seed: int, tmp_path: Path) -> None:
+def test_backup_chain_across_follower_kills_is_complete(seed: int, tmp_path: Path) -> None:
     random = Random(seed)
     (tmp_path / "node").mkdir()
     node = NodeProcess(tmp_path / "node", SANDQ_LISTEN__HTTP="none")
@@ -35,7 +35,7 @@ def test_a_chain_survives_kills_of_who_follows(seed: int, tmp_path: Path) -> Non
             shell("sandctl backup follow backups --times 1")
             sent: set[str] = set()
             for _ in range(KILLS):
-                sent.add(client.produce("t", b"news", delay="5h"))  # else it says nothing for a minute
+                sent.add(client.produce("t", b"news", delay="5h"))  # otherwise it prints nothing for a minute
                 follower = subprocess.Popen(
                     command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
                 )

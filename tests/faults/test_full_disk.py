@@ -1,4 +1,4 @@
-"""A disk that others fill to its last byte: the node says so, and goes on by itself once there is room."""
+"""Another process fills the disk to its last byte: the node reports it, and continues by itself once bytes are free."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DISK_MIB = 64
 MESSAGES, FEW = 500, 10
 
 
-def test_stores_that_met_a_full_disk_go_on(make_node: Callable[..., NodeProcess], tmp_path: Path) -> None:
+def test_full_disk_with_freed_space_continues(make_node: Callable[..., NodeProcess], tmp_path: Path) -> None:
     if not disks.can_be_made(tmp_path / "probe"):
         pytest.skip("a disk of one's own takes a privilege that is missing here (unshare, mount)")
     disk = tmp_path / "disk"
@@ -56,7 +56,7 @@ def test_stores_that_met_a_full_disk_go_on(make_node: Callable[..., NodeProcess]
 
 
 class Cancels:
-    """Cancel messages of topic "t", one after the other; `done`: those that were acknowledged, of those `tried`."""
+    """Cancels messages of topic "t" in order. `tried`: all of them; `done`: the acknowledged ones."""
 
     def __init__(self, client: sandq.Client, ids: list[str]) -> None:
         self._client = client
@@ -65,7 +65,7 @@ class Cancels:
         self.done: set[str] = set()
 
     async def run(self, most: int = MESSAGES) -> None:
-        """As many, until one is not acknowledged."""
+        """Cancel up to `most` messages, until one cancel is not acknowledged."""
         for id in self._ids[len(self.tried) :][:most]:
             self.tried.add(id)
             with contextlib.suppress(SandqError):
@@ -76,7 +76,7 @@ class Cancels:
 
 
 async def exist(client: sandq.Client, ids: set[str]) -> set[str]:
-    """Those of the messages of topic "t" that are there."""
+    """Return the messages of topic "t" that exist, of the given ids."""
     there = set()
     for id in ids:
         with contextlib.suppress(NotFound):

@@ -1,4 +1,5 @@
-"""kill -9 of nodes that lead a topic whose group has limits: no more is in flight than may be, and all comes out."""
+"""Leaders of a topic whose group has limits are killed with kill -9: the limits hold, and all messages are
+delivered."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ MESSAGES = 240
 KILLS = 3
 
 
-async def test_limits_hold_while_leaders_of_the_home_partition_are_killed(tmp_path: Path) -> None:
+async def test_group_limits_across_home_leader_kills_hold(tmp_path: Path) -> None:
     cluster = ClusterProcess(tmp_path)
     held: set[str] = set()
     done: set[str] = set()

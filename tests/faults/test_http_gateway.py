@@ -1,4 +1,4 @@
-"""`sandq http` as a process: without a node, with one, told to stop, and where it cannot listen."""
+"""`sandq http` as a process: without a node, with one, at a stop, and with a port in use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MakeGateway = Callable[..., GatewayProcess]
 
 @pytest.fixture
 def make_gateway(tmp_path: Path) -> Iterator[MakeGateway]:
-    """Makes gateways that end with the test."""
+    """Return a function that makes gateways, which end with the test."""
     made: list[GatewayProcess] = []
 
     def make(*options: str, **environ: str) -> GatewayProcess:
@@ -36,10 +36,8 @@ def make_gateway(tmp_path: Path) -> Iterator[MakeGateway]:
         gateway.close()
 
 
-def test_it_serves_while_a_node_answers_and_says_503_while_none_does(
-    make_node: MakeNode, make_gateway: MakeGateway
-) -> None:
-    """The node is the second of two servers; it comes after the gateway, goes, and comes again."""
+def test_gateway_without_node_returns_503(make_node: MakeNode, make_gateway: MakeGateway) -> None:
+    """The node is the second of two servers; it starts after the gateway, stops, and starts again."""
     node = make_node()
     gateway = make_gateway("--server", f"127.0.0.1:{free_port()},{node.address}")
     with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as web:
@@ -53,7 +51,7 @@ def test_it_serves_while_a_node_answers_and_says_503_while_none_does(
         assert (refused.status_code, refused.json()["code"], refused.json()["retriable"]) == (503, "UNAVAILABLE", True)
         node.start()
         wait_until(lambda: status("GET", "/readyz") == 200)
-        # Who asks again is told that it was done before, if the answer to that took too long.
+        # A retry returns 409 if the answer to the first request took too long.
         wait_until(lambda: status("POST", "/topics", {"name": "t"}) in (201, 409))
         wait_until(lambda: status("POST", "/topics/t", message) in (201, 409))
         assert node.stop() == 0
@@ -66,9 +64,7 @@ def test_it_serves_while_a_node_answers_and_says_503_while_none_does(
     assert gateway.ended() == 0
 
 
-def test_told_to_stop_it_answers_what_is_under_way_and_takes_nothing_new(
-    make_node: MakeNode, make_gateway: MakeGateway
-) -> None:
+def test_gateway_at_stop_answers_open_requests_only(make_node: MakeNode, make_gateway: MakeGateway) -> None:
     node = make_node()
     node.start()
     gateway = make_gateway("--server", node.address, SANDQ_SHUTDOWN_GRACE="4m")
@@ -86,7 +82,7 @@ def test_told_to_stop_it_answers_what_is_under_way_and_takes_nothing_new(
 
 
 def say(gateway: GatewayProcess, data: bytes) -> bytes:
-    """What it answers, until it closes the connection."""
+    """Send bytes and return the answer, until the gateway closes the connection."""
     with socket.create_connection(gateway.address, timeout=PATIENCE_S) as client, client.makefile("rb") as answer:
         client.sendall(data)
         return answer.read()
@@ -97,10 +93,11 @@ def takes_connections(address: tuple[str, int]) -> bool:
         return probe.connect_ex(address) == 0
 
 
-def test_what_a_node_may_be_told_a_gateway_may_be_told(
+def test_gateway_settings_from_file_and_environment_apply(
     make_node: MakeNode, make_gateway: MakeGateway, tmp_path: Path
 ) -> None:
-    """Limits, and who may ask: by a file, that need not say what a node must, and by the environment."""
+    """Set limits and allowed hosts and origins with a file, without the settings that a node needs, and the
+    environment."""
     node = make_node()
     node.start()
     (tmp_path / "gateway.yaml").write_text("limits: {http_body_bytes: 64KiB}\nhttp: {allowed_hosts: [q.example]}\n")
@@ -116,7 +113,7 @@ def test_what_a_node_may_be_told_a_gateway_may_be_told(
         assert web.get("/healthz", headers={"origin": "https://b.example"}).status_code == 403
 
 
-def test_a_port_that_is_taken_is_said_in_a_line(tmp_path: Path) -> None:
+def test_gateway_with_port_in_use_prints_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = subprocess.run(

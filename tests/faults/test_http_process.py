@@ -1,4 +1,4 @@
-"""The HTTP process of a node: killed, alone, and asked to stop by others than its node."""
+"""The HTTP process of a node is killed, loses its node, or gets signals from other processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEASE = "/topics/t/groups/g/lease"
 
 
 class Served:
-    """A node, and HTTP by a process of it."""
+    """A node with an HTTP process."""
 
     def __init__(self, node: NodeProcess, port: int) -> None:
         self.node = node
@@ -48,7 +48,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def served(one: Served) -> Served:
-    """It runs, and has topic "t"."""
+    """Return the running node with topic "t"."""
     if not one.node.runs:
         before = len(one.node.http_pids)
         one.node.start()
@@ -62,7 +62,7 @@ def request(method: str, path: str, body: bytes = b"") -> bytes:
     return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def test_what_was_answered_is_kept_when_it_is_killed_and_the_next_one_goes_on(served: Served) -> None:
+def test_http_process_across_kills_keeps_acknowledged_messages(served: Served) -> None:
     killed = 'sandq_http_process_restarts_total{why="killed"}'
     restarts = int(served.metric(killed))
     assert served.web.post("/topics", json={"name": "kept"}).status_code == 201
@@ -80,7 +80,7 @@ def test_what_was_answered_is_kept_when_it_is_killed_and_the_next_one_goes_on(se
     assert int(served.metric(counted)) >= 10, "what was counted before is not forgotten, but for a moment of it"
 
 
-def test_what_waits_in_it_is_given_back_when_it_is_killed(served: Served) -> None:
+def test_http_process_kill_gives_waiting_lease_back(served: Served) -> None:
     waiting = 'sandq_memory_bytes{account="watchers"}'
     with served.connect() as client:
         client.sendall(request("POST", LEASE, b'{"wait": "60s"}'))
@@ -94,7 +94,7 @@ def test_what_waits_in_it_is_given_back_when_it_is_killed(served: Served) -> Non
     assert (message["text"], message["attempt"]) == ("now", 1)
 
 
-def test_a_node_that_stands_still_is_neither_alive_nor_ready(served: Served) -> None:
+def test_paused_node_is_neither_alive_nor_ready(served: Served) -> None:
     def answers() -> list[int]:
         return [served.web.get(path).status_code for path in ("/healthz", "/readyz")]
 
@@ -107,11 +107,11 @@ def test_a_node_that_stands_still_is_neither_alive_nor_ready(served: Served) -> 
     wait_until(lambda: answers() == [200, 200])
 
 
-def test_of_a_body_that_came_by_half_nothing_is_stored(served: Served) -> None:
+def test_partial_body_stores_nothing(served: Served) -> None:
     assert served.web.post("/topics", json={"name": "half"}).status_code == 201
     body = json.dumps({"messages": [{"text": str(number)} for number in range(100)]}).encode()
     with served.connect() as client:
-        # What is answered first shows that the rest is read.
+        # The first answer shows that the rest is read.
         client.sendall(request("GET", "/healthz") + request("POST", "/topics/half", body)[: -len(body) // 2])
         assert client.recv(1) == b"H"
         served.node.kill_http()
@@ -124,8 +124,8 @@ def test_of_a_body_that_came_by_half_nothing_is_stored(served: Served) -> None:
     assert [message["id"] for message in found] == [answer.json()["id"]]
 
 
-def test_what_a_stream_brought_is_settled_after_it_was_killed(served: Served) -> None:
-    """Its lease goes on: the message is its client's, and comes to nobody else."""
+def test_streamed_message_is_acked_after_http_process_kill(served: Served) -> None:
+    """Its lease continues: the message stays with its client, and is delivered to no other consumer."""
     assert served.web.post("/topics", json={"name": "streamed"}).status_code == 201
     group = "/topics/streamed/groups/g"
     served.web.post("/topics/streamed", json={"text": "streamed"})
@@ -139,18 +139,18 @@ def test_what_a_stream_brought_is_settled_after_it_was_killed(served: Served) ->
     assert served.web.get(group).json()["leased"] == 1, "only what came next is still out"
 
 
-def test_it_goes_by_its_node_and_by_nobody_else(served: Served) -> None:
+def test_http_process_ends_only_with_its_node(served: Served) -> None:
     pid = served.node.http_pids[-1]
     for number in (signal.SIGTERM, signal.SIGINT):
         os.kill(pid, number)
-    # After a standstill it has not heard of its node for a while.
+    # After a pause it has not received anything from its node for a while.
     wait_until(lambda: served.web.get("/readyz").status_code == 200)
     assert served.node.http_pids[-1] == pid
     served.node.kill()
     wait_until_gone(pid)
 
 
-def test_it_ends_before_its_node_does(served: Served) -> None:
+def test_http_process_ends_before_its_node(served: Served) -> None:
     pid = served.node.http_pids[-1]
     assert served.node.stop() == 0
     wait_until_gone(pid)

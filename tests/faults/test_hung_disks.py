@@ -1,5 +1,6 @@
-"""A disk that hangs, instead of failing, on one node of three: it says so, the others take over, clients go on; and all
-of it ends when the disk is back."""
+"""A disk hangs, instead of failing, on one node of three or on all.
+
+The node reports it, the others take over, and clients continue. All of it ends when the disk works again."""
 
 from __future__ import annotations
 
@@ -23,13 +24,13 @@ SYNCS, WRITES, ON = signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP
 
 
 def row(info: dict[str, Any], node: str) -> dict[str, Any]:
-    """What is told of a node."""
+    """Return the row of a node."""
     found: dict[str, Any] = next(row for row in info["nodes"] if row["node"] == node)
     return found
 
 
 @pytest.mark.parametrize("fault", [SYNCS, WRITES], ids=["syncs", "writes"])
-def test_a_leader_whose_disk_hangs(make_cluster: MakeCluster, fault: signal.Signals) -> None:
+def test_leader_with_hanging_disk_is_replaced(make_cluster: MakeCluster, fault: signal.Signals) -> None:
     cluster = make_cluster(program=HANGING, SANDQ_HEALTH__STALL_AFTER="1s")
     cluster.start()
 
@@ -43,12 +44,12 @@ def test_a_leader_whose_disk_hangs(make_cluster: MakeCluster, fault: signal.Sign
             async with under_load(client, random.Random(1)) as record:
                 await record.goes_on()
                 cluster.nodes[victim].signal(fault)
-                # What was on its way to it, and what is asked now: both come to an end, and to who leads next.
+                # Requests that were sent to it, and new requests, end, and reach the next leader.
                 await until_answer(lambda: values.put("k", b"meanwhile"))
                 await record.goes_on()
                 assert await cluster.leader(client, "kv", but=victim) != victim
                 async with cluster.connect(*cluster.others(victim)) as rest:
-                    # The others know that it is, and it is linked.
+                    # The others know that it is sick, and still have a link to it.
                     await until_answer(
                         rest.admin.cluster,
                         lambda info: row(info, victim)["failed_since_ms"] is not None and row(info, victim)["sick"],
@@ -66,9 +67,11 @@ def test_a_leader_whose_disk_hangs(make_cluster: MakeCluster, fault: signal.Sign
     trio.run(scenario)
 
 
-def test_all_disks_hang(make_cluster: MakeCluster) -> None:
-    """Three nodes on one disk: what the log takes is stored until it is seen that the stores hang, then nothing is;
-    every request ends, nobody gives a leadership away for it; and when the disk is back everything goes on."""
+def test_hanging_disks_of_all_nodes_reject_writes_and_recover(make_cluster: MakeCluster) -> None:
+    """Three nodes share one disk: writes are stored until the hanging stores are detected, then they are rejected.
+
+    Every request ends, no node transfers its leadership because of it, and everything continues when the disk works
+    again."""
     cluster = make_cluster(program=HANGING, SANDQ_HEALTH__STALL_AFTER="1s")
     cluster.start()
 
@@ -78,7 +81,7 @@ def test_all_disks_hang(make_cluster: MakeCluster) -> None:
             stored = [await client.produce("t", b"before", delay="1h")]
             for node in cluster.nodes.values():
                 node.signal(WRITES)
-            with suppress(SandqError):  # if it was seen before this began
+            with suppress(SandqError):  # if it was detected before this began
                 stored.append(await hasty.produce("t", b"meanwhile", delay="1h"))
             for name in cluster.nodes:
                 async with cluster.connect(name) as asking:
@@ -94,7 +97,7 @@ def test_all_disks_hang(make_cluster: MakeCluster) -> None:
     trio.run(scenario)
 
 
-def test_a_node_whose_disk_hangs_can_be_stopped(make_cluster: MakeCluster) -> None:
+def test_node_with_hanging_disk_can_be_stopped(make_cluster: MakeCluster) -> None:
     cluster = make_cluster(program=HANGING, SANDQ_HEALTH__STALL_AFTER="1s", SANDQ_SHUTDOWN_GRACE="1s")
     cluster.start()
 

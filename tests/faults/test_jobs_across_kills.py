@@ -1,4 +1,4 @@
-"""A node is killed in the middle of bulk work: the job goes on where it was, and its totals are right."""
+"""A node is killed in the middle of a job: the job continues where it was, and its totals are right."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.support.waiting import PATIENCE_S
 MakeNode = Callable[..., NodeProcess]
 STEERED = ("-m", "tests.support.processes.steered_node")
 MESSAGES = 12_000
-"""In two partitions, and a step of a job takes at most a thousand of one."""
+"""Number of messages in two partitions; a step of a job handles at most a thousand of one."""
 
 
 class Lives:
-    """Starts the node again each time it has died in a job."""
+    """Restarts the node each time it has died in a job."""
 
     def __init__(self, node: NodeProcess) -> None:
         self._node = node
@@ -31,7 +31,7 @@ class Lives:
 
     @asynccontextmanager
     async def until(self, *kills: tuple[str, int]) -> AsyncIterator[None]:
-        """Kill the node at these steps of jobs; the block ends when it has died so often."""
+        """Kill the node at these steps of jobs. The block must not end before all kills have happened."""
         write_kills(self._node.directory, list(kills))
         self._last = None
         async with trio.open_nursery() as nursery:
@@ -42,7 +42,7 @@ class Lives:
     async def _run(self, kills: int) -> None:
         for _ in range(kills):
             await trio.to_thread.run_sync(self._node.ended, abandon_on_cancel=True)
-            # It may die before it serves: the job goes on as soon as the partition is there.
+            # It may die before it serves: the job continues as soon as the partition is open.
             self._node.start(wait=False)
 
 
@@ -52,7 +52,7 @@ async def schedule(client: sandq.Client, count: int, start_ms: int) -> list[str]
         return [await receipt for receipt in receipts]
 
 
-def test_cancelling_and_moving_go_on(make_node: MakeNode) -> None:
+def test_cancel_and_move_jobs_across_kills_finish(make_node: MakeNode) -> None:
     node = make_node(program=STEERED)
     lives = Lives(node)
     node.start()
@@ -86,8 +86,8 @@ def test_cancelling_and_moving_go_on(make_node: MakeNode) -> None:
     assert node.stop() == 0, node.output()
 
 
-def test_a_slow_redrive_keeps_its_pace(make_node: MakeNode) -> None:
-    """Who was redriven is not redriven again."""
+def test_slow_redrive_across_kills_keeps_its_rate(make_node: MakeNode) -> None:
+    """A message that was redriven is not redriven again."""
     node = make_node(program=STEERED)
     lives = Lives(node)
     node.start()

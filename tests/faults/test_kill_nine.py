@@ -1,4 +1,5 @@
-"""kill -9 of a real node under load, again and again; what was acknowledged is kept here, outside of the broker."""
+"""A real node is killed repeatedly with kill -9 under load; acknowledged messages are recorded outside of the
+broker."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ from tests.support.waiting import PATIENCE_S, until_holds
 
 SHORT, LONG = 4, 20
 A_LIFE = (50, 500)
-"""So many messages are stored, from and to, before the node is killed again."""
+"""Minimum and maximum number of messages to store before the node is killed again."""
 
 
 @pytest.mark.parametrize(
     ("seed", "kills"), [(1, SHORT), *(pytest.param(seed, LONG, marks=pytest.mark.long) for seed in range(1, 8))]
 )
-def test_nothing_acknowledged_is_lost(seed: int, kills: int, make_node: Callable[..., NodeProcess]) -> None:
+def test_kills_of_node_lose_nothing_acknowledged(seed: int, kills: int, make_node: Callable[..., NodeProcess]) -> None:
     node = make_node(SANDQ_STORAGE__SEGMENT_BYTES="262144", SANDQ_STORAGE__CHECKPOINT_BYTES="400000")
     node.start()
     rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""kill -9 of a real node while messages are cancelled and moved; what was acknowledged is kept here, outside of it."""
+"""A real node is killed with kill -9 while messages are cancelled and moved; answers are recorded outside of it."""
 
 from __future__ import annotations
 
@@ -17,41 +17,43 @@ from tests.support.waiting import PATIENCE_S, until_holds
 
 SHORT, LONG = 2, 6
 A_LIFE = (200, 800)
-"""So many messages are stored, from and to, before the node is killed again."""
+"""Minimum and maximum number of messages to store before the node is killed again."""
 ROUNDS_AT_ONCE = 8
-"""Rounds of messages that are not all stored and changed yet: on a slow machine fewer are made, none too late."""
+"""Maximum number of unfinished rounds of messages: a slow machine makes fewer of them, and none too late."""
 OF_EACH = 21
-"""So many are to be cancelled, to be moved, and to be too late, at least."""
+"""Minimum number of messages to cancel, to move, and to change too late."""
 MESSAGES = 1000
 EARLY_MS = 1
-"""The clocks of two processes are read one after the other."""
+"""Tolerance in ms, because the clocks of two processes are read one after the other."""
 
 
 @dataclass
 class Fate:
-    """What we were told about one message. `id` is the copy that was acknowledged: a batch whose answer was lost is
-    sent again, and may be stored twice."""
+    """Answers about one message.
+
+    `id` is the copy that was acknowledged: a batch whose answer was lost is resent, and may be stored twice."""
 
     value: bytes
     due_ms: int
     id: str = ""
     earliest_ms: int = 0
-    """When it may come at the earliest: of the times that it has, or may have been given."""
+    """Earliest permitted delivery: the minimum of the times that it has, or may have been given."""
     cancelled: bool = False
     cancelled_at_ms: float = 0.0
     moved_ms: int | None = None
-    """Its time by the move that was acknowledged."""
+    """Delivery time of the acknowledged move."""
     moved_at_ms: float = 0.0
-    """When that was. Before, it may have come, and have been given back by a consumer that was cut off."""
+    """Time of the acknowledgement. Before it, the message may have been delivered, and given back by a lost
+    consumer."""
     sure: bool = True
-    """False: producing or cancelling it failed, and may have been done."""
+    """False if producing or cancelling it failed, and may have been applied."""
 
 
 @dataclass
 class Record:
     fates: dict[bytes, Fate] = field(default_factory=dict)
     delivered_ms: dict[str, list[float]] = field(default_factory=dict)
-    """By id."""
+    """Delivery times, by id."""
     acked: set[str] = field(default_factory=set)
     ack_unsure: set[str] = field(default_factory=set)
     faults: list[str] = field(default_factory=list)
@@ -72,18 +74,18 @@ class Record:
             self.faults.append(f"{fate.value!r} was acked, and came again")
 
     def tells(self) -> bool:
-        """Enough of everything has happened."""
+        """Return whether enough events of each kind have happened."""
         return min(self.cancelled, self.moved, self.too_late) >= OF_EACH and self.stored >= MESSAGES
 
     def settled(self) -> bool:
-        """Every message that was stored, and not cancelled, was acked."""
+        """Return whether every message that was stored, and not cancelled, was acked."""
         done = self.acked | self.ack_unsure
         return not self.producing and all(
             fate.cancelled or fate.id in done or not fate.sure for fate in self.fates.values() if fate.id
         )
 
     def judge(self) -> None:
-        """What came before the answer did counts as well."""
+        """Check all answers, also against deliveries before the answer."""
         for fate in self.fates.values():
             came_ms = self.delivered_ms.get(fate.id, [])
             if fate.cancelled and came_ms and came_ms[-1] > fate.cancelled_at_ms:
@@ -105,7 +107,7 @@ async def produce(client: sandq.Client, record: Record, rng: random.Random, stop
                 due_ms = int(time.time() * 1000) + rng.choice((0, 50, 300, 600, 1500))
                 fate = Fate(b"m%d" % number, due_ms, earliest_ms=due_ms)
                 record.fates[fate.value] = fate
-                # One in three is in a batch of its own kind: with a unique key it is stored by itself.
+                # One in three has a unique key, and so is a single-message row.
                 key = f"u{number}" if number % 3 == 0 else None
                 sent.append((fate, await producer.send(fate.value, deliver_at=due_ms, unique_key=key)))
                 number += 1
@@ -120,14 +122,14 @@ async def change(
     sent: list[tuple[Fate, sandq.Receipt]],
     rounds: trio.CapacityLimiter,
 ) -> None:
-    """Once they are stored: cancel some, move some, leave some."""
+    """Wait until the messages are stored; then cancel some, move some, and leave some."""
     rng = random.Random(seed)
     async with rounds, trio.open_nursery() as nursery:
         for fate, receipt in sent:
             try:
                 fate.id = await receipt
             except SandqError:
-                # A unique key that is taken by its own first copy, say: it may be stored, we do not know.
+                # For example, its unique key is in use by its own first copy: it may be stored.
                 fate.sure = False
                 continue
             record.stored += 1
@@ -192,7 +194,9 @@ async def ack(message: sandq.Message, record: Record) -> None:
 @pytest.mark.parametrize(
     ("seed", "kills"), [(1, SHORT), *(pytest.param(seed, LONG, marks=pytest.mark.long) for seed in range(1, 8))]
 )
-def test_acknowledged_cancels_and_moves_hold(seed: int, kills: int, make_node: Callable[..., NodeProcess]) -> None:
+def test_kills_keep_acknowledged_cancels_and_moves(
+    seed: int, kills: int, make_node: Callable[..., NodeProcess]
+) -> None:
     node = make_node(SANDQ_STORAGE__SEGMENT_BYTES="262144", SANDQ_STORAGE__CHECKPOINT_BYTES="400000")
     node.start()
     rng = random.Random(seed)

@@ -1,5 +1,6 @@
-"""kill -9 of a node, or of its HTTP process, under HTTP: what was answered 201 is kept, what was acked does not come
-back, nothing is early."""
+"""A node, or its HTTP process, is killed with kill -9 under HTTP load.
+
+Messages answered with 201 are kept, acked ones are not redelivered, and none is early."""
 
 from __future__ import annotations
 
@@ -19,19 +20,19 @@ from tests.support.waiting import PATIENCE_S, until_holds
 
 KILLS = 2
 A_LIFE = 100
-"""So many messages are stored before the node is killed again."""
+"""Number of messages to store before the node is killed again."""
 LEASE = "/topics/t/groups/g/lease"
 
 
 @dataclass
 class Record:
-    """What was answered."""
+    """Answers of the node."""
 
     stored: set[str] = field(default_factory=set)
     due_ms: dict[str, int] = field(default_factory=dict)
     acked: set[str] = field(default_factory=set)
     unsure: set[str] = field(default_factory=set)
-    """Whose ack was not answered: it may have been done."""
+    """Messages whose ack was not answered: it may have been applied."""
     faults: list[str] = field(default_factory=list)
 
     def deliver(self, message: dict[str, Any]) -> None:
@@ -43,7 +44,7 @@ class Record:
 
 
 async def asked(client: httpx.AsyncClient, path: str, body: Any) -> Any:
-    """The answer; None when there was none, or it was no."""
+    """Return the answer; None if there was none, or it was an error."""
     try:
         answer = await client.post(path, json=body)
     except httpx.TransportError:
@@ -87,7 +88,7 @@ async def consume(client: httpx.AsyncClient, record: Record, done: trio.Event) -
 
 
 def kill_node(node: NodeProcess) -> None:
-    """And start it again."""
+    """Kill the node and restart it."""
     node.kill()
     node.start()
 
@@ -95,7 +96,7 @@ def kill_node(node: NodeProcess) -> None:
 # A request that a kill ends leaves one of httpx' own generators to the garbage collector.
 @pytest.mark.filterwarnings("ignore:Async generator 'httpx:ResourceWarning")
 @pytest.mark.parametrize("kill", [kill_node, NodeProcess.kill_http], ids=["node", "process"])
-async def test_what_was_answered_is_kept(
+async def test_kills_under_http_keep_acknowledged_messages(
     kill: Callable[[NodeProcess], None], make_node: Callable[..., NodeProcess]
 ) -> None:
     port = free_port()
@@ -108,7 +109,7 @@ async def test_what_was_answered_is_kept(
         with trio.fail_after(PATIENCE_S):
             while await asked(client, "/topics", {"name": "t", "partitions": 2, "settings": settings}) is None:
                 if await is_there(client, "/topics/t"):
-                    break  # it was made all the same: only the answer was lost
+                    break  # it was created, and only the answer was lost
         async with trio.open_nursery() as nursery:
             for worker in range(3):
                 nursery.start_soon(produce, client, record, stop, worker)

@@ -1,7 +1,6 @@
-"""A cluster is upgraded node by node to the version after this one, under load, and goes back once.
+"""A cluster is upgraded node by node to the next version, under load, and one node is downgraded once.
 
-The next version is `tests.support.processes.next_node`. The nodes of this version lack its command, row and frame.
-"""
+The next version is `tests.support.processes.next_node`. The nodes of this version lack its command, row and frame."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ def test_upgrade_under_load_loses_nothing(make_cluster: Callable[..., ClusterPro
         node.start()
 
     async def refused(name: str) -> None:
-        """It leads something in the end, and the command is refused there."""
+        """Wait until the node leads a partition and rejects the command."""
 
         async def propose() -> list[dict[str, Any]]:
             return [told for told in await marks(cluster, name) if told.get("code") == "CONFLICT"]
@@ -64,7 +63,7 @@ def test_upgrade_under_load_loses_nothing(make_cluster: Callable[..., ClusterPro
             await cluster.create(client, partitions=PARTITIONS, **SETTINGS)
             async with under_load(client, rng) as record:
                 await record.goes_on()
-                # There, back, and there for good.
+                # Upgrade two nodes, downgrade one, and upgrade it again.
                 for name, program in (("node1", AFTER), ("node2", AFTER), ("node1", THIS), ("node1", AFTER)):
                     await trio.to_thread.run_sync(again, name, program)
                     await record.goes_on()
@@ -86,7 +85,7 @@ def test_upgrade_under_load_loses_nothing(make_cluster: Callable[..., ClusterPro
                 await until_answer(mark, lambda found: found == {*range(PARTITIONS)})
                 await record.goes_on()
         record.judge(16)
-        # There is no way back, and it says so.
+        # A downgrade is not possible now, and the node says so.
         node = cluster.nodes["node2"]
         assert node.stop() == 0
         node.program = THIS

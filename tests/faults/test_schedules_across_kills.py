@@ -1,5 +1,6 @@
-"""Three node processes, of which the leader is killed at the second at which its schedules fire: each occurrence is one
-message."""
+"""The leader of three node processes is killed at the second at which its schedules fire.
+
+Each occurrence must become one message."""
 
 from __future__ import annotations
 
@@ -14,22 +15,22 @@ from tests.support.waiting import PATIENCE_S, until_led
 SCHEDULES = 60
 OCCURRENCES = 9
 KINDS: tuple[dict[str, str], ...] = ({}, {"misfire": "all"}, {"misfire": "skip"}, {"overlap_group": "nobody"})
-"""Of which none leaves anything out while leaders change."""
+"""Settings with which no occurrence is skipped while leaders change."""
 KILLS_AT = (2, 5)
-"""Seconds after the first occurrence."""
+"""Times of the kills, in seconds after the first occurrence."""
 
 
 async def until_ms(cluster: ClusterProcess, at_ms: int) -> None:
-    """Wait for an instant of the cluster's clock."""
+    """Wait for a time of the cluster's clock."""
     async with cluster.connect() as client:
         now_ms = int((await client.admin.clock())["guarded_ms"])
     await trio.sleep(max(at_ms - now_ms, 0) / 1000)
 
 
-def test_a_leader_is_killed_when_schedules_fire(tmp_path: Path) -> None:
+def test_leader_kill_when_schedules_fire_doubles_nothing(tmp_path: Path) -> None:
     cluster = ClusterProcess(tmp_path)
     came: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
-    """The ids of messages of each occurrence."""
+    """Ids of the messages of each occurrence."""
 
     async def consume(done: trio.Event) -> None:
         async with cluster.connect() as client, client.subscribe("t", group="g", credit=1000) as subscription:

@@ -1,4 +1,4 @@
-"""How a node process starts, refuses to start, and stops: what it says and with which exit code."""
+"""The start, the failed start and the stop of a node process: its output and its exit code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MakeNode = Callable[..., NodeProcess]
 
 @pytest.fixture
 def make_node(make_node: MakeNode) -> MakeNode:
-    """Each with a Python of its own: how it starts is what this is about."""
+    """Return a function that makes nodes with a Python process of their own, because the start is tested."""
     return partial(make_node, is_fresh=True)
 
 
@@ -46,7 +46,7 @@ def run(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProce
 TEXT = ("-m", "sandq.cli", "--log-format", "text")
 
 
-def test_says_where_its_data_is_and_where_it_serves(make_node: MakeNode) -> None:
+def test_start_prints_data_directory_and_address(make_node: MakeNode) -> None:
     node = make_node(program=TEXT)
     node.start()
     wait_until(lambda: f"clients: {node.address}" in node.output())
@@ -55,8 +55,8 @@ def test_says_where_its_data_is_and_where_it_serves(make_node: MakeNode) -> None
     assert f"clients: {node.address}" in node.output()
 
 
-def test_one_that_others_may_reach_says_at_every_start_what_is_open(make_node: MakeNode) -> None:
-    """127.1 is this machine, too; but what is no address in full may be any machine's name."""
+def test_insecure_node_prints_warning_at_every_start(make_node: MakeNode) -> None:
+    """127.1 is this machine, too; but an incomplete address may be the name of any machine."""
     open_port = "listen.client on 127.1 without TLS (tls.client: require) and authentication"
     between = {"SANDQ_LISTEN__PEER": "127.0.0.1:0", "SANDQ_LISTEN__GOSSIP": "127.0.0.1:0"}
     refused = make_node(program=TEXT, host="127.1", SANDQ_SECURITY__INSECURE="false", **between)
@@ -66,11 +66,11 @@ def test_one_that_others_may_reach_says_at_every_start_what_is_open(make_node: M
     for number in (1, 2):
         node.start()
         wait_until(lambda number=number: node.output().count(f"INSECURE: {open_port}") == number)
-        assert node.stop() == 0  # it has said all that it had to say
+        assert node.stop() == 0  # it has printed everything by now
         assert node.output().count("this node accepts any client") == number
 
 
-def test_start_ready_and_stop_are_events_like_all_others(make_node: MakeNode) -> None:
+def test_start_and_stop_are_logged_as_events(make_node: MakeNode) -> None:
     node = make_node()
     node.start()
     wait_until(lambda: '"ready"' in node.output())
@@ -84,10 +84,8 @@ def test_start_ready_and_stop_are_events_like_all_others(make_node: MakeNode) ->
 
 @pytest.mark.parametrize("log_format", ["json", "text"])
 @pytest.mark.parametrize("output", ["full", "broken", "stuck"])
-def test_an_output_that_takes_nothing_spoils_neither_start_nor_stop(
-    make_node: MakeNode, output: str, log_format: str
-) -> None:
-    """Standard output and error: a disk that is full, a pipe whose reader has gone, and one that nobody reads."""
+def test_unwritable_output_prevents_neither_start_nor_stop(make_node: MakeNode, output: str, log_format: str) -> None:
+    """Use a full disk, a pipe whose reader has ended, and a pipe that is never read as standard output and error."""
     node = make_node(program=("-m", "sandq.cli", "--log-level", "debug", "--log-format", log_format))
 
     async def use() -> None:
@@ -103,7 +101,7 @@ def test_an_output_that_takes_nothing_spoils_neither_start_nor_stop(
 
 @contextlib.contextmanager
 def taking_nothing(output: str) -> Iterator[int]:
-    """A descriptor that cannot be written, or not without waiting."""
+    """Open a descriptor to which a write fails or blocks."""
     if output == "full":
         with open("/dev/full", "wb") as full:
             yield full.fileno()
@@ -121,7 +119,7 @@ def taking_nothing(output: str) -> Iterator[int]:
             os.close(reader)
 
 
-def test_a_clean_stop_keeps_everything(make_node: MakeNode) -> None:
+def test_clean_stop_keeps_all_messages(make_node: MakeNode) -> None:
     node = make_node()
 
     async def put() -> None:
@@ -151,7 +149,7 @@ def test_a_clean_stop_keeps_everything(make_node: MakeNode) -> None:
     assert node.stop() == 0
 
 
-def test_a_data_directory_in_use_by_another_process(make_node: MakeNode) -> None:
+def test_data_directory_in_use_fails_at_start(make_node: MakeNode) -> None:
     first, second = make_node(), make_node()
     first.start()
     second.data_dir = first.data_dir
@@ -163,7 +161,7 @@ def test_a_data_directory_in_use_by_another_process(make_node: MakeNode) -> None
     assert "Traceback" not in second.output()
 
 
-def test_a_port_in_use(make_node: MakeNode) -> None:
+def test_port_in_use_fails_at_start(make_node: MakeNode) -> None:
     node = make_node()
     with socket.socket() as other:
         other.bind(("127.0.0.1", node.port))
@@ -174,7 +172,7 @@ def test_a_port_in_use(make_node: MakeNode) -> None:
     assert "Traceback" not in node.output()
 
 
-def test_every_configuration_mistake_is_told_at_once(tmp_path: Path) -> None:
+def test_invalid_configuration_lists_all_errors(tmp_path: Path) -> None:
     config = tmp_path / "bad.yaml"
     config.write_text("node: {id: 'a b', datadir: ./x}\nlisten: {client: nowhere}\nclock:\n  max_drift: soon\n")
     checked = run("check-config", str(config), cwd=tmp_path)
@@ -193,13 +191,13 @@ def test_every_configuration_mistake_is_told_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "sandq-data").exists(), "nothing was begun"
 
 
-def test_the_configurations_that_ship_are_fine(tmp_path: Path) -> None:
+def test_shipped_configurations_are_valid(tmp_path: Path) -> None:
     for name in ("single", "node1", "node2", "node3"):
         checked = run("check-config", str(ROOT / "configs" / f"{name}.yaml"), cwd=tmp_path)
         assert (checked.returncode, checked.stderr) == (0, ""), name
 
 
-def test_the_three_configurations_form_a_cluster(tmp_path: Path) -> None:
+def test_shipped_configurations_form_a_cluster(tmp_path: Path) -> None:
     cluster = ShippedCluster(tmp_path)
     assert len(cluster.ports) == 12, "for clients, HTTP, peers and gossip of each"
 
@@ -217,13 +215,13 @@ def test_the_three_configurations_form_a_cluster(tmp_path: Path) -> None:
         cluster.close()
 
 
-def test_an_unknown_variable_is_a_mistake(tmp_path: Path) -> None:
+def test_unknown_variable_fails_at_start(tmp_path: Path) -> None:
     started = run(cwd=tmp_path, SANDQ_NODE__IDD="x")
     assert started.returncode == 1
     assert "SANDQ_NODE__IDD" in started.stderr
 
 
-def test_version_and_help(tmp_path: Path) -> None:
+def test_version_and_help_are_printed(tmp_path: Path) -> None:
     assert sandq.__version__ in run("--version", cwd=tmp_path).stdout
     shown = run("--help", cwd=tmp_path).stdout
     assert "--config" in shown and "check-config" in shown
