@@ -22,7 +22,7 @@ LONG_LEASE = {**SETTINGS, "lease": "10s"}
 
 @dataclass
 class Received:
-    """What a consumer was given, and told of its acks."""
+    """Messages that a consumer received, and the outcomes of its acks."""
 
     due_ms: int
     values: set[bytes] = field(default_factory=set)

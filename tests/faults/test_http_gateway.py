@@ -113,7 +113,7 @@ def test_gateway_settings_from_file_and_environment_apply(
         assert web.get("/healthz", headers={"origin": "https://b.example"}).status_code == 403
 
 
-def test_gateway_with_port_in_use_prints_one_line(tmp_path: Path) -> None:
+def test_gateway_with_port_in_use_prints_one_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = subprocess.run(
