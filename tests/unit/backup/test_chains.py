@@ -125,7 +125,7 @@ async def test_the_status_says_how_far_it_is(tmp_path: Path, autojump_clock: Any
 
 
 async def test_missing_increments_are_reported(tmp_path: Path, autojump_clock: Any) -> None:
-    """Of a follower that was started while its place took nothing: alerts go by these."""
+    """The status file of a follower whose destination was full from the start: alerts read these values."""
     going = keeper(Follower(*[Unavailable("full")] * 9), status=StatusFile(tmp_path / "status.prom"))
     with trio.move_on_after(12):
         await going.run()
@@ -230,7 +230,8 @@ async def test_the_last_increment_of_a_backup_is_tried_again(
 
 
 async def test_logs_are_kept_while_a_partition_takes_long(autojump_clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a first backup, and when a partition is read anew: nodes forget who is not heard of for five minutes."""
+    """During a first backup and when a partition is read again: nodes drop a follower that is silent for five
+    minutes."""
     cluster, place = FakeCluster(), FakePlace()
     client: Any = cluster
     cluster.make("a")

@@ -1,4 +1,4 @@
-"""Increments behind a backup: whatever stops who makes them, what nodes have kept, and what becomes of files."""
+"""Tests of increments behind a backup: interrupted followers, trimmed logs on the nodes, and the files that remain."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def follower(cluster: Any, place: Any, manifest: Manifest, key: BackupKey | None
 
 
 def now(cluster: FakeCluster) -> dict[tuple[str, int], Any]:
-    """What each partition has stored."""
+    """Return the rows that each partition has stored."""
     return {place: comparable(rows_of(one.bench)) for place, one in cluster.partitions.items()}
 
 
 async def as_of(
     place: Any, manifest: Manifest, at_ms: int | None, tmp_path: Path, key: BackupKey | None = None
 ) -> tuple[dict[tuple[str, int], Any], tuple[str, ...]]:
-    """What is made of a point in time: the rows of each partition; and what is warned of."""
+    """Make a backup of a point in time. Return the rows of each partition, and the warnings."""
     moment = find_moment(place, manifest, key, None, at_ms)
     async with made_backup(place, manifest, key, moment, tmp_path, lambda progress: None) as (made_place, made):
         assert manifests.read(made_place, made.backup_id, key) == made
@@ -269,7 +269,7 @@ async def test_topics_come_and_go(cluster: FakeCluster, place: FakePlace, tmp_pa
 async def test_a_moment_at_which_a_new_topic_was_not_read_yet_is_refused(
     cluster: FakeCluster, place: FakePlace, tmp_path: Path
 ) -> None:
-    """What was stored in it by then would be missing, in silence."""
+    """Without the error, the rows that were stored in the meantime would be missing silently."""
     manifest = await backed_up(cluster, place)
     going = follower(cluster, place, manifest)
     cluster.put("b", "x")
@@ -321,7 +321,7 @@ async def test_partitions_that_are_added_take_nothing_of_the_times_before(
 async def test_what_is_read_of_a_topic_that_is_made_anew_meanwhile_is_given_up(
     cluster: FakeCluster, place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its name another one is found, whose log may go on where the other's has ended, in the same term."""
+    """The name now finds a different topic, whose log may continue at the old end, in the same term."""
 
     def anew() -> None:
         cluster.delete("b")
@@ -386,7 +386,7 @@ async def test_a_partition_without_a_leader_holds_nothing_up(cluster: FakeCluste
 async def test_a_topic_that_must_not_be_read_holds_nothing_up(
     cluster: FakeCluster, place: FakePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is to be seen, by another right on it."""
+    """The topic can be visible through a different right."""
     manifest = await backed_up(cluster, place)
     read_log = cluster.read_log
 
@@ -589,7 +589,7 @@ async def test_damage_is_reported_with_file_and_byte(
 async def test_an_increment_of_another_life_of_the_chain_is_refused(
     cluster: FakeCluster, place: FakePlace, tmp_path: Path
 ) -> None:
-    """The files of one backup were put back as they were, and it was followed anew from there."""
+    """The files of one backup were restored to an earlier state, and following resumed from there."""
     manifest = await _chain_of(cluster, place, 2)
     first = dict(place.data)
     cluster.put("a", "one")
@@ -670,7 +670,7 @@ def test_windows_that_are_over_are_bounded() -> None:
 async def test_topics_that_cannot_be_are_refused(
     cluster: FakeCluster, place: FakePlace, change: dict[str, Any], words: str
 ) -> None:
-    """Who lists backups would count their partitions without an end."""
+    """Listing the backups would count the partitions of such a summary without end."""
     manifest = await _chain_of(cluster, place, 1)
     summary, _ = increments.read_summary(place, manifest.backup_id, 0, None)
     assert summary.topics is not None

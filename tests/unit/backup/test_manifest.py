@@ -1,4 +1,4 @@
-"""What a backup says of itself is believed only where it is what a backup says."""
+"""Tests of reading a manifest: only well-formed manifests are accepted."""
 
 from __future__ import annotations
 

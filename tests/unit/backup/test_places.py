@@ -1,4 +1,4 @@
-"""A file is there as a whole or not at all; what a URL has of secrets is told nowhere."""
+"""Tests of backup stores: a file is stored completely or not at all, and secrets in a URL are never shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backups at intervals: when the next one is due, which go, and what is said of it."""
+"""Tests of backups at intervals: when the next one is due, which are deleted, and what is logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where CPU time goes: profiles of few and of many messages, told apart by layer."""
+"""Tests of CPU budgets: profiles of few and of many messages, split by layer."""
 
 from __future__ import annotations
 

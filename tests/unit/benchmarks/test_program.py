@@ -1,4 +1,4 @@
-"""The program around the rows: which there are, which are chosen, where they run, and what is written."""
+"""Tests of the program that runs the rows: the list of rows, the selection, where they run, and the output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who has much to do stands in line: a round of the loop is no longer for many of them than for a few."""
+"""Tests of cooperative scheduling: many long tasks do not make a round of the loop longer than a few."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ROUNDS = 60
 
 
 async def work_of_rounds(many: int) -> tuple[list[int], list[int]]:
-    """How much is done in each round of the loop while so many tasks have more to do than there is time; and how much
-    each of them did."""
+    """Return the work of each round of the loop while `many` tasks have more work than time, and the work of each
+    task."""
     rounds: Counter[int] = Counter()
     each = [0] * many
     number = 0

@@ -1,4 +1,4 @@
-"""Accounts of the memory budget: who gets room, in which order, and what is given back."""
+"""Tests of accounts of the memory budget: the order in which memory is granted, and its release."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What topics of owners hold is added up over nodes, as long as these say it."""
+"""Tests of the usage of topic owners: it is summed over nodes as long as they report it."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def started(node: Node) -> None:
 
 
 def test_node_gets_one_stop_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of a cluster are told before one is waited for; a second signal would end a node at once."""
+    """All nodes of a cluster get the signal before the first one is awaited. A second signal would kill a node."""
     monkeypatch.setattr("demo.node.STOP_S", PATIENCE_S)
     node = Node(tmp_path, program=("-c", STOPS_SLOWLY))
     for told in (1, 2):

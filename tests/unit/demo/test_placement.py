@@ -1,4 +1,4 @@
-"""The demo's fourth node: what is seen of who holds what, and when the verdict says that it holds its share."""
+"""Tests of the demo's fourth node: the observed placement, and when the verdict says that the node holds its share."""
 
 from __future__ import annotations
 
@@ -170,6 +170,6 @@ def test_lateness_during_moves_is_reported_separately() -> None:
     assert found.in_move == Lateness(3, 2.0, 3.0, 4.0, 4.0)
     assert found.undisturbed.count == 3 and found.all.count == 6
     assert dict(verdict_rows(found))["  the moves"].endswith("(of 3): partitions were moving to node4")
-    # What a failover has delayed is not put down to the moves.
+    # Delays of a failover are not attributed to the moves.
     made.failovers.append(Failover("node1", frozenset({0}), T + 2500.0, T + 3500.0, T + 3500.0))
     assert (verdict(made).in_failover.count, verdict(made).in_move.count) == (1, 2)

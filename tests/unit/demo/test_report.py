@@ -105,7 +105,7 @@ def test_what_could_not_be_produced_fails_the_demo() -> None:
 
 
 def failover(killed: int, led: int, delivered: int, confirmed: int | None = None) -> Failover:
-    """Of the node that led partition 0."""
+    """Return a failover of the node that led partition 0."""
     confirmed_ms = None if confirmed is None else float(T + confirmed)
     return Failover("node1", frozenset({0}), T + killed, T + led, T + delivered, confirmed_ms)
 

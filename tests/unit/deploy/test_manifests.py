@@ -1,4 +1,4 @@
-"""What is in deploy/ configures nodes as they are meant to be: secured, and so that they may start."""
+"""Tests that deploy/ configures nodes as intended: secured, and able to start."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_the_service_has_time_to_stop_and_may_do_little() -> None:
 
 
 def test_a_secret_is_made_whole_or_not_at_all(tmp_path: Path) -> None:
-    """Whatever ends the setup of compose, the next one goes on."""
+    """If the compose setup is interrupted anywhere, the next run completes it."""
     programs, secrets = tmp_path / "bin", tmp_path / "secrets"
     for directory in (programs, secrets, tmp_path / "ca"):
         directory.mkdir()

@@ -1,4 +1,4 @@
-"""What each peer's protocol looks like: answers are counted truly wherever the stream is cut, and errors raise."""
+"""Tests of each peer's protocol: replies are counted correctly wherever the stream is cut, and errors raise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From samples to a report: medians, ratios, tables, pictures; and what goes round in which order."""
+"""Tests from samples to a report: medians, ratios, tables, charts, and the order of the rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who somebody is, by what metadata says at the moment."""
+"""Tests of the authenticator: it identifies callers by the current metadata."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def record(principal: str, *grants: str, secret: str | None = None, **more: Any)
 
 
 class Node:
-    """What metadata says on a node, and how far it is."""
+    """The metadata on a node, and the index that it has reached."""
 
     def __init__(self, *records: IdentityRecord, mode: str = "require", roles: dict[str, Any] | None = None) -> None:
         self.now_ms = 1000

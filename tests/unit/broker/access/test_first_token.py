@@ -1,4 +1,4 @@
-"""The first token of a cluster that knows nobody: whoever is in metadata, its text is in the file."""
+"""Tests of the first token of a cluster without identities: the file holds the token that is in the metadata."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Node:
         self.identities: dict[str, Any] = {}
         self.puts: list[bytes] = []
         self.outcomes: list[Callable[[bytes], None]] = []
-        """What becomes of one put after the other; then they are done."""
+        """The outcomes of consecutive proposals; without one, a proposal succeeds."""
         self._told: Callable[[], None] = lambda: None
         self._files = RealFiles(data_dir)
 

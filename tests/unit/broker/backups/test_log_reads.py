@@ -1,4 +1,4 @@
-"""Entries of a log for who follows a backup: what is applied, within bounds, or why it is not to be had."""
+"""Tests of reading log entries for a backup follower: applied entries within bounds, or the reason for refusal."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from sandq.model.features import Levels
 
 
 class Links:
-    """Those that there are."""
+    """The links that exist."""
 
     def __init__(self, **levels: Levels) -> None:
         self.up = {

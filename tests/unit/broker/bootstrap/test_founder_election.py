@@ -1,4 +1,4 @@
-"""Who of several nodes founds the cluster, and that only one does."""
+"""Tests of the founder election: exactly one of several nodes founds the cluster."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_who_is_alone_founds(autojump_clock: trio.testing.MockClock) -> No
 
 @pytest.mark.parametrize("seed", seeds(20, 60))
 async def test_of_linked_nodes_only_one_founds(autojump_clock: trio.testing.MockClock, seed: int) -> None:
-    """Whoever wants to when, however long each word takes; who was refused may want to again."""
+    """Nodes try at random times, messages take random times, and refused nodes may try again."""
     chance = random.Random(seed)
     network = linked("a", "b", "c")
     over = trio.Event()
@@ -178,7 +178,7 @@ def test_other_frames_are_left_to_others() -> None:
 
 
 class Bed:
-    """What a node sees of the others, by gossip and by links."""
+    """The other nodes as a node sees them by gossip and by links."""
 
     def __init__(self, mode: BootstrapMode, name: str = "b", belongs: str | None = None) -> None:
         self.seen: dict[str, Mapping[str, str]] = {}

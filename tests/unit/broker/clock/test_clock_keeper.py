@@ -1,4 +1,4 @@
-"""What a node asks, tells and takes for an answer of others' clocks; no task runs here."""
+"""Tests of the messages about clocks that a node sends and accepts. No task runs here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOW_S = 1_800_000_000.25
 
 
 class Kept:
-    """A keeper, and what it sent."""
+    """A keeper, and the messages that it sent."""
 
     def __init__(self) -> None:
         self.wall_s = NOW_S
@@ -198,7 +198,7 @@ def test_of_a_peer_that_does_not_answer_the_last_questions_are_kept(kept: Kept) 
 
 
 def test_when_it_is_in_alarm_it_asks_again_at_once(kept: Kept) -> None:
-    """Who said before that that its clock is good may have been wrong by then."""
+    """A node that reported a good clock before that may have been wrong."""
     kept.keeper.up("b")
     kept.told(kept.question(), int(NOW_S * 1e6), 0)
     kept.monotonic_s += 1

@@ -62,7 +62,7 @@ def test_pause_between_reading_both_clocks_is_no_step() -> None:
     alarms: list[int] = []
 
     def monotonic() -> float:
-        """What is read after the wall clock: the machine stands still once in between."""
+        """Return the monotonic time, which is read after the wall clock. The machine pauses once between the two."""
         monotonic_s[0] += still_s[0]
         still_s[0] = 0.0
         return monotonic_s[0]

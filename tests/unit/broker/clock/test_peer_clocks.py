@@ -1,4 +1,4 @@
-"""What follows for a node's clock from the clocks of others; on clocks that only the test moves."""
+"""Tests of the conclusions that a node draws about its clock from the clocks of its peers, in virtual time."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class World:
             self.now_s += 2
 
     def reasons(self) -> dict[str, str]:
-        """Of those that are in alarm."""
+        """Return the reason of each node whose clock is in alarm."""
         return {name: node.clock.reason for name, node in self.nodes.items() if node.clock.reason is not None}
 
     def better(self, name: str) -> set[str]:
@@ -460,7 +460,7 @@ def test_without_peers_it_is_the_operator_who_accepts() -> None:
 
 
 def offered(than: Standing, standing: Standing, *, offset_s: float = 0.0, since_s: float = 0.0) -> set[str]:
-    """Of b, as it says `standing`, while c and d agree with this node's clock, and are no better than it."""
+    """Return the nodes better than this one, if b reports `standing` while c and d agree with this node's clock."""
     peers = PeerClocks(MAX_DRIFT_S, 0.0)
     for node, ahead_s, says in (("b", offset_s, standing), ("c", 0.0, than), ("d", 0.0, than)):
         peers.heard(node, 1000.0 + ahead_s, says, 1000.0, 1000.0)

@@ -1,4 +1,4 @@
-"""What nodes tell each other reaches those whom it is for, and only from nodes of the same cluster."""
+"""Tests of the dispatch of peer messages: they reach their recipient, and only from nodes of the same cluster."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def peer(node: str, cluster_uuid: str | None) -> Peer:
 
 
 class Bed:
-    """Dispatch among parts that write down what they were told."""
+    """A dispatcher whose parts record the calls that they get."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -119,7 +119,8 @@ async def test_a_node_of_this_cluster_is_heard() -> None:
 
 @pytest.mark.parametrize("node", ["b", "c"])
 async def test_of_others_only_what_joins_is_heard(node: str) -> None:
-    """Every cluster numbers its groups alike: what is settled in another one says nothing of a group here."""
+    """Every cluster numbers its groups the same way: a decision of one cluster says nothing about a group of this
+    one."""
     bed = Bed()
     for kind, body in FRAMES:
         bed.dispatch.on_frame(node, kind, body, 10)

@@ -1,4 +1,4 @@
-"""What the leader of the metadata group sees to, on a table: who has failed, who votes, who is forgotten."""
+"""Tests of the leader of the metadata group, on a fake directory: failed nodes, voters and forgotten nodes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Host:
 
 
 class Joining:
-    """Nobody asks to join; all that are linked are registered as what they are."""
+    """A join service without join requests: all linked nodes are registered with their own levels."""
 
     def __init__(self, bed: Bed) -> None:
         self._bed = bed
@@ -129,7 +129,7 @@ class Bed:
         )
 
     async def tend(self, seconds: float = 0.5) -> None:
-        """For so long, as the node does."""
+        """Run the controller for `seconds`, as often as the node does."""
         for _ in range(max(1, round(seconds / 0.5))):
             await self.controller.tend(self.host)  # type: ignore[arg-type]
             await trio.sleep(0.5)
@@ -316,7 +316,7 @@ async def test_a_member_that_is_not_registered_yet_holds_the_level_back(
 async def test_a_node_that_is_back_with_an_older_version_holds_the_level_back(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """Registered as what it was, linked as what it is: something was awaited since those that are linked were."""
+    """The registered level differs from the linked one: there was an await since the linked nodes were read."""
     bed = Bed("a", "b")
     bed.levels |= {"a": NEW}
     await bed.tend()

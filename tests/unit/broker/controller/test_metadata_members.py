@@ -1,4 +1,4 @@
-"""Who learns and who votes in the metadata group next, case by case."""
+"""Tests of the choice of the next learner and the next voter of the metadata group, case by case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the leader of the metadata has to know reaches it, whichever node that is."""
+"""Tests of reports to the leader of the metadata: they reach it on any node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics that are being made because somebody uses them."""
+"""Tests of topics that are created by their first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Epochs of consumers that last: which are taken, and who gets what was granted to one."""
+"""Tests of the epochs of named consumers: which are accepted, and which process gets a granted lease."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from sandq.partition import commands as c
 
 
 def of_many(most: int = 1000, there: int = 0) -> GroupOpenings:
-    """On a node that has so many groups, and may have `most`."""
+    """Return the openings of a node with `there` groups that may have `most`."""
     node_log: Any = SimpleNamespace(group_count=lambda: there)
     return GroupOpenings(most, node_log)
 
@@ -58,7 +58,7 @@ async def test_who_comes_meanwhile_waits_for_it(nursery: trio.Nursery) -> None:
 
 
 async def test_so_many_are_made_at_once(nursery: trio.Nursery) -> None:
-    """Whoever asks, and for whichever groups."""
+    """The limit holds for all callers and all groups together."""
     under_way, most = 0, 0
 
     class Slow(Led):
@@ -153,7 +153,7 @@ async def test_what_is_being_made_counts_and_what_has_gone_does_not(
 
 
 async def test_groups_that_are_there_are_no_more_than_they_were(nursery: trio.Nursery) -> None:
-    """Of a node with more than may be."""
+    """On a node with more groups than the limit."""
     partitions: Any = [Led(number, nursery) for number in range(5)]
     for led in partitions:
         led.status.groups["g"] = SimpleNamespace(is_paused=False)

@@ -37,14 +37,14 @@ class Led:
         self.released: list[str] = []
         self.touched = 0
         self.promoting = 0
-        """So many leases it takes to rank what is due."""
+        """Number of leases that it takes to promote the due messages."""
         self.lost: SandqError | None = None
         self.raft_group = self
         self.stalled = None
         self.watchers: list[Callable[[Any, SandqError | None], None]] = []
         self.groups: dict[str, Any] = {"g": SimpleNamespace(due_ms=None, paused=paused)}
 
-    # What a leader of a partition and its host have.
+    # The attributes of a partition leader and its Raft group.
 
     knows_limits, limits_wanted = True, None
 
@@ -86,7 +86,7 @@ class Led:
     def submit(self, command: c.Release, done: Any) -> None:
         self.released.append(command.consumer)
 
-    # What happens to it.
+    # Events of the partition.
 
     def come(self, count: int, in_ms: int = 0) -> None:
         self.due_ms += [self.clock.ms + in_ms] * count
@@ -194,7 +194,7 @@ async def test_one_message_is_asked_for_by_few_of_those_who_wait(room: Room) -> 
 
 
 async def test_a_slow_disk_has_no_more_of_them_ask(room: Room) -> None:
-    """Who looks wakes nobody: what it asked for is on its way."""
+    """A consumer that requests a lease wakes no other one: the lease is in flight."""
     await room.wait(*[f"c{number}" for number in range(100)])
     (led,) = room.partitions
     grant, stored = led.call, trio.Event()
@@ -347,7 +347,7 @@ async def test_the_group_is_said_to_be_in_use_once_for_all(room: Room) -> None:
 
 
 async def test_a_partition_that_is_led_since(nursery: trio.Nursery) -> None:
-    """Who comes later knows of it, and so do those who wait already."""
+    """Later consumers use the new partition, and so do those that wait already."""
     room = Room(nursery, 2)
     late = room.partitions.pop()
     await room.wait("a")

@@ -1,4 +1,4 @@
-"""What the leader of a home partition writes into the ledger, and whom it asks: without partitions, step by step."""
+"""Tests of the leader of a home partition: its ledger writes and its requests, step by step, without partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of all partitions of a topic leaves turns to others, and goes through what a consumer names once."""
+"""Tests of requests to all partitions of a topic: they yield, and process each named partition once."""
 
 from __future__ import annotations
 

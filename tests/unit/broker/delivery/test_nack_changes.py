@@ -1,4 +1,4 @@
-"""What a nack changes of its messages: checked, by column, and bounded where the partition has no budget for it."""
+"""Tests of the changes that a nack makes to its messages: checked by column, and bounded without a partition budget."""
 
 from __future__ import annotations
 

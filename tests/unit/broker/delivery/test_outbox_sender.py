@@ -1,4 +1,4 @@
-"""What nodes say to each other about what partitions send: answers to all that cannot be stored, strange frames."""
+"""Tests of the messages between nodes about outboxes: replies to batches that cannot be stored, unexpected frames."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_no_limit_of_a_node_refuses_what_another_one_may_have_stored() -> None:
 
 
 async def test_an_unexpected_error_ends_no_sending(autojump_clock: trio.testing.MockClock) -> None:
-    """What stands in an outbox has no other way out."""
+    """An outbox has no other sender."""
     bed, tries, said = Bed(), [], []
     target = Target(9, 0)
     status = SimpleNamespace(outbox=OutboxStatus({target: 5}, 1))

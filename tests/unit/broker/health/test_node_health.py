@@ -1,4 +1,4 @@
-"""What a node does that stands still: whom it tells, what it ends, and that it comes back by itself."""
+"""Tests of a node that stalls: which nodes it notifies, which requests it ends, and how it recovers."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ async def test_a_state_that_hangs_hands_over_to_those_that_are_well(autojump_clo
 
 
 async def test_a_store_that_hangs_ends_requests_and_no_questions(autojump_clock: trio.testing.MockClock) -> None:
-    """What the partitions hold is answered for as long as it is in memory; what they take has nowhere to go."""
+    """Reads are answered from memory. Writes fail, because the store accepts none."""
     bed = Bed()
     bed.progress["rows"] = 1
     await bed.passes(5 + 4 * CHECK_S)

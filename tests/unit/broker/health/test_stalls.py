@@ -1,4 +1,4 @@
-"""Work that stands still is told from work that takes long."""
+"""Tests of stall detection: stalled work is distinguished from slow work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts for the lateness objective: messages that were due while a consumer had room for them."""
+"""Tests of the lateness objective: it counts messages that were due while a consumer had credit for them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_what_was_due_while_the_group_was_paused_does_not_count(bed: Counting, m
 
 
 def test_what_was_due_while_nobody_led_counts(bed: Counting) -> None:
-    """Whoever comes soon after a node began to lead was with another leader before."""
+    """A consumer that subscribes soon after a failover was subscribed to the previous leader."""
     attach(bed)
     bed.delivery.end_subscriptions(MOVED)
     bed.produce(0)

@@ -12,7 +12,7 @@ CONSUMERS = 1000
 
 
 class Crowd(Bed):
-    """Counts how often somebody's room was looked at, and tells who was given something."""
+    """Counts the credit checks of consumers, and records which consumers got messages."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ MOVED = NotLeader("partition 1 is led by another node now")
 
 
 class Bed(Stepped):
-    """A partition of this node, and what its consumer "c" gets, by subscription."""
+    """A partition of this node, and the messages that its consumer "c" gets, by subscription."""
 
     def __init__(self, lease_ahead_ms: int = LEASE_AHEAD_MS) -> None:
         self.clock = VirtualClock()
@@ -85,7 +85,7 @@ class Bed(Stepped):
         self.call(c.Append(encode(columns)), messages=messages)
 
     def subscription(self, name: str, *, acks: bool = False) -> Subscription:
-        """Of the same consumer, whatever its name. `acks`: whatever comes is acked at once, and makes room."""
+        """Return a subscription of the consumer "c". `acks`: ack each message at once, which frees credit."""
 
         def push(delivery: Delivery) -> None:
             self.pushed.append((name, delivery.token))
@@ -133,8 +133,10 @@ def leave(bed: Bed, subscription: Subscription, *, moved: bool) -> None:
 
 @pytest.mark.parametrize("moved", [True, False])
 def test_a_lease_that_is_granted_meanwhile(bed: Bed, moved: bool) -> None:
-    """It was asked for, and the answer comes when the consumer is back. Whoever lost its connection holds nothing, and
-    said so before the lease was there: it runs out, and is none of the new subscription's."""
+    """The lease was requested before the consumer reconnected, and is granted afterwards.
+
+    A lease for a lost connection is not given to the new subscription: it expires.
+    """
     bed.produce(0)
     first = bed.subscription("first")
     bed.delivery.attach(first)  # it asks for a lease at once
@@ -209,7 +211,7 @@ def test_what_was_leased_before_comes_first_though_its_timer_is_late(bed: Bed, m
 @pytest.mark.parametrize("lease_ahead_ms", [DENSE_PAUSE_MS, 5, LEASE_AHEAD_MS])
 @pytest.mark.parametrize("each_ms, pause_ms", [(1, PAUSE_MS), (DENSE_PER_MS, DENSE_PAUSE_MS)])
 def test_what_comes_dense_is_leased_together(lease_ahead_ms: int, each_ms: int, pause_ms: int) -> None:
-    """So many messages each millisecond: a lease is asked for every few, and none waits longer for it than that."""
+    """With several messages per millisecond, a lease is requested every few ms, and no message waits longer for it."""
     bed = Bed(lease_ahead_ms)
     subscription = bed.subscription("first")
     subscription.credit = CREDIT * DENSE_PER_MS
@@ -227,7 +229,7 @@ def test_what_comes_dense_is_leased_together(lease_ahead_ms: int, each_ms: int, 
 
 
 def test_simultaneous_messages_do_not_extend_the_look_ahead() -> None:
-    """Very many that are due at once beside some that are not: the first would wait for the others."""
+    """With many messages at one time and a few later ones, the first would wait for the others."""
     bed = Bed(5)
     subscription = bed.subscription("first")
     bed.delivery.attach(subscription)

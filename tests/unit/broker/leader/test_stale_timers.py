@@ -1,6 +1,5 @@
-"""Timers that nothing waits for any more hold nothing: of a group whose next message is another one now, and of a LEASE
-that was answered long before its wait was over.
-"""
+"""Tests that obsolete timers hold no memory: of a group whose next message changed, and of a LEASE that was answered
+long before its wait ended."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Bed:
         )  # type: ignore[arg-type]
 
     def touched(self) -> list[str]:
-        """What was proposed; applied then."""
+        """Return the groups that were proposed to be touched, and apply the proposals."""
         found = [name for command, _ in self.host.proposed if isinstance(command, c.Touch) for name in command.groups]
         self.host.apply(self.clock.ms - T)
         return found

@@ -271,7 +271,7 @@ def test_stranger_learns_nothing_that_it_did_not_send() -> None:
 
 
 def test_who_dials_proves_first() -> None:
-    """Else whoever connects could take a proof home, and guess the secret there."""
+    """Otherwise any client could collect a proof and guess the secret offline."""
     hello, challenge, proof, *_ = frames(terms(ONE), terms(TWO))
     with_other_secret = frames(terms(ONE), terms(TWO, secret=b"x" * 16))
     assert with_other_secret[:2] == [hello, challenge], "nothing of the secret is in them"
@@ -349,7 +349,7 @@ def test_no_frame_may_be_cut_or_grow() -> None:
 
 
 def test_a_recorded_handshake_opens_nothing() -> None:
-    """Whatever the dialer said then is said again to the same node, and to one that says again what was answered."""
+    """The dialer's recorded frames are sent to the same node again, and to one that repeats its own frames."""
     one, two = terms(ONE), terms(TWO)
     recorded = frames(one, two)
     acceptor = Side(accept(two, b"\x03" * 32))
@@ -367,7 +367,7 @@ def test_a_recorded_handshake_opens_nothing() -> None:
 
 
 def test_a_mirror_is_no_node() -> None:
-    """What a node says is no answer to it: not to the one who said it, nor to another of its connections."""
+    """A node's own messages are no valid reply to it, on the same connection or on a second one."""
     one = terms(ONE, peers={"node1", "node2"})
     dialer = Side(dial(one, NONCE_1, "node1", LINK))
     hello = dialer.step(None)
@@ -582,7 +582,7 @@ OLD, NEW = b"the old one, as long", b"the new one, as long"
 def test_a_secret_is_changed_without_two_that_do_not_understand_each_other(
     one: tuple[bytes, ...], two: tuple[bytes, ...], proved: bytes
 ) -> None:
-    """Whatever stands between two steps of it: whoever has the one, has it as well as the other, and first or last."""
+    """Two nodes at different steps of a secret rotation always share a secret, in either order."""
     for dialing, accepting in ((one, two), (two, one)):
         dialer, acceptor = shake(terms(ONE, secrets=lambda s=dialing: s), terms(TWO, secrets=lambda s=accepting: s))
         assert dialer.introduced is not None and acceptor.introduced is not None

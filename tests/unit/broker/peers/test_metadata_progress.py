@@ -1,4 +1,4 @@
-"""How far this node and the others are with what metadata says."""
+"""Tests of the metadata progress of this node and its peers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sandq.storage.identity import Identity
 
 
 class Bed:
-    """A node that is linked with "a" and "b" of its cluster, and with "x" of another one."""
+    """A node that is linked with "a" and "b" of its cluster, and with "x" of a different cluster."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, int, Any]] = []

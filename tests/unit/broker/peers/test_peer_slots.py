@@ -1,4 +1,4 @@
-"""Who has a place at the peer port before it is introduced, and who loses it."""
+"""Tests of the slots of connections to the peer port before their introduction."""
 
 from __future__ import annotations
 

@@ -30,8 +30,10 @@ def test_a_frame_is_sent_once_it_is_large_enough(
 
 
 def test_a_link_takes_the_largest_frame_that_the_configuration_allows() -> None:
-    """Messages that just do not fill a frame, and one of entries that just do not fill it and the largest one: an entry
-    is less than the frame that asked for it, or than what is merged, and 1 MiB more."""
+    """Small messages just below a frame, entries just below it, and the largest entry.
+
+    An entry is smaller than the frame that requested it, or than merged requests, plus 1 MiB.
+    """
     most = max(LIMIT_BOUNDS["frame_bytes"], LIMIT_BOUNDS["entry_bytes"])
     entry = (bytes(most + (1 << 20)), 1, 1)
     before = (bytes(MAX_APPEND_BYTES - 1), 1, 1)

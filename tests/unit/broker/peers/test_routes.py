@@ -1,4 +1,4 @@
-"""Who leads what, as nodes tell each other."""
+"""Tests of the leaders that nodes report to each other."""
 
 from __future__ import annotations
 

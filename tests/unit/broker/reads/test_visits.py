@@ -1,4 +1,4 @@
-"""Visits of the apply thread for readers: how much is asked in one, and what becomes of answers nobody waits for."""
+"""Tests of visits to the apply thread for readers: the requests of one visit, and replies after a cancellation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Thread:
         self.asked.append(task)
 
     def visit(self) -> Callable[[], None]:
-        """What is done on the thread; then what its answer does on the loop."""
+        """Run the task on the thread, and return the callback that runs on the loop."""
         task = self.asked.pop(0)
         value = task.call()
         return lambda: task.answered(value)
@@ -135,7 +135,7 @@ async def test_late_replies_wake_readers_waiting_for_memory(thread: Thread, runn
 
 
 async def test_nothing_keeps_an_answer_that_was_handed_out(thread: Thread, runner: Runner) -> None:
-    """Who asked together, and is yet to be answered, must not keep what others were given."""
+    """A request of the same visit that still waits must not keep the replies of the others."""
 
     class Page(list[int]): ...
 

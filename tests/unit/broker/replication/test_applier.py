@@ -40,7 +40,7 @@ T = 1_800_000_000_000
 
 
 class Counter:
-    """A replica that puts so many rows as an entry is long."""
+    """A replica that writes as many rows as an entry has bytes."""
 
     def __init__(self, number: int) -> None:
         self.store = number
@@ -157,7 +157,7 @@ def test_what_is_asked_of_no_group_finds_all_written(bed: Bed) -> None:
 
 
 def test_long_entry_yields(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What came before it is told, but for what came of its own group; what others have to do is done and told."""
+    """Earlier results are reported, except those of the same group. Work of other groups is done and reported."""
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     long, other = bed.replicas
     bed.applier.run([bed.entry(0)])
@@ -210,7 +210,7 @@ def test_entries_yield_up_to_a_maximum_depth(bed: Bed, monkeypatch: pytest.Monke
 
 
 def test_query_of_a_group_yields_and_query_without_group_does_not(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is asked of no group comes behind everything: nobody else may change anything meanwhile."""
+    """A query without a group runs after everything else: no other change may happen meanwhile."""
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     asked: list[int] = []
 
@@ -235,7 +235,7 @@ def test_query_that_yielded_is_answered(bed: Bed, monkeypatch: pytest.MonkeyPatc
 
 
 def test_queries_yield_up_to_a_maximum_number(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is read for an answer is counted when it is whole."""
+    """A reply is charged to the memory budget when it is complete."""
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     deepest = 0
 
@@ -267,7 +267,7 @@ def test_no_more_bytes_of_entries_are_half_done(bed: Bed, monkeypatch: pytest.Mo
 
 
 def test_no_answer_comes_before_the_results_that_it_rests_on(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was asked between two entries of a group, or of all, is told with what came of the first of them."""
+    """A query between two entries, of one group or of all, is answered together with the result of the first one."""
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     long, other = bed.replicas
     bed.applier.other_tasks = lambda: [Apply(1, other, 2, b"x", True)]
@@ -391,7 +391,7 @@ def test_entry_run_on_the_loop_does_not_yield(bed: Bed, monkeypatch: pytest.Monk
 
 
 def test_an_entry_that_one_is_missing_before_ends_the_thread() -> None:
-    """What comes after it would be taken for an entry that was applied already, and be lost."""
+    """The next entry would be treated as applied already, and would be lost."""
     replica = PartitionReplica(MemoryStores(), 0, 7, 0, parse_settings({}).record())
     entry = c.Entry(T, (c.Append(encode({Column.VALUE: [b"a"]})),)).encode()
     replica.apply(2, entry, True)

@@ -1,4 +1,7 @@
-"""Lines have turns by what they cost; each stays in its order; what has no line is behind all that came before it."""
+"""Tests of the fair queue: queues get turns by cost and keep their order.
+
+An item without a queue runs after all earlier items.
+"""
 
 from __future__ import annotations
 
@@ -116,11 +119,12 @@ def test_order_and_nothing_lost(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", seeds(10, 300))
 def test_nobody_waits_longer_than_for_as_much_as_is_its_own(seed: int) -> None:
-    """Of each other line: as much as an item's line had waiting when that came, itself included, and one item more."""
+    """The bound for each other queue: the work that waited in the item's own queue when it came, including it, and one
+    item more."""
     rng = random.Random(seed)
     queue: FairQueue[Item] = FairQueue()
     waiting: dict[Item, tuple[int, dict[str, int]]] = {}
-    """With the bound for it, and what was taken of others since it came."""
+    """The bound of each waiting item, and the work that was taken from other queues since it came."""
     largest = {"a": 1000, "b": 50, "c": 1}
     for number in range(400):
         if rng.random() < 0.1:
@@ -144,7 +148,7 @@ def test_nobody_waits_longer_than_for_as_much_as_is_its_own(seed: int) -> None:
 
 @pytest.mark.parametrize("items", [1, 10, 512, 1000])
 def test_an_ack_comes_before_a_lease_of_as_much_that_came_after_it(items: int) -> None:
-    """It may set free what is to be leased: a key, or room at the consumer."""
+    """The ack may free what the lease needs: a key or a credit of the consumer."""
     queue = queue_of(
         ("ack", SETTLED_WORK * _size_of(Ack([(number, None) for number in range(items)])), "connection"),
         ("lease", lease_work([Grant("c", items, 1000)]), "group"),

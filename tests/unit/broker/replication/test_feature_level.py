@@ -1,4 +1,4 @@
-"""What a node answers to what needs a higher feature level than its cluster's, as far as it knows that."""
+"""Tests of replies to requests that need a higher feature level than the cluster has, as far as the node knows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an entry left of a move or a nack is submitted again, until all of it is done."""
+"""Tests of moves and nacks that one entry does not finish: the rest is submitted again until all is done."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NACK = c.Nack([(at, None, None, None) for at in range(5)])
 
 
 class OneAfterTheOther:
-    """A group whose entries do so many items each."""
+    """A group whose entries process `at_once` items each."""
 
     def __init__(self, at_once: int, fails_at: int | None = None) -> None:
         self._at_once = at_once

@@ -71,7 +71,7 @@ async def test_inline_result_is_delivered_in_this_turn_after_earlier_calls() -> 
 
     def nested() -> None:
         assert inbox.during(again) == "again"
-        heard.append("not within it")  # a sync that is heard of must not begin in the middle of another one's work
+        heard.append("not within it")  # a sync that is reported must not begin during the work of a different sync
 
     def again() -> str:
         inbox.put(heard.append, "within")
@@ -80,7 +80,7 @@ async def test_inline_result_is_delivered_in_this_turn_after_earlier_calls() -> 
     inbox.put(heard.append, "before")
     assert inbox.during(work) == "done"
     assert heard == ["before", "mine", "not within it", "within"]
-    # It wakes again for what comes from here on.
+    # The inbox wakes again for calls from here on.
     ended = trio.Event()
     inbox.put(ended.set)
     async with running(inbox):

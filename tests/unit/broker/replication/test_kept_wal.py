@@ -25,7 +25,7 @@ BEHIND, BUSY = 7, 8
 """Groups."""
 SEGMENT_BYTES = 64 << 10
 SEGMENTS_MOST = 4
-"""That one log may keep."""
+"""Maximum number of segments that one log may keep."""
 
 
 class Bed(Stepped):
@@ -107,7 +107,7 @@ def test_a_long_tail_is_kept_for_a_member_until_it_keeps_too_much_of_the_wal(mon
 
 
 def test_logs_take_no_more_than_their_share_together() -> None:
-    """What is kept for members that lag goes first, the longest log before others; one pin stays."""
+    """Entries kept for lagging members are dropped first, the longest log first. One pin stays."""
     bed = Bed()
     logs = bed.node_log.memory.accounts["logs"]
     lost: list[int] = []

@@ -97,7 +97,7 @@ def rest() -> None:
 
 
 def never(items: object) -> int:
-    """Nothing is run by who submits."""
+    """Run nothing on the submitting thread."""
     return 0
 
 
@@ -185,7 +185,7 @@ def test_a_worker_does_what_was_put_off_once_nothing_has_come_for_a_moment() -> 
 
 
 class Here:
-    """A worker, and who submits to it, of what is run where."""
+    """A worker and its submitter, which record where each item runs."""
 
     def __init__(self) -> None:
         self.done: list[str] = []

@@ -1,4 +1,4 @@
-"""What a snapshot on its way keeps of the log, and when it keeps nothing any more."""
+"""Tests of the log entries that a running snapshot transfer keeps, and of their release."""
 
 from __future__ import annotations
 

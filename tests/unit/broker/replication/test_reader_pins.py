@@ -1,4 +1,4 @@
-"""What a log keeps for those who read it from outside, and when it keeps nothing any more."""
+"""Tests of the log entries that are kept for external readers, and of their release."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits for a node's log when it cannot be written, for now or any more, gets an answer."""
+"""Tests of a node's log that cannot be written, temporarily or permanently: each pending request gets a reply."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.waiting import PATIENCE_S, until_holds
 
 
 class Bed:
-    """A node that is the only voter of its metadata, and whose disk fails when it is told to."""
+    """A node that is the only voter of its metadata. Its disk fails on request."""
 
     def __init__(self, checkpoint_bytes: int = 1 << 30) -> None:
         wakeup, inbox = Signal(), Inbox()
@@ -176,7 +176,7 @@ async def test_commit_batch_on_a_full_disk_waits_and_later_ones_follow(monkeypat
 
 
 async def test_entries_of_a_group_in_one_commit_batch_are_limited() -> None:
-    """Whoever has little to be stored waits for the pass that is under way, whatever others bring."""
+    """A small request waits only for the current commit batch, at any load."""
     async with bed() as node:
         host, done = node.metadata, list[object]()
         for _ in range(10):
@@ -191,7 +191,7 @@ async def test_entries_of_a_group_in_one_commit_batch_are_limited() -> None:
 
 
 async def test_bytes_of_a_group_in_one_commit_batch_are_limited() -> None:
-    """What is large is written, and synced, a part at a time."""
+    """Large entries are written and synced in parts."""
     size = BATCH_BYTES // 2
     async with bed() as node:
         host, done = node.metadata, list[object]()
@@ -204,7 +204,7 @@ async def test_bytes_of_a_group_in_one_commit_batch_are_limited() -> None:
 
 
 async def test_large_requests_let_others_of_the_group_proceed() -> None:
-    """Sixteen large ones wait, of which so much is proposed at a time; a small one comes then, and is next."""
+    """Sixteen large requests wait, of which a limited number is proposed at a time. A later small one is next."""
     async with bed() as node:
         host, done = node.metadata, list[str]()
 

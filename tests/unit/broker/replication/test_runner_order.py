@@ -1,4 +1,4 @@
-"""What a node's log hands to be applied is applied in its order, whatever is heard of meanwhile."""
+"""Tests of the order of applied entries: it is the order of the log, whatever else happens meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a replica fails decides where it is shut, and what it says of the entry (ADR 46)."""
+"""Tests of failures of a replica: where it fails decides where it is shut and which entry it names (ADR 46)."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_fault_at_any_step_of_a_metadata_command_keeps_the_state_before_it(at: i
     ):
         one.run(log[: max(at - 2, 0)])
         one.run(log[: at + 1])
-        one.run(log)  # what comes behind is discarded, and what was shown is written all the same
+        one.run(log)  # later entries are discarded, and results that were shown are still written
     failure = one.replica.failure
     assert failure is not None and failure.index == at + 1
     before = MetadataBed()

@@ -1,4 +1,4 @@
-"""When a partition's store is compacted: as soon as what it does not need is worth the work."""
+"""Tests of the compaction of a partition's store: it starts when the obsolete data is worth the work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node proposes in a group that it leads while its clock is not to be relied on: nothing."""
+"""Tests of a leader whose clock is not reliable: it proposes nothing."""
 
 from __future__ import annotations
 

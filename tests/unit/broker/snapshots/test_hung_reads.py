@@ -1,4 +1,4 @@
-"""A snapshot is being read, the disk hangs, and the node is told to stop: what reads holds nothing up."""
+"""Tests of a node that stops while a snapshot read hangs on the disk: the read does not delay the stop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOTHING: Any = None
 
 
 class Rows:
-    """Whoever closes them waits for the read."""
+    """Rows whose close would wait for the read."""
 
     def close(self) -> None:
         raise AssertionError("it is held by what reads")

@@ -92,7 +92,7 @@ class End:
         self._sender = sender
         self._receiver = receiver
         self.limits: list[int] = []
-        """Of the frames that were received."""
+        """The byte limits of the received frames."""
 
     async def send(self, obj: Any) -> None:
         self._wire.use()
@@ -135,7 +135,7 @@ class PowerLost(BaseException):
 
 
 class Target:
-    """A node that installs. Everything it does to its disk is a step; it dies at the step that is told."""
+    """A node that installs a snapshot. Each disk operation is a step, and the node dies at step `dies_at`."""
 
     def __init__(
         self, files: MemoryFiles | None = None, stores: MemoryStores | None = None, *, dies_at: int = 10**9
@@ -270,7 +270,7 @@ async def test_broken_at_every_frame_the_end_is_whole(late: bool) -> None:
             left, _ = await transfer(source, target, Wire(frames, late=late))
             assert isinstance(left, ConnectionLost if target.installed() is None else Answer | ConnectionLost)
             assert target.installed() in (None, ROWS)
-        # Of fewer frames than an offer, its answer and a chunk nothing comes; else there is no connection without one.
+        # With fewer frames than an offer, its reply and a chunk, a connection makes no progress.
         assert target.installed() == (ROWS if frames > 2 else None), f"{frames} frames a connection"
         assert frames <= 2 or len(target.begun) == 1
         await transfer(source, target, Wire())
@@ -322,7 +322,7 @@ async def test_what_nobody_goes_on_with_is_dropped_after_a_while(autojump_clock:
 
 
 async def test_what_is_no_longer_needed_is_dropped_at_once() -> None:
-    """The member got the rest of it from the log: another one leads now."""
+    """The member got the rest from the log, because the leader changed."""
     target = Target()
     await transfer(Source(), target, Wire(20))
     target.needed = False
@@ -372,7 +372,7 @@ async def test_a_group_that_goes_while_its_snapshot_comes_is_not_installed() -> 
     assert target.installed() is None
 
 
-# What fails at the receiver
+# Failures at the receiver
 
 
 @pytest.mark.parametrize("error", [StorageFailed("the disk is full"), Corruption("damaged " + "x" * 5000)])

@@ -1,4 +1,4 @@
-"""What a node counts of its deliveries: every message in its bucket, whatever pieces they come in."""
+"""Tests of a node's delivery counts: every message is in its bucket, however deliveries are split."""
 
 from __future__ import annotations
 
