@@ -1,6 +1,6 @@
 """Helpers of the client's tests: every test runs under trio and under asyncio, against a scripted server.
 
-The tests are plain functions: neither pytest-trio nor anyio's plugin has to agree with the other about who runs them.
+The tests are plain functions, so that pytest-trio and anyio's plugin do not compete to run them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def run(backend: str) -> Callable[[Callable[[], Awaitable[None]]], None]:
-    """Run an async function, for so long at most; time counts as this process has it."""
+    """Return a function that runs an async function with a time limit."""
 
     def runner(body: Callable[[], Awaitable[None]]) -> None:
         async def main() -> None:

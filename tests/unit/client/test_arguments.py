@@ -69,7 +69,7 @@ def call_wrongly(kind: type, name: str, member: Callable[..., Any], wrong: str) 
 
 
 def begin(found: object) -> object:
-    """What a call returned; a coroutine is begun, as far as that its arguments are looked at."""
+    """Return the result of a call. A coroutine is started, so that its arguments are checked."""
     if inspect.iscoroutine(found):
         found.send(None)
         found.close()
@@ -78,7 +78,7 @@ def begin(found: object) -> object:
 
 
 class Stub:
-    """What a blocking method needs to call the async one."""
+    """The attributes that a blocking method needs to call the async one."""
 
     class _portal:
         @staticmethod
@@ -112,7 +112,10 @@ def test_suggestion_names_the_nearest_argument() -> None:
 
 
 def test_coroutine_functions_stay_such() -> None:
-    """Who runs functions in the background asks, and calls in a thread what is none: nothing would await it there."""
+    """Libraries that run background functions check this.
+
+    They would call other functions in a thread, without an await.
+    """
 
     @suggesting
     class Face:

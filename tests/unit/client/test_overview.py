@@ -1,4 +1,4 @@
-"""What nodes tell of their topics is put together."""
+"""Tests that the client merges the topics that nodes report."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Nodes(OverviewAdmin):
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What `new` was asked; it tells two pages."""
+    """Return the requests that `new` got; it replies with two pages."""
     found: list[Any] = []
 
     async def call(cluster: Any, request: Any, *, node_id: str) -> list[Any]:

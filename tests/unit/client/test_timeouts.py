@@ -1,4 +1,4 @@
-"""`timeout=` of single calls: every call has it, and what it raises."""
+"""Tests of `timeout=` of single calls: every call accepts it, and the raised error."""
 
 from __future__ import annotations
 

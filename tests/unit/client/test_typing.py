@@ -1,4 +1,4 @@
-"""The types that users see: a program that is right passes `mypy --strict`, and what is wrong in it is found."""
+"""Tests of the types that users see: a correct program passes `mypy --strict`, and mistakes are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is planned is done, in order, once; and the clock that stands still with its process."""
+"""Tests of the agenda: planned calls run in order and once. Also of the clock that pauses with its process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits to be handed on: in which order, how often, how much of it."""
+"""Tests of queued broadcasts: their order, their number of transmissions and their size."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_full_queue_drops_the_oldest_of_the_most_transmitted() -> None:
     for number in range(KEPT_MOST - 1):
         queue.put(str(number), b"x")
     assert len(queue) == KEPT_MOST
-    # Of those handed on, the one that was handed on earlier in that packet.
+    # Both were transmitted in the same packet; the earlier one of the packet is dropped.
     assert "second" not in queue and "first" in queue
     queue.put("more", b"x")
     queue.put("still more", b"x")

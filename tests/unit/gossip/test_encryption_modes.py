@@ -45,7 +45,7 @@ def streams(mode: str) -> Streams:
 @pytest.mark.parametrize("sender", MODES)
 @pytest.mark.parametrize("receiver", MODES)
 def test_datagrams(sender: str, receiver: str) -> None:
-    for message in (PING, INDIRECT):  # this begins as what is encrypted does
+    for message in (PING, INDIRECT):  # the indirect ping begins like an encrypted packet
         for crc in (False, True):
             datagram = packets(sender).seal([encode(message)], crc=crc)
             assert (datagram == packets("false").seal([encode(message)], crc=crc)) == (sender in ("false", "accept"))

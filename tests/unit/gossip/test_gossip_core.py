@@ -24,7 +24,7 @@ from sandq.model.membership import State
 
 LAN = PROFILES["lan"]
 QUIET = dataclasses.replace(LAN, probe_interval_s=1e6, push_pull_interval_s=1e6, reconnect_interval_s=1e6)
-"""It does nothing but hand on what it heard."""
+"""Timing of a core that only retransmits the messages that it received."""
 
 
 def core_of(timing: Timing = LAN, packets: Packets | None = None) -> Gossip:
@@ -46,7 +46,7 @@ def alive(name: str, number: int, fill: int = 0, vsn: tuple[int, ...] = VSN) -> 
 
 
 def run(core: Gossip, seconds: float) -> list[tuple[Address, bytes]]:
-    """What it sends meanwhile."""
+    """Run the core for this time, and return the packets that it sends."""
     end, sent = core._agenda.now + seconds, list(core.take_packets())
     while core.next_at <= end:
         core.tick(core.next_at)
@@ -166,7 +166,7 @@ def test_changes_are_reported_once() -> None:
 
 
 def test_own_messages_are_distinguished_from_those_of_others() -> None:
-    """Who leaves waits until what it says itself was handed on, not until nobody says anything."""
+    """A leaving node waits until its own messages were sent, not until the queue is empty."""
     core = core_of(QUIET)
     packets = Packets(None, lambda: bytes(12))
     core.receive(0.0, packets.seal([encode(alive("a", 1))], crc=False), Address("10.9.9.9", 9))
@@ -182,7 +182,7 @@ def test_own_messages_are_distinguished_from_those_of_others() -> None:
 
 
 def test_state_of_all_members_is_reported_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a turn of the loop has room for, it is a part of: what is done in a step is bounded."""
+    """The work of one step is bounded, so that it fits into a turn of the loop."""
     core, count = core_of(QUIET), 2_000
     word = alive("a", 1)
     states = [NodeState(f"n{at}", Address("10.0.1.2", 9900), word.meta, 1, 0, VSN) for at in range(count)]

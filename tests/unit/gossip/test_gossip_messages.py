@@ -1,4 +1,4 @@
-"""Messages: their bytes, and what is refused."""
+"""Tests of messages: their bytes, and refused messages."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_limits_are_reached() -> None:
         b"\x00\xc1",
         encode(CASES[1][0])[:-1],
         encode(CASES[1][0]) + b"\x00",
-        # What announces much and holds nothing.
+        # Headers that announce many items, without any.
         b"\x00\xdf\xff\xff\xff\xff",
         b"\x00\x81\xa4More\xdd\xff\xff\xff\xff",
         b"\x00\x81\xa4More" + b"\xdc\x00\x40" * 2000,

@@ -1,4 +1,4 @@
-"""What follows from intervals and multipliers, and what the profiles promise."""
+"""Tests of the values that follow from intervals and multipliers, and of the promises of the profiles."""
 
 from __future__ import annotations
 

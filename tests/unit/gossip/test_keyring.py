@@ -1,4 +1,4 @@
-"""Keys: what they seal and open, and what a file of them may say."""
+"""Tests of keys: sealing, opening and key files."""
 
 from __future__ import annotations
 

@@ -181,8 +181,10 @@ def test_old_leave_message_is_refuted_after_a_restart() -> None:
     ],
 )
 def test_node_overrides_later_intents_about_itself(theirs: SerfState, says: int | None) -> None:
-    """Who heard of its leave, and neither that it was gone nor that it came back, lists it as leaving. `JOINED`: what
-    it said of its join."""
+    """A peer that received the leave, but neither its end nor the new join, lists the node as leaving.
+
+    `JOINED`: the time of the node's join message.
+    """
     bench = MemberBench("a")
     bench.intend(joins("a", 4))
     bench.serf.announce_join()
@@ -314,7 +316,7 @@ def test_a_time_far_ahead_is_not_believed(ltime: int) -> None:
 
 
 def test_the_numbers_never_run_out() -> None:
-    """What is one more than the latest time that is believed can still be written."""
+    """The number after the latest accepted time can still be encoded."""
     bench = MemberBench("a")
     bench.serf.clock = LTIME_LAST - 1
     bench.intend(leaves("own", LTIME_LAST), leaves("own", LTIME_LAST + 1), leaves("own", LTIME_LAST + 2))

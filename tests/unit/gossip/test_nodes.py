@@ -58,7 +58,7 @@ def test_stronger_of_two_messages_wins(
     bench = known_as(before)
     bench.hear(word)
     assert bench.liveness("a") == (after or (before, 5))
-    # What is news is handed on as it was heard, once; nothing else is.
+    # New information is retransmitted unchanged, once. Nothing else is.
     assert bench.said() == ([word] if after else [])
     assert bench.changes == ([("a", before, after[0])] if after else [])
     assert bench.refused() == {}

@@ -34,7 +34,7 @@ def test_the_name_of_one_that_left_may_be_taken() -> None:
 
 
 def test_old_message_of_another_address_revives_no_node() -> None:
-    """Who comes back hears that it left, and says more: see the test of old words of itself."""
+    """A node that rejoins receives its own leave and refutes it: see the test of old messages about itself."""
     bench = known_as(LEFT)
     bench.hear(alive("a", 5, at=ELSEWHERE), alive("a", 1, at=ELSEWHERE, meta=tags_of("a", store="of another")))
     assert bench.liveness("a") == (LEFT, 5) and bench.said() == [] and bench.nodes.refusals == {}

@@ -64,7 +64,7 @@ class ProbeBench(SwimBench):
         return at
 
     def helpers(self) -> dict[str, IndirectPing]:
-        """Who was asked to ping somebody."""
+        """Return the indirect pings, by the name of the node that got them."""
         names = {address_of(node.name): node.name for node in self.nodes.all()}
         return {names[to]: message for to, message in self.sent if isinstance(message, IndirectPing)}
 
@@ -275,7 +275,7 @@ def test_ping_for_another_node_is_not_answered() -> None:
 
 
 def relayed(bench: ProbeBench, nack: bool = True) -> Ping:
-    """What "b" asks "own" for: to ping "a"."""
+    """Send the request of "b" to ping "a", and return the relayed ping."""
     asked = IndirectPing(9, address_of("a"), "a", nack, address_of("b"), "b")
     bench.prober.on_indirect_ping(asked, address_of("b"))
     ((to, ping),) = bench.taken()

@@ -1,4 +1,4 @@
-"""What Serf puts into memberlist's messages: tags, intents, states."""
+"""Tests of the contents that Serf adds to memberlist's messages: tags, intents, states."""
 
 from __future__ import annotations
 

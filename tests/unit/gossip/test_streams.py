@@ -66,7 +66,7 @@ def sealed(plain: bytes) -> bytes:
 
 
 def read(data: bytes, size: int, key: bytes | None = None) -> StreamMessage | None:
-    """What comes of it when it arrives in pieces of this size."""
+    """Return the message that is read if the bytes arrive in pieces of this size."""
     reader = pair(key).reader()
     for start in range(0, len(data), size):
         found = reader.feed(data[start : start + size])
@@ -246,7 +246,7 @@ def many(count: int) -> PushPull:
 
 
 class Work:
-    """What a reader has done."""
+    """Counts the work of a reader."""
 
     def __init__(self) -> None:
         self.bytes = 0

@@ -1,4 +1,4 @@
-"""The tags of a node, and who is refused by them."""
+"""Tests of the tags of a node, and of nodes that are refused because of them."""
 
 from __future__ import annotations
 

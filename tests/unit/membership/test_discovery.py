@@ -1,4 +1,4 @@
-"""The backend that a configuration asks for, and what is checked before it begins."""
+"""Tests of the backend that a configuration selects, and of the checks before it starts."""
 
 from __future__ import annotations
 

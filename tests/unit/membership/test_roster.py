@@ -1,4 +1,4 @@
-"""The roster: what is listed, and what those who read its changes find."""
+"""Tests of the roster: its nodes, and the changes that its readers get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The backend `serf` over an agent that does what it is told to: what it lists, sets, survives and leaves behind."""
+"""Tests of the backend `serf` with a scripted agent: the nodes that it lists, the tags that it sets, the failures that
+it survives, and its cleanup."""
 
 from __future__ import annotations
 

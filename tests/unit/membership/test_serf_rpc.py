@@ -1,4 +1,4 @@
-"""The RPC of a Serf agent: what is asked of a good one, and what a bad one can do."""
+"""Tests of the RPC of a Serf agent: requests to a correct agent, and protection from a faulty one."""
 
 from __future__ import annotations
 

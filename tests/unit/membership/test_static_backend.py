@@ -1,4 +1,4 @@
-"""The backend `static`: it believes what it was told. (tests/interop has what all backends promise.)"""
+"""Tests of the backend `static`: it uses the configured nodes. (tests/interop has the promises of all backends.)"""
 
 from __future__ import annotations
 

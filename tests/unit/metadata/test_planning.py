@@ -1,4 +1,4 @@
-"""What is to be changed about who holds what, node by node and rule by rule."""
+"""Tests of planned placement changes, node by node and rule by rule."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_who_is_back_before_all_is_even_again_gets_its_share() -> None:
         assert not any(isinstance(result, SandqError) for result in results), results
 
     def moves() -> list[m.Assign]:
-        """Those that begin now; they are over when this returns."""
+        """Return the moves that begin now. They are finished when this returns."""
         led = {p.group for topic in state.topics.values() for p in topic.partitions}
         found = next_changes(state.topics, state.nodes, state.balanced, led, T, AFTER_MS)
         apply(*found)

@@ -131,7 +131,7 @@ def test_grants_are_parsed_as_they_are_shown() -> None:
 
 def test_some_groups_are_not_all_of_them_and_answers_are_kept_apart() -> None:
     access = Access.of("token:a", ["consume:orders/mail-*"], {})
-    for _ in range(2):  # the second time from what was kept
+    for _ in range(2):  # the second result comes from the cache
         assert access.allows_some(Right.CONSUME, "orders") and not access.allows_some(Right.CONSUME, "payments")
         assert not access.allows(Right.CONSUME, "orders") and access.allows(Right.CONSUME, "orders", "mail-eu")
     assert not access.allows(Right.CONSUME, "orders", "\0"), "no group has this name"

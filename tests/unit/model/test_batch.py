@@ -1,4 +1,4 @@
-"""What the batch's bytes are, and what is refused. Round trips and fuzz are in tests/property/test_batch.py."""
+"""Tests of a batch's bytes, and of refused batches. Round trips and fuzz tests are in tests/property/test_batch.py."""
 
 from __future__ import annotations
 

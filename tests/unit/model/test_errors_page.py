@@ -30,7 +30,7 @@ def test_every_class_has_its_row() -> None:
     assert classes.keys() == CODES
     for code, kind in classes.items():
         status, name, retriable, *texts = ROWS[code]
-        # Between nodes it is "misdirected"; whoever asks over HTTP asks again.
+        # Between nodes the error is "misdirected"; an HTTP client retries.
         expected = "-" if code in NEVER_BY_HTTP else "503" if kind.http_status == 421 else str(kind.http_status)
         assert (status, name, retriable) == (expected, kind.__name__, "yes" if kind.retriable else "no"), code
         assert all(text.strip() for text in texts)

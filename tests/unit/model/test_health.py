@@ -46,7 +46,7 @@ NODES: Final[Mapping[str, Mapping[str, Any]]] = {
     "replica-shut": {"shut": [{"topic": "t", "partition": 1, "node": "n1", "error": "entry 5"}]},
     "replica-differs": {"different": [{"topic": "t", "partition": 1, "nodes": ["n2"]}]},
 }
-"""What a node tells of the cluster, by situation."""
+"""Examples of a node's report about the cluster, by situation."""
 GROUPS: Final[Mapping[str, Mapping[str, Any]]] = {
     "group-paused": {"reason": "it is paused, until somebody resumes it", "ready": 5},
     "group-stalled": {"reason": "20,000 messages wait for earlier ones of their keys", "ready": 5},
@@ -58,7 +58,7 @@ GROUPS: Final[Mapping[str, Mapping[str, Any]]] = {
     "no-consumers": {"ready": 5, "oldest_ms": NOW_MS - ALONE_MS},
     "dead-letters": {"dead": 2, "consumers": 1},
 }
-"""What is known of a group, by situation."""
+"""Examples of the known facts about a group, by situation."""
 OTHERS: Final = {"node-silent", "no-leader", "few-replicas"}
 
 

@@ -1,4 +1,4 @@
-"""The setting of a push: what it becomes when it is changed, and what is shown of it."""
+"""Tests of the setting of a push: its changes, and the part of it that is shown."""
 
 from __future__ import annotations
 

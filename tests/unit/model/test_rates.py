@@ -1,4 +1,4 @@
-"""Rates: never faster than what was written, and read again as they are shown."""
+"""Tests of rates: never faster than configured, and shown rates can be parsed."""
 
 from __future__ import annotations
 

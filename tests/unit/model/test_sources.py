@@ -1,4 +1,4 @@
-"""What counts as one source: an IPv4 address, an IPv6 network of 64 bits."""
+"""Tests of the source of a connection: an IPv4 address or an IPv6 network of 64 bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A record of settings from outside the cluster is held to what the creation of a topic is held to."""
+"""Tests of settings records from outside the cluster: the rules of topic creation apply to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fair topic says of its tenants: rates as users write them, and back."""
+"""Tests of the tenant settings of a fair topic: rates as users write them, parsed and shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node that met a full disk is started anew; nothing else is."""
+"""Tests of restarts: a node that met a full disk is restarted, and no other node is."""
 
 from __future__ import annotations
 

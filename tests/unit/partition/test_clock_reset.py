@@ -391,7 +391,7 @@ def test_message_of_a_whole_batch_that_waits_copied_aside_goes_by_its_own_instan
 
 
 def test_what_waits_copied_aside_expires_each_by_its_own_ttl() -> None:
-    """Those that a reset puts one behind the other, too."""
+    """This includes messages whose offsets a reset makes consecutive."""
     bench = Bench()
     bench.open()
     wrong = YEAR + 60_000

@@ -1,4 +1,7 @@
-"""Which entries are said to need no stored rows. That they read none each test of a partition shows, see `Bench`."""
+"""Tests of the entries that claim to need no stored rows.
+
+Every partition test checks that they read none, see `Bench`.
+"""
 
 from __future__ import annotations
 

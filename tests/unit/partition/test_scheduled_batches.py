@@ -1,4 +1,4 @@
-"""Batches whose messages each have a time of their own: where they are, whoever looks ahead, however large they are."""
+"""Tests of batches with a time per message: their rows, look-aheads of all readers, and all sizes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def column_of(joined: bytes) -> list[bytes]:
 def test_groups_that_look_ahead_see_what_is_put_among_it(
     monkeypatch: pytest.MonkeyPatch, seed: int, restart: bool
 ) -> None:
-    """Of several groups, one has taken a part, one none; the look-ahead is short, so that much lies beyond it."""
+    """One of several groups has leased a part and one has leased nothing.
+
+    The look-ahead is short, so that much is beyond it.
+    """
     rng = random.Random(seed)
     bench = Bench()
     monkeypatch.setattr(reader, "FEW", 3)

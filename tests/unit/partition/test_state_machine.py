@@ -1,4 +1,4 @@
-"""The table of what applies each command."""
+"""Tests of the table of command handlers."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tests.support.partition.scenes import DEFAULT, STATES, Scene, scene
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["plain", "ranked"])
 def is_ranked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether messages are ranked: the table holds either way, but for what is said."""
+    """Whether messages are ranked: the table is valid either way, except for the reported texts."""
     monkeypatch.setattr(DEFAULT, "is_ranked", request.param)
     return bool(request.param)
 

@@ -22,7 +22,7 @@ SETTLED = ("leased", "acked", "dead")
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["plain", "ranked"])
 def is_ranked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether messages are ranked: the table holds either way, but for what is said."""
+    """Whether messages are ranked: the table is valid either way, except for the reported texts."""
     monkeypatch.setattr(DEFAULT, "is_ranked", request.param)
     return bool(request.param)
 
@@ -66,7 +66,7 @@ class TestCancel:
     @pytest.mark.parametrize("state", SETTLED)
     @pytest.mark.parametrize("first", [True, False])
     def test_too_late_in_any_group(self, state: str, first: bool) -> None:
-        """Whichever group is asked first: another one that has yet to take the message changes nothing."""
+        """In either order of groups: a group that has yet to lease the message changes nothing."""
         held = scene(state, before=() if first else ("h",))
         if first:
             held.bench.open("h", at=3)

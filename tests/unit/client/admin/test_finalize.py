@@ -1,4 +1,4 @@
-"""What cannot be undone is asked for once."""
+"""Tests of raising the feature level: an irreversible request is sent once."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tests.support.waiting import until_holds
 
 
 def add_behind_its_back(server: FakeServer, partitions: int) -> None:
-    """Somebody else gives the topic more partitions."""
+    """Add partitions to the topic on behalf of a different client."""
     before = server.topics["t"]
     server.add_topic("t", partitions)
     server.topics["t"] = server.topics["t"]._replace(number=before.number, initial_partitions=before.initial_partitions)

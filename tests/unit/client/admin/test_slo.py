@@ -1,4 +1,4 @@
-"""What nodes tell of their lateness objective is one report, which says what of it is proven."""
+"""Tests of the report of the lateness objective: it merges the reports of nodes and says which part is proven."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_a_batch_whose_lease_is_lost(with_client: Any, caplog: Any) -> None:
             server.script[Type.ACK].append(lambda to, frame: to.send(encode_reply(frame[1], [[]])))
             second.ack()
         assert "5 acks came too late" in caplog.text
-        assert "1 acks came too late" not in caplog.text  # somebody awaited that one
+        assert "1 acks came too late" not in caplog.text  # the caller awaited that one
 
     with_client(body)
 

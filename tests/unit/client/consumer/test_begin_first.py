@@ -20,7 +20,7 @@ TOKEN = 5 << 16
 
 
 def begun(server: FakeServer) -> list[Any]:
-    """What each EXTEND named as begun."""
+    """Return the messages that each EXTEND named as begun."""
     return [item[2] for extend in server.extends for item in extend.items]
 
 

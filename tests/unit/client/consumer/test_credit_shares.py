@@ -1,4 +1,4 @@
-"""Who of the sessions of a subscription may hold how much."""
+"""Tests of the shares of a subscription's credit that its sessions get."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def test_nothing_at_all() -> None:
 
 @given(st.integers(1, 50), st.lists(st.one_of(st.none(), st.integers(0, 30)), min_size=1, max_size=8))
 def test_it_adds_up(credit: int, held: list[int | None]) -> None:
-    """What is held and may be held yet is the credit, and one message for each at most; all of it is given away."""
+    """Held messages and remaining shares add up to the credit, plus at most one message per session.
+
+    All credit is shared.
+    """
     targets = shares(credit, held)
     may_hold = sum(max(target, count or 0) for target, count in zip(targets, held, strict=True))
     holding = sum(count or 0 for count in held)

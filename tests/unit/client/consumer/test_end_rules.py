@@ -1,4 +1,4 @@
-"""What becomes of a message whose handler raised: `Retry`, `Dead`, `retry_on`, `dead_on`."""
+"""Tests of messages whose handler raised: `Retry`, `Dead`, `retry_on`, `dead_on`."""
 
 from __future__ import annotations
 

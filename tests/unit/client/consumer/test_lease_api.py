@@ -45,7 +45,7 @@ def leads(server: FakeServer, *partitions: int) -> None:
 
 
 def test_nothing_is_said_only_of_the_whole_topic(with_client: Any) -> None:
-    """What is in a partition that has no leader for a moment is not nothing."""
+    """A partition that temporarily has no leader may have messages."""
 
     async def body(server: FakeServer, client: Client) -> None:
         leads(server, 0)
@@ -81,7 +81,10 @@ def test_partition_without_leader_is_reported_when_nothing_else_is_ready(with_cl
 
 
 def test_it_is_asked_who_leads_before_a_node_is_asked_again(with_client: Any) -> None:
-    """What was known is why the node refused: asked by that, it would wait without what another one leads."""
+    """The known leader refused the request.
+
+    A retry with the same leader would not see the messages at the new leader.
+    """
 
     async def body(server: FakeServer, client: Client) -> None:
         server.script[Type.LEASE].append(nothing)
@@ -91,7 +94,7 @@ def test_it_is_asked_who_leads_before_a_node_is_asked_again(with_client: Any) ->
         server.script[Type.LEASE] += [NotLeader("another leads more by now"), nothing]
         assert await client.leases("t", "g").take(1) == []
         asked = [frame[0] for frame in server.frames if frame[0] in kinds][before:]
-        # Beside them it is asked when time has passed, which on a slow machine may be at any moment.
+        # Metadata requests may also come from a timer, at any moment on a slow machine.
         refused, again = [at for at, kind in enumerate(asked) if kind == Type.LEASE]
         assert Type.METADATA in asked[refused:again]
 
@@ -110,7 +113,7 @@ def let_wait(connection: Any, frame: Any) -> None:
 
 @asynccontextmanager
 async def waiting_at_two(found: list[bytes], **wanted: Any) -> AsyncIterator[tuple[FakeServer, FakeServer]]:
-    """Somebody wants two messages, and waits at two leaders that have nothing yet; inside the block."""
+    """Request two messages and wait at two leaders that have none yet, inside the block."""
     async with two_nodes() as (one, two, client):
         for server in (one, two):
             server.script[Type.LEASE] += [let_wait] * 10_000
@@ -131,7 +134,7 @@ def give(server: FakeServer, partition: int, *values: bytes) -> None:
 
 @pytest.mark.parametrize("quick", [0, 1])
 def test_all_leaders_wait_at_once_and_the_first_that_has_something_ends_it(run: Any, quick: int) -> None:
-    """The others are told that nobody waits any more; nobody is asked again meanwhile."""
+    """The other leaders get a cancellation, and none is asked again meanwhile."""
 
     async def main() -> None:
         found: list[bytes] = []
@@ -147,7 +150,7 @@ def test_all_leaders_wait_at_once_and_the_first_that_has_something_ends_it(run: 
 
 
 def test_what_several_leaders_have_at_once_is_no_more_than_was_asked_for(run: Any) -> None:
-    """What is too much is given back, one by one or, where it came too late, all of it."""
+    """Surplus messages are released one by one, or all of them if the reply came too late."""
 
     async def main() -> None:
         found: list[bytes] = []
@@ -162,7 +165,7 @@ def test_what_several_leaders_have_at_once_is_no_more_than_was_asked_for(run: An
 
 
 def test_what_is_to_be_acked_is_acked_once_it_is_clear_whose_it_is(run: Any) -> None:
-    """A node that had acked it could not be told to take it back."""
+    """A node that had acked the message could not undo it."""
 
     async def main() -> None:
         found: list[bytes] = []
@@ -177,7 +180,7 @@ def test_what_is_to_be_acked_is_acked_once_it_is_clear_whose_it_is(run: Any) -> 
 
 
 def test_an_ack_that_fails_at_one_leader_loses_nothing_of_the_other(run: Any) -> None:
-    """What is acked is returned: it never comes again."""
+    """Acked messages are returned, because they are never redelivered."""
 
     async def main() -> None:
         async with two_nodes(timeout_s=0.3) as (one, two, client):

@@ -1,4 +1,4 @@
-"""How much is held beyond what is worked on: by how quickly it is settled; and what becomes of it when that changes."""
+"""Tests of the number of prefetched messages: it follows the speed of settling. Also its effect on held messages."""
 
 from __future__ import annotations
 

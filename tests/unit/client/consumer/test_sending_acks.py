@@ -1,4 +1,4 @@
-"""Acks that send messages: of a message, of a batch, and what becomes of one that is refused."""
+"""Tests of acks that send messages: of a message, of a batch, and a refused ack."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_what_the_broker_refuses_to_ack_is_held_still(with_client: Any, end: str
                 await settlement
             assert message.is_held and not message.is_settled and not message.is_lost
             if end == "ack":
-                await until_holds(lambda: server.extends)  # it is kept, as what is held is
+                await until_holds(lambda: server.extends)  # its lease is extended like that of any held message
             match end:
                 case "ack":
                     await message.ack()
@@ -111,7 +111,7 @@ def test_what_the_broker_refuses_to_ack_is_held_still(with_client: Any, end: str
                 end == "then",
                 end in ("nack", "dead"),
             )
-            # What it was given room for, and no more.
+            # The subscription gets its credit back, and no more.
             server.deliver(server.subscription(), [b"w"], token=TOKEN + 1)
             (other,) = await take(subscription, 1)
             await other.ack()
@@ -168,7 +168,7 @@ def test_what_was_given_up_is_not_settled_with_the_rest_of_its_lease(with_client
     ],
 )
 def test_only_what_was_certainly_not_done_is_held_still(with_client: Any, answers: list[Any], is_held: bool) -> None:
-    """Else it is acked, and what it sends is on its way: who acks it in another way would lose or repeat that."""
+    """Otherwise the ack and the messages that it sends may be stored. A different ack would lose or repeat them."""
 
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=10) as subscription:

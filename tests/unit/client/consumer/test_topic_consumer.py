@@ -1,4 +1,4 @@
-"""A subscription on several nodes: which of them it leaves, and what is held meanwhile."""
+"""Tests of a subscription at several nodes: the nodes that it leaves, and the messages that it holds meanwhile."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TOKEN = 5 << 16
 
 
 def sessions_of(subscription: Subscription) -> dict[str, Session]:
-    """Those of its only topic, by node."""
+    """Return the sessions of its only topic, by node."""
     return subscription._consumers["t"].sessions
 
 
 async def told(client: Client, leaders: Sequence[str | None], *servers: FakeServer) -> None:
-    """Have the client told that these lead."""
+    """Make the servers report these leaders to the client."""
     for server in servers:
         number = server.topics["t"].number
         server.add_topic("t", 2, leaders=leaders)

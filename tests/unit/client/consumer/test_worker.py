@@ -148,7 +148,7 @@ def test_a_handler_that_takes_too_long_is_cancelled_and_its_message_nacked(with_
         await produce(client, b"hangs", b"fails then", b"fast", b"swallows it", b"gives up")
         async with running(client, handler, timeout="20ms", retry_on=()):
             await until_holds(lambda: len(ended) == 5 and states(server)[b"fast"] == "acked")
-        # What was settled by then has left.
+        # Messages that were settled by then have been sent.
         assert {value for value, state in states(server).items() if state == "acked"} == {b"fast"}
         assert {(item[3], *item[4:]) for nack in server.nacks for item in nack.items} == {
             ("took longer than 20ms, and then: OSError: no more disk",),

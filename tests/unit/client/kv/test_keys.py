@@ -1,4 +1,4 @@
-"""Writing keys: versions, conditions, batches, and what is refused."""
+"""Tests of writing keys: versions, conditions, batches and refused writes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_swap_whose_answer_was_lost_is_done_once(with_client: Any) -> None:
 
 
 def test_conditions_travel_by_themselves(with_client: Any) -> None:
-    """What is conditioned is judged message by message: it does not slow down the rest."""
+    """Conditional writes are decided one by one: they do not slow down the others."""
 
     async def body(server: FakeServer, client: Client) -> None:
         kv = with_keys(server, client)

@@ -165,7 +165,7 @@ def test_the_position_is_what_was_handed_out(with_client: Any) -> None:
             assert watch.position == before, "what waits was not handed out"
             for version in versions[:4]:
                 assert (await anext(watch)).version == version and watch.position == {0: version}
-            # An answer without changes moves the end of what was taken, and not what is left.
+            # A reply without changes moves the end of the read range, and keeps the rest.
             await until_holds(lambda: server.kv_watches)
             server.index += 100
             server.answer_watches(is_late=True)
@@ -182,7 +182,7 @@ def test_the_position_is_what_was_handed_out(with_client: Any) -> None:
 
 
 def test_positions_remember_what_was_compacted(with_client: Any) -> None:
-    """Who reads from the earliest on stands before what was compacted long ago, and has missed nothing of it."""
+    """A watch from the earliest change starts before changes that were compacted long ago, and has missed none."""
 
     async def body(server: FakeServer, client: Client) -> None:
         kv = with_keys(server, client)

@@ -196,7 +196,7 @@ def test_a_group_that_is_not_in_the_partition_has_no_such_dead_letter(with_clien
 
 
 def test_which_dead_letters(with_client: Any) -> None:
-    """What is not asked for is not said: older brokers know neither."""
+    """Options that were not given are not sent: older brokers know neither."""
 
     async def body(server: FakeServer, client: Client) -> None:
         await fill(client, 4)

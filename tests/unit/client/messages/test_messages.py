@@ -190,7 +190,10 @@ def test_updates_that_are_not_done_at_once_are_asked_for_again(with_client: Any)
 
 
 def test_many_updates_are_sent_a_few_times_each(with_client: Any) -> None:
-    """Of a thousand large ones a partition does three at once: not all are sent again with each three."""
+    """A partition updates three of a thousand large messages at a time.
+
+    The client does not resend all of them each time.
+    """
 
     async def body(server: FakeServer, client: Client) -> None:
         messages = client.messages("t")

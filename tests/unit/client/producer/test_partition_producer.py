@@ -1,5 +1,5 @@
-"""A producer's lane when things go wrong, against a real partition: who is sent again, under which number, and what is
-said of it. `tests/property/test_idempotent_producer.py` walks through all of this at random."""
+"""Tests of a producer's lane during failures, against a real partition: the batches that are resent, their numbers and
+the errors. `tests/property/test_idempotent_producer.py` tests random sequences of these steps."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_topic_that_was_made_anew_with_fewer_partitions_takes_nothing_here(bed
 
 
 def test_a_partition_that_is_new_is_not_gone(bed: LaneBed) -> None:
-    """Somebody has just added it, and who told of the topic since is behind: that is no topic made anew."""
+    """The partition was just added, and the node that described the topic is behind: the topic was not recreated."""
     bed.node.topic = TopicRecord("t", 7, "timer", [], 1, 1, {})
     one = bed.send()
     bed.read(STORE)
@@ -173,7 +173,7 @@ def test_what_a_silent_node_has_waits_while_nobody_else_leads(bed: LaneBed) -> N
 
 
 def test_a_node_that_answers_is_not_silent(bed: LaneBed) -> None:
-    """It is slow, and another one is said to lead: what it has it may still answer."""
+    """The slow node may still answer the requests that it has, although a different node is reported as leader."""
     bed.send()
     bed.send()
     slow = bed.wire
@@ -304,7 +304,7 @@ def test_one_that_was_given_up_is_not_sent_again_behind_one_that_failed(bed: Lan
 
 
 def test_a_new_epoch_waits_for_what_flies(bed: LaneBed) -> None:
-    """Otherwise it would fence what is to be asked for once more."""
+    """Otherwise the new epoch would fence the batch that is to be resent."""
     one, two = bed.send(), bed.send()
     bed.read(STORE, STORE)
     bed.cut()

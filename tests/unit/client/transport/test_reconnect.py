@@ -98,7 +98,7 @@ def test_what_is_pushed_again_is_seen_once(with_client: Any) -> None:
             await until_holds(lambda: len(server.subscribed) == 2 and server.connections)
             subscribed = server.subscription()
             assert subscribed.credit == 3
-            # The whole lease again, sliced in another way, and with what the cut had kept back.
+            # The whole lease again, split differently, with the messages that the cut had held back.
             server.deliver(subscribed, [b"a", b"b", b"c"], token=TOKEN, base=base, last=True)
             (third,) = await take(subscription, 1)
             assert third.value == b"c"
@@ -496,7 +496,7 @@ def test_cancelling_connect_and_everything_in_it(run: Any) -> None:
                 async with connect(server.address, timeout="50ms"):
                     pass
             server.script[Type.HELLO] += [SILENCE] * 3
-            told = f"cannot connect to {server.address}: no answer in 0.333 s"  # what is the same is told once
+            told = f"cannot connect to {server.address}: no answer in 0.333 s"  # identical errors are shown once
             with pytest.raises(ConnectionLost) as caught:  # they share the time
                 async with connect(*[server.address] * 3, timeout="1s"):
                     pass
@@ -540,7 +540,7 @@ def test_server_texts() -> None:
 
 
 def test_that_there_was_no_topic_before_the_question_says_nothing(with_client: Any) -> None:
-    """The answer to somebody else's question was on its way when the topic was made."""
+    """The reply to an earlier request was in flight when the topic was created."""
 
     async def body(server: FakeServer, client: Client) -> None:
         cluster = client._cluster
@@ -568,7 +568,7 @@ def test_that_there_was_no_topic_before_the_question_says_nothing(with_client: A
 
 
 def test_an_answer_from_before_a_topic_was_deleted_says_nothing(with_client: Any) -> None:
-    """It was on its way when the topic was deleted, and made anew as another kind."""
+    """The reply was in flight when the topic was deleted and recreated with a different kind."""
 
     async def body(server: FakeServer, client: Client) -> None:
         cluster = client._cluster
@@ -636,7 +636,7 @@ def test_topics_that_come_and_go_leave_nothing_behind(with_client: Any) -> None:
 
 def test_a_node_that_was_named_and_is_gone_is_not_waited_for(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
-        # Who is asked has not heard yet that the node which it names has gone.
+        # The asked node does not know yet that the node that it names has left.
         gone = [NotLeader("n2 leads", node_id="n2", host="127.0.0.1", port=free_port()) for _ in range(2)]
         server.script[Type.TOPIC_CREATE] += gone
         await client.admin.create_topic("made")

@@ -1,5 +1,5 @@
-"""What goes out together: what tasks ask for in one turn of the loop, across topics, and acks with the credit for the
-next lease."""
+"""Tests of requests that are sent together: those of one turn of the loop, across topics, and acks with the credit for
+the next lease."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.client.fake_server import FakeServer
 from tests.support.client.helpers import take
 
 BY_THE_CLOCK = (Type.METADATA, Type.PING)
-"""What a client sends because time has passed, which on a slow machine may be at any moment."""
+"""Frames that a client sends by a timer, at any moment on a slow machine."""
 
 
 class CountedStream:

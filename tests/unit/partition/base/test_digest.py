@@ -1,4 +1,4 @@
-"""What replicas have in common, to the byte, whatever was restarted in between; and what tells them apart."""
+"""Tests of digests: replicas agree to the byte despite restarts, and differences are found."""
 
 from __future__ import annotations
 

@@ -506,7 +506,7 @@ def test_schedules() -> None:
 
 
 def test_the_page_has_every_row_and_command() -> None:
-    """What the code knows stands on the page under its tag and number."""
+    """The page lists each tag and number of the code."""
     page = PAGE.read_text()
     tags = {value for value in vars(rows).values() if isinstance(value, bytes) and len(value) == 1}
     tags |= {key_table.VALUE, key_table.EXPIRY, key_table.STATE, COMPACTION, STATE_OF_BACKUP}

@@ -1,4 +1,4 @@
-"""Heaps with lazily dropped entries stay in proportion to what lives, whatever stands on top of them."""
+"""Tests that heaps with lazily dropped entries stay proportional to their live entries, whatever is on top."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A producer is told what became of a unique key that was taken, and may replace only what is
-pending."""
+"""Tests of conflicts of unique keys: a producer learns the outcome, and replaces only pending messages."""
 
 from __future__ import annotations
 

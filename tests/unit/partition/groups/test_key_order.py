@@ -1,4 +1,7 @@
-"""`max_in_flight_per_key`: a group has so many messages of a key at once, and a group may have a lower number."""
+"""Tests of `max_in_flight_per_key`: it limits the leased messages of a key in a group.
+
+A group may have a lower limit.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ BOTH = pytest.mark.parametrize("restart", [True, False])
 
 
 def of_key(count: int, *, limit: int = 2, restart: bool = False, **settings: Any) -> Bench:
-    """A group in a topic with this limit, and so many messages of key k; loaded from rows when that is asked for."""
+    """Return a group in a topic with this limit, and `count` messages of key k. `restart`: load it from rows."""
     bench = Bench(max_in_flight_per_key=limit, **settings)
     bench.open()
     for n in range(count):
@@ -250,7 +253,8 @@ def test_it_is_said_why_one_waits() -> None:
 
 @BOTH
 def test_how_many_wait_for_their_keys(restart: bool) -> None:
-    """Of the messages that the group has looked at: neither those whose turn has come, nor what is not due."""
+    """Only messages that the group has read and that are blocked count, not those whose turn has come or that are not
+    due."""
     bench = of_key(5, restart=restart)
     bench.put("later", due=9_000, key="k")
     other = bench.put("other", key="l")

@@ -72,8 +72,11 @@ class TestSeveralGroups:
             assert bench.values(bench.lease(at=7000, group=group)) == ["n"]
 
     def test_it_waits_in_one_and_the_other_has_yet_to_take_it(self) -> None:
-        """Cancelled, nobody gets it. It is not moved: placed anew it would come to the first as if nothing had been
-        tried, and where it stands it would come to the second too early."""
+        """After a cancel, no group gets it.
+
+        It cannot move: at a new offset the first group would lose its attempts, and at the old one the second group
+        would get it too early.
+        """
         bench = made("g", "h")
         offset, _ = bench.append("m", "n")
         give_back(bench, 1)
@@ -258,7 +261,7 @@ class TestUniqueKey:
 
 
 def test_jobs_leave_alone_what_waits() -> None:
-    """They choose by the time in the log, and what waits has another one."""
+    """Jobs choose by the time in the log, which differs from that of waiting messages."""
     bench = made()
     offset, _ = bench.append("a", "b")
     lease = bench.one(at=1, limit=1)

@@ -1,4 +1,4 @@
-"""What becomes of a message whose unique key was found with another one."""
+"""Tests of messages whose unique key belongs to a different message."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class TestWindow:
         assert send(bench, 11 * WINDOW_MS).refused == []
 
     def test_a_group_that_began_above_it_is_not_waited_for(self, bench: Bench, restart: bool) -> None:
-        """And frees nothing of what the others have yet to take."""
+        """It also does not free messages that the other groups have yet to lease."""
         bench.put("a", unique="k")
         bench.open("audit", "latest", at=10)
         if restart:
@@ -135,7 +135,7 @@ class TestReplace:
         assert bench.values(bench.lease(at=100_000)) == ["again"]
 
     def test_what_a_group_holds(self, bench: Bench) -> None:
-        """Not silently two: the producer is told, and may try again."""
+        """The producer gets the conflict and may retry, so that there are never two messages silently."""
         first = bench.put("a", unique="k")
         lease = bench.one()
         assert send(bench, 1, c.REPLACE) == Stored(first, [(0, "leased")], [])
@@ -205,7 +205,7 @@ class TestReplace:
 
 
 def test_many_groups_cost_a_message_one_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not one for each group: whoever was behind with the last message is behind with the next."""
+    """Groups are not looked up one by one: a group that was behind at the last message is behind at the next."""
     bench = Bench()
     groups = [f"g{n}" for n in range(50)]
     for name in groups:

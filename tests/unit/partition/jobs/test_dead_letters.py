@@ -1,4 +1,4 @@
-"""Dead letters by their ids and by what they died of; and what is remembered of earlier lives."""
+"""Tests of dead letters by their ids and by their reasons, and of the history of earlier lives."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ class TestLives:
         assert (dead.reason, [life.reason for life in dead.lives]) == ("nacked", ["expired"])
 
     def test_each_of_those_that_wait_together_has_its_own(self) -> None:
-        """They are one entry, and one lease; and what is nacked together dies in rows of its own."""
+        """They are one entry and one lease. Messages that are nacked together die in rows of their own."""
         bench = Bench(max_attempts=1)
         bench.open()
         ids = [bench.put(value) for value in "ab"]

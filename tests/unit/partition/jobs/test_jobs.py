@@ -242,7 +242,7 @@ class TestRedrive:
         assert bench.dead() == []
 
     def test_job_is_refused_during_a_seek(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What died above the new place comes from the log again: not a second time."""
+        """Dead letters above the new position come from the log again, and must not come twice."""
         monkeypatch.setattr(jobs, "STEP_MESSAGES", 2)
         bench = self._dead(5, retention="1h")
         bench.start_job("redrive")
@@ -256,7 +256,7 @@ class TestRedrive:
 
     @pytest.mark.parametrize("restart", [True, False])
     def test_by_key(self, restart: bool) -> None:
-        """What was redriven is with a consumer beside others of its key; what is blocked waits for all of them."""
+        """Redriven messages are leased together with others of their key. Blocked messages wait for all of them."""
         bench = Bench(ordering="key", max_attempts=1)
         bench.open()
         for n in range(4):
@@ -301,7 +301,7 @@ class TestRedrive:
 
 
 def test_jobs_of_one_entry_run_in_the_same_order_after_a_restart() -> None:
-    """Their order must not depend on what a replica remembers."""
+    """The order must not depend on the memory of a replica."""
     benches = [Bench(), Bench()]
     for bench in benches:
         bench.append(*["m"] * 2500, due=[1000] * 2500)

@@ -1,4 +1,4 @@
-"""Keys and values, conditions, times to live, and what compaction leaves."""
+"""Tests of keys and values: conditions, times to live, and the result of compaction."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ class TestCompaction:
         ]
 
     def told(self, bench: KeyBench) -> dict[str, str]:
-        """What somebody knows who has read the whole log."""
+        """Return the state of a reader that has read the whole log."""
         replayed = {key: value for _, key, value in bench.log()}
         return {key: value for key, value in replayed.items() if value is not None}
 
@@ -458,7 +458,7 @@ def test_what_ends_at_once_is_deleted_by_and_by() -> None:
 
 
 def test_deleted_key_like_an_offset_is_no_offset() -> None:
-    """Rows of deleted keys have the tag of what is beside the log in other topics."""
+    """Rows of deleted keys use a tag that in other topics belongs to overlay rows."""
     bench = KeyBench()
     bench.open()
     base = bench.write(("a", "1"), ("b", "2"), ("c", "3"))[0]

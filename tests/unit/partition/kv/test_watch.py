@@ -1,4 +1,4 @@
-"""What a watcher is given of a compacted topic's log, and when it is told that it came too late."""
+"""Tests of watches of a compacted topic: the changes that a watcher gets, and the error if it is too late."""
 
 from __future__ import annotations
 

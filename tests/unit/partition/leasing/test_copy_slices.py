@@ -22,7 +22,7 @@ from tests.support.partition.bench import Bench, T
 VALUE = b"0" * (1 << 20)
 COUNT = 40
 FIT = 16
-"""So many of them bring an entry to its budget."""
+"""Number of messages that fill the budget of an entry."""
 HEADERS = b"\x81\xa1a\x01"
 LEASE = c.Lease("g", T + 10_000, (c.Grant("c", COUNT, 60_000),))
 CHANGE: dict[int, int | bytes] = {Column.HEADERS.value: HEADERS}

@@ -30,7 +30,7 @@ def waits(bench: Bench) -> Waiting:
 
 
 def counted(bench: Bench) -> dict[str, int]:
-    """What the partition has counted, but for zeros."""
+    """Return the partition's counters that are not zero."""
     found = bench.status().counted._asdict()
     return {name: count for name, count in found.items() if count and not name.startswith(("stored", "leases"))}
 
@@ -256,7 +256,7 @@ class TestSnoozed:
 
 
 def _told(bench: Bench, offset: bytes) -> dict[str, Any]:
-    """What `why` says of a message in the group."""
+    """Return the result of `why` for a message in the group."""
     shown = PartitionQueries(bench.machine, bench.view).why([c.TARGET_ID, offset])
     assert shown is not None
     (told,) = shown["groups"]

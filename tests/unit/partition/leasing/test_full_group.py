@@ -13,7 +13,7 @@ from tests.support.partition.ranked_bench import RankedBench
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> RankedBench:
-    """Three messages were nacked, of which one may wait; another one is ready, and would go first."""
+    """Three messages were nacked, of which one may wait. A fourth one is ready and would go first."""
     monkeypatch.setattr(group, "FIXED", replace(FIXED, max_gaps=1))
     bench = RankedBench()
     bench.open()

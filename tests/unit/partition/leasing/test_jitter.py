@@ -94,7 +94,7 @@ def test_ranges_are_cut_only_while_few_messages_wait() -> None:
     for lease in leases:
         bench.nack(lease.token)
     group = bench.machine.groups.named("g")
-    # 2,500 ranges are a quarter of what halts the group: from there on each range of a lease has one wait.
+    # 2,500 ranges are a quarter of the number that halts the group. From there on each range of a lease has one wait.
     assert group.waiting_ranges < 2500 and group.metrics.waiting == 5000
     assert len(set(waits(bench).values())) > 0.9 * WAITS
 

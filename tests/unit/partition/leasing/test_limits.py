@@ -140,7 +140,7 @@ def test_nothing_is_given_out_while_others_were_not_heard(bench: Bench) -> None:
 
 
 def test_older_settings_bring_no_older_limits(bench: Bench) -> None:
-    """Of a leader that has not heard of the newest: what was allowed is not allowed once more."""
+    """A leader with old settings must not allow again a start that was used already."""
     bench.open()
     before = bench.machine.settings
     limit(bench, partitions=2, rate="1/m", burst=2)

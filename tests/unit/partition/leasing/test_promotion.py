@@ -1,4 +1,4 @@
-"""What is promoted into ready queues does not depend on what a process has in memory."""
+"""Tests of promotion into ready queues: it does not depend on the memory of a process."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_what_stands_far_apart_in_the_log_is_delivered_whole() -> None:
 
 
 def test_what_a_group_had_passed_before_a_clock_reset_is_nobody_else_s_rank() -> None:
-    """Between what is promoted together stand rows that are passed over: each message goes by its own."""
+    """Between messages that are promoted together are rows that are skipped: each message is judged by its own row."""
     bench = RankedBench()
     bench.open()
     for name, priority, due in (("m", 5, 10_000), ("a", 0, 9_000), ("b", 0, 11_000)):
@@ -225,7 +225,7 @@ def test_look_aheads_have_what_queues_leave_of_the_share_and_a_quarter() -> None
 
 
 def test_entries_of_queues_have_no_rows_at_hand() -> None:
-    """Turns alone look at them, and what they take in memory does not count that."""
+    """Only turns read them, and the memory account does not count cached rows."""
     bench = RankedBench("fair")
     bench.open()
     bench.add(*[str(number) for number in range(20)], due=range(1, 21))

@@ -1,4 +1,4 @@
-"""Partitions of priority and fair topics: what goes first, what is held up, and what becomes of what is given back."""
+"""Tests of priority and fair topics: the order of leases, delays, and returned messages."""
 
 from __future__ import annotations
 

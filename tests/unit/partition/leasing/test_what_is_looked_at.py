@@ -1,4 +1,5 @@
-"""What a command or a run looks at does not grow with what a group holds besides, nor with the number of groups."""
+"""Tests of the cost of a command or a lease: it does not grow with the rest of a group, nor with the number of
+groups."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.support.partition.plain_groups import check_groups
 
 MANY = 400
 STEPS = 2 * MANY.bit_length()
-"""Of a few bisections."""
+"""Number of steps of a few bisections."""
 
 
 class Seen(list[Any]):
@@ -71,7 +72,7 @@ def test_nack_of_one_message_does_not_read_every_history() -> None:
 
 @pytest.mark.parametrize("ttl_ms", [None, 3_000_000])
 def test_waiting_messages_are_leased_without_scanning_the_rest(ttl_ms: int | None) -> None:
-    """Rows are read for what is leased alone: of the others it is known when they expire."""
+    """Only rows of leased messages are read: the expiry of the others is in memory."""
 
     def reads(waiting: int) -> int:
         bench = Bench(max_attempts=None)
@@ -107,7 +108,7 @@ def test_a_late_cancel_asks_the_lease_that_holds_the_message_alone(monkeypatch: 
 
 
 class TestGroups:
-    """A status is made anew for the groups to which something happened."""
+    """Only groups with changes get a new status."""
 
     def made(self) -> tuple[Bench, GroupStatuses]:
         bench = Bench()
@@ -117,7 +118,7 @@ class TestGroups:
         return bench, bench.status().groups
 
     def changed(self, bench: Bench, before: GroupStatuses) -> set[str]:
-        """By what is said of it, and by what is said to have changed: both are the same."""
+        """Return the changed groups. The statuses and the reported changes must agree."""
         after = bench.status().groups
         names = {name for name, standing in after._by_name.items() if before._by_name.get(name) is not standing}
         names |= before._by_name.keys() - after._by_name.keys()

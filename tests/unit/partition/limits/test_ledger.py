@@ -1,4 +1,4 @@
-"""Who may have what: bounds are lowered only by what partitions say, and raised before they are told."""
+"""Tests of the ledger: bounds decrease only after partitions confirm, and increase before they are sent."""
 
 from __future__ import annotations
 

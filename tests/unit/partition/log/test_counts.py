@@ -190,7 +190,7 @@ def test_alternating_hours_do_not_grow(monkeypatch: pytest.MonkeyPatch, hours: i
 
 
 def test_many_hours_are_read_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In whatever way the rows of an hour fall into what is read at once, and changes that are in no row yet beside."""
+    """The rows of an hour are split among reads in any way, and some changes are in no row yet."""
     monkeypatch.setattr(counts, "ROWS_AT_ONCE", 3)
     desk = Desk()
     for round_ in range(4):

@@ -49,7 +49,7 @@ def acked(bench: Bench, *values: str, at: int = 0) -> list[bytes]:
 
 
 def held(bench: Bench) -> list[bytes]:
-    """What is in the log, as somebody reads it who goes on where it stopped."""
+    """Return the rows of the log as a reader sees them that continues where it stopped."""
     return [key[1:] for key, _ in bench.rows(rows.LOG)]
 
 
@@ -202,7 +202,7 @@ class TestLimits:
 
 
 class TestKinds:
-    """Whatever makes the log trim."""
+    """All causes of trimming."""
 
     def test_by_age(self) -> None:
         bench = Bench(delete_on_ack=False, retain="10m")
@@ -250,7 +250,7 @@ class TestKinds:
         assert held(bench) == [only] and bench.status().holds == ()
 
     def test_a_batch_with_the_hold_within_it_stays_whole(self) -> None:
-        """What was read of it, and what was cancelled at its end, too: else it would seem that something was lost."""
+        """Read messages and cancelled ones at its end stay, because the reader would see a gap otherwise."""
         bench = Bench()
         bench.open()
         base, _ = bench.append("a", "b", "c", "d")

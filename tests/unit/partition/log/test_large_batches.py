@@ -56,7 +56,7 @@ class LargeBatch(Bench):
         self.view = View(self.stored)
 
     def ids(self, count: int) -> list[bytes]:
-        """Of some of its messages, in no order."""
+        """Return the ids of `count` of its messages, in random order."""
         return [offsets.shift(self.base, at) for at in random.Random(1).sample(range(MESSAGES), count)]
 
 

@@ -1,4 +1,4 @@
-"""What stays in the log and how long: retention by time and size, what is copied out of it, replays of the trimmed."""
+"""Tests of retention by time and size, of copies before trimming, and of replays of a trimmed log."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_step_is_bounded_by_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     while bench.status().upkeep_ms == T:
         bench.upkeep()
         left.append(len(log(bench)))
-    # First it is looked for what may be trimmed.
+    # Rows to trim are searched first.
     steps = [before - after for before, after in pairwise(left) if before > after]
     assert steps == [2, 2, 2]
     assert bench.take(9) == ["last"]
@@ -148,7 +148,7 @@ def test_step_is_bounded_by_messages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kept", [{"retention": "1h"}, {"delete_on_ack": False, "retain": "1h"}])
 def test_what_is_kept_for_a_time_goes_in_its_order(bench: RankedBench, kept: dict[str, object]) -> None:
-    """Nothing is swept; and what every group is done with goes once nothing waits below it."""
+    """Nothing is swept. Messages that every group finished are trimmed once no message below them is pending."""
     bench = RankedBench(**kept)
     bench.open()
     bench.add("last", priority=9)

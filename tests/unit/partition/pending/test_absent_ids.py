@@ -84,7 +84,7 @@ def test_absent_ids_behind_a_large_batch_are_a_few_reads(how: str) -> None:
     outcomes = bench.apply(20, c.Cancel([by_id(one) for one in [*ids, base]]))[0]
     assert {outcome[0] for outcome in outcomes[:-1]} <= {"not_found", "too_late"}
     assert outcomes[-1][0] == "cancelled" and stores.reads < 60
-    # What comes there with the same entry is found.
+    # Messages that the same entry stores there are found.
     made = bench.index + 1
     new = [offsets.pack(T + 40, made, number, 0) for number in range(4)]
     many = [by_id(offsets.pack(T + 40, made, number, 0)) for number in range(4, 20)]
@@ -101,7 +101,7 @@ def test_absent_ids_behind_a_large_batch_are_a_few_reads(how: str) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_answers_and_rows_are_those_of_one_look_up_each(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids of every fate beside absent ones, several times, some of which an earlier command of the entry made."""
+    """Ids of messages in all states and absent ones, some repeated, some stored by an earlier command of the entry."""
     rng = random.Random(seed)
     results: list[Any] = []
     one, _ = partition()
@@ -147,7 +147,7 @@ def test_more_ids_than_are_looked_up_at_once(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_dead_ones_are_looked_for_in_groups_alone_that_have_any() -> None:
-    """Of 60 groups: they are few reads too."""
+    """With 60 groups, there are few reads too."""
     bench, stores = partition()
     for number in range(58):
         bench.open(f"group{number}")

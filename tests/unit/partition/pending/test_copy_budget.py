@@ -1,4 +1,7 @@
-"""An entry writes only so much of stored messages again; what comes behind is not done yet, and changes nothing."""
+"""Tests of the copy budget of an entry: it rewrites a limited number of bytes.
+
+The rest is not done yet and unchanged.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from tests.support.partition.ranked_bench import RankedBench
 
 LARGE = "x" * (6 << 20)
 FIT = 3
-"""So many large ones bring an entry to its budget."""
+"""Number of large messages that fill the budget of an entry."""
 HEADERS = b"\x81\xa1a\x01"
 CHANGE = {Column.HEADERS.value: HEADERS}
 
@@ -97,7 +100,7 @@ def test_a_move_that_copies_counts_and_one_that_does_not_is_free() -> None:
 
 
 def test_thinning_waits_for_an_entry_with_budget() -> None:
-    """What is left of a batch is copied when half of it is cancelled."""
+    """The rest of a batch is copied when half of it is cancelled."""
     bench = opened(Bench())
     quarter = "x" * (1 << 20)
     batches = [bytes(bench.append(*[quarter] * 12, due=[9000] * 12)[0]) for _ in range(4)]

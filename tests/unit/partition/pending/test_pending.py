@@ -55,7 +55,7 @@ class TestPayloadApart:
         assert bench.rows(b"i") == bench.rows(b"e") == bench.rows(b"t") == []
 
     def test_out_of_a_batch_and_on(self, bench: Bench) -> None:
-        """What was stored in a batch gets a row of its own by its first move, also of a payload apart."""
+        """A batch message gets its own row by its first move, also if its payload is stored separately."""
         bench.open()
         base, _ = bench.append("a", "x" * 10_000)
         large = offsets.shift(base, 1)

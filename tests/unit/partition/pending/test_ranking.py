@@ -1,4 +1,4 @@
-"""Another priority leaves a pending message where it stands: in its row or beside it, and in its groups' queues."""
+"""Tests of priority changes: a pending message stays in its row and in its groups' queues."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def rank_all(
 
 
 def told(bench: RankedBench, ranges: list[Range]) -> list[int | None]:
-    """The priorities that those who get these messages are told."""
+    """Return the priorities that consumers get with these messages."""
     found: list[int | None] = []
     for piece in MessageReader().pieces(bench.view, ranges):
         cells = Batch.parse(piece.batch).int_column(Column.PRIORITY) or [None] * piece.count
@@ -70,7 +70,7 @@ def told(bench: RankedBench, ranges: list[Range]) -> list[int | None]:
 
 
 def priorities(bench: RankedBench) -> list[bytes]:
-    """Of whom there is one beside its row."""
+    """Return the messages with an overlay row."""
     return [key[1:] for key, _ in bench.rows(rows.OVERLAY)]
 
 
@@ -165,7 +165,7 @@ def test_a_payload_that_is_apart_stays_so() -> None:
 
 @pytest.mark.parametrize("priority", [0, 7])
 def test_it_may_get_another_time_with_it(bench: RankedBench, priority: int) -> None:
-    """Of a size at which the bytes of the number decide whether the payload is apart."""
+    """At this size, the bytes of the number decide whether the payload is stored separately."""
     a = add_alone(bench, "x" * (rows.INLINE_BYTES - 11), 1_000_000)
     payloads = bench.rows(rows.PAYLOAD)
     assert len(payloads) == 1
@@ -205,7 +205,7 @@ def test_a_reset_may_have_put_it_behind_when_it_waits(bench: RankedBench) -> Non
 
 @pytest.mark.parametrize("bulk", [False, True])
 def test_one_that_goes_on_has_the_rows_of_one_that_was_restarted(bulk: bool) -> None:
-    """What is looked ahead has the size that the row has by now."""
+    """Look-ahead entries have the current size of the row."""
     benches = [RankedBench() for _ in range(2)]
     for bench in benches:
         bench.open()
@@ -468,11 +468,11 @@ def test_many_in_one_queue_take_bounded_memory(bench: RankedBench, monkeypatch: 
     assert bench.take(200) == [*names, "last"]
 
 
-# -- beside other things ----------------------------------------------------------------------------------------------
+# -- with other features ----------------------------------------------------------------------------------------------
 
 
 def test_a_clock_that_is_set_back_takes_nothing_from_it(bench: RankedBench) -> None:
-    """What was stored together gets rows of its own."""
+    """Messages of a batch row get rows of their own."""
     _, b, _ = bench.add("a", "b", "d", priority=5, at=100_000)
     rank(bench, b, 1, at=100_000)
     bench.apply(0, c.ClockReset(T))

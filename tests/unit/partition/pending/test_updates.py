@@ -1,5 +1,4 @@
-"""Pending messages get other values and headers where they stand, whatever row they are in and whoever waits for
-them."""
+"""Tests of updates: pending messages get new values and headers in any kind of row and in any state."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ def fetched(bench: Bench, at: int = 5000) -> list[str]:
 
 
 def bytes_of_rows(bench: Bench) -> int:
-    """Of the messages: of their log rows, of payloads kept apart, and of what is beside the log."""
+    """Return the bytes of the messages: of log rows, separate payloads and overlay rows."""
     total = 0
     for key, value in bench.rows(rows.LOG):
         total += rows.log_entry(key, value).size
@@ -235,7 +234,7 @@ def test_a_lease_goes_by_the_sizes_that_messages_have_now(bench: Bench, waiting:
     assert [lease.total for lease in bench.lease(at=101, limit=8)] == [3]
 
 
-# -- with what becomes of rows ----------------------------------------------------------------------------------------
+# -- with row changes -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)

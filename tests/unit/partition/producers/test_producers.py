@@ -1,4 +1,5 @@
-"""Idempotent producers: every rule of `partition.producers`, on a partition that is loaded anew in between."""
+"""Tests of idempotent producers: every rule of `partition.producers`, also with a reload of the partition in
+between."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def send(bench: Bench, number: int, *values: str, at: int = 0, epoch: int = 1, p
 
 
 def log(bench: Bench) -> list[str]:
-    """What the log holds, in its order."""
+    """Return the values in the log, in order."""
     found = [rows.log_entry(key, value) for key, value in bench.rows(rows.LOG)]
     messages = bench.read([rows.Range(entry.first, entry.length) for entry in found])
     return [m.fields[1].decode() for m in messages]
@@ -45,7 +46,7 @@ def refused(result: object, error: type[SandqError], words: str, retriable: bool
 
 @pytest.fixture(params=[False, True], ids=["in memory", "from rows"])
 def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """A partition; `from rows`: it is loaded anew before every entry."""
+    """A partition. `from rows`: it is reloaded before every entry."""
     bench = Bench()
     if request.param:
         apply = bench.apply

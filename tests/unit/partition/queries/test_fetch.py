@@ -156,7 +156,7 @@ def test_both_say_what_was_trimmed() -> None:
 
 
 def test_page_yields_and_releases_rows(bench: Bench) -> None:
-    """What is read for it is not there twice: as rows, and as the pieces that are made of them."""
+    """A page is not held twice in memory, as rows and as the pieces that are built from them."""
     for _ in range(6):
         bench.append("x" * (400 << 10), *map(str, range(SLICE_ITEMS)))
     bench.upkeep(at=10)

@@ -1,4 +1,4 @@
-"""What is said of messages and groups where messages are ranked."""
+"""Tests of queries about ranked messages and their groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What groups read ahead: little for who takes nothing, and less of it all when it is too much for the node."""
+"""Tests of look-aheads: they are small for idle groups, and shrink when the node has too little memory."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from sandq.storage.stores import MemoryStores
 
 
 def stored(count: int, value_bytes: int, moved: int | None = None) -> tuple[View, list[Range]]:
-    """A log of so many messages, of which one may be where it was moved to."""
+    """Return a log of `count` messages, of which one may have been moved."""
     view, ranges = View(MemoryStores()), []
     for at in range(count):
         offset = offsets.pack(1000 + at, at + 1, 0, 0)

@@ -99,7 +99,7 @@ def test_more_tombstones_than_the_largest_batch_has_messages(bench: Bench) -> No
 
 @pytest.mark.parametrize("restart", [True, False])
 def test_more_tombstones_than_are_read_at_once_before_a_row(restart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of messages in rows of their own: trimming goes on beyond them, and takes them along."""
+    """For single-message rows: trimming continues after them and removes their tombstones too."""
     monkeypatch.setattr(trim, "FILL_TOMBSTONES", 9)
     monkeypatch.setattr(reader, "FILL_TOMBSTONES", 9)
     bench = Bench()
@@ -136,7 +136,7 @@ def test_what_is_inserted_within_the_look_ahead(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("gone", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("look_ahead", [1, 2, 3])
 def test_a_look_ahead_that_is_cut_within_a_row(look_ahead: int, gone: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it ended with is cancelled: the rest of that row is still to come."""
+    """The last message of the look-ahead is cancelled, and the rest of its row is yet to come."""
     monkeypatch.setattr(reader, "LOOK_AHEAD_ENTRIES", look_ahead)
     bench = Bench()
     bench.open()

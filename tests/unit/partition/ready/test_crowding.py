@@ -134,7 +134,7 @@ def test_where_there_are_no_tenants_all_may_wait() -> None:
 
 
 def test_what_is_in_flight_may_come_to_wait() -> None:
-    """Of a tenant of which something waits no more is given at once than may."""
+    """A tenant with waiting messages gets no more messages at a time than may wait."""
     bench = bench_of()
     for _ in range(3 * MOST):
         bench.add("bad", tenant="bad")
@@ -167,7 +167,7 @@ def test_what_is_in_flight_is_bounded_while_nothing_waits() -> None:
 
 @pytest.mark.parametrize("how", ["ack", "nack", "release", "expire", "seek", "reclaim"])
 def test_it_is_bounded_whatever_becomes_of_it(how: str) -> None:
-    """However what is in flight ends: never more than half waits and is in flight, and what is free is given."""
+    """However deliveries end: at most half of the slots are waiting or in flight, and freed slots are used."""
     bench = bench_of(backoff={"kind": "none"})
     for number in range(4 * MOST):
         bench.add("bad", tenant="bad", priority=number % 3)
@@ -239,7 +239,7 @@ def test_shares_are_of_what_is_free() -> None:
 
 
 def test_who_is_stopped_by_what_it_was_given_may_be_freed_by_what_went_before() -> None:
-    """What others had waiting was given to them earlier in the same lease."""
+    """Waiting messages of the other tenants were leased earlier in the same lease."""
     bench = bench_of()
     for tenant, delay in (("u", 1000), ("u", 1000), ("u", 1000), ("u", 1000), ("t", HOUR)):
         bench.add(tenant, tenant=tenant)
@@ -297,7 +297,7 @@ def test_many_priorities_of_one_that_is_stopped_are_not_looked_at_for_each(monke
 def test_little_that_waits_counts_beside_much_that_is_in_flight(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who comes to a half in one lease has no turn in the next one of the same entry."""
+    """A tenant that reaches half in one lease has no turn in the next lease of the same entry."""
     few_each = replace(FIXED, grant_messages=4)
     for module in (crowding, ranked_grants):
         monkeypatch.setattr(module, "FIXED", few_each)

@@ -24,7 +24,7 @@ def turns_of(*tenants: str, weights: dict[str, int] | None = None) -> TenantSche
 
 
 def taken(turns: TenantScheduler, count: int) -> list[str]:
-    """Who has the next turns, of one message each."""
+    """Return the tenants of the next turns, of one message each."""
     found = []
     for _ in range(count):
         turn = turns.next()

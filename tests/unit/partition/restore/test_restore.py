@@ -48,7 +48,7 @@ def stored(bench: Bench, value: str, due: int, at: int = 0) -> bytes:
 
 
 def values(bench: Bench, at: int) -> list[tuple[bytes, int]]:
-    """Offsets and attempts of what is leased then."""
+    """Return offsets and attempts of the messages that are leased at this time."""
     return [(base, lease.attempt) for lease in bench.lease(at=at, consumer="new") for base, _ in lease.ranges]
 
 

@@ -143,7 +143,7 @@ def test_what_is_no_chunk_is_refused(chunk: bytes) -> None:
 
 
 def ended(source: Bench, stored: list[Row]) -> object:
-    """What a restore of these rows ends with; each of them alone is right."""
+    """Return the result of a restore of these rows, each of which is valid."""
     chunk = encode_chunk([part for row in stored for part in row])
     check_rows(chunk, 0, "timer")
     made = empty_like(source)

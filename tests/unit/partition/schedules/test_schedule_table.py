@@ -1,4 +1,4 @@
-"""What a partition does with schedules: one message for each occurrence, whoever says so and however often."""
+"""Tests of the schedules of a partition: one message per occurrence, however many requests fire it."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_other_settings_take_back_what_is_not_due_yet(bench: Bench) -> None:
     schedules = Schedules(bench)
     assert schedules.put(2 * MINUTE, at=1, value=b"new")[0] == "changed"
     assert bench.status().later == 1 and schedules.due(MINUTE) == [] and schedules.due(2 * MINUTE) == [2 * MINUTE]
-    # That one was taken: one behind it is to be named.
+    # That occurrence was taken, so the request must name a later one.
     assert schedules.put(2 * MINUTE, at=2 * MINUTE) == ["taken"]
     assert schedules.put(3 * MINUTE, at=2 * MINUTE)[0] == "changed"
     assert schedules.now.fired == 1 and schedules.due(3 * MINUTE) == [3 * MINUTE]
@@ -220,7 +220,7 @@ def test_many_in_one_entry(bench: Bench) -> None:
 
 
 def test_late_messages_have_distinct_offsets(bench: Bench) -> None:
-    """Whatever an entry stores for the moment of its stamp: of schedules of each kind, triggers, and producers."""
+    """All messages that an entry stores at the time of its stamp: of all schedule kinds, triggers and producers."""
     bench.open()
     kinds: list[dict[str, str]] = [
         {},

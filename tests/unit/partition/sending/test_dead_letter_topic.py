@@ -1,4 +1,4 @@
-"""Dead letters that go to another topic: what is sent, and what becomes of the dead letter here."""
+"""Tests of dead letters that go to a different topic: the sent message, and the dead letter that was sent."""
 
 from __future__ import annotations
 
