@@ -38,7 +38,7 @@ FLOORS = {
 }
 PURE_FLOORS = ("sandq.model", "sandq.protocol", "sandq.partition", "sandq.metadata", "sandq.gossip", "sandq.schedules")
 
-# Beside the floors: what these may import of sandq, and nothing else. "sandq" is the top alone.
+# In addition to the floors: modules of sandq that these may import, and no others. "sandq" is the top alone.
 BESIDE = {
     "sandq": {"sandq.client", "sandq.errors", "sandq.sync"},
     "sandq.errors": {"sandq.model"},
@@ -46,7 +46,8 @@ BESIDE = {
     "sandq.client": {"sandq.client", "sandq.model", "sandq.protocol", "sandq.schedules"},
     "sandq.backup": {"sandq.backup", "sandq.client", "sandq.model", "sandq.errors"},
     "sandq.sql": {"sandq.sql", "sandq.client", "sandq.model", "sandq.protocol", "sandq.errors"},
-    # It runs the state machine of a node, on who restores; all else of backups goes without (sandq-client).
+    # It runs the state machine of a node on the machine that restores. All other parts of backups work without it
+    # (sandq-client).
     "sandq.backup.replay": {
         *("sandq.backup", "sandq.model", "sandq.partition", "sandq.storage"),
         "sandq.broker.replication.replica",
@@ -67,7 +68,7 @@ EVERYTHING = ("sandq.testing",)
 # Packages whose rooms do not import each other in a circle: all of them.
 PACKAGES = [*sorted(f"sandq.{path.parent.name}" for path in (ROOT / "sandq").glob("*/__init__.py")), "sandctl"]
 
-# What others may import of the client: what these state in `__all__`, and nothing else of it.
+# The names that other packages may import from the client: those in `__all__` of these modules, and no others.
 CLIENT = "sandq.client"
 CLIENT_DOORS = {
     "sandq.client",
@@ -167,7 +168,7 @@ def _allowed(module: str, target: str) -> str | None:
 
 
 def check_imports(module: str, source: str, is_package: bool = False) -> list[str]:
-    """Imports that go up, and libraries that are somebody's own or nobody's."""
+    """Return imports that go up, and libraries that belong to a different package or to none."""
     wrong = []
     for line, target in imports(module, source, is_package):
         root = target.split(".")[0]
@@ -192,7 +193,7 @@ def exported_by(source: str) -> set[str]:
 
 
 def check_client(module: str, source: str, is_package: bool = False, *, exports: dict[str, set[str]]) -> list[str]:
-    """Imports of what the client does not export. `exports`: what each of its doors does."""
+    """Return imports of names that the client does not export. `exports`: the exports of each entry module."""
     if any(within(module, package) for package in BEHIND_THE_DOORS):
         return []
     wrong = []
@@ -273,7 +274,7 @@ def room_of(module: str, package: str) -> str:
 
 
 def circles_of_rooms(package: str, sources: Iterable[tuple[str, str, bool]]) -> list[str]:
-    """Return the imports that lead from a room of the package to another one, and in the end back."""
+    """Return circular imports between groups of modules in the package."""
     graph = graph_of(source for source in sources if within(source[0], package))
     rooms: dict[str, set[str]] = {room_of(module, package): set() for module in graph}
     for module, targets in graph.items():

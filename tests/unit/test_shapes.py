@@ -1,7 +1,7 @@
-"""Functions stay short, and what has many parts is made with their names.
+"""Tests that functions stay short, and that objects with many parts are made with keyword arguments.
 
-Two neighbouring positional arguments of one type can be swapped without a word from mypy, so long argument lists are
-keyword-only.
+mypy does not notice if two neighbouring positional arguments of one type are swapped. Long argument lists are
+therefore keyword-only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BY_POSITION = {
     # Decoded from rows in the order of their fields, for each lease.
     *("sandq.partition.records.leases.Lease", "sandq.partition.records.leases.Waiting"),
 }
-"""What takes more positional arguments still. None may be added."""
+"""Functions that still take more positional arguments. None may be added."""
 
 
 def functions(source: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

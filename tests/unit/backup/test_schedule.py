@@ -1,4 +1,4 @@
-"""Tests of backups at intervals: when the next one is due, which are deleted, and what is logged."""
+"""Tests of backups at intervals: when the next one is due, which are deleted, and the logged events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/protocol.md is the specification: its examples decode to what they say, and it names every type and code."""
+"""Tests of docs/protocol.md, the specification: its examples decode as described, and it names every type and code."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_request_has_an_example() -> None:
 
 
 def cell_of(kind: Type) -> str:
-    """What the table of requests says of a request's fields."""
+    """Return the cell about a request's fields in the table of requests."""
     (cell,) = re.findall(rf"^\| {kind.value} {kind.name} \|(.*?)(?<!\\)\|", DOCUMENT, re.MULTILINE)
     return str(cell)
 

@@ -1,4 +1,4 @@
-"""Answers about keys: what a client takes, and what it refuses."""
+"""Tests of replies about keys: those that a client accepts, and those that it refuses."""
 
 from __future__ import annotations
 

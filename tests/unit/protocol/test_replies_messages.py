@@ -1,4 +1,4 @@
-"""Replies about stored messages: what is written is read, and what is malformed is refused."""
+"""Tests of replies about stored messages: they round-trip, and malformed ones are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who makes a topic that does not survive a node is told so."""
+"""Tests of the warning about a topic that does not survive the loss of a node."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ async def answering_early(answer: bytes, until: trio.Event | None = None) -> Asy
 
 
 LARGE = b"x" * (64 << 20)
-"""More than what the sockets of both sides take while nobody reads."""
+"""More bytes than the sockets of both sides buffer while neither side reads."""
 
 
 async def test_who_refuses_a_large_body_before_reading_it_is_heard(http: HttpClient) -> None:
@@ -275,7 +275,8 @@ async def test_a_name_is_checked_by_each_of_its_addresses() -> None:
 
 
 async def test_a_name_that_becomes_another_address_is_caught() -> None:
-    """The second look-up says what the first did not: it is checked anew, and what is connected is what was checked."""
+    """The second look-up returns a different address: it is checked again, and the client connects to the checked
+    address."""
     answers = [["127.0.0.1"], ["127.0.0.2"]]
 
     async def resolve(host: str, port: int) -> list[str]:
@@ -341,7 +342,7 @@ async def test_a_status_that_comes_just_in_time_counts(
 
 
 def certificate(directory: Path) -> tuple[Path, Path]:
-    """Of 127.0.0.1, signed by itself."""
+    """Make a self-signed certificate of 127.0.0.1."""
     import ipaddress
 
     key = ec.generate_private_key(ec.SECP256R1())

@@ -79,7 +79,7 @@ async def test_that_a_name_is_not_found_is_shared_as_well(resolver: FakeResolver
 
 
 async def test_a_name_server_that_hangs_stops_nobody_else(resolver: FakeResolver) -> None:
-    """Those that wait for one name have one thread; the threads of the node's other work are not taken at all."""
+    """Look-ups that wait for one name use one thread, and none of the threads of the node's other work."""
     lookups = Lookups()
     async with trio.open_nursery() as nursery:
         for number in range(LOOKUPS_MOST - 1):

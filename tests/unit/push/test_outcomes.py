@@ -1,4 +1,4 @@
-"""What the answer of a receiver makes of a message."""
+"""Tests of the outcome of a message by the reply of the receiver."""
 
 from __future__ import annotations
 

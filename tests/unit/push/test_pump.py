@@ -1,4 +1,4 @@
-"""The pump beside a client and an HTTP client that do as the test says, on virtual time."""
+"""Tests of the pump with a scripted client and HTTP client, in virtual time."""
 
 from __future__ import annotations
 

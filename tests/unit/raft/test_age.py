@@ -1,4 +1,4 @@
-"""How old what a member knows may be: by what the leader told it last, or by whom the leader heard."""
+"""Tests of the age of a member's knowledge: by the leader's last message, or by the members that the leader heard."""
 
 from __future__ import annotations
 

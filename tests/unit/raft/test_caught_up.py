@@ -30,7 +30,7 @@ def test_who_has_everything_has_caught_up(table: Table) -> None:
 def test_what_was_committed_just_now_need_not_be_there(table: Table) -> None:
     leader = table.groups["a"]
     table.now_s += ROUND_S
-    table.tick("a")  # a round begins, of what is committed now
+    table.tick("a")  # a round begins, up to the current commit index
     table.settle()
     write(table, "b", "c")
     assert leader.match_index("d#1") < leader.commit_index and leader.has_caught_up("d#1")

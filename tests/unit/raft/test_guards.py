@@ -104,7 +104,7 @@ def test_s2_a_vote_counts_once_and_only_a_voters(voters: tuple[str, ...], monkey
 
 
 def change(table: Table, *steps: Members) -> list[Any]:
-    """What became of changes that are asked for at once."""
+    """Return the outcomes of changes that are requested at once."""
     outcomes: list[Any] = []
     for members in steps:
         table.groups["a"].change_members(members, lambda index, failure: outcomes.append(failure))
@@ -221,7 +221,7 @@ def test_s5_a_sign_of_life_commits_nothing(table: Table) -> None:
     table.tick("b")
     assert table.groups["b"].commit_index == 1
     assert table.groups["b"].term == 5
-    # What the library would make of the message that it stands for:
+    # The library's handling of the message that this one stands for:
     message = {"type": "append_entries", "term": 5, "commit_index": 9, "serialized": None}
     table.groups["b"]._message_filter._deliver("c#1", message)
     assert table.groups["b"].commit_index == 9, "an unverified tail is committed"
@@ -391,8 +391,10 @@ def test_l3_what_the_leader_still_has_is_tried_before_a_snapshot(table: Table, m
 
 @pytest.mark.parametrize("last", [4, 30])
 def test_l3_a_snapshot_after_one_try(table: Table, last: int) -> None:
-    """b's log ends below what the leader has kept, or is another one there, however long: it is tried once, and then
-    not again."""
+    """b's log ends below the first entry that the leader kept, or has different entries there.
+
+    The leader tries once, not again.
+    """
     kept = [entry(index, 2) for index in range(10, 13)]
     table.start("a", kept, term=2, applied=10)
     table.start("c", kept, term=2, applied=10)
@@ -547,13 +549,13 @@ def test_l6_pending_proposals_are_notified_when_leadership_is_lost(
 
 @pytest.fixture
 def settling() -> Iterator[Table]:
-    """Of members that tell what became of what they proposed, also when they lead no more."""
+    """Yield members that report the outcome of their proposals, also after they lost leadership."""
     with Table(*ABC, settles=True) as table:
         yield table
 
 
 def proposed(group: Group, count: int) -> list[tuple[int | None, ProposalFailed | None]]:
-    """Have a leader append so many commands; where its answers will be."""
+    """Propose `count` commands on a leader. Return the list that gets the outcomes."""
     outcomes: list[tuple[int | None, ProposalFailed | None]] = []
     for number in range(count):
         group.propose(b"%d" % number, lambda index, failure: outcomes.append((index, failure)))

@@ -72,7 +72,7 @@ def test_a_deposed_leader_answers_nothing(table: Table) -> None:
 
 
 def test_not_before_the_no_op_of_its_term_is_committed(table: Table) -> None:
-    """Until then it may not know of what was acknowledged in the term before."""
+    """Before that, the leader may not know about entries that were acknowledged in the previous term."""
     table.queue.clear()
     other = table.groups["b"]
     for group in table.groups.values():

@@ -78,7 +78,7 @@ def test_log_that_goes_on_knows_its_skips() -> None:
 
 
 def test_entries_wait_while_a_skip_of_one_before_them_is_not_committed() -> None:
-    """Of three members one has a log with a SKIP, which another leader then commits, or truncates."""
+    """One of three members has a log with a SKIP. A later leader commits it or truncates it."""
     for is_committed in (True, False):
         passes = GroupCommit()
         journal = GroupJournal.create(passes.records, 7, THREE)

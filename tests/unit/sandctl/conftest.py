@@ -88,7 +88,7 @@ def spawn(server: FakeServer) -> Iterator[Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
-    """What sandctl talks to in `offline`. No clock goes on there."""
+    """The client that sandctl uses in `offline`. Its clock does not advance."""
     made = FakeClient()
     monkeypatch.setattr("sandctl.options.common.connected", connected_to(made))
     for module in ("sandctl.options.times", "sandctl.commands.message_changes", "sandctl.commands.messages"):
@@ -104,5 +104,5 @@ def offline(client: FakeClient) -> Ctl:
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody sits at the terminal: `input` is what is typed."""
+    """Let the terminal be interactive: `input` is the typed text."""
     monkeypatch.setattr("sandctl.options.confirmation.can_ask", lambda: True)

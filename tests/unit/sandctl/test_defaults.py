@@ -1,4 +1,4 @@
-"""What sandctl says by itself, because loading the client takes long, is what the client says."""
+"""Tests of defaults that sandctl repeats because loading the client is slow: they equal those of the client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `--help` shows: short helps of one line, and connection options once."""
+"""Tests of `--help`: short helps of one line, and connection options once."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from sandctl.interrupts import Interrupts
 
 @pytest.fixture
 def handled() -> Iterator[None]:
-    """What Python does on Ctrl-C, and the timer as it was, which may be pytest's."""
+    """Use Python's default Ctrl-C handling, and restore the timer afterwards: it may be pytest's."""
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     alarm, (left_s, _) = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
     yield

@@ -17,7 +17,7 @@ from tests.support.client.fake_server import FakeServer
 
 
 class Time:
-    """A clock that goes on only while somebody sleeps."""
+    """A clock that advances only during sleeps."""
 
     def __init__(self) -> None:
         self.now = 100.0

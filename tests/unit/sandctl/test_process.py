@@ -47,7 +47,7 @@ def python(code: str, **environ: str) -> list[str]:
 
 
 def test_help_imports_nothing_heavy_and_no_command() -> None:
-    """Of the whole command: not even the commands. This is what keeps --help below 100 ms."""
+    """The help of the whole command imports no commands. This keeps --help below 100 ms."""
     code = (
         "import sys; from sandctl.main import main\n"
         "try: main(['--help'])\n"
@@ -99,8 +99,10 @@ def test_the_list_of_commands_says_what_they_say() -> None:
 
 
 def complete(words: str, *, shell: str = "bash", complete_s: float = LONG_S, **environ: str) -> list[str]:
-    """What the shell is offered for the last of these words. A loaded machine may take longer than a person at a shell
-    shall wait: `complete_s`."""
+    """Return the completions that the shell gets for the last of these words.
+
+    A loaded machine may take longer than a user would wait: `complete_s`.
+    """
     parts = words.split(" ")
     told = {"COMP_WORDS": words, "COMP_CWORD": str(len(parts) - 1), "_SANDCTL_COMPLETE": f"{shell}_complete"}
     done = subprocess.run(
@@ -238,7 +240,7 @@ def test_interrupted_while_it_is_loaded(program: str, imported: str) -> None:
 
 @pytest.mark.parametrize("first", [True, False], ids=["twice", "once"])
 def test_interrupted_while_it_ends(first: bool) -> None:
-    """The exception came out of what ended the process: a traceback, and the end by the signal."""
+    """The exception came out of the cleanup: a traceback is printed, and the process ends by the signal."""
     code = (
         "import os, signal, sys, sandctl.__main__, sandctl.main, sandctl.interrupts\n"
         f"sandctl.interrupts.IMPATIENT_S = {2 * PATIENCE_S}\n"
@@ -254,7 +256,7 @@ def test_interrupted_while_it_ends(first: bool) -> None:
 
 
 def test_interrupted_in_the_middle_of_json(spawn: Any, server: FakeServer) -> None:
-    """What was printed is a whole document."""
+    """The printed text is a complete document."""
     process = spawn("-o", "json", "produce", "t", "x", "--count", "100000", "--rate", "100")
     first = process.stdout.readline() + process.stdout.readline()
     process.send_signal(signal.SIGINT)
@@ -387,7 +389,7 @@ def test_what_is_ready_now_is_asked_of_the_server(ctl: Any, server: Any) -> None
     assert {Lease.parse(frame).wait_ms for frame in server.of_type(Type.LEASE)} == {0}, "at once"
 
     def once_more(connection: Any, frame: Any) -> None:
-        """What became ready meanwhile, and was not pushed, comes with the answer."""
+        """Messages that became ready meanwhile, and were not pushed, come with the reply."""
         server.auto = False
         server.script[Type.PRODUCE].clear()
         for rows in server.stored.values():
@@ -421,7 +423,10 @@ def test_interrupted_twice_at_once(spawn: Any, server: FakeServer, args: list[st
 
 
 def test_interrupted_again_while_it_cleans_up(spawn: Any, server: FakeServer) -> None:
-    """It is the same key, until somebody is impatient: what it began to take away is gone when it ends."""
+    """Ctrl-C is pressed again, as an impatient user does.
+
+    The removal that the first one started is complete at the end.
+    """
     processes: list[Any] = []
 
     def interrupted(connection: Any, frame: Any) -> None:

@@ -1,4 +1,4 @@
-"""The options of TLS: before and after the command, in the environment, and what is wrong with them."""
+"""Tests of the TLS options: before and after the command, in the environment, and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is understood as an expression, and what is said of one that is not."""
+"""Tests of cron expressions: the accepted ones, and the errors of the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What schedules are going to send, counted by units of time."""
+"""Tests of the number of messages that schedules are going to send, by time unit."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ SECONDS = Recurrence(every_ms=1000, anchor_ms=T)
 
 
 def following(recurrence: Recurrence, late_ms: int, **settings: Any) -> Plan:
-    """What comes after the occurrence at T, which fires so much later."""
+    """Return the plan after the occurrence at T, which fires `late_ms` late."""
     return planning.following("s", recurrence, settings, 1, T, T + late_ms, (), GRACE_MS)
 
 

@@ -28,7 +28,7 @@ def table(*heads: str) -> list[list[str]]:
 
 
 def shown(text: str, name: str, first: datetime, until: datetime) -> list[datetime]:
-    """What a clock shows at each occurrence from one of its times on, up to another."""
+    """Return the wall-clock times of the occurrences from `first` until `until`."""
     clock = zone(name)
     low, high = (int(wall.replace(tzinfo=clock).timestamp()) * 1000 for wall in (first, until))
     found = Recurrence(cron=text, zone=name).occurrences(low - 1, high - 1, 1000)

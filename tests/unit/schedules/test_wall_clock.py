@@ -1,4 +1,4 @@
-"""Where clocks are set forward and back: the table of docs/schedules.md, and what the search relies on."""
+"""Tests of clocks that are set forward and back: the table of docs/schedules.md, and the assumptions of the search."""
 
 from __future__ import annotations
 

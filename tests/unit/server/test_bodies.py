@@ -1,4 +1,4 @@
-"""Bodies over HTTP: what is wrong is told, and thousands of mistakes are one."""
+"""Tests of HTTP request bodies: mistakes are reported, and thousands of mistakes become one."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ async def test_client_refused_after_its_handshake_gets_the_reason(
 
 
 async def test_one_source_of_ipv6_has_a_share(mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who comes from two addresses of one network comes from one source."""
+    """Clients from two addresses of one network count as one source."""
     hosts = iter(["2001:db8::1", "2001:db8::2", "2001:db8::3", "2001:db8::4", "2001:db8:0:1::1"])
     monkeypatch.setattr(tcp, "_peer", lambda stream: f"[{next(hosts)}]:4711")
     monkeypatch.setattr(tcp, "_is_of_this_machine", lambda stream: False)

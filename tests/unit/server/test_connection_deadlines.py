@@ -18,7 +18,7 @@ from sandq.server.output import CROWDED_STALL_S, SEND_BYTES, SEND_STALL_S
 from tests.support.nodes.one_connection import NothingTogether, one_connection
 
 BUFFER_BYTES = 16 << 10
-"""Of a socket; the system doubles it."""
+"""Size of a socket buffer. The system doubles it."""
 LARGE = 16 * SEND_BYTES
 
 
@@ -67,7 +67,7 @@ async def test_a_client_that_has_said_hello_may_be_silent(mock_clock: MockClock)
 
 
 def shrink_buffers(connection: Connection, client: trio.SocketStream) -> None:
-    """Have the system keep less than a piece of what the client does not take."""
+    """Make the system buffer less than a piece of the bytes that the client does not read."""
     connection._stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
 

@@ -1,4 +1,4 @@
-"""What half a frame and answers that are not taken may hold, of one connection and of all."""
+"""Tests of the memory that partial frames and unread replies may hold, per connection and in total."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What a connection sends: the sender's turns and the connection's own task never mix up the bytes of one client, and
-what goes wrong with one client is nothing to another."""
+"""Tests of sending: the sender's turns and the connection's own task never mix the bytes of a client.
+
+A failure of one client does not affect others.
+"""
 
 from __future__ import annotations
 

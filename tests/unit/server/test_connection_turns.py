@@ -1,4 +1,4 @@
-"""What one connection can ask at once is done in turns: others have theirs in between."""
+"""Tests of the turns of a connection: many requests are handled in several turns, so that others proceed in between."""
 
 from __future__ import annotations
 
@@ -347,7 +347,7 @@ async def test_so_many_requests_of_a_connection_are_worked_on_at_once() -> None:
 
 
 async def test_a_connection_with_many_requests_to_be_worked_on_is_not_read() -> None:
-    """It is not told so either: who does not read would be told without end."""
+    """It gets no error either: a client that does not read would get errors without end."""
     handled, go_on = [], trio.Event()
     most = DEFAULT.requests_per_connection
 

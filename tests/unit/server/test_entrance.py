@@ -1,4 +1,4 @@
-"""Who is let in before there is a cluster."""
+"""Tests of the clients that are admitted before a cluster exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What proves to a node that a client is a gateway: the file, what the cluster shares, or what nobody else knows."""
+"""Tests of the proofs that a client is a gateway: the key file, the cluster's secret, or a random key."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ MB = 1 << 20
 
 
 class Process:
-    """A process of so many bytes, some of them free."""
+    """A process that uses a number of bytes, some of which are free."""
 
     def __init__(self) -> None:
         self.used, self.free = 100 * MB, 0

@@ -1,4 +1,4 @@
-"""One look for all who watch; each is told what it may read, once, and then what has changed."""
+"""Tests of cluster watchers: they share one poll. Each gets the parts that it may read once, and then the changes."""
 
 from __future__ import annotations
 

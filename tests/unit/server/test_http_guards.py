@@ -34,7 +34,7 @@ class Client:
         self._ends = ends
 
     async def ask(self, method: str, path: str) -> tuple[int, Message]:
-        """The status, and what the body says."""
+        """Send a request. Return the status and the content of the body."""
         scope = {
             "type": "http",
             "method": method,

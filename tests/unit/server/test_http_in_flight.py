@@ -1,4 +1,4 @@
-"""What a stream of messages may have out."""
+"""Tests of the messages that a stream may have in flight."""
 
 from __future__ import annotations
 

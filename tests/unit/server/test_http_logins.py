@@ -1,4 +1,7 @@
-"""What nodes say of who asks is believed for half a second; wrong tokens are asked for each time, and slowed down."""
+"""Tests of logins: a node's reply about a token is cached for half a second.
+
+Wrong tokens are not cached, and are slowed down.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Places at the HTTP process: who finds none is told, and a flood of these keeps few sockets."""
+"""Tests of the slots of the HTTP process: clients without a slot get an error, and a flood of them keeps few
+sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a list that comes piece by piece holds while its client takes nothing."""
+"""Tests of the memory of a streamed list whose client does not read."""
 
 from __future__ import annotations
 

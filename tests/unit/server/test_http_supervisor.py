@@ -1,4 +1,4 @@
-"""The HTTP process of a node: started, told, watched, ended."""
+"""Tests of the HTTP process of a node: started, notified, watched, ended."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Clock = trio.testing.MockClock
 
 
 class Process:
-    """What a supervisor needs of a process: a test says what it says, and when it ends."""
+    """A scripted process for a supervisor: a test sends its messages and ends it."""
 
     pid = 1
 
@@ -77,7 +77,7 @@ class Process:
         self.stdout.put_data(encode(message))
 
     async def hear(self) -> Messages:
-        """What it was told since it heard last, each with what followed it."""
+        """Return the messages that the process got since the last call, each with its attached bytes."""
         data, told = bytes(await self.stdin.get_data()), []
         while data:
             line, _, data = data.partition(b"\n")
@@ -107,7 +107,7 @@ class Node:
 
 
 class Bed:
-    """A supervisor over processes that a test moves; `fails`: so many cannot be started."""
+    """A supervisor of scripted processes. `fails`: number of processes that cannot be started."""
 
     def __init__(self) -> None:
         self.node = Node()
@@ -158,7 +158,7 @@ class Bed:
                 yield
 
     def stop_with(self, process: Process) -> Callable[[], Any]:
-        """A process that ends as it is told to."""
+        """Return a function that stops the supervisor, while the process ends as requested."""
 
         async def obey() -> None:
             while not any("stop" in message for message, _ in await process.hear()):

@@ -1,4 +1,4 @@
-"""What became of a topic's messages lately: the differences of counts, by look and by slot of time."""
+"""Tests of the recent activity of a topic: differences of counts, by poll and by time slot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLOT_MS = SLOT_S * 1000
 
 
 class Topic:
-    """Partitions that are led here, and what was sent."""
+    """Partitions that are led here, and the reports that were sent."""
 
     def __init__(self) -> None:
         self.counted: dict[int, Counted] = {1: Counted(), 2: Counted()}

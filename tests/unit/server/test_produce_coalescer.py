@@ -64,7 +64,7 @@ class Broker:
         self.given: list[tuple[Produce, Done]] = []
         self.refused: dict[bytes, SandqError] = {}
         self.requests: list[int] = []
-        """That wait for the answer to each that was taken or refused."""
+        """The requests that wait for a reply, at each accepted or refused batch."""
         self.most_messages = 1000
         self.large = 0
         self.connection = Connection()
@@ -98,11 +98,11 @@ class Broker:
         return -self.connection.time_slice.left
 
     def values(self) -> list[list[Any]]:
-        """Of each batch that was taken."""
+        """Return the values of each accepted batch."""
         return [list(Batch.parse(asked.batch).values()) for asked, _ in self.given]
 
     def codes(self) -> list[tuple[int, str]]:
-        """Request id and what it was answered: an error's code, or nothing."""
+        """Return the request id of each reply, and its error code, or nothing."""
         return [(frame[1], frame[2] if frame[0] == 255 else "") for frame in self.answers]
 
 

@@ -1,4 +1,4 @@
-"""An identity gets what its quota gives, to the request and the byte, and is told when to ask again."""
+"""Tests of quotas: an identity gets exactly its requests and bytes, and learns when to retry."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def meters(hand: Hand) -> QuotaMeters:
 
 
 def most(meters: QuotaMeters, quota: Quota, size: int = 0) -> int:
-    """So many requests are let through now."""
+    """Return the number of requests that are admitted now."""
     for count in range(10_000):
         try:
             meters.take("token:a", quota, 1, size)

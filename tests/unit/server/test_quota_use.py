@@ -1,4 +1,4 @@
-"""What identities have of their quotas is told to those who look, and to metrics, of a bounded number."""
+"""Tests of the reported quota usage: for a bounded number of identities, in views and in metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a connection's bytes on the wire is nothing to its frames, its queue and its end."""
+"""Tests of the wire of a connection: its frames, queue and end are independent of the encoding of the bytes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ TRANSFORMS: Final[dict[str, Callable[[], tuple[Any, Any]]]] = {
     "blocks": lambda: (Blocks(), Blocks()),
     "tls": lambda: (TlsTransform(), TlsTransform(is_server=False)),
 }
-"""Of both ends."""
+"""The wires of both ends."""
 
 
 class End:
@@ -87,7 +87,7 @@ class End:
         self.wire: Wire = PlainWire(self.queue) if transform is None else TransformedWire(self.queue, transform)
 
     def carry(self, other: End, rng: random.Random) -> bytes:
-        """What arrives at the other end of what is due, in pieces as they come."""
+        """Carry the due bytes in random pieces. Return the bytes that the other end receives."""
         got = b""
         while self.wire.is_due():
             buffers = self.wire.head(rng.choice([1, 10, 5000, 1 << 20]))

@@ -1,4 +1,4 @@
-"""Who a job of Spark is: options of the source and of the sink alike."""
+"""Tests of the credentials of a Spark job: the options of the source and of the sink are alike."""
 
 from __future__ import annotations
 

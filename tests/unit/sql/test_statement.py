@@ -1,4 +1,4 @@
-"""Statements are read-only, one at a time, and within limits; what is wrong with them is told by MySQL's numbers."""
+"""Tests of statements: read-only, one at a time, and within limits. Errors have MySQL's numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who was met is remembered: durable when `pin` says so, refused when damaged, whole after every crash."""
+"""Tests of the known peers: durable after `pin`, refused when damaged, complete after every crash."""
 
 from __future__ import annotations
 

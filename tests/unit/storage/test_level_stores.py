@@ -293,7 +293,7 @@ def test_a_directory_used_by_another_process(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Row]]:
-    """A closed directory of three tables, and what it holds."""
+    """Return a closed directory of three tables, and its rows."""
     path = tmp_path_factory.mktemp("sound") / "stores"
     stores = LevelStores(path)
     for round_ in range(3):

@@ -1,7 +1,7 @@
-"""What LevelDB itself does where sandq/storage has a guard, on whichever version is installed.
+"""Tests of LevelDB's own behaviour where sandq/storage has a guard, with the installed version.
 
-A test that fails here says that a guard of level_stores.py or level_check.py may no longer be needed, or that it is
-needed for another reason. Both LevelDB 1.22 and 1.23 behave as written here.
+A failing test means that a guard of level_stores.py or level_check.py may be unnecessary, or is needed for a different
+reason. LevelDB 1.22 and 1.23 behave as written here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the memory twin forgets on a crash, and what it must not forget."""
+"""Tests of the in-memory files: lost and kept files after a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the real disk does: errors of the operating system, locks of other processes."""
+"""Tests of the real disk: errors of the operating system, locks of other processes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,10 @@ def test_a_creation_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytes
 def test_a_replacement_whose_sync_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int, content: bytes, unsure: bool
 ) -> None:
-    """Of the file: nothing happened. Of the directory: the new one is there, and may be gone after a crash."""
+    """If the sync of the file fails, nothing changed.
+
+    If that of the directory fails, the new file exists, and may be lost in a crash.
+    """
     files = RealFiles(tmp_path)
     files.replace("a", b"old")
     fsync, syncs = os.fsync, iter(range(1, 3))

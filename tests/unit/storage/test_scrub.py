@@ -1,4 +1,4 @@
-"""What is stored is read again, and found to be what was written, or not."""
+"""Tests of scrubbing: stored data is read again and compared with its checksums."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_flipped_bit_in_the_log_is_named(byte: int) -> None:
 
 
 def tables(directory: Path) -> list[Path]:
-    """Of a database with some rows."""
+    """Return the tables of a database with some rows."""
     stores = LevelStores(directory)
     for part in range(3):
         stores.write([(b"%d-%04d" % (part, row), os.urandom(100)) for row in range(500)])

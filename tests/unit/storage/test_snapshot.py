@@ -1,4 +1,4 @@
-"""What a snapshot is made of: its description, chunks of rows; and what is not taken for one."""
+"""Tests of snapshots: a description and chunks of rows. Malformed ones are refused."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_one_leveldb_into_another_while_it_goes_on(tmp_path: Path) -> None:
     two.close()
 
 
-# What an importer does not take
+# Chunks that an importer refuses
 
 
 @pytest.mark.parametrize(

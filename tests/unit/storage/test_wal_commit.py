@@ -1,4 +1,4 @@
-"""The write-ahead log: passes, segments, releasing them, and what happens when the disk does not play along."""
+"""Tests of the write-ahead log: commit batches, segments, their release, and disk failures."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def indices(group: RecoveredGroup) -> list[int]:
 
 
 def pass_numbers(files: MemoryFiles) -> list[int]:
-    """Of all records in all segments, in their order."""
+    """Return the batch numbers of all records in all segments, in order."""
     numbers = []
     for name in files.list("wal"):
         data = files.read(f"wal/{name}")
@@ -88,7 +88,7 @@ def test_commit_batch_of_many_parts_is_recovered() -> None:
     assert [payload for payload, _, _ in groups[7].entries] == [record[4] for record in records]
 
 
-# What is found again
+# Recovery
 
 
 def test_a_new_log_holds_nothing() -> None:
@@ -123,7 +123,7 @@ def test_groups_that_are_not_known_are_dropped() -> None:
     log(files, entries(1, 3), entries(1, 2, group=8))
     wal, groups = opened(files.kill(), 8)
     assert list(groups) == [8]
-    wal.commit([entry(3, group=8), entry(1, group=7)])  # the number may come back to life, and begins anew
+    wal.commit([entry(3, group=8), entry(1, group=7)])  # the group number may be reused, with a log that starts over
 
 
 @pytest.mark.parametrize(
@@ -642,8 +642,10 @@ def end_of_records(files: MemoryFiles, number: int = 1) -> int:
 
 @pytest.mark.parametrize(("batch_number", "moved"), [(1, 0), (3, 0), (99, 64)])
 def test_records_left_over_from_an_earlier_batch_are_ignored(batch_number: int, moved: int) -> None:
-    """What a torn pass left behind, at the very place where the next record would stand; and a record that says
-    that its pass began elsewhere."""
+    """A torn commit batch left a record exactly where the next record is written.
+
+    The other record claims that its batch began elsewhere.
+    """
     files = MemoryFiles()
     log(files, [entry(1)], [entry(2)])
     files = files.kill()

@@ -1,4 +1,4 @@
-"""What is handed over is read as if it were written, and is written in its order."""
+"""Tests of write-behind: submitted rows are read as if they were written, and are written in order."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_a_store_takes_its_share_and_all_together_what_there_is() -> None:
 
 @contextmanager
 def written_by_a_thread(stores: WriteBehindStores, below: StallingStores) -> Iterator[None]:
-    """What is handed over at the beginning, and more."""
+    """Write the rows that are submitted at the beginning, and later ones, by a thread."""
     thread = threading.Thread(target=stores.write_out)
     thread.start()
     try:

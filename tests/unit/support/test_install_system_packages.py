@@ -1,4 +1,4 @@
-"""tests/install-system-packages: what it installs, and what it says where it may not."""
+"""Tests of tests/install-system-packages: the packages that it installs, and its error without permission."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Machine:
         path.chmod(0o755)
 
     def run(self) -> tuple[list[str], str]:
-        """The calls in order, and what it said on stderr."""
+        """Run the script. Return its calls in order, and its stderr."""
         environ = {"PATH": str(self._bin), "POLICY_RC_D": str(self.policy)}
         done = subprocess.run(["/bin/bash", SCRIPT], env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stderr

@@ -144,7 +144,7 @@ def test_what_no_order_explains(name: str) -> None:
 
 
 class Register:
-    """What answers, truly."""
+    """A register that answers correctly."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -153,7 +153,7 @@ class Register:
         self.next = 0
 
     def take(self, op: Operation) -> Operation:
-        """Let it take effect; what is to be told."""
+        """Execute the operation, and return it with its result."""
         if op.kind == "get":
             op.value, op.version = self.value, self.version
         elif op.expected is not None and op.expected != (self.version or ABSENT):
@@ -203,7 +203,7 @@ def history_of(rng: random.Random, length: int, clients: int, unknown: float) ->
 
 
 def spoiled(rng: random.Random, history: list[Operation]) -> list[Operation]:
-    """With an answer that is another one than was given."""
+    """Return the history with one changed reply."""
     answered = [op for op in history if op.answered is not None]
     gets = [op for op in answered if op.kind == "get"]
     if gets and rng.random() < 0.6:
@@ -218,7 +218,7 @@ def spoiled(rng: random.Random, history: list[Operation]) -> list[Operation]:
 
 
 def by_all_orders(history: Sequence[Operation]) -> bool:
-    """Whether it is linearizable, by trying everything. What is unknown may have any version."""
+    """Return whether the history is linearizable, by trying all orders. Unknown versions may have any value."""
     history = [op for op in history if op.kind != "get" or op.answered is not None]
     sure = [op for op in history if op.answered is not None]
     unsure = [op for op in history if op.answered is None]
@@ -239,7 +239,7 @@ def _is_in_time(order: Sequence[Operation]) -> bool:
 
 
 def _explains(order: Sequence[Operation]) -> bool:
-    """As a register does, whose version is bound by whoever tells it first."""
+    """Return whether a register explains this order. The first reply with a version fixes it."""
     value: bytes | None = None
     version: bytes | None = None
     floor = b""
@@ -299,7 +299,7 @@ def test_long_histories_are_judged(seed: int) -> None:
         is_linearizable(broken)
 
 
-# -- what is told ----------------------------------------------------------------------------------------------------
+# -- replies ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(10))

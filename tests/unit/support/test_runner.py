@@ -1,4 +1,4 @@
-"""What runs the tests: no test is left out, and one that fails, or ends its worker, is named."""
+"""Tests of the test runner: no test is omitted, and one that fails or kills its worker is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits for something to hold."""
+"""Tests of the helpers that wait for a condition."""
 
 from __future__ import annotations
 

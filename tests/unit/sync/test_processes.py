@@ -191,8 +191,10 @@ except KeyboardInterrupt:
 
 
 def is_blocked(pid: int) -> bool:
-    """Whether the main thread of a process waits for something. That it is what it shall wait for is only likely: all
-    this holds at any moment."""
+    """Return whether the main thread of a process is blocked.
+
+    It may be blocked by something other than the expected wait.
+    """
     return Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 

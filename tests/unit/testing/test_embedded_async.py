@@ -20,7 +20,7 @@ from tests.support.waiting import PATIENCE_S
 START = datetime(2030, 1, 1, tzinfo=UTC)
 Test = Callable[[AsyncBroker], Any]
 HASTY = {"patience": "100ms"}
-"""Where somebody holds on to a message on purpose."""
+"""Short patience, for tests that hold a message on purpose."""
 
 
 @pytest.fixture(params=["trio", "asyncio"])

@@ -398,7 +398,7 @@ def test_jobs_go_on_although_time_stands_still(b: Broker, client: sandq.sync.Cli
 
 
 def _story(b: Broker) -> list[Any]:
-    """Produce, lease, nack, retry, die; with jitter. What a client sees of it, offsets included."""
+    """Produce, lease, nack, retry, die; with jitter. Return the client's view, offsets included."""
     backoff = {"kind": "exponential", "first": "1m", "jitter_percent": 50}
     b.create_topic("t", partitions=3, max_attempts=4, backoff=backoff)
     seen: list[Any] = []
@@ -427,8 +427,10 @@ def test_the_same_test_gives_the_same_offsets_and_order() -> None:
 
 
 def test_offsets_do_not_depend_on_how_fast_the_broker_is() -> None:
-    """Each message is leased at once, and the entries of leases stand between those of messages. Those of extensions
-    would, too: they come by the client's clock, which is real."""
+    """Each message is leased at once, and the entries of leases stand between those of messages.
+
+    Lease extensions would interfere too: they follow the client's clock, which is real.
+    """
     stories = []
     for _ in range(3):
         with sandq.testing.broker() as b, b.client() as client:

@@ -1,4 +1,4 @@
-"""What handshakes may cost: those of one source wait for each other, and others hardly for them."""
+"""Tests of the cost of handshakes: those of one source wait for each other, and hardly delay other sources."""
 
 from __future__ import annotations
 

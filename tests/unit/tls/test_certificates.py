@@ -1,4 +1,4 @@
-"""The certificates of a node: what can be used, what cannot and why, and what changes while it runs."""
+"""Tests of a node's certificates: accepted ones, refused ones with the reason, and changes at run time."""
 
 from __future__ import annotations
 

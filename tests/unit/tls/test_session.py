@@ -1,4 +1,4 @@
-"""What a side may make the other do and keep behind the handshake: it is bounded, whatever it sends."""
+"""Tests that the work and memory that a peer can cause after the handshake are bounded."""
 
 from __future__ import annotations
 

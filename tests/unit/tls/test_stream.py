@@ -200,7 +200,7 @@ async def test_what_fails_is_counted_as_well(certificates: Certificates) -> None
 
 
 def anonymous() -> ssl.SSLContext:
-    """Of a client that trusts anybody, and shows nothing."""
+    """Return the context of a client that trusts any server and shows no certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

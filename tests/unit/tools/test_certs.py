@@ -1,4 +1,4 @@
-"""`sandq certs`: what it issues is what it says, and what is there is not replaced by mistake."""
+"""Tests of `sandq certs`: it issues correct certificates, and does not overwrite existing files by mistake."""
 
 from __future__ import annotations
 

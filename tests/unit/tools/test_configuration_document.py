@@ -32,7 +32,7 @@ def variable(key: str) -> str:
 
 
 def default_of(key: str) -> Any:
-    """Of a node with a file, which has to say how its cluster begins."""
+    """Return the default on a node with a configuration file, which has to set how its cluster begins."""
     config = load_config(None, {"SANDQ_CLUSTER__SEEDS": "127.0.0.1:1"} if key == "cluster.bootstrap" else {})
     section, _, name = key.partition(".")
     values = section_values(config, section)

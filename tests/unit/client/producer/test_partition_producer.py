@@ -304,7 +304,7 @@ def test_one_that_was_given_up_is_not_sent_again_behind_one_that_failed(bed: Lan
 
 
 def test_a_new_epoch_waits_for_what_flies(bed: LaneBed) -> None:
-    """Otherwise the new epoch would fence the batch that is to be resent."""
+    """Otherwise the new epoch would fence the batch that will be resent."""
     one, two = bed.send(), bed.send()
     bed.read(STORE, STORE)
     bed.cut()

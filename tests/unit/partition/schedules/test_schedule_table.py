@@ -110,7 +110,7 @@ def test_other_settings_take_back_what_is_not_due_yet(bench: Bench) -> None:
     schedules = Schedules(bench)
     assert schedules.put(2 * MINUTE, at=1, value=b"new")[0] == "changed"
     assert bench.status().later == 1 and schedules.due(MINUTE) == [] and schedules.due(2 * MINUTE) == [2 * MINUTE]
-    # That occurrence was taken, so the request must name a later one.
+    # The occurrence was taken, so the request must name a later one.
     assert schedules.put(2 * MINUTE, at=2 * MINUTE) == ["taken"]
     assert schedules.put(3 * MINUTE, at=2 * MINUTE)[0] == "changed"
     assert schedules.now.fired == 1 and schedules.due(3 * MINUTE) == [3 * MINUTE]

@@ -32,7 +32,7 @@ def push(**more: Any) -> dict[str, Any]:
 
 
 def findings(ctl: Ctl, *args: str) -> list[tuple[str, str, str, str]]:
-    """What is not as it should be."""
+    """Return the checks that did not succeed."""
     result = ctl("doctor", "-o", "json", *args)
     rows = json.loads(result.stdout)
     assert result.exit_code == any(row["state"] == "failed" for row in rows)

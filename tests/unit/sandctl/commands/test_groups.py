@@ -416,7 +416,7 @@ def test_every_command_of_the_document_can_be_typed(client: FakeClient) -> None:
         # Below the root's context: Click remembers with which names a command's help option was made first.
         command.make_context(path[-1], args, parent=Context(main, **main.context_settings))
         used.add(tuple(path))
-    # Those of the pipeline stand on a page of their own, which `tests/spark/test_spark_page.py` runs.
+    # The commands of the pipeline are on a page of their own, which `tests/spark/test_spark_page.py` runs.
     used |= {
         ("pipeline", name) for name in re.findall(r"^sandctl pipeline (\w+)", (docs / "spark.md").read_text(), re.M)
     }

@@ -17,12 +17,12 @@ from tests.unit.sandctl.commands.test_stored import BIOGRAPHY, ID
 
 LEASE = f"7.0.{2**60}"
 OFFSET = text(5000, 3)
-"""Where the message lies; its id is another one, for it was moved."""
+"""The offset of the message. Its id differs, because it was moved."""
 
 
 @pytest.fixture
 def held(client: FakeClient) -> FakeClient:
-    """Of the message, which worker-2 holds for billing."""
+    """A client with a message that worker-2 holds for group billing."""
     client.rows = [stored(1, unique_key=b"u", state="leased")]
     client.biography = {**BIOGRAPHY, "offset": OFFSET}
     return client

@@ -17,7 +17,7 @@ TOKEN = "sandq_" + "x" * 43
 
 
 class FakeAccess:
-    """The part of `client.admin` that is about who may do what."""
+    """The part of `client.admin` about access rights."""
 
     def __init__(self) -> None:
         self.is_known = True

@@ -22,7 +22,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a terminal would show, all of it."""
+    """Return all texts that a terminal would show."""
     found: list[str] = []
     monkeypatch.setattr(Progress, "tell", lambda progress, text: found.append(text))
     return found

@@ -1,4 +1,4 @@
-"""`sandctl message update`, and what `produce` tells of unique keys that were taken."""
+"""Tests of `sandctl message update`, and of the conflicts of unique keys that `produce` shows."""
 
 from __future__ import annotations
 

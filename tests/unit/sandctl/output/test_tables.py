@@ -1,4 +1,4 @@
-"""Tables as wide as their terminal, and what others wrote made harmless."""
+"""Tests of tables that fit the terminal, and of foreign text that is made harmless."""
 
 from __future__ import annotations
 

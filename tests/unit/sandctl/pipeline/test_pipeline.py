@@ -224,7 +224,7 @@ def test_java_is_missing(tmp_path: Path) -> None:
         found = run(*patient(*SCHEDULE), SANDCTL_SERVERS=node.address, JAVA_HOME=str(tmp_path))
         assert found.returncode == 1 and "Java 17 or later" in found.stderr, found.stderr
         assert "Traceback" not in found.stderr
-        # These are told before Java is asked for.
+        # These errors are raised before Java is looked up.
         other = [arg if arg != "t" else "u" for arg in SCHEDULE]
         found = run(*patient(*other), SANDCTL_SERVERS=node.address, JAVA_HOME=str(tmp_path))
         assert found.returncode == 1 and "'u'" in found.stderr and "Java" not in found.stderr

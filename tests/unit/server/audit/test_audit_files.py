@@ -58,7 +58,7 @@ def test_a_position_of_files_that_are_gone_begins_at_the_oldest(tmp_path: Path) 
     for number in range(23):
         files.append(line(number))
     assert numbers(files.after("1:40", 3)[0]) == [15, 16, 17]
-    assert numbers(files.after("9:40", 3)[0]) == [15, 16, 17]  # a data directory that was made anew
+    assert numbers(files.after("9:40", 3)[0]) == [15, 16, 17]  # a recreated data directory
     assert numbers(files.after("5:99999", 3)[0]) == [20, 21, 22]
 
 

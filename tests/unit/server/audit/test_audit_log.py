@@ -1,4 +1,4 @@
-"""To note something never waits or fails; what is lost is counted and told where it is missing."""
+"""Tests of the audit log: a note never waits or fails, and lost notes are counted and reported in their position."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ async def test_what_fails_pushes_out_no_acts() -> None:
 
 
 async def noted(*asked: Any) -> list[tuple[str, dict[str, Any], str]]:
-    """What is noted of what a test does with the requests of a connection."""
+    """Return the notes about the test's requests on a connection."""
     files = HandFiles()
     audit = log_of(files)
     requests = RequestAudit(audit)
@@ -343,10 +343,10 @@ def test_to_go_on_reading_a_log_is_no_act() -> None:
 LOOKS = {
     *(Type.JOB_STATUS, Type.TOPIC_ENSURE, Type.IDENTIFY),
     *(Type.IDENTITY_LIST, Type.ROLE_LIST, Type.AUDIT_LIST),
-    *(Type.BACKUP_TOPICS, Type.BACKUP_READ, Type.BACKUP_END),  # of what BACKUP_BEGIN began
+    *(Type.BACKUP_TOPICS, Type.BACKUP_READ, Type.BACKUP_END),  # they continue a BACKUP_BEGIN
     Type.RESTORE_ROWS,  # and RESTORE_BEGIN
 }
-"""Requests that need such a right, or may, and change nothing that somebody would ask for later."""
+"""Requests that need such a right, or may need it, and make no change that an auditor would search for."""
 
 
 @pytest.mark.parametrize("kind", sorted(RULES), ids=name_of)

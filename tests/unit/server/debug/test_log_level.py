@@ -19,7 +19,7 @@ ADA = Caller("token:ada", "127.0.0.1:1")
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """What is set is of the whole process."""
+    """The level is a setting of the whole process."""
     before = structlog.get_config()["wrapper_class"]
     assert logs.level() == "info"
     yield

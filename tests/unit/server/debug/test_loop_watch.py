@@ -1,4 +1,4 @@
-"""When the event loop stood still, and what held it."""
+"""Tests of the detection of event loop stalls and their causes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What threads and tasks do now."""
+"""Tests of the dump of current threads and tasks."""
 
 from __future__ import annotations
 

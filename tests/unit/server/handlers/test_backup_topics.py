@@ -1,4 +1,4 @@
-"""Which topics there are, for who backs them up."""
+"""Tests of the list of topics for a backup."""
 
 from __future__ import annotations
 

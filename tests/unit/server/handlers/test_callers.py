@@ -32,7 +32,7 @@ NOT_ASKED = {r.Hello, r.Prove, r.OnBehalf, r.Metadata, r.Ping, r.Credit, r.Unsub
              DebugDump, r.TopicNames, access.Identify, access.IdentityList, access.RoleList,
              AuditList, AuditNote, Slo, Overview, TopicHistory,
              BackupTopics, BackupAccess}  # fmt: skip
-"""Requests that the server answers of what it knows, or that are about what this connection has."""
+"""Requests that the server answers from memory, or that concern only their connection."""
 ASKED = [name for name in EXAMPLES if type(parsed(name)) not in NOT_ASKED]
 
 

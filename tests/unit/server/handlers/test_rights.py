@@ -1,4 +1,4 @@
-"""What each request needs, and what each built-in role may do by that."""
+"""Tests of the rights that each request needs, and of the requests that each built-in role allows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ OF_ROLES: dict[str, set[Type]] = {
 
 
 def context(topic: str | None = "orders") -> Any:
-    """Of a connection of a node that knows one topic of every lease."""
+    """Return the context of a connection to a node that knows one topic for all leases."""
     catalog = SimpleNamespace(topic_of_group=lambda number: topic)
     return SimpleNamespace(lease_topics={}, broker=SimpleNamespace(catalog=catalog))
 

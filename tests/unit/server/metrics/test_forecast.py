@@ -1,4 +1,4 @@
-"""What comes to be due soon is asked of the partitions that groups take from, a few at a time."""
+"""Tests of the forecast of due messages: partitions with active groups are queried, a few at a time."""
 
 from __future__ import annotations
 

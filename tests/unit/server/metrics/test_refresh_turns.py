@@ -1,4 +1,4 @@
-"""What came due is looked for in turns, however many groups there are."""
+"""Tests of the search for due messages: it yields, however many groups there are."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Looked(trio.abc.Instrument):
 
 
 class Groups:
-    """Of a partition; none of them has anything due."""
+    """The groups of a partition, none of which has due messages."""
 
     def __init__(self, looked: Looked) -> None:
         self._looked = looked

@@ -1,4 +1,4 @@
-"""What the job schedule makes of its arguments, and of the names of files, before Spark is there."""
+"""Tests of the arguments and file names of the job schedule, before Spark is loaded."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_the_write_id_is_that_of_topic_files_and_mapping() -> None:
 
 
 def test_what_a_write_id_is_stays_so() -> None:
-    """Whoever runs a job again with a later version must not send everything again."""
+    """If a later version reruns a job, it must not send everything again."""
     found = write_id_of("t", [file("file:/in/a.csv", 17, 1_900_000_000_000)], {"mapping": row_mapping(GOOD).record()})
     assert found == "schedule-fb739f97da6fa16555c1387de353d852"
 

@@ -150,7 +150,7 @@ def test_a_chunk_says_what_came_before_it(monkeypatch: pytest.MonkeyPatch) -> No
     same = [*range(1000, 3000)]
 
     def chains(first: Sequence[int]) -> list[int]:
-        """Of the chunks of `same`."""
+        """Return the chain lengths of the chunks of `same`."""
         chunks = cut([table([*first, *same])])
         assert chunks[0].chain == 0 and all(chunk.chain <= MAX_CHAIN for chunk in chunks)
         return [chunk.chain for chunk in chunks[len(first) // 100 :]]

@@ -1,7 +1,7 @@
 """Rows that are cut off on their way to a writer: nothing is sent that the next attempt would not send as well.
 
-To the writer such rows come to a normal end. What tells is the stream of Spark's worker, which is made up here: behind
-rows that came to their end it has a mark, behind others nothing.
+To the writer such rows come to a normal end. The stream of Spark's worker, which is faked here, shows it: after
+rows that came to their end it has a mark, after others it has nothing.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def no_broker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 class FakeTask:
-    """What a writer asks of the task that it is in."""
+    """The attributes of the task context that a writer uses."""
 
     def partitionId(self) -> int:
         return 0
@@ -92,7 +92,7 @@ class FakeTask:
 
 
 def stream(*, ended: bool) -> io.BufferedReader:
-    """What a worker has yet to read when its rows are over."""
+    """Return the bytes that a worker has yet to read after its last row."""
     said = io.BytesIO()
     if ended:
         write_int(SpecialLengths.END_OF_STREAM, said)
@@ -113,7 +113,7 @@ def sliced(chance: random.Random, batch: Any) -> Iterator[Any]:
 
 
 def written(rows: Iterable[Any], ended: Callable[[], None] = lambda: None) -> list[Chunk]:
-    """What a task with these rows sends, whether it fails or not."""
+    """Return the chunks that a task with these rows sends, whether it fails or not."""
     batches = iter(rows)
     with suppress(Unavailable):
         writers.write_rows(batches, ("value", "key"), parse_sink_options(OPTIONS), Identity("test", 0), ended)
@@ -171,7 +171,7 @@ def test_both_writers_check_for_the_mark(monkeypatch: pytest.MonkeyPatch, make: 
 def test_what_is_sent_of_rows_that_are_cut_off_is_sent_of_all_of_them(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Wherever they are cut off, and whatever makes a chunk full: its rows, its bytes, or what waits in all."""
+    """Rows may be cut off anywhere. A chunk may be full by its rows, its bytes, or all pending bytes."""
     chance = random.Random(seed)
     small_chunks(monkeypatch, chance.choice([16, 40]))
     monkeypatch.setattr(chunks_module, "BLOCK_ROWS", chance.choice([24, 64]))

@@ -259,7 +259,7 @@ async def test_two_attempts_at_once(cluster: FakeCluster, seed: int, again: bool
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("after", [1, 9])
 async def test_another_attempt_runs_ahead_with_other_rows(cluster: FakeCluster, after: int, again: bool) -> None:
-    """What it stored beyond what was known is no longer compared; the last of it tells."""
+    """The rows that it stored beyond the known ones are not compared. Only the last one is."""
     mine, other = rows(range(2000)), rows(range(1999, -1, -1))
     await write(cluster, mine[:2])
     calls, count = cluster.request, 0

@@ -1,4 +1,4 @@
-"""Which partition a row goes to, and what a topic does not take."""
+"""Tests of the partition of a row, and of rows that a topic does not accept."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ TENANTS = [b"acme", b"acme.eu", None, b"shop", b"default"]
 
 
 def test_the_tenant_alone_chooses_in_a_fair_topic() -> None:
-    """Over the partitions that the topic began with; a key may be another one than the unique key."""
+    """The initial partitions of the topic are used. A key may differ from the unique key."""
     rows = table(tenant=TENANTS, key=[b"k"] * 5, unique_key=[b"u", None, b"v", None, b"w"])
     places = [partition_for(tenant or b"default", 3) for tenant in TENANTS]
     assert len(set(places)) > 1
@@ -148,7 +148,7 @@ def test_priorities_choose_nothing() -> None:
 
 
 def test_nulls_are_of_no_rank() -> None:
-    """What was read with `includeRank` from a timer topic can be written to one."""
+    """Rows that were read with `includeRank` from a timer topic can be written to one."""
     rows = table(key=[b"a", b"b"], priority=[None, None], tenant=[None, None])
     for topic in (record(3), COMPACTED):
         assert sum(len(values) for _, values in split(rows, topic)) == 2

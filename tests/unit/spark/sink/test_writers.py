@@ -84,7 +84,7 @@ def test_what_the_driver_says(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Task:
-    """What Spark tells a writer of the task that it runs in."""
+    """The information about its task that Spark gives a writer."""
 
     def __init__(self, partition: int) -> None:
         self._partition = partition
@@ -97,7 +97,7 @@ class Task:
 
 
 def test_a_row_that_cannot_be_written_fails_the_write_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No attempt fails; the driver does, with what the first one said, and tasks that run yet end for it."""
+    """No attempt fails. The driver fails with the first error, and ends the running tasks."""
     monkeypatch.setattr(SparkFiles, "_is_running_on_worker", True)
     monkeypatch.setattr(SparkFiles, "_root_directory", str(tmp_path))
     monkeypatch.setattr(writers, "check_ended", lambda: None)

@@ -1,4 +1,4 @@
-"""What a batch reads."""
+"""Tests of the messages that a batch reads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def planned(brokers: FakeBrokers, narrowed: Narrowed = WHOLE, **options: Any) ->
 
 
 def rows_of(brokers: FakeBrokers, tasks: list[Task]) -> list[list[bytes]]:
-    """What each task would read."""
+    """Return the values that each task would read."""
     logs = {
         (name, partition): log for name, topic in brokers.topics.items() for partition, log in enumerate(topic.logs)
     }

@@ -35,7 +35,7 @@ def at(ms: int) -> datetime:
 
 
 def expected(pieces: Sequence[Piece], extra: Extra = PLAIN) -> list[dict[str, Any]]:
-    """What the client's own iterator makes of each message."""
+    """Return the fields of each message by the client's own iterator."""
     rows = []
     for piece in pieces:
         found, positions = open_piece("piece", piece)

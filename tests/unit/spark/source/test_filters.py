@@ -1,4 +1,4 @@
-"""Filters as Spark pushes them down, and what they leave."""
+"""Tests of filters that Spark pushes down, and of the remaining filters."""
 
 from __future__ import annotations
 

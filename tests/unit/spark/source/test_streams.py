@@ -71,7 +71,7 @@ def test_where_it_begins(brokers: FakeBrokers) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_every_message_is_in_one_batch(brokers: FakeBrokers, seed: int) -> None:
-    """Messages come, partitions and topics are added, the stream is made anew from its checkpoint."""
+    """Messages are produced, partitions and topics are added, and the stream restarts from its checkpoint."""
     rng = random.Random(seed)
     limit = rng.choice([None, 1, 7, 100])
     brokers.step = rng.choice([3, 1000])
@@ -125,8 +125,10 @@ def test_what_is_due_in_one_instant_goes_whole(brokers: FakeBrokers) -> None:
 
 @pytest.mark.parametrize("step", [7, 1000])
 def test_all_partitions_are_cut_at_one_instant(brokers: FakeBrokers, step: int) -> None:
-    """One has its messages over all the time, one in the last tenth of it: by shares of what is there, the watermark
-    that the second one raises would throw away most of the first."""
+    """One partition has messages over the whole time, the other one in the last tenth of it.
+
+    With cuts by share of the messages, the watermark of the second would drop most of the first.
+    """
     brokers.step = step
     for ms in range(1000):
         brokers.append("t", ms, 20, 0)
@@ -147,7 +149,7 @@ def test_all_partitions_are_cut_at_one_instant(brokers: FakeBrokers, step: int) 
 
 
 def test_a_partition_that_is_not_closed_so_far_is_not_overtaken(brokers: FakeBrokers) -> None:
-    """What may still be added there is not behind what was read of the others."""
+    """Messages that may still be added there must not be behind those that were read from the others."""
     for ms in range(0, 1000, 10):
         brokers.append("t", ms, 10, 0)
     brokers.topics["t"].logs[1].behind_ms = 700
@@ -301,7 +303,7 @@ def test_an_added_partition_is_to_be_read_whole(brokers: FakeBrokers) -> None:
     brokers.append("t", 10, 5, 2)
     (task,) = reader.tasks(start, reader.latest(start, None))[-1:]
     assert (task.partition, task.start) == (2, BEGINNING), "a claim: who reads it finds out what was trimmed"
-    # Of a topic that was not read before, what was trimmed is nobody's loss.
+    # Messages trimmed from a topic that was not read before are no loss.
     brokers.add("new")
     brokers.append("new", 10, 5)
     pattern = stream(brokers, subscribePattern=".*")

@@ -1,4 +1,4 @@
-"""What the machine does to a node, as `sandq doctor` tells it."""
+"""Tests of the effects of the machine on a node, as `sandq doctor` reports them."""
 
 from __future__ import annotations
 

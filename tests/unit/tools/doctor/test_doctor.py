@@ -51,7 +51,7 @@ def doctor(environ: dict[str, str], *args: object) -> Result:
 
 
 def checks(environ: dict[str, str], *args: object) -> dict[str, Any]:
-    """What was found, by what was looked at."""
+    """Return the findings by check."""
     return {row["what"]: row for row in json.loads(doctor(environ, *args, "--json").stdout)["checks"]}
 
 
@@ -356,7 +356,7 @@ def test_open_files_and_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_machine.check_open_files(Limits(connections=100), 5000).state == "ok"
     few = check_machine.check_open_files(Limits(connections=10_000), 1024)
     assert few.state == "warning" and "ulimit -n 11100" in few.todo
-    # The clocks of this test: a machine that stands still between looking at one and the other would be told of.
+    # The clocks of this test are fake: the doctor would report a machine that pauses between reading the two clocks.
     walls: Iterator[float] = itertools.repeat(1_800_000_000.0)
     real = {name: getattr(time, name) for name in ("strftime", "gmtime")}
     clocks = SimpleNamespace(time=lambda: next(walls), monotonic=lambda: 5.0, sleep=lambda seconds: None, **real)

@@ -1,4 +1,4 @@
-"""`sandq wal dump`: every record, what it says, and what is wrong; nothing is changed."""
+"""Tests of `sandq wal dump`: it shows every record, its content and its damage, and changes nothing."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_several_segments(tmp_path: Path) -> None:
     assert entries == [*range(1, 60)]
     assert rows(data / "wal") == rows(data) == rows(*sorted((data / "wal").iterdir()))
     assert {row["segment"] for row in rows(segment(data, 2))} == {2}
-    # What the next segment says of the end of this one is believed: a record that is gone there is damage.
+    # The next segment records the end of this one, so a missing record there is damage.
     last = [row for row in rows(data) if row["segment"] == 1][-1]
     path = segment(data, 1)
     content = bytearray(path.read_bytes())
