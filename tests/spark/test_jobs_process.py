@@ -29,7 +29,7 @@ AT_MS = instant_ms("2030-06-01T00:00:00Z")
 FILES = 40
 """Eight of them are a task."""
 ROWS = 100 * FILES
-STOPPED = "stopped; what is sent by now stays, and the same command sends the rest"
+STOPPED = "stopped; the rows sent so far stay; run the same command to send the rest"
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_interrupted_and_run_again(
     spark: Any, node: Broker, args: list[str], own_handler: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is lost, and nothing is there twice."""
-    monkeypatch.setattr("sandctl.pipeline.running.LOOK_S", 0.02)
+    monkeypatch.setattr("sandctl.pipeline.running.POLL_S", 0.02)
 
     def interrupt() -> None:
         wait_for_the_first(node)
