@@ -22,7 +22,7 @@ PAGE = (ROOT / "docs" / "backup.md").read_text(encoding="utf-8")
 
 
 class Reader:
-    """Of the walk, with a port that is free here."""
+    """Runs the commands of the page, with a free port."""
 
     def __init__(self, directory: Path) -> None:
         ports = {address: f"127.0.0.1:{free_port()}" for address in set(re.findall(r"127\.0\.0\.1:717\d", WALK))}
@@ -68,7 +68,7 @@ class Reader:
         assert node.poll() is None, log.read_text()
 
     def delayed(self) -> dict[str, str]:
-        """What has yet to come, by id: when."""
+        """Return the delivery times of delayed messages, by id."""
         rows = self.shell.run("sandctl message list reminders --state delayed -o jsonl").rows
         return {row["id"]: row["deliver_at"] for row in rows}
 
@@ -90,7 +90,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
             reader.node.wait()
 
 
-def test_the_walk_loses_everything_and_gets_it_back(reader: Reader) -> None:
+def test_backup_page_restores_everything(reader: Reader) -> None:
     (config,) = re.findall(r"```yaml\n(.*?)```", reader.page, re.S)
     (reader.directory / "node.yaml").write_text(config, encoding="utf-8")
     reader.do("A node with messages")

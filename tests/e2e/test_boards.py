@@ -37,7 +37,7 @@ EMPTY = {
     "Clocks/B": "a node alone compares its clock with nobody's",
     "Certificates end in/A": "it has no TLS",
 }
-"""What of the dashboard may be empty on a node that is alone and well, and why."""
+"""Panels that may be empty on a healthy single node, with the reasons."""
 
 
 class Prometheus:
@@ -91,7 +91,7 @@ class Prometheus:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """Set up as the page says, beside a node that has something to tell."""
+    """Run Prometheus as the page says, for a node with traffic."""
     directory = tmp_path_factory.mktemp("boards")
     web = f"127.0.0.1:{free_port()}"
     node = NodeProcess(directory, SANDQ_LISTEN__HTTP=web, SANDQ_SECURITY__AUTHENTICATION="require")
@@ -145,7 +145,7 @@ def test_all_rules_are_evaluated_and_nothing_fires(prometheus: Prometheus) -> No
     wait_until(lambda: all(rule["health"] != "unknown" for rule in evaluated()))
     assert {rule["name"] for rule in evaluated()} == rule_queries().keys()
     assert [rule for rule in evaluated() if rule["health"] != "ok" or rule.get("lastError")] == []
-    # What has just begun to hold may be this machine's: its disk, its CPU. No alert that goes by those fires at once.
+    # A new alert may be about this machine, such as its disk or CPU. No alert on these fires at once.
     assert [rule["name"] for rule in evaluated() if rule.get("state") == "firing"] == []
     wait_until(lambda: prometheus.has("job:sandq_slo_burn_rate:5m"))
 

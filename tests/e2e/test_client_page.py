@@ -1,4 +1,4 @@
-"""What docs/client.md shows and a scripted server cannot play, run against a real node."""
+"""Examples of docs/client.md that a fake server cannot run are run against a real node."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Every command line of docs/sandctl.md and docs/configuration.md, run as it stands by a shell, against a real node.
+"""Every command line of docs/sandctl.md and docs/configuration.md is run by a shell against a real node.
 
-What the reader is thought to have (topics, files, a message with that id) is made before; what asks gets its --yes.
-"""
+Existing objects (topics, files, a message with that id) are created before; commands with a prompt get --yes."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ REFUSED = {
     "sandctl partition skip": "is not shut",
     "sandctl topic raise-replicas": "3 replicas, and 1 nodes are registered",
 }
-"""What a single node cannot do."""
+"""Errors of commands that a single node cannot execute."""
 REFUSED_AS_INVALID = ("sandctl cluster transfer", "sandctl cluster rebuild", "sandctl topic raise-replicas")
 
 
@@ -77,7 +76,7 @@ def client(node: NodeProcess) -> Iterator[sandq.sync.Client]:
 
 
 def prepare_backup(client: sandq.sync.Client, shell: Shell, line: str) -> str:
-    """Have a backup, and no topics that were restored before."""
+    """Make a backup, and delete topics of earlier restores."""
     if line.startswith(("sandctl backup create", "sandctl backup schedule")):
         return line
     there = {record.name for record in client.admin.list_topics()}
@@ -92,7 +91,7 @@ KINDS = {"config": "compacted", "mails": "fair"}
 
 
 def prepare_identities(client: sandq.sync.Client, line: str) -> None:
-    """Have the token billing, and the role and the identity that it is for, as the line needs them."""
+    """Create the token billing, and the role and the identity of the line."""
     there = {one.principal for one in client.admin.identities()}
     if line.startswith("sandctl role delete"):
         if "cert:till-7" in there:
@@ -179,7 +178,7 @@ def leased(client: sandq.sync.Client) -> sandq.LeasedMessage:
 
 
 def dead_letter(client: sandq.sync.Client) -> str:
-    """Have a message of orders die in the group billing; its id."""
+    """Let a message of orders die in the group billing; return its id."""
     client.admin.update_group("orders", "billing", max_attempts=1)
     message_id, leases = client.produce("orders", b"x"), client.leases("orders", "billing")
     while True:
@@ -199,7 +198,7 @@ def test_the_page_has_commands() -> None:
 
 
 @pytest.mark.parametrize("line", PAGE)
-def test_a_line_of_the_page_about_sandctl(shell: Shell, client: sandq.sync.Client, line: str) -> None:
+def test_command_of_sandctl_page_succeeds(shell: Shell, client: sandq.sync.Client, line: str) -> None:
     if line.startswith("sandctl context"):
         (shell.directory / "sandq" / "contexts.json").unlink(missing_ok=True)
         for name in () if " add " in line else ("local", "prod"):
@@ -247,7 +246,7 @@ def left_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("line", lines("configuration.md", "sandq"))
-def test_a_line_of_the_page_about_configuration(left_data: Path, tmp_path: Path, line: str) -> None:
+def test_command_of_configuration_page_succeeds(left_data: Path, tmp_path: Path, line: str) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     shutil.copytree(left_data, tmp_path / "sandq-data")
     names = ("CLIENT", "HTTP", "PEER", "GOSSIP")

@@ -212,7 +212,7 @@ def test_groups_are_held_up_limited_and_deleted(console: Console) -> None:
     assert api.status("GET", f"/topics/{name}/groups/billing") == 404
 
 
-def test_what_was_counted_before_a_dialog_changed_is_not_told(console: Console) -> None:
+def test_dialog_after_change_shows_no_old_count(console: Console) -> None:
     browser, api = console.browser, console.api
     name = topic(api, "counted")
     api("POST", f"/topics/{name}", {"text": "a"})
@@ -671,7 +671,7 @@ def test_page_without_a_connection_says_as_of_when_and_is_dimmed(browser: Browse
     browser.leave()
 
 
-def test_rows_are_cards_on_a_phone_and_words_stay_whole(console: Console) -> None:
+def test_rows_on_phone_are_cards(console: Console) -> None:
     browser = console.browser
     if console.api.status("GET", "/topics/looked.at") == 404:
         topic(console.api, "looked.at")
@@ -687,7 +687,7 @@ def test_rows_are_cards_on_a_phone_and_words_stay_whole(console: Console) -> Non
     assert browser.run("return getComputedStyle(document.querySelector('main tbody td')).overflowWrap") == "break-word"
 
 
-def test_who_looks_shows_a_token_and_is_offered_what_it_may(browser: Browser, tmp_path: Path) -> None:
+def test_console_with_token_offers_permitted_actions(browser: Browser, tmp_path: Path) -> None:
     port = free_port()
     environ = {"SANDQ_LISTEN__HTTP": f"127.0.0.1:{port}", "SANDQ_SECURITY__AUTHENTICATION": "require"}
     node = NodeProcess(tmp_path, **environ)
@@ -757,14 +757,14 @@ SHELL = r"""sandctl() { printf '%s\0' "$@"; }; eval "$1" """
         ),
     ],
 )
-def test_a_shell_reads_words_as_they_are(browser: Browser, api: Api, word: str) -> None:
+def test_command_arguments_are_unchanged_in_shell(browser: Browser, api: Api, word: str) -> None:
     line = module(browser, api, "commands", "found.sandctl('kv get', ['t', given], {key: given})", word)
     assert line.isprintable() and line.startswith("sandctl kv get t ")
     assert said(line) == [b"kv", b"get", b"t", word.encode(), b"--key", word.encode()]
 
 
 def module(browser: Browser, api: Api, name: str, expression: str, given: Any = None) -> Any:
-    """What a module of the console, as `found`, gives."""
+    """Return the value of an expression, in which `found` is a module of the console."""
     if not str(browser.driver.current_url).startswith(api.base):
         browser.open(f"{api.base}/")
     script = f"""
@@ -781,7 +781,7 @@ def said(line: str) -> list[bytes]:
     return found.stdout.split(b"\0")[:-1]
 
 
-def test_a_shell_reads_bytes_as_they_are_and_is_never_given_half_a_word(browser: Browser, api: Api) -> None:
+def test_command_bytes_are_unchanged_in_shell_or_omitted(browser: Browser, api: Api) -> None:
     script = "found.sandctl('kv delete', ['t', Uint8Array.from(given)])"
     data = bytes(range(1, 256))
     line = module(browser, api, "commands", script, [*data])
@@ -845,7 +845,7 @@ def test_what_is_not_changed_stays_as_it_was(console: Console) -> None:
     assert (message["text"], message["headers"]) == ('{"id":12345678901234567890}', {**headers, "by": "desk"})
 
 
-def test_keys_that_look_alike_are_two(console: Console) -> None:
+def test_keys_of_similar_text_are_distinct(console: Console) -> None:
     browser, api = console.browser, console.api
     name = topic(api, "alike", kind="compacted")
     api("PUT", f"/topics/{name}/keys/_wE?encoding=base64", {"text": "of bytes", "headers": {"by": "ada"}})
@@ -872,7 +872,7 @@ def test_keys_that_look_alike_are_two(console: Console) -> None:
     assert values == {"of bytes", "of text"}
 
 
-def test_command_lines_are_quoted_for_a_shell(browser: Browser, api: Api) -> None:
+def test_commands_are_quoted_for_shell(browser: Browser, api: Api) -> None:
     browser.open(f"{api.base}/")
     script = """
     const [words, places, options, done] = arguments;
@@ -888,11 +888,11 @@ def test_command_lines_are_quoted_for_a_shell(browser: Browser, api: Api) -> Non
         check_command(line)
 
 
-def test_a_place_that_is_none_is_said_to_be_none(console: Console) -> None:
+def test_unknown_view_shows_not_found(console: Console) -> None:
     for place in ("#/nowhere", "#/topics/%ff"):
         console.go(place)
         console.browser.reads("Page not found", "h1")
-    console.go("#/topics/none/settings")  # which asks once: two answers might come one behind the other
+    console.go("#/topics/none/settings")  # it sends one request: two answers might come one after the other
     console.browser.reads("there is no topic 'none'", ".failure")
     console.browser.until(lambda: console.browser.run("return document.querySelector('.head .acts').hidden"), "no acts")
     assert [line for line in console.browser.logged() if "404" not in line] == []

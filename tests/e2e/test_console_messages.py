@@ -300,7 +300,7 @@ def test_consumers_of_a_group_are_listed_with_what_they_hold(console: Console, n
 
 
 def holding(console: Console, within: str, counts: list[str]) -> list[dict[str, str]]:
-    """Look again until the consumers hold so many messages each; return their rows as of that look."""
+    """Refresh until the consumers hold these numbers of messages; return their rows."""
 
     def rows() -> list[dict[str, str]] | None:
         console.browser.click("Refresh", "main")

@@ -1,4 +1,4 @@
-"""The demo as somebody runs it, with a small input."""
+"""The demo runs with a small input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until_gone
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    """What the demo leaves in the temporary directory is seen."""
+    """Return the environment of the demo, whose temporary files are in `tmp_path`."""
     return os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
 
 
@@ -48,9 +48,7 @@ def left(tmp_path: Path) -> list[Path]:
     return list(tmp_path.glob("sandq-demo-*"))
 
 
-def test_the_demo_passes_across_a_kill_and_a_fourth_node(
-    tmp_path: Path, environ: dict[str, str], reminders: Path
-) -> None:
+def test_demo_across_kill_and_fourth_node_succeeds(tmp_path: Path, environ: dict[str, str], reminders: Path) -> None:
     done = demo(environ, "--reminders", str(reminders), "--seconds", "4")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "a cluster: node1 has founded it, node2 and node3 have found it by gossip\n" in done.stdout
@@ -117,7 +115,7 @@ def test_any_file(tmp_path: Path, environ: dict[str, str]) -> None:
     assert left(tmp_path) == []
 
 
-def test_a_line_as_large_as_messages_get(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_demo_with_largest_messages_succeeds(tmp_path: Path, environ: dict[str, str]) -> None:
     source = tmp_path / "large"
     source.write_bytes(b"x" * (8 * 1024 * 1024) + b"\n" + b"y" * (8 * 1024 * 1024) + b"\n")
     done = demo(environ, "--input", str(source), "--seconds", "1")

@@ -1,5 +1,6 @@
-"""What is in deploy/ is run as far as it goes without a container engine: the image's steps, the installation as a
-service, the nodes of compose; and docs/how-to/deploy.md is shown to be true as far as that."""
+"""The files in deploy/ work, as far as they run without a container engine, and docs/how-to/deploy.md is right.
+
+This covers the steps of the image, the installation as a service, and the nodes of compose."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ HEALTH = DEPLOY / "container" / "healthcheck.py"
 
 
 def instructions(containerfile: str) -> list[tuple[str, str]]:
-    """Of all stages: the word, and what follows it."""
+    """Return the instructions of all stages: the keyword and its arguments."""
     text = re.sub(r"^#.*\n", "", containerfile, flags=re.M).replace("\\\n", "")
     return [(line.split()[0], line.partition(" ")[2].strip()) for line in text.splitlines() if line.strip()]
 
@@ -56,7 +57,7 @@ def test_the_page_names_what_is_there() -> None:
 
 
 def test_each_pod_has_a_certificate_of_its_own(tmp_path: Path) -> None:
-    """The commands of the page, and what each pod may show."""
+    """Run the commands of the page, and check the certificate of each pod."""
     from cryptography import x509
 
     shell = Shell(tmp_path)
@@ -99,7 +100,7 @@ class Composed:
         return {**found, "SANDQ_NODE__ADVERTISE_HOST": "127.0.0.1", "SANDQ_NODE__DATA_DIR": str(self.directory / name)}
 
     def script(self, name: str, volume: str, **environ: str) -> None:
-        """Of a service that does something once."""
+        """Run the script of a service that runs once."""
         script = DEPLOY / "compose" / self.services[name]["entrypoint"][1].strip("/")
         (self.directory / volume).mkdir(exist_ok=True)
         variables = {"SANDQ_NODE__DATA_DIR": str(self.directory / volume), **environ}
@@ -184,7 +185,7 @@ class Pods(Composed):
 
 
 @pytest.mark.long
-def test_the_pods_of_kubernetes_are_a_cluster_once_somebody_says_so(tmp_path: Path) -> None:
+def test_kubernetes_pods_after_init_form_a_cluster(tmp_path: Path) -> None:
     pods = Pods(tmp_path)
     for line in re.findall(r"^    (sandq certs .+)$", PAGE, re.M):
         pods.shell(line)
@@ -222,7 +223,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def image(tmp_path: Path, dist: Path) -> Iterator[Path]:
-    """An empty root with what the image's steps make, but for Debian's packages and users."""
+    """Return an empty root with the results of the image's steps, without Debian's packages and users."""
     (tmp_path / "dist").symlink_to(dist)
     for word, text in instructions((DEPLOY / "container" / "Containerfile").read_text(encoding="utf-8")):
         if word == "RUN":

@@ -112,7 +112,7 @@ def test_the_worker(node: NodeProcess, start: Callable[..., subprocess.Popen[str
         failing += [message.id for message in client.messages("tasks").list(values=True) if b"boom" in message.value]
 
         def errors() -> set[str | None]:
-            # Asked for by their ids: the log lets go of what waits for long, or is dead.
+            # By their ids: messages that wait for long, or are dead, leave the log.
             found = [client.messages("tasks").why(message_id) for message_id in failing]
             groups = [group for why in found for group in why["groups"]]
             return {attempt[5] for group in groups for attempt in group["history"]}

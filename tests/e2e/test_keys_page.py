@@ -1,4 +1,4 @@
-"""docs/keys.md: every example, in its order, beside one node with HTTP; each prints what the page says."""
+"""Every example of docs/keys.md, run in order with one node with HTTP, prints the output on the page."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ def test_every_example(node: NodeProcess, tmp_path: Path) -> None:
     page: Callable[[sandq.Client], Awaitable[None]] = names["page"]
 
     async def main(run: Run) -> None:
-        async def run_lines(number: int) -> None:
+        async def run_block(number: int) -> None:
             block = BLOCKS[number][1].replace("localhost:2108", f"localhost:{node.environ['HTTP_PORT']}")
             for lines in [block] if "$" in block else block.splitlines():
                 done = await run(lines)
                 assert done.code == 0 and "Traceback" not in done.err, (lines, done)
                 shown[number].append(done.out.removesuffix("\n"))
 
-        names["run"] = run_lines
+        names["run"] = run_block
         async with sandq.connect(node.address, timeout=PATIENCE_S) as client:
             await page(client)
 

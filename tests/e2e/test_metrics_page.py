@@ -1,4 +1,4 @@
-"""What docs/metrics.md shows, run as it stands (with ports of the test's own)."""
+"""The commands and queries of docs/metrics.md run as they are (with ports of the test)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def node(tmp_path: Path, web_port: int) -> Iterator[NodeProcess]:
 
 def test_the_scrape_and_the_log(node: NodeProcess, web_port: int) -> None:
     command = commands("bash")[0].strip().replace("127.0.0.1:2108", f"127.0.0.1:{web_port}")
-    for _ in range(2):  # the first is told of in the second
+    for _ in range(2):  # the second one reports the first
         done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
     families = {family.name: family for family in text_string_to_metric_families(done.stdout)}
     assert {metric.name.removesuffix("_total") for metric in EVERY} <= {
@@ -50,7 +50,7 @@ def test_the_scrape_and_the_log(node: NodeProcess, web_port: int) -> None:
     }
     (request,) = families["sandq_http_requests"].samples
     assert request.labels == {"method": "GET", "route": "/metrics", "status": "200"} and request.value == 1
-    # A request is told of behind its answer.
+    # A request is logged after its answer.
     wait_until(lambda: node.output().count('"event": "request"') == 2)
     lines = [json.loads(line) for line in node.output().splitlines() if line.startswith("{")]
     assert {line["node"] for line in lines} == {"node1"}

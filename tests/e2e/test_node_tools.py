@@ -1,4 +1,4 @@
-"""`sandq doctor` and `sandq wal dump` beside a running node, and on what it leaves."""
+"""`sandq doctor` and `sandq wal dump` work with a running node, and with the files of a stopped one."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_beside_a_node_that_stands_still(node: NodeProcess) -> None:
 
 
 def test_while_it_writes(node: NodeProcess) -> None:
-    """What is being written may be torn; it is never taken for damage."""
+    """A record that is being written may be torn, and is never reported as damage."""
     produce(node, 1)
     code = (
         "import sandq, trio\n"

@@ -23,7 +23,7 @@ CHECKS = (
     "unsupported_method",
     "negative_data_rejection",
 )
-# What the routes need to get far: a topic with messages, a group that leased one. Another topic is deleted.
+# Objects that the routes need: a topic with messages, and a group that leased one. Another topic is deleted.
 CONFIG = """
 [parameters]
 topic = "orders"

@@ -1,5 +1,5 @@
-"""Every command of docs/operations.md, in order, beside a node with HTTP, those about three nodes beside three; and the
-HTTP lines of the README."""
+"""Every command of docs/operations.md is run in order, with one node or with three, and the HTTP lines of the
+README."""
 
 from __future__ import annotations
 
@@ -139,13 +139,13 @@ def test_three_nodes_that_find_each_other(tmp_path: Path) -> None:
 
 
 def node(shell: Shell, name: str) -> dict[str, Any]:
-    """What the cluster says of a node; nothing where it has none of this name."""
+    """Return the row of a node in the cluster; an empty one if it does not exist."""
     rows = [json.loads(line) for line in shell("sandctl cluster nodes -o jsonl").splitlines()]
     return next((row for row in rows if row["node"] == name), {})
 
 
 def test_forming_by_hand(tmp_path: Path) -> None:
-    """Two nodes that have each other for seeds."""
+    """Form a cluster of two nodes that have each other as seeds."""
     gossip, web = [f"127.0.0.1:{free_port()}" for _ in range(2)], free_port()
     nodes = []
     for number in (0, 1):
@@ -188,7 +188,7 @@ def test_forming_by_hand(tmp_path: Path) -> None:
             node.close()
 
 
-def test_the_http_lines_of_the_readme(shell: Shell) -> None:
+def test_http_commands_of_readme_succeed(shell: Shell) -> None:
     lines = commands(read("README.md"))
     assert len(lines) == 3 and all(line.startswith("curl -s ") for line in lines)
     *_, last = [shell(line.replace("curl -s ", "curl -sf ")) for line in lines]

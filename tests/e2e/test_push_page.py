@@ -37,7 +37,7 @@ def port() -> int:
 
 @pytest.fixture
 def environ(port: int) -> dict[str, str]:
-    """What the page says a node needs."""
+    """Return the environment that the page requires for a node."""
     (line,) = ALLOWS
     return dict(word.split("=", 1) for word in line.replace("9000", str(port)).split())
 

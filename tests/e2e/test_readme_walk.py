@@ -1,4 +1,4 @@
-"""What the README and docs/topics.md show, run as it stands (with ports of the test's own)."""
+"""The commands of the README and docs/topics.md run as they are (with ports of the test)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def node(shared: NodeProcess) -> Iterator[NodeProcess]:
     """The node of all tests here, without topics."""
     yield shared
     with sandq.sync.connect(shared.address, timeout=PATIENCE_S) as client:
-        # A topic that another one names for its dead letters goes behind that.
+        # Delete a dead-letter topic after the topics that use it.
         for record in sorted(client.admin.list_topics(), key=lambda record: "dead_letter_topic" not in record.settings):
             client.admin.delete_topic(record.name)
 

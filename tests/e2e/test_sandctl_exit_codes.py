@@ -1,4 +1,4 @@
-"""Exit codes of `sandctl`: 2 for what cannot be meant so, whoever found it; 1 for what fails; 3 without a server."""
+"""Exit codes of `sandctl`: 2 for invalid usage, found by any component; 1 for failures; 3 without a server."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def topic() -> str:
 
 @pytest.fixture
 def ctl(node: NodeProcess, topic: str, tmp_path: Path) -> Ctl:
-    """`ctl("list", topic)`, beside a topic of the test's own."""
+    """Return a function: `ctl("list", topic)` runs `sandctl schedule`; the test has a topic of its own."""
 
     def run(*args: str, stdin: str = "", code: int = 0, command: str = "schedule") -> Done:
         done = run_here([command, *args], {"SANDCTL_SERVERS": node.address}, tmp_path, stdin)
@@ -69,7 +69,7 @@ def test_a_schedule_from_beginning_to_end(ctl: Ctl, topic: str) -> None:
     assert "daily" in ctl("show", topic, "daily", code=1).err
 
 
-def test_lines_that_were_listed_make_them_again(ctl: Ctl, topic: str) -> None:
+def test_create_from_listed_schedules_changes_nothing(ctl: Ctl, topic: str) -> None:
     for number in range(5):
         ctl("create", topic, f"s{number}", f"v{number}", "--every", f"{number + 1}h", "--header", "a=b", "--key", "k")
     lines = ctl("list", topic, "--values", "--limit", "all", "-o", "jsonl").out
@@ -108,7 +108,7 @@ def test_what_is_wrong_is_said(ctl: Ctl, topic: str, args: list[str], code: int,
     assert said in done.err and not done.out
 
 
-def test_lines_that_are_wrong_make_nothing(ctl: Ctl, topic: str) -> None:
+def test_create_with_invalid_json_creates_nothing(ctl: Ctl, topic: str) -> None:
     good = '{"name": "a", "text": "", "every": "1h"}\n'
     for bad in ("{", "[]", '{"name": "b"}', '{"name": "b", "text": "", "every": "1h", "colour": 1}'):
         assert "line 2: " in ctl("create", topic, "--jsonl", stdin=good + bad + "\n", code=1).err, bad

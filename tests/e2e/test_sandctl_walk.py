@@ -28,7 +28,7 @@ def ctl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ctl]:
 
 
 def in_client(ctl: Ctl, work: Any) -> Any:
-    """What the command line cannot do: with the client."""
+    """Use the client for a step that the command line cannot do."""
 
     async def run() -> Any:
         async with sandq.connect(ctl.node.address, timeout=PATIENCE_S) as client:
@@ -111,7 +111,7 @@ def test_looking_at_messages(ctl: Ctl) -> None:
     assert (got["id"], got["state"], got["text"]) == (ready, "ready", "now")
     assert ctl("message get looked 01HN7K2B6R0000000001000000", code=1).err.startswith("sandctl: ")
     assert "ID" in ctl("message get looked", code=2).err
-    # What is listed is valid input.
+    # The output of a list is valid input.
     saved = ctl("message list looked --values --limit all -o jsonl").out
     ctl("topic create copied")
     ctl("produce copied --jsonl", stdin=saved)

@@ -1,5 +1,7 @@
-"""What somebody types who knows sandglass: its two calls, letter for letter, against two nodes of configs/gossip1.yaml
-and gossip2.yaml on their own ports, which are sandglass's."""
+"""The two calls of sandglass work unchanged.
+
+They are run against two nodes of configs/gossip1.yaml and gossip2.yaml on their own ports, which are those of
+sandglass."""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def node(directory: Path, name: str, port: int) -> NodeProcess:
 
 
 def shell(command: str, directory: Path) -> str:
-    """What it prints."""
+    """Return the output of a shell command."""
     (directory / ".curlrc").write_text(f'resolve = "localhost:2108:{HOST}"\nnoproxy = "*"\nfail-with-body\nsilent\n')
     environ = os.environ | {"CURL_HOME": str(directory), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(["bash", "-c", command], env=environ, capture_output=True, text=True)
@@ -55,7 +57,7 @@ async def until_two() -> None:
         await until_answer(client.admin.cluster, lambda found: sum(row["up"] for row in found["nodes"]) == 2)
 
 
-def test_its_calls_word_for_word(tmp_path: Path) -> None:
+def test_sandglass_calls_succeed(tmp_path: Path) -> None:
     nodes = [node(tmp_path, name, port) for name, port in NODES.items()]
     try:
         for started in nodes:

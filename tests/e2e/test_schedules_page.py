@@ -42,7 +42,8 @@ def test_the_page_has_examples() -> None:
 
 
 def differences(language: str, run: Callable[[str], str]) -> str:
-    """What the examples print that is not on the page; those after a wrong one are run all the same."""
+    """Return the differences between the output of the examples and the page; examples after a wrong one are run,
+    too."""
     wrong = []
     for which, block, expected in BLOCKS:
         if which == language:
@@ -70,7 +71,7 @@ def test_what_stands_in_python() -> None:
 
 
 def test_what_the_clients_page_has_of_them() -> None:
-    """docs/client.md, whose other examples run beside a server that has no schedules."""
+    """Run the example about schedules of docs/client.md, whose other examples use a server without schedules."""
     (example,) = re.findall(r"^```python schedules\n(.*?)^```", CLIENT_PAGE, re.M | re.S)
     names: dict[str, Any] = {}
     exec(f"async def example(client):\n{textwrap.indent(example, '    ')}", names)

@@ -32,7 +32,7 @@ class Walk:
         self.shell = Shell(directory, XDG_CONFIG_HOME=str(directory / "config"))
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         self.said = ""
-        """What commands have said, but for the tokens that are printed because somebody asked for them."""
+        """Output of the commands, without tokens that a command printed on request."""
         self.secrets: set[str] = set()
 
     def section(self, title: str) -> str:
@@ -111,7 +111,7 @@ def test_the_page_is_walked_and_tells_no_secret(walk: Walk) -> None:
     for line in walk.lines("What is changed while it runs"):
         walk.line(line)
 
-    # What somebody may read who should read no secret.
+    # Output that must not contain secrets.
     for name in NODES:
         walk.line(f"sandq check-config {name}.yaml --show")
     walk.line("sandctl cluster info -o json")

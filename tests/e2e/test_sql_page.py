@@ -1,4 +1,4 @@
-"""docs/sql.md: its commands and its Python run as they stand, and what it says of limits holds."""
+"""The commands and the Python code of docs/sql.md run as they are, and its limits are right."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _answers(port: int) -> bool:
     return True
 
 
-def test_a_gateway_serves_it_and_ends_when_it_is_told(node: tuple[NodeProcess, int], tmp_path: Path) -> None:
+def test_sql_gateway_serves_and_stops(node: tuple[NodeProcess, int], tmp_path: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "sandq.cli", "sql", "--server", node[0].address, "--listen", f"127.0.0.1:{port}"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -127,7 +127,7 @@ def test_the_tables_and_their_columns_are_named() -> None:
     assert re.findall(r"`(\w+)`", columns) == [column.name for column in MESSAGES.columns]
 
 
-def test_limits_are_as_they_are_told() -> None:
+def test_limits_equal_defaults() -> None:
     section, budget = load_config(None, {}).sql, Budget()
     assert (section.rows, section.bytes, section.memory_bytes) == (
         budget.scan_rows,

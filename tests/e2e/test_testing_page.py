@@ -26,7 +26,7 @@ def test_the_first_example(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
-def test_the_files_of_the_page_are_a_suite_that_passes(tmp_path: Path) -> None:
+def test_files_of_page_are_a_suite_without_failures(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(BLOCKS[1])
     for block in BLOCKS[2:]:
         name = re.match(r"# (test_\w+\.py)\n", block)

@@ -1,4 +1,4 @@
-"""What docs/security.md shows of TLS, run as it stands (with ports of the test's own)."""
+"""The TLS commands of docs/security.md run as they are (with ports of the test)."""
 
 from __future__ import annotations
 

@@ -31,13 +31,13 @@ def make_agent(tmp_path: Path) -> Iterator[Callable[..., SerfAgent]]:
 
 @pytest.fixture(params=["plain text", "encrypted"])
 def key(request: pytest.FixtureRequest) -> str | None:
-    """Of a cluster's gossip, as Serf's agents have it."""
+    """Return a key of a cluster's gossip, in the format of Serf's agents; None for plain text."""
     return new_key() if request.param == "encrypted" else None
 
 
 @pytest.fixture
 async def bed(make_agent: Callable[..., SerfAgent], key: str | None) -> AsyncIterator[GossipBed]:
-    """Of the native backend; other backends' modules have a bed of their own."""
+    """Return a bed of the native backend; the modules of other backends have their own."""
     async with trio.open_nursery() as nursery:
         yield GossipBed(nursery, make_agent, key)
         nursery.cancel_scope.cancel()

@@ -1,8 +1,7 @@
-"""docs/examples/typescript and docs/examples/go: generated, built and run by the commands of docs/http.md.
+"""docs/examples/typescript and docs/examples/go are generated, built and run by the commands of docs/http.md.
 
-They need programs and packages of other ecosystems, which a machine of ours may not have: so they are no part of what
-every change is checked by. That the document is fit for generators is in `tests/integration/http`.
-"""
+The tests need programs and packages of other ecosystems, which a development machine may not have. So `make check`
+does not run them. `tests/integration/http` checks that the document is fit for generators."""
 
 from __future__ import annotations
 
@@ -37,14 +36,14 @@ ENVIRON = {
     "npm_config_cache": str(CACHES / "npm"),
     "GOCACHE": str(CACHES / "go"),
     "GOMODCACHE": str(CACHES / "go-modules"),
-    # What it writes can be removed by `make clean`.
+    # `make clean` can remove its files.
     "GOFLAGS": "-modcacherw",
 }
 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str]]:
-    """The port of its HTTP, and a token: it lets nobody in who has none."""
+    """Return the HTTP port and a token of a node, which requires authentication."""
     number = free_port()
     environ = {"SANDQ_LISTEN__HTTP": f"127.0.0.1:{number}", "SANDQ_SECURITY__AUTHENTICATION": "require"}
     node = NodeProcess(tmp_path_factory.mktemp("node"), **environ)

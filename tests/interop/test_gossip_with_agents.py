@@ -92,7 +92,7 @@ async def test_an_agent_fails_and_comes_back(bed: GossipBed) -> None:
     await sa.kill()
     await follows.until("sa", is_in(State.FAILED))
     await sa.start()
-    # Who failed is knocked at: nobody has to join again.
+    # A failed member is contacted again, so no member has to join again.
     await follows.until("sa", is_in(State.ALIVE))
     await sa.until("a", "alive")
 
@@ -228,36 +228,36 @@ async def test_an_agent_of_another_cluster_is_refused(bed: GossipBed) -> None:
         await other.until("a", "alive")
         await until_holds(lambda: a.counts["refused_cluster"] > 0)
     assert list(a.members()) == ["a"]
-    assert told(logs) == [("other", "cluster")]
+    assert rejections(logs) == [("other", "cluster")]
     with pytest.raises(Unavailable, match=r"other \(cluster\)"):
         await a.join([other.gossip])
 
 
-async def test_an_agent_with_the_name_of_a_member_gives_way(bed: GossipBed) -> None:
-    """Serf asks all others who is right, and ends where fewer than half say that it is."""
+async def test_agent_with_name_of_member_ends(bed: GossipBed) -> None:
+    """Serf asks all other members which one is right, and ends if fewer than half confirm it."""
     a, _, sa = await met(bed)
     with capture_logs() as logs:
         double = await bed.agent("a", joins=bed.address("a"))
         await until_holds(lambda: not double.is_running)
     assert "name conflict" in double.output()
-    assert a.counts["refused_name_conflict"] >= 1 and told(logs) == [("a", "name_conflict")]
+    assert a.counts["refused_name_conflict"] >= 1 and rejections(logs) == [("a", "name_conflict")]
     assert (await sa.until("a", "alive", id="a"))["addr"] == str(bed.address("a"))
     assert a.members()["a"].address == bed.address("a")
 
 
 async def test_two_native_members_of_one_name(bed: GossipBed) -> None:
-    """Who came later is told, and neither gives way."""
+    """The second one gets an error, and both stay."""
     a, _, sa = await met(bed)
     with capture_logs() as logs:
         await bed.start("double", {"id": "a", "store": "another"}, called="a", seeds=[sa.gossip])
-        await until_holds(lambda: bool(told(logs)))
-    assert told(logs) == [("a", "name_conflict")]
+        await until_holds(lambda: bool(rejections(logs)))
+    assert rejections(logs) == [("a", "name_conflict")]
     assert (await sa.until("a", "alive"))["addr"] == str(bed.address("a"))
     assert a.members()["a"].address == bed.address("a")
 
 
-def told(logs: list[Any]) -> list[tuple[str, str]]:
-    """Of whom it is not believed what is said, and why."""
+def rejections(logs: list[Any]) -> list[tuple[str, str]]:
+    """Return (member, reason) for each rejected message."""
     return [(entry["member"], entry["reason"]) for entry in logs if "reason" in entry]
 
 
@@ -270,7 +270,7 @@ async def test_events_and_queries_do_no_harm(bed: GossipBed) -> None:
         before = a.counts["not_spoken"]
         await say("deploy")
         await until_holds(lambda: a.counts["not_spoken"] > before)  # noqa: B023 - called before it changes
-    # What was said is in what the agent tells who joins.
+    # An agent sends earlier events to a member that joins.
     b = await bed.start("b", {"id": "b"})
     assert await b.join([sa.gossip]) == 1
     await follows.until("b", is_in(State.ALIVE))

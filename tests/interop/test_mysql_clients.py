@@ -1,4 +1,4 @@
-"""Clients of MySQL that people have, against one node and three: `mysql`, Connector/J, and what Grafana asks."""
+"""MySQL clients work with one node and with three: `mysql`, Connector/J, and the queries of Grafana."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def asked(port: int, query: str) -> list[tuple[object, ...]]:
         return list(cursor.fetchall())
 
 
-def test_the_command_line_client(port: int) -> None:
+def test_mysql_client_reads_rows(port: int) -> None:
     program = shutil.which("mariadb") or shutil.which("mysql")
     if program is None:
         pytest.skip("`mysql` is not installed: make system, or apt-get install mariadb-client")

@@ -1,4 +1,4 @@
-"""Whole nodes that find each other by Serf agents: as members beside them, and over them."""
+"""Whole nodes find each other through Serf agents: as members of their gossip, and as their clients."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Nodes(FoundNodes):
 
 
 async def work_together(nodes: FoundNodes) -> None:
-    """What one takes in, the other one hands out."""
+    """Check that each node delivers messages that the other one stored."""
     await nodes.until_registered(*NODES)
     assert len({serving.broker.metadata.cluster_uuid for serving in nodes.running.values()}) == 1
     async with nodes.connect("node1") as client:
@@ -110,7 +110,7 @@ async def test_each_over_an_agent_of_its_own(tmp_path: Path, make_agent: Callabl
             }
         if first == "agents":
             await start_agents()
-        # Who founds waits for nobody, and who joins waits for its agent.
+        # The founder waits for no other node, and a node that joins waits for its agent.
         nodes.launch("node2")
         await nodes.start("node1")
         if first == "nodes":

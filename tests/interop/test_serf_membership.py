@@ -113,7 +113,7 @@ class TestSerf(ClusterContract):
         await follower.until("a", lambda member: ours(member) == {"id": "2"})
         assert (await agent.members())["a"]["tags"] == {"role": "web", "id": "2"}
 
-    async def test_the_tags_of_the_site_need_room_too(self, bed: SerfBed) -> None:
+    async def test_tags_of_site_count_for_limit(self, bed: SerfBed) -> None:
         await bed.start_agent("a", role="x" * 400)
         a = await bed.start("a", {"id": "1"})
         with pytest.raises(TooLarge, match="role 4"):

@@ -102,7 +102,7 @@ def test_any_bytes_parse_or_are_refused(data: bytes) -> None:
 def test_bytes_changed_under_a_good_crc_parse_or_are_refused(
     columns: dict[int, list[Any]], compress: bool, data: st.DataObject
 ) -> None:
-    """What a wicked client can send: everything fits but what it changed."""
+    """An attacker's batch is parsed or rejected: its checksum is right, and some of its bytes are changed."""
     import google_crc32c
 
     raw = bytearray(encode(columns, compress=compress))

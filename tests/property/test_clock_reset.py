@@ -17,7 +17,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock_reset, "STEP_ROWS", 3)
     monkeypatch.setattr(clock_reset, "STEP_MESSAGES", 3)
     monkeypatch.setattr(appends, "WHOLE_MESSAGES", 2)
-    monkeypatch.setattr(trim, "PIN_MS", 3000)  # what waits, and what keys block, is soon copied aside
+    monkeypatch.setattr(trim, "PIN_MS", 3000)  # waiting and blocked messages are copied soon
 
 
 @pytest.mark.parametrize("per_key", [None, 1, 2])

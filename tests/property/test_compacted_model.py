@@ -1,8 +1,7 @@
-"""Random walks of the compacted partition beside a dict: values, conditions, times to live, groups, compaction.
+"""Random commands on the compacted partition are compared with a dict: values, conditions, ttls, groups, compaction.
 
-Two partitions apply the same entries, one that lives and one that is loaded from its rows every now and then: they must
-answer alike and write the same rows.
-"""
+Two partitions apply the same entries. One stays in memory, the other one is loaded from its rows at times: they must
+give the same answers and write the same rows."""
 
 from __future__ import annotations
 
@@ -58,30 +57,30 @@ class Walk(RuleBasedStateMachine):
         for module, name, value in SMALL:
             self.patches.enter_context(patch.object(module, name, value))
         self.patches.enter_context(patch.object(reader, "LOOK_AHEAD_ENTRIES", look_ahead))
-        self.bench, self.twin, self.restarts = KeyBench(**self.topic), KeyBench(**self.topic), restarts
+        self.bench, self.reloaded, self.restarts = KeyBench(**self.topic), KeyBench(**self.topic), restarts
         self.at = self.made = 0
         self.history: list[tuple[bytes, str, str | None]] = []
         """(version, key, value) of every write that was stored, in order."""
         self.live: dict[str, tuple[bytes, str, int | None]] = {}
-        """Key -> version, value, when it is over (ms after T)."""
+        """Key -> version, value, and end of its ttl (ms after T)."""
         self.held: dict[int, list[str | None]] = {}
         self.last_seen: dict[str, dict[str, bytes]] = {}
-        """Of each group: key -> the last version that it was given for the first time."""
+        """Last version of each key that each group received for the first time."""
 
     def teardown(self) -> None:
         self.patches.close()
 
     @rule()
     def evict(self) -> None:
-        for one in self.twin.machine.groups.readers():
+        for one in self.reloaded.machine.groups.readers():
             one.evict()
 
     def apply(self, command: c.Command) -> Any:
         if self.bench.index % self.restarts == 0:
-            self.twin.restart()
-        result, other = self.bench.apply(self.at, command)[0], self.twin.apply(self.at, command)[0]
+            self.reloaded.restart()
+        result, other = self.bench.apply(self.at, command)[0], self.reloaded.apply(self.at, command)[0]
         assert repr(result) == repr(other), "a partition loaded from its rows answers otherwise"
-        assert self.bench.everything() == self.twin.everything()
+        assert self.bench.everything() == self.reloaded.everything()
         return result
 
     # -- writing --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Whatever stands in a configuration file or in the environment: a configuration, or a ConfigError with places."""
+"""Any text in a configuration file or the environment gives a configuration, or a ConfigError with positions."""
 
 from __future__ import annotations
 

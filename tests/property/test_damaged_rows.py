@@ -15,7 +15,7 @@ from tests.support.simulation.seeds import few_of, run_each
 
 SEEDS = 250
 SHUT_MOST = 2
-"""Of these, damages that are found only when the partition is used."""
+"""Maximum number of these damages that are found only when the partition is used."""
 
 
 @pytest.mark.parametrize("first", few_of(range(0, 40 * SEEDS, SEEDS), 2))

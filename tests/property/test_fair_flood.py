@@ -1,6 +1,6 @@
-"""A quiet tenant under a flood of a thousand messages for each one of its own: how many come before it is bounded by
-who else there is, not by how much they have.
-"""
+"""A quiet tenant is served in time under a flood of a thousand messages for each one of its own.
+
+The number of messages before its own is limited by the number of other tenants, not by the number of their messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ TENANTS = (
 
 
 def most_of_one(quiet: str, given: list[str]) -> int:
-    """How many turns a node of the tree had while one beside it, through which the quiet tenant's go, had none."""
+    """Return the largest number of messages that a node of the tree got in a row, while a sibling on the quiet path
+    got none."""
     own, most = (*quiet.split("."), ""), 0
     since: Counter[tuple[str, ...]] = Counter()
     for tenant in given:
@@ -52,7 +53,7 @@ def most_of_one(quiet: str, given: list[str]) -> int:
 
 class Flood:
     def __init__(self, seed: int, *, fails: bool = False) -> None:
-        """`fails`: half of what the others get is given back for later, as much of it as may wait."""
+        """`fails`: half of the messages of other tenants are given back for later, as many as may wait."""
         self.fails = fails
         self.rng = rng = Random(seed)
         self.quiet, self.others = TENANTS[seed % len(TENANTS)]

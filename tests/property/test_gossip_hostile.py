@@ -1,4 +1,4 @@
-"""Datagrams from somebody who means harm: a small cluster goes on as if nothing had come."""
+"""Datagrams of an attacker do not disturb a small cluster."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FOE = Address("203.0.113.66", 6666)
 NAMES = ("n0", "n1", "n2")
 SECONDS = 20.0
 LEFT_BYTES = 3 << 20
-"""What twenty thousand messages may leave behind."""
+"""Maximum memory that twenty thousand messages may leave in use, in bytes."""
 KEY = Keyring([bytes(32)])
 PLAIN = Packets(None, lambda: bytes(12))
 
@@ -105,7 +105,7 @@ ASKED = [
     st.builds(Nack, NUMBERS),
 ]
 ACCUSING = [st.builds(Suspect, NUMBERS, ANY_NAMES, ANY_NAMES), st.builds(Dead, NUMBERS, ANY_NAMES, ANY_NAMES)]
-# Of a cluster that is another one, or that nobody can read.
+# Messages of another cluster, or ones that no member can read.
 STRANGE = st.builds(Alive, NUMBERS, st.sampled_from(["x", "z"]), ADDRESSES, OF_OTHERS, st.just(VSN) | st.just(()))
 USER = st.builds(User, BODIES)
 FORGED = st.one_of(*ASKED, *ACCUSING, STRANGE, USER)
@@ -170,7 +170,7 @@ def test_without_a_key_what_is_forged_is_refuted(attack: list[tuple[str, bytes]]
         User(encode_serf(LeaveIntent(40, "n0", True))),
     ],
 )
-def test_each_word_against_a_member_is_refuted_at_once(word: Message) -> None:
+def test_message_against_member_is_refuted_at_once(word: Message) -> None:
     world = small_world()
     give(world, PLAIN.seal([encode(word)], crc=False))
     assert world.run(10, world.agree) < 2.0
@@ -235,7 +235,7 @@ def one(timing: str = "lan", packets: Packets = PLAIN) -> Gossip:
 
 
 def flood(core: Gossip, message: Callable[[int], Message], count: int, seconds: float) -> None:
-    """So many messages, 20 in a packet, with ticks between."""
+    """Send `count` messages, 20 per packet, with ticks between."""
     for start in range(0, count, 20):
         parts = [encode(message(number)) for number in range(start, start + 20)]
         now = seconds * start / count
@@ -293,13 +293,13 @@ def test_a_flood_leaves_little_behind(message: Callable[[int], Message]) -> None
     assert len(core._rumours) + len(core._intents) <= 2 * KEPT_MOST
     assert len(core._members._early) <= INTENTS_MOST
     assert core.push_pull(False).nodes[0].name == "n0"
-    # What it says can still be written, and it still goes on.
+    # Its state can still be encoded, and it still works.
     core.announce_join()
     core.tick(core.next_at)
     assert core.records["n0"].state == State.ALIVE
 
 
-# What decompresses to the most, to the least, and to nothing that is read.
+# Data with the largest and the smallest decompressed size, and data with both.
 BOMBS = [bytes(65_000), random.Random(1).randbytes(40_000), bytes(range(256)) * 100]
 
 

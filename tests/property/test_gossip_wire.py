@@ -1,4 +1,4 @@
-"""What gossip sends it reads again, whatever it is; and of whatever arrives it says no more than ProtocolError."""
+"""Gossip reads all messages that it sends, and rejects any other bytes only with ProtocolError."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.support.examples import examples
 from tests.support.gossip.lzw_encoder import encode as compress
 
 MEMORY_BYTES = 2 << 20
-"""What a few hundred bytes may make of themselves for a moment, at most."""
+"""Maximum memory that a few hundred bytes may use while they are read, in bytes."""
 
 
 def numbers(bits: int) -> st.SearchStrategy[int]:
@@ -202,12 +202,12 @@ TAGS_SENT = st.dictionaries(NAMES, TEXTS, max_size=2).map(encode_tags)
 
 
 def sealed(plain: bytes) -> bytes:
-    """Of a stream, whatever it is that is sealed."""
+    """Return a sealed frame of a stream with this content."""
     header = b"\x0a" + (len(plain) + OVERHEAD).to_bytes(4, "big")
     return header + RING.seal(plain, header, bytes(12))
 
 
-# The mutation comes before what the reader is given was wrapped: it is to be found below the wrapper.
+# The mutation happens before the bytes are wrapped, so the reader must find it below the wrapper.
 READERS: dict[str, tuple[Callable[[bytes], object], st.SearchStrategy[bytes]]] = {
     "message": (decode, ENCODED),
     "packet": (PLAIN.open, DATAGRAMS),

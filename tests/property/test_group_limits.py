@@ -1,10 +1,9 @@
-"""Random walks over the partitions of a topic whose group has limits: what is told may be lost, late or repeated,
-leaders of the home partition forget what they knew, leaders go by older settings of the topic, partitions begin anew
-from their rows, and limits change, go and come meanwhile.
+"""Random commands on the partitions of a topic whose group has limits never exceed the limits.
 
-Never is more in flight than the limit, or than was when it was set; never is more leased in any time than rate and
-burst allow; and in the end everything is delivered.
-"""
+Reports may be lost, late or repeated, leaders of the home partition forget their state, and leaders use older
+settings of the topic. Partitions are loaded from their rows again, and limits change, end and begin meanwhile. The
+number of leased messages never exceeds the limit, or the number when the limit was set. No time window has more
+leases than rate and burst allow. In the end everything is delivered."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ CHANCES = {
     "expire": 0.5,
     "add": 0.3,
 }
-"""Of what may happen."""
+"""Weights of the actions."""
 
 
 class Partition:
@@ -69,7 +68,7 @@ class Partition:
         self.stores.write(self.view.drain())
         return results
 
-    def told(self, at: int) -> Report | None:
+    def report(self, at: int) -> Report | None:
         return report_of(self.machine.status(self.view), "g", True, T + at + self.skew_ms)
 
     @property
@@ -86,17 +85,17 @@ class World:
         self.parts = [Partition(number, self.settings, skew) for number, skew in enumerate(skews)]
         self.home = LimitHome()
         self.wires: list[tuple[int, str, Any]] = []
-        """What is on its way: to a partition, what it is, itself."""
+        """Frames in flight: target partition, kind, content."""
         self.held: list[tuple[Partition, Lease]] = []
         self.left = self.made = 0
         self.went: list[tuple[int, int, int]] = []
-        """Leases: when they were, by no partition's clock, their epochs and messages."""
+        """Leases: true time, epoch and number of messages."""
         self.without: set[int] = set()
-        """The next epochs of settings that have no limits."""
+        """Next epochs of settings without limits."""
         self.known: dict[int, GroupLimit] = {}
-        """By epoch."""
+        """Limits by epoch."""
         self.epoch = self.peak = 0
-        """That is checked, and what was in flight when it was set, or less by now."""
+        """Epoch that is checked, and the number of messages leased when it began, or fewer by now."""
         for part in self.parts:
             part.apply(0, c.OpenGroup("g", "earliest"))
         self.limit(limit)
@@ -149,11 +148,11 @@ class World:
             part.apply(self.at, c.Expire())
         self.held = [(part, lease) for part, lease in self.held if lease.token in part.machine.leases.by_token]
 
-    def look(self) -> None:
-        """The leader of the home partition looks."""
+    def check_limits(self) -> None:
+        """Let the leader of the home partition check the limits."""
         home = self.parts[0]
         status = home.machine.status(home.view)
-        own = home.told(self.at)
+        own = home.report(self.at)
         ledger = None if status.limits is None else status.limits.ledgers["g"]
         if own is None or ledger is None:
             return
@@ -167,9 +166,9 @@ class World:
             self.wires.append((partition, "asked", asked))
 
     def tell(self, part: Partition) -> None:
-        told = part.told(self.at)
-        if told is not None and part.number:
-            self.wires.append((0, "told", (part.number, told)))
+        report = part.report(self.at)
+        if report is not None and part.number:
+            self.wires.append((0, "report", (part.number, report)))
 
     def deliver(self, *, may_lose: bool) -> None:
         at = self.draw.randrange(len(self.wires))
@@ -207,7 +206,7 @@ class World:
         if most is not None and not ledger.unheard:
             for partition, share in shares.items():
                 assert self.parts[partition].leased <= share.held
-            # What was in flight when it was set may be more, and only falls.
+            # The number leased when the limit was set may be above it, and may only fall.
             assert leased <= max(most, self.peak), f"{leased} in flight of {most}"
             assert not ledger.own_in_flight or ledger.own_in_flight + ledger.given[0] <= most
             self.peak = min(self.peak, leased)
@@ -217,7 +216,7 @@ class World:
             assert ledger.own_units + sum(share.held_units for share in shares.values()) == limit.burst
 
     def check_rate(self) -> None:
-        """Of each epoch no time has more than burst and rate."""
+        """Check that no time window of an epoch has more than burst and rate allow."""
         by_epoch: dict[int, list[tuple[int, int]]] = {}
         for stamp, epoch, count in sorted(self.went):
             by_epoch.setdefault(epoch, []).append((stamp, count))
@@ -272,7 +271,7 @@ def walk(world: World, limits: list[dict[str, Any]]) -> None:
             case "wait":
                 world.at += draw.choice([1, 5, 50, 250, 1000])
             case "look":
-                world.look()
+                world.check_limits()
             case "tell":
                 world.tell(draw.choice(world.parts))
             case "deliver" if world.wires:
@@ -310,7 +309,7 @@ def finish(world: World) -> None:
                 world.left -= lease.total
         while world.wires:
             world.deliver(may_lose=False)
-        world.look()
+        world.check_limits()
         for part in world.parts:
             part.apply(world.at, c.Expire())
     raise AssertionError(f"{world.left} of {world.made} messages were not delivered")

@@ -1,4 +1,4 @@
-"""What a group holds is found by structures that a plain model agrees with, whatever is put in and taken out."""
+"""The structures that find held messages agree with a plain model after any changes."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _without(ranges: list[Range], gone: set[bytes]) -> list[Range]:
 
 
 class Holder:
-    """Holds messages until another one does, or it gives them up."""
+    """Holds messages until another holder takes them, or it releases them."""
 
     def __init__(self, holds: dict[bytes, Holder]) -> None:
         self._holds = holds

@@ -1,6 +1,7 @@
-"""The client's lane against the partition: answers are lost, connections break, copies lie about in old connections,
-deadlines pass, the partition is loaded anew or forgets the producer. Each message is stored once, in its order, and
-every receipt tells the truth."""
+"""The client's partition producer stores each message once and in order, and every receipt is true.
+
+Answers are lost, connections break, copies stay in old connections, deadlines pass, and the partition is loaded
+again or forgets the producer."""
 
 from __future__ import annotations
 
@@ -21,18 +22,18 @@ from tests.support.examples import examples
 
 FATES: tuple[Fate, ...] = (LOSE_LEADER, LOSE_ENTRY, Overloaded("full"), InvalidRequest("no"), StorageFailed("full"))
 NO_BLAME = "in 10 s"
-"""What the error of a batch says whose time is over."""
+"""Part of the error of a batch whose time is over."""
 
 
 class Walk(RuleBasedStateMachine):
-    @initialize(room=st.sampled_from([2, 100]), restarts=st.booleans())
-    def begin(self, room: int, restarts: bool) -> None:
+    @initialize(capacity=st.sampled_from([2, 100]), restarts=st.booleans())
+    def begin(self, capacity: int, restarts: bool) -> None:
         random.seed(0)  # of back-offs
         self.patches = ExitStack()
-        self.patches.enter_context(patch.object(producers, "PRODUCERS", room))
+        self.patches.enter_context(patch.object(producers, "PRODUCERS", capacity))
         self.bed = LaneBed(restarts=restarts, note=note)
         self.mishaps = 0
-        """What excuses a batch that failed before its time."""
+        """Number of faults that excuse a batch that failed before its deadline."""
 
     def teardown(self) -> None:
         if not hasattr(self, "bed"):
@@ -50,7 +51,7 @@ class Walk(RuleBasedStateMachine):
             self.bed.send()
 
     @rule(seconds=st.sampled_from([0.001, 0.06, 3.0, 6.0, 6.0, 11.0]))
-    def time_passes(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> None:
         self.bed.advance(seconds)
 
     @precondition(lambda self: any(wire.requests for wire in self.bed.wires))

@@ -1,6 +1,6 @@
-"""A unique key is unique within the key of its message: a partition does what one does whose messages have no keys, and
-whose unique keys begin with what the keys of the others are.
-"""
+"""A unique key is unique within the key of its message.
+
+A partition behaves like one without keys in which each unique key begins with the key of the message."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ GROUPS = ("g", "h")
 SETTINGS = {"dedup_window": "20s", "max_attempts": 2, "backoff": {"kind": "none"}}
 
 
-class Twins:
-    """Both get the same commands but for the names. Their answers are compared."""
+class Pair:
+    """Two partitions that get the same commands with different names, and whose answers are compared."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -120,7 +120,7 @@ class Twins:
         (outcome,) = self.both(c.Move([[keyed, *change]]), c.Move([[plain, *change]]))
         self.happened[outcome[0]] += 1
 
-    def look(self) -> None:
+    def compare_ids(self) -> None:
         keyed, plain = self.target()
         ids = [
             bench.machine.pending.id_of(target, bench.machine.now_ms, bench.view)
@@ -140,8 +140,18 @@ class Twins:
     def restart(self) -> None:
         self.keyed.restart()
 
-    def walk(self) -> Twins:
-        steps = (self.add, self.add, self.lease, self.settle, self.cancel, self.move, self.update, self.look, self.seek)
+    def walk(self) -> Pair:
+        steps = (
+            self.add,
+            self.add,
+            self.lease,
+            self.settle,
+            self.cancel,
+            self.move,
+            self.update,
+            self.compare_ids,
+            self.seek,
+        )
         for _ in range(STEPS):
             self.rng.choice((*steps, self.wait, self.restart))()
             found = {key: row for key, row in self.keyed.rows(rows.UNIQUE)}
@@ -164,12 +174,12 @@ FEW = 12
 
 @pytest.mark.parametrize("seed", seeds(0, 400))
 def test_more_of_it(seed: int) -> None:
-    Twins(FEW + seed).walk()
+    Pair(FEW + seed).walk()
 
 
 def test_it_is_as_if_unique_keys_began_with_their_key() -> None:
     happened: Counter[str] = Counter()
-    for twins in run_each(lambda seed: Twins(seed).walk(), range(FEW)):
-        happened += twins.happened
+    for pair in run_each(lambda seed: Pair(seed).walk(), range(FEW)):
+        happened += pair.happened
     expected = ("stored", "refused", "told", "leased", "cancelled", "moved", "updated", "too_late", "not_found")
     assert all(happened[what] > 10 for what in expected), happened

@@ -1,5 +1,6 @@
-"""A lease command ends its attempts once another one would find nothing, and comes to what it would have come to with
-one for every grant: replicas that make all of them hold the same rows."""
+"""A lease command stops when a further attempt would find nothing.
+
+The result is the same as with one attempt for every grant: replicas that make all attempts have the same rows."""
 
 from __future__ import annotations
 

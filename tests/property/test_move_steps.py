@@ -1,5 +1,6 @@
-"""The steps of a move, from any configuration to any other: each is one that Raft allows, they come to an end, and what
-is wanted of them is never let go before others have it."""
+"""The steps of a move between any two configurations are allowed by Raft and come to an end.
+
+A member that is needed is never removed before others can replace it."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def _at_last(wanted: list[str], members: Members, leader: str) -> Members:
 def test_with_nodes_that_cannot_be_reached(
     voters: list[str], wanted: list[str], gone: set[int], data: st.DataObject
 ) -> None:
-    """What is left to do waits, and who voted before votes still."""
+    """The remaining steps wait, and earlier voters still vote."""
     leader = data.draw(st.sampled_from(voters))
     up = {node_of(member) for member in MEMBERS} - {f"n{at}" for at in gone} | {node_of(leader)}
     members = Members(tuple(voters))
@@ -107,7 +108,7 @@ def test_a_leader_that_is_to_go_hands_over_last() -> None:
     assert next_step(["n1#1"], members, "n1#1", (), both, both) == Members(("n1#1",))
 
 
-def test_metadata_is_told_what_it_does_not_know() -> None:
+def test_report_has_only_states_unknown_to_metadata() -> None:
     both = Members(("n1#1", "n0#0"))
     assert report_of(placed(["n0#0", "n1#1"]), both) is True
     assert report_of(placed(["n0#0", "n1#1"], settled=1), both) is None, "it knows"

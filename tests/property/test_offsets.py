@@ -71,7 +71,7 @@ def test_distance_only_within_a_run(one: tuple[int, ...], other: tuple[int, ...]
 
 @few
 @given(PARTS, st.integers(-(2**21), 2**21))
-def test_a_shift_stays_in_its_places_or_is_refused(parts: tuple[int, ...], n: int) -> None:
+def test_shift_beyond_positions_is_rejected(parts: tuple[int, ...], n: int) -> None:
     try:
         shifted = offsets.shift(offsets.pack(*parts), n)
     except InvalidRequest:

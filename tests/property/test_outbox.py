@@ -1,6 +1,8 @@
-"""Dead letters that go to two partitions of another topic: batches are sent again, held up, delivered in any order and
-from old leaders, answers are lost, partitions are loaded anew, letters are redriven and purged meanwhile. Each arrives
-once, or stays and says why, or was taken back before it could have been sent; and those of one key keep their order."""
+"""Dead letters go to two partitions of another topic, and each arrives once, under all faults.
+
+Batches are resent, delayed, and delivered in any order and by old leaders; answers are lost, partitions are loaded
+from their rows, and letters are redriven and purged. A letter that does not arrive stays with its error, or was
+taken back before it could be sent. Letters of one key keep their order."""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ from tests.support.partition.outbox_bench import TO, OutboxBench, arrived, recei
 
 KEYS = ("a", "b", "c", "d")
 BAD = "bad"
-"""What the values of messages begin with that the other topic does not take."""
+"""Prefix of values that the other topic rejects."""
 STEP = "step"
-"""The value of what is acked with messages that are sent."""
+"""Value of a message that is acked with new messages."""
 SMALL = FixedLimits(outbox_batch_messages=3, outbox_batch_bytes=FIXED.outbox_batch_bytes)
 picks = st.integers(0, 1 << 16)
 
@@ -34,32 +36,32 @@ picks = st.integers(0, 1 << 16)
 class Walk(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
-        self.sender, self.twin = OutboxBench(partitions=2), OutboxBench(partitions=2)
+        self.sender, self.reloaded = OutboxBench(partitions=2), OutboxBench(partitions=2)
         self.targets = [receiver(), receiver()]
-        self.on_the_way: list[tuple[Target, c.Append]] = []
+        self.in_flight: list[tuple[Target, c.Append]] = []
         self.answers: list[c.OutboxSent | c.OutboxRefused] = []
         self.ids: dict[bytes, str] = {}
-        """Of all that died: id -> value."""
+        """Values of all dead messages, by id."""
         self.died: dict[str, int] = {}
-        """When, the last time."""
+        """Time of the last death, by value."""
         self.taken_back: set[str] = set()
-        """Values of what was redriven or purged."""
+        """Values of redriven or purged messages."""
         self.sent: list[str] = []
-        """Values of what acks have sent."""
+        """Values that acks have sent."""
         self.acks: list[c.AckThen] = []
         self.at = 0
-        for bench in (self.sender, self.twin):
+        for bench in (self.sender, self.reloaded):
             bench.open("steps")
 
     def both(self, command: c.Command) -> object:
-        """Apply to the sender; a twin that is loaded from its rows each time must do the same."""
+        """Apply a command to the sender, and compare it with a partition that is loaded from its rows each time."""
         self.at += 1
-        self.twin.restart()
+        self.reloaded.restart()
         result = self.sender.apply(self.at, command)[0]
-        self.twin.apply(self.at, command)
+        self.reloaded.apply(self.at, command)
         for tag in (rows.OUTBOX, rows.OUTBOX_BATCH, rows.DEAD, rows.GROUP):
-            assert self.sender.rows(tag) == self.twin.rows(tag)
-        assert self.sender.machine.outbox.state() == self.twin.machine.outbox.state()
+            assert self.sender.rows(tag) == self.reloaded.rows(tag)
+        assert self.sender.machine.outbox.state() == self.reloaded.machine.outbox.state()
         return result
 
     @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=5), bad=st.sampled_from([False, False, True]))
@@ -107,16 +109,16 @@ class Walk(RuleBasedStateMachine):
     def send(self, pick: int) -> None:
         """A leader sends, and may have been deposed since."""
         target = sorted(self.sender.batches)[pick % len(self.sender.batches)]
-        self.on_the_way.append((target, self.sender.batch(target)))
+        self.in_flight.append((target, self.sender.batch(target)))
 
-    @precondition(lambda self: self.on_the_way)
+    @precondition(lambda self: self.in_flight)
     @rule(pick=picks, again=st.booleans(), lost=st.booleans())
     def deliver(self, pick: int, again: bool, lost: bool) -> None:
         """A copy arrives; another may be on its way still, and the answer may be lost."""
-        at = pick % len(self.on_the_way)
-        target, command = self.on_the_way[at]
+        at = pick % len(self.in_flight)
+        target, command = self.in_flight[at]
         if not again:
-            del self.on_the_way[at]
+            del self.in_flight[at]
         answer = self.answer_of(target, command)
         if not lost:
             self.answers.append(answer)
@@ -159,14 +161,14 @@ class Walk(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "sender"):
             return
-        for target, command in self.on_the_way:  # whatever lies about arrives before, ...
+        for target, command in self.in_flight:  # whatever lies about arrives before, ...
             self.answer_of(target, command)
         for _ in range(1000):
             for target in list(self.sender.batches):
                 self.both(self.answer_of(target, self.sender.batch(target)))
             if not self.sender.batches:
                 break
-        for target, command in self.on_the_way:  # ... and once more at the end
+        for target, command in self.in_flight:  # ... and once more at the end
             self.answer_of(target, command)
         self.check()
 

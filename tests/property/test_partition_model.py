@@ -1,9 +1,8 @@
-"""Random walks of the partition state machine beside a model of it: every answer and every count must agree.
+"""Random commands on the partition state machine are compared with a model: every answer and every count must agree.
 
-Two partitions apply the same entries, one that lives and one that is loaded from its rows every now and then: they must
-answer alike and write the same rows. All bounds of steps, pages and look-aheads are made small, so that each is
-crossed.
-"""
+Two partitions apply the same entries. One stays in memory, the other one is loaded from its rows at times: they must
+give the same answers and write the same rows. All limits of steps, pages and look-aheads are small, so that each of
+them is exceeded."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from tests.support.partition.model_types import Lease, name_of
 
 class Walk(Holding):
     epoch = 0
-    """Of the consumers, as it is now."""
+    """Current epoch of the consumers."""
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
@@ -150,7 +149,7 @@ class Walk(Holding):
         return [c.Grant(consumer, limit, lease_ms, self.epoch, handlers) for consumer, limit in grants]
 
     def _is_whole(self, message: Any) -> None:
-        """What a consumer gets is what the producer sent, or made of it since."""
+        """Check that a message is as its producer sent or updated it."""
         of = self.model.messages[name_of(message.fields[Column.VALUE])]
         assert (message.id, message.offset, message.created_ms) == (of.id, of.offset, T + of.created)
         sent = {Column.VALUE: of.value, Column.KEY: of.key, Column.TTL_MS: of.ttl, Column.UNIQUE_KEY: of.unique}
@@ -159,7 +158,8 @@ class Walk(Holding):
         assert message.fields == {column: cell for column, cell in known.items() if cell is not None}
 
     def _in_order(self, name: str, fresh: set[str]) -> None:
-        """Of what was taken for the first time, nothing of its key that stands before it is still blocked."""
+        """Check that no earlier message of the same key is still blocked when a message is leased for the first
+        time."""
         group, messages = self.model.groups[name], self.model.messages
         blocked = self.bench.machine.groups.named(name).order.blocked if self.model.ordered else {}
         for taken in fresh:
@@ -310,7 +310,7 @@ class Walk(Holding):
         assert (shown["state"], shown["started_ms"]) == ("running", T + self.model.now)
         assert self.apply(started) == shown, "again: it is the same job"
         if to_its_end:
-            self.the_leader_looks_after_it(0)
+            self.the_leader_runs_timers(0)
 
     @precondition(lambda self: self.model.groups)
     @rule(number=numbers, part=numbers, is_purge=st.sampled_from([False, False, True]))
@@ -354,8 +354,8 @@ class Walk(Holding):
         return {key[1:]: row for key, row in self.bench.rows(b"j")}
 
     @rule(ms=steps)
-    def the_leader_looks_after_it(self, ms: int) -> None:
-        """As a leader does it: whatever has a time is proposed at that time."""
+    def the_leader_runs_timers(self, ms: int) -> None:
+        """Run the leader's timers: each command is proposed at its time."""
         end, again = self.at + ms, 0
         while (due := self._due()) is not None and due[0] <= end:
             again = again + 1 if due[0] <= self.at else 0
@@ -376,19 +376,20 @@ class Walk(Holding):
         """So that it is copied, and the log trimmed behind it."""
         for lease in [lease for lease in self.model.leases.values() if lease.live]:
             assert self.apply(c.Extend([(lease.token, 300_000)])) == [self.model.extend(lease.token, 300_000)]
-        self.the_leader_looks_after_it(61_000)
+        self.the_leader_runs_timers(61_000)
         self.what_may_go_goes()
 
     @rule()
     def what_may_go_goes(self) -> None:
-        """Without retention, once nothing more is to be trimmed, the log begins with a row that is still needed."""
+        """Check that the log begins with a row that is still needed, if there is no retention and the trim has
+        finished."""
         self.expire()
-        self.the_leader_looks_after_it(0)
+        self.the_leader_runs_timers(0)
         found = self.model.in_log()
         topic = self.model.settings
         if found and topic["delete_on_ack"] and not topic["retention_ms"]:
             first = [m.name for m in found if m.row == found[0].row]
-            # Beyond what was cancelled at its end the cursors come with the next message only.
+            # The cursors only pass messages that were cancelled at the end of the log with the next message.
             last = max(offset for offset in self.model.ever if offset[:12] == found[0].offset[:12])
             if all(group.start > last for group in self.model.groups.values()) and not self.is_held(last):
                 assert not all(self.model.is_done(name) for name in first), f"{first} could go"
@@ -427,7 +428,7 @@ class Walk(Holding):
         self.at += 1_000_000
         self.touch(list(self.model.groups))
         for _ in range(2):
-            self.the_leader_looks_after_it(120_000)
+            self.the_leader_runs_timers(120_000)
             self.touch(list(self.model.groups))
         self.produce_at_once(1)  # it takes the cursors beyond all that was cancelled
         for name in list(self.model.groups):
@@ -446,7 +447,7 @@ class Walk(Holding):
             self.job("purge_dead", False, None, None, None, None, None, 0, True)
             for _ in range(8):
                 self.touch(list(self.model.groups))
-                self.the_leader_looks_after_it(200_000)
+                self.the_leader_runs_timers(200_000)
             self._nothing_is_left()
 
     def _nothing_is_left(self) -> None:

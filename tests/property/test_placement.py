@@ -1,4 +1,4 @@
-"""Who holds what, whatever nodes and partitions there are: enough copies, apart, even, no more moves than needed."""
+"""Placement gives enough copies, on different zones and evenly, with no more moves than needed, for any nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def layout(placed: Sequence[Sequence[str]], replicas: int) -> list[Slot]:
 
 
 def changed(slots: Sequence[Slot], there: Sequence[Candidate], *, even: bool = True) -> list[Slot]:
-    """After all that is to be changed, in as many rounds as it takes."""
+    """Return the slots after all planned changes, in as many rounds as necessary."""
     for _ in range(200):
         found = plan(slots, there, even=even, most=5)
         if not found:
@@ -133,19 +133,19 @@ capacities = st.lists(st.tuples(st.sampled_from(ZONES), st.integers(0, 8)), min_
 
 
 @given(capacities, st.integers(1, 4), st.integers(1, 8))
-def test_new_partitions_fill_no_node_beyond_its_capacity_if_there_is_room_for_all(
+def test_new_partitions_with_enough_capacity_overfill_no_node(
     there: list[Candidate], replicas: int, count: int
 ) -> None:
     replicas = min(replicas, len(there))
     held = loads(layout(place([], there, range(1, count + 1), replicas), replicas))
     assert sum(held.values()) == count * replicas
-    # So many replicas fit, each partition's on different nodes.
-    there_is_room = sum(min(count, c.capacity) for c in there) >= count * replicas
-    assert all(held[c.node] <= c.capacity for c in there) is there_is_room
+    # This number of replicas fits, if the replicas of each partition are on different nodes.
+    has_capacity = sum(min(count, c.capacity) for c in there) >= count * replicas
+    assert all(held[c.node] <= c.capacity for c in there) is has_capacity
 
 
 @given(capacities, st.integers(1, 3), st.integers(1, 6), st.data())
-def test_what_moves_goes_to_full_nodes_only_when_no_other_one_has_room(
+def test_moves_with_free_nodes_avoid_full_nodes(
     there: list[Candidate], replicas: int, partitions: int, data: st.DataObject
 ) -> None:
     replicas = min(replicas, len(there))
@@ -175,7 +175,7 @@ def test_a_full_node_is_not_evened_out_onto() -> None:
     assert loads(changed(held, there)) == {"n0": 6, "n1": 2}
 
 
-def test_a_topic_goes_past_a_full_node_and_is_refused_when_too_few_have_room() -> None:
+def test_new_topic_avoids_full_node() -> None:
     there = [Candidate(f"n{at}", capacity=3) for at in range(3)]
     held = [Slot(group, 1, ("n0",)) for group in (1, 2, 3)]
     found = choose(held, there, [4, 5, 6], 2)
@@ -192,7 +192,7 @@ def test_more_replicas_of_a_topic_go_past_a_full_node() -> None:
     assert choose(full, there, [6], 2, raised=[4]).after == {"n0": 4, "n1": 2, "n2": 2}
 
 
-def test_what_is_yet_to_be_moved_takes_room() -> None:
+def test_pending_moves_use_capacity() -> None:
     there = [Candidate("n0", capacity=2), Candidate("n1", capacity=2)]
     held = [Slot(1, 2, ("n0",)), Slot(2, 1, ("gone",))]
     found = choose(held, there, [3], 1)

@@ -64,7 +64,7 @@ class Placing(RuleBasedStateMachine):
             self.bench.open(group)
 
     @rule(step=st.sampled_from([1, 1, 2, 5, 30, 100]))
-    def time_passes(self, step: int) -> None:
+    def wait(self, step: int) -> None:
         self.at += step
 
     @rule(delays=st.lists(st.sampled_from([0, 0, 1, 2, 4, 6, 20, 60]), min_size=1, max_size=6), relative=st.booleans())

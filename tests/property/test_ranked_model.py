@@ -1,4 +1,4 @@
-"""Partitions of priority and fair topics against a model: who gets what, and in what order, across restarts."""
+"""Partitions of priority and fair topics agree with a model about the order of messages, across restarts."""
 
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ WALKS = [run_plain, run_with_wrong_clock, run_with_few_gaps, run_with_few_queues
 
 
 @pytest.mark.parametrize("walk", WALKS)
-def test_loaded_twin_goes_on_as_one_that_lives(walk: Callable[[int], RankedPair]) -> None:
+def test_reloaded_partition_equals_living_one(walk: Callable[[int], RankedPair]) -> None:
     happened: Counter[str] = Counter()
-    for twins in run_each(walk, range(SEEDS)):
-        happened += twins.happened
+    for pair in run_each(walk, range(SEEDS)):
+        happened += pair.happened
     expected = ["given", "repeated", "full", "at_rate", "rested", "held_up", "group_full"]
     expected += (
         ["resets"]
@@ -42,6 +42,6 @@ def test_loaded_twin_goes_on_as_one_that_lives(walk: Callable[[int], RankedPair]
 @pytest.mark.long
 @pytest.mark.parametrize("block", range(10))
 @pytest.mark.parametrize("walk", WALKS)
-def test_many_twins(walk: Callable[[int], RankedPair], block: int) -> None:
+def test_many_pairs(walk: Callable[[int], RankedPair], block: int) -> None:
     first = 100_000 + MORE_SEEDS * block
     run_each(walk, range(first, first + MORE_SEEDS))

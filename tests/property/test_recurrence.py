@@ -1,4 +1,4 @@
-"""Occurrences of random expressions beside those of a walk over the clock, tick by tick, where clocks are set."""
+"""Occurrences of random expressions equal those of a brute-force search, tick by tick, around changes of clocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sandq.schedules.recurrence import Recurrence
 from sandq.schedules.wall_clock import last_instant
 from sandq.schedules.zones import zone
 from tests.support.examples import IS_RANDOM, examples
-from tests.support.schedules.brute_force import DAY_S, BruteForce, Walk, epoch_s
+from tests.support.schedules.brute_force import DAY_S, BruteForce, Ticks, epoch_s
 from tests.support.schedules.expressions import DATES, TIMES, TIMES_WITH_SECONDS
 
 # A clock and a moment in UTC close to which it is set, or where the calendar does something.
@@ -73,24 +73,24 @@ NOT_SET = {"Asia/Kolkata", "UTC"}
 
 
 @cache
-def walk_at(name: str, moment: str, step_s: int = 60, before_s: int = BEFORE_S, after_s: int = AFTER_S) -> Walk:
+def ticks_at(name: str, moment: str, step_s: int = 60, before_s: int = BEFORE_S, after_s: int = AFTER_S) -> Ticks:
     around_s = epoch_s(moment)
-    return Walk(zone(name), around_s - before_s, around_s + after_s, step_s)
+    return Ticks(zone(name), around_s - before_s, around_s + after_s, step_s)
 
 
-def agree(text: str, walk: Walk, after_s: int) -> None:
-    """Both find the same from an instant on, and looking back."""
-    expected = walk.occurrences(BruteForce(text))
-    recurrence = Recurrence(cron=text, zone=walk.zone.key or "")
+def agree(text: str, ticks: Ticks, after_s: int) -> None:
+    """Check that both find the same occurrences after an instant, and before it."""
+    expected = ticks.occurrences(BruteForce(text))
+    recurrence = Recurrence(cron=text, zone=ticks.zone.key or "")
     following = [instant for instant in expected if instant > after_s]
-    found = recurrence.occurrences(after_s * 1000, (walk.end_s - 1) * 1000, SHOWN)
-    assert [instant // 1000 for instant in found] == following[:SHOWN], (text, walk.zone.key, after_s)
+    found = recurrence.occurrences(after_s * 1000, (ticks.end_s - 1) * 1000, SHOWN)
+    assert [instant // 1000 for instant in found] == following[:SHOWN], (text, ticks.zone.key, after_s)
     before = [instant for instant in expected if instant <= after_s]
-    last_s = last_instant(parse(text), walk.zone, after_s)
+    last_s = last_instant(parse(text), ticks.zone, after_s)
     if before:
-        assert last_s == before[-1], (text, walk.zone.key, after_s)
+        assert last_s == before[-1], (text, ticks.zone.key, after_s)
     else:
-        assert last_s is None or last_s <= walk.start_s, (text, walk.zone.key, after_s)
+        assert last_s is None or last_s <= ticks.start_s, (text, ticks.zone.key, after_s)
 
 
 def happens(text: str) -> bool:
@@ -103,7 +103,7 @@ def happens(text: str) -> bool:
 
 
 def test_clocks_are_set_at_these_moments() -> None:
-    """Newer zone data may say otherwise of what is to come."""
+    """Newer zone data may change future dates."""
     for name, moment in {*MOMENTS, *BY_SECONDS} - {("America/Sao_Paulo", "2019-11-03 03:00")}:
         before, after = (datetime.fromtimestamp(epoch_s(moment) - shift, zone(name)).utcoffset() for shift in (1, 0))
         assert (before == after) is (name in NOT_SET), (name, moment)
@@ -111,17 +111,17 @@ def test_clocks_are_set_at_these_moments() -> None:
 
 @settings(max_examples=6000 if IS_RANDOM else 350)
 @given(TIMES, st.lists(st.tuples(st.sampled_from(MOMENTS), st.integers(-ASKED_S, ASKED_S)), min_size=2, max_size=3))
-def test_occurrences_are_those_of_a_walk_over_the_clock(text: str, asked: list[tuple[tuple[str, str], int]]) -> None:
+def test_occurrences_equal_brute_force(text: str, asked: list[tuple[tuple[str, str], int]]) -> None:
     if happens(text):
         for (name, moment), shift_s in asked:
-            agree(text, walk_at(name, moment), epoch_s(moment) + shift_s)
+            agree(text, ticks_at(name, moment), epoch_s(moment) + shift_s)
 
 
 @settings(max_examples=examples(240))
 @given(TIMES_WITH_SECONDS, st.sampled_from(BY_SECONDS), st.integers(-1800, 5400))
-def test_occurrences_with_seconds_are_those_of_a_walk(text: str, at: tuple[str, str], shift_s: int) -> None:
-    walk = walk_at(*at, 1, 2 * 3600, 4 * 3600)
-    agree(text, walk, epoch_s(at[1]) + shift_s)
+def test_occurrences_with_seconds_equal_brute_force(text: str, at: tuple[str, str], shift_s: int) -> None:
+    ticks = ticks_at(*at, 1, 2 * 3600, 4 * 3600)
+    agree(text, ticks, epoch_s(at[1]) + shift_s)
 
 
 FRAGMENTS = st.sampled_from([*"0123456789*/-,#LW@? ", "MON", "jan", "5L", "FRI#2", "*/", " * ", "² ", "\n", "٣"])

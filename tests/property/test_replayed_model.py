@@ -1,5 +1,4 @@
-"""Whatever a partition has been through: its entries, applied to the rows that it had at any moment before, make the
-rows that it had at each moment after."""
+"""Entries applied to the rows of any earlier moment give the rows of each later moment, after any history."""
 
 from __future__ import annotations
 

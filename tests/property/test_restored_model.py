@@ -1,5 +1,6 @@
-"""Whatever a partition has been through: one that is made of its rows gives every group the same messages, each once
-and none early, and goes on like its own rows."""
+"""A partition restored from a backup delivers the same messages to every group, once and not early.
+
+It also continues like a partition with rows of its own. This holds after any history."""
 
 from __future__ import annotations
 
@@ -23,13 +24,13 @@ LATER = (10, 2000, 40_000, 400_000)
 
 
 def drained(bench: Bench, at: int, names: Sequence[str]) -> dict[str, list[bytes]]:
-    """What each group gets from then on, with all acked."""
+    """Return the messages that each group receives from now on, with all of them acked."""
     found: dict[str, list[bytes]] = {name: [] for name in names}
     for name in names:
         bench.apply(at, c.PauseGroup(name, False))
     for _ in range(10):
         at += 400_000
-        bench.apply(at, c.Touch(list(names)))  # else they go, as nobody uses them
+        bench.apply(at, c.Touch(list(names)))  # otherwise the unused groups expire
         bench.expire(at)
         bench.trim(at)
         for name in names:
@@ -74,7 +75,7 @@ class Restoring(Walk):
         got, expected = drained(restored(bench, at), at, names), drained(bench, at, names)
         for name in names:
             assert len(set(got[name])) == len(got[name]), "twice"
-            # An attempt that was under way is not counted: what died of it there is to be had here.
+            # A pending attempt is not counted, so a message that died of it in the source may be received here.
             assert set(expected[name]) <= set(got[name]), "lost"
 
 

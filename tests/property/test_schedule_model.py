@@ -66,6 +66,6 @@ def test_no_occurrence_is_left_out_unless_that_is_asked_for(misfire: str) -> Non
         due = [ms for ms in range(every, at + 1, every)]
         if misfire == "all":
             assert came == due[: len(came)] and len(came) >= len(due) - 70
-        # What is not there is counted as missed, or comes next.
+        # Missing occurrences are counted as missed, or come next.
         pending = [ms for ms in due if ms >= schedule.expected_ms - T]
         assert len(came) + schedule.missed + len([ms for ms in pending if ms not in came]) == len(due)

@@ -32,7 +32,7 @@ STEPS_MS: Final = (*(0, 1, 50, 300, 999, 1_000, 2_500) * 3, 10_000, 61_000, 100_
 
 
 class Change:
-    """One schedule, and a partition that is restarted again and again beside one that is not."""
+    """One schedule, and two partitions, of which one is restarted repeatedly."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -84,7 +84,7 @@ class Change:
             self.taken.add((item[0], item[3], item[4]))
 
     def move(self) -> None:
-        """Somebody gives the message of the next occurrence another time."""
+        """Move the message of the next occurrence to another time."""
         made = self.now.made
         if made is not None:
             self.apply(c.Move([(by_id(made), self.random.choice((0, 500, 3_000, 20_000)), True)]))

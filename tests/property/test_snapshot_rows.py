@@ -40,8 +40,9 @@ def test_any_rows_any_chunks_any_interruption(
     breaks: list[int],
     later: list[list[Change]],
 ) -> None:
-    """A break: so many chunks were on their way already and are lost; the sender asks where to go on.
-    Writes to the source come in between."""
+    """Break a transfer: some chunks in flight are lost, and the sender asks for the position to continue.
+
+    Writes to the source happen in between."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(snapshot_module, "CHUNK_BYTES", chunk_bytes)
         patch.setattr(snapshot_module, "CHUNK_ROWS", chunk_rows)

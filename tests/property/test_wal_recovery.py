@@ -30,7 +30,7 @@ SEEDS = st.integers(0, 2**32)
 
 @dataclass
 class Group:
-    """What a group should be."""
+    """Expected state of a group."""
 
     term: int = 0
     vote: str | None = None
@@ -95,8 +95,8 @@ def possible(state: State, records: list[Record]) -> list[State]:
     return [after(state, records[:n]) for n in range(len(records) + 1)]
 
 
-def pass_of(rng: random.Random, state: State) -> list[Record]:
-    """A random pass that fits behind `state`."""
+def commit_batch_of(rng: random.Random, state: State) -> list[Record]:
+    """Return a random commit batch that fits after `state`."""
     records: list[Record] = []
     now = copied(state)
     for _ in range(rng.choice([1, 1, 2, 3, 6, 12])):
@@ -105,7 +105,7 @@ def pass_of(rng: random.Random, state: State) -> list[Record]:
         for record in _some_records(rng, number, group):
             group.note(record[0], *record[2:])
             records.append(record)
-    return records or pass_of(rng, state)
+    return records or commit_batch_of(rng, state)
 
 
 def _some_records(rng: random.Random, number: int, group: Group) -> list[Record]:
@@ -136,23 +136,23 @@ def _some_records(rng: random.Random, number: int, group: Group) -> list[Record]
 
 
 class Machine:
-    """A log on a disk that may lose its power, and the model beside it."""
+    """A log on a disk that may lose its power, with its model."""
 
     def __init__(self, rng: random.Random, files: MemoryFiles | None = None) -> None:
         self.rng = rng
         self.files = files or MemoryFiles()
         self.may_be: list[State] = [{}]
-        """The states that may be found; one unless a pass is in flight."""
+        """States that may be found; only one unless a commit batch is in flight."""
         self.in_flight: list[Record] = []
         self.wal = self.open()
 
     def open(self, over: Files | None = None) -> Wal:
-        """Recover, and check what is found. What has been found once must be found ever after."""
+        """Recover, and check the found state. A state that was found once must be found from then on."""
         known = {group for state in self.may_be for group in state} | {record[1] for record in self.in_flight}
         wal, groups = Wal.open(
             over or self.files, segment_bytes=SEGMENT_BYTES, known_groups=lambda group: group in known
         )
-        # A group of which nothing but its beginning was written is as good as absent.
+        # A group with only its beginning in the log counts as absent.
         found = {number: facts(group) for number, group in groups.items() if facts(group) != NOTHING}
         for state in [*self.may_be, *possible(self.may_be[0], self.in_flight)[1:]]:
             if {n: group.facts() for n, group in state.items() if group.facts() != NOTHING} == found:
@@ -182,7 +182,7 @@ class Machine:
         """Something that a node does."""
         what = self.rng.randrange(30)
         if what < 22:
-            self.commit(pass_of(self.rng, self.state))
+            self.commit(commit_batch_of(self.rng, self.state))
         elif what < 25:
             self.wal.release({number: group.base for number, group in self.state.items()})
         elif what == 25:
@@ -255,7 +255,7 @@ def test_a_crash_at_every_single_operation(seed: int, inside: bool) -> None:
                 machine.step()
         except Crashed:
             machine.power_loss()
-            machine.commit(pass_of(rng, machine.state))
+            machine.commit(commit_batch_of(rng, machine.state))
             machine.power_loss()
         else:
             return
@@ -273,7 +273,7 @@ def test_a_failed_sync_is_never_believed(seed: int) -> None:
         try:
             machine.wal = machine.open(FaultyFiles(machine.files, plan))
             while True:
-                machine.commit(pass_of(rng, machine.state))
+                machine.commit(commit_batch_of(rng, machine.state))
         except StorageFailed:
             with pytest.raises(StorageFailed):
                 machine.wal.commit([(Kind.HARD_STATE, 1, 0, 1, msgpack.packb(None))])
@@ -282,12 +282,13 @@ def test_a_failed_sync_is_never_believed(seed: int) -> None:
         machine.power_loss()
 
 
-def filled(rng: random.Random, *, passes: int, seal: bool) -> tuple[Machine, list[State], int]:
-    """A machine after some passes, the states its last pass may leave, and where that pass begins in its segment."""
+def filled(rng: random.Random, *, batches: int, seal: bool) -> tuple[Machine, list[State], int]:
+    """Return a machine after some commit batches, the states that the last one may leave, and its start in the
+    segment."""
     machine = Machine(rng)
-    for _ in range(passes):
-        machine.commit(pass_of(rng, machine.state))
-    last = pass_of(rng, machine.state)
+    for _ in range(batches):
+        machine.commit(commit_batch_of(rng, machine.state))
+    last = commit_batch_of(rng, machine.state)
     states = possible(machine.state, last)
     start, number = machine.wal._end, machine.wal._number
     machine.commit(last)
@@ -301,9 +302,9 @@ def filled(rng: random.Random, *, passes: int, seal: bool) -> tuple[Machine, lis
 
 @settings(max_examples=examples(60), deadline=None)
 @given(SEEDS)
-def test_a_flipped_bit_is_refused_or_lies_in_the_last_pass(seed: int) -> None:
+def test_flipped_bit_is_rejected_or_in_last_batch(seed: int) -> None:
     rng = random.Random(seed)
-    machine, states, start = filled(rng, passes=rng.randint(0, 12), seal=bool(rng.randrange(2)))
+    machine, states, start = filled(rng, batches=rng.randint(0, 12), seal=bool(rng.randrange(2)))
     names = machine.files.list("wal")
     for _ in range(40):
         name = rng.choice(names)
@@ -313,30 +314,30 @@ def test_a_flipped_bit_is_refused_or_lies_in_the_last_pass(seed: int) -> None:
         damaged = machine.files.kill()
         byte = content[offset] ^ 1 << rng.randrange(8)
         damaged.open(f"wal/{name}").write_at(offset, bytes([byte]))
-        twin = Machine.__new__(Machine)
-        twin.rng, twin.files, twin.in_flight = rng, damaged, []
-        twin.may_be = [copied(state) for state in states]
+        damaged_machine = Machine.__new__(Machine)
+        damaged_machine.rng, damaged_machine.files, damaged_machine.in_flight = rng, damaged, []
+        damaged_machine.may_be = [copied(state) for state in states]
         if name == names[-1] and offset >= start:
             try:
-                twin.wal = twin.open()
+                damaged_machine.wal = damaged_machine.open()
             except Corruption:
                 assert start == 64, "a torn end was taken for a rotten one"
                 continue
-            twin.commit(pass_of(rng, twin.state))
-            twin.power_loss()
+            damaged_machine.commit(commit_batch_of(rng, damaged_machine.state))
+            damaged_machine.power_loss()
         else:
             with pytest.raises(Corruption) as caught:
-                twin.open()
+                damaged_machine.open()
             assert name in str(caught.value), caught.value
             assert 0 <= caught.value.details["offset"] <= len(content)  # type: ignore[operator]
 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(SEEDS)
-def test_lost_sectors_are_refused_or_lie_in_the_last_pass(seed: int) -> None:
+def test_lost_sectors_are_rejected_or_in_last_batch(seed: int) -> None:
     """Whole sectors turn into zeros or garbage."""
     rng = random.Random(seed)
-    machine, states, start = filled(rng, passes=rng.randint(2, 12), seal=False)
+    machine, states, start = filled(rng, batches=rng.randint(2, 12), seal=False)
     names = machine.files.list("wal")
     for _ in range(20):
         name = rng.choice(names)
@@ -351,15 +352,15 @@ def test_lost_sectors_are_refused_or_lie_in_the_last_pass(seed: int) -> None:
         if not changed:
             continue
         sector = changed[0]
-        twin = Machine.__new__(Machine)
-        twin.rng, twin.files, twin.in_flight = rng, damaged, []
-        twin.may_be = [copied(state) for state in states]
-        # One intact record header of a later pass is enough to know. Damage that leaves none cannot be told from
-        # a torn end.
+        damaged_machine = Machine.__new__(Machine)
+        damaged_machine.rng, damaged_machine.files, damaged_machine.in_flight = rng, damaged, []
+        damaged_machine.may_be = [copied(state) for state in states]
+        # One intact record header of a later commit batch is enough to detect the damage. Damage without one cannot be
+        # distinguished from a torn end.
         number = segment_number(name)
         assert number is not None
         if name != names[-1] or any(sight.batch_start > sector for sight in scan(content, number, end)):
             with pytest.raises(Corruption):
-                twin.open()
+                damaged_machine.open()
         elif sector >= start > 64:
-            twin.open()
+            damaged_machine.open()

@@ -56,7 +56,7 @@ def test_long_round_trips_that_are_not_looked_at_are_found(monkeypatch: pytest.M
 
 
 def test_a_leader_that_does_not_wait_until_it_has_compared_its_clock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first of all nodes, an hour ahead, leads before anybody has told it anything."""
+    """The first of all nodes, an hour ahead, leads before it has any information of other nodes."""
     monkeypatch.setattr(PeerClocks, "waits", lambda peers, now_s: False)
     with pytest.raises(AssertionError, match="early"):
         run_each(run_world, range(16))

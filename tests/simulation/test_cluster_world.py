@@ -22,10 +22,10 @@ from tests.support.simulation.seeds import few_of, run_each
 
 Fault = Callable[[pytest.MonkeyPatch], None]
 STEPS = 1200
-"""17 seconds, and what healing takes."""
+"""Number of steps: 17 seconds, plus the time of healing."""
 SEEDS, BLOCKS = 30, 3
 CLOCKS = (3, 6, 10, 12, 13, 14, 22)
-"""Of these, those of worlds in which all clocks come to be wrong once the cluster knows how to set a partition back."""
+"""Seeds of worlds in which all clocks become wrong once the cluster can set a partition back."""
 
 
 def run_world(seed: int, steps: int = STEPS, *, moments: bool = True) -> ClusterWorld:
@@ -83,13 +83,14 @@ def leads_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def ends_in_silence(patch: pytest.MonkeyPatch) -> None:
-    """Consumers are not told that another node leads."""
+    """Do not notify consumers when another node leads."""
     patch.setattr(PartitionLeader, "end_subscriptions", lambda *args: None)
 
 
 def snapshots_of_ready_leaders(patch: pytest.MonkeyPatch) -> None:
-    """A leader sends none before it is ready, and is not ready before somebody has got one. (It is rare that all need
-    one, unless whoever conflicts goes back beyond what the leader has.)"""
+    """Send no snapshots before the leader is ready; it cannot become ready before a member has received one.
+
+    It is rare that all members need one, unless a member with a conflict requests entries below the leader's log."""
 
     def needed(host: RaftGroup) -> list[str]:
         return needing(host) if host.ready else []
@@ -138,5 +139,5 @@ def run_plain_world(seed: int) -> ClusterWorld:
 )
 def test_a_fault_is_found(fault: Fault, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)
-    with pytest.raises((AssertionError, Corruption)):  # by who looks on, or by the node itself
+    with pytest.raises((AssertionError, Corruption)):  # by the checks, or by the node itself
         run_each(run_plain_world, range(seed, seed + 60))

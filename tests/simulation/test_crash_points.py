@@ -1,5 +1,5 @@
-"""Random crash points: what was acknowledged is delivered, what was acked never comes again, nothing is early, and what
-a producer sends again is stored once."""
+"""After random crashes, acknowledged messages are delivered, acked ones are not, none is early, and resent batches
+are stored once."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ LAN = PROFILES["lan"]
 
 
 def failed(world: World) -> set[tuple[str, str]]:
-    """(who, about whom) ever believed that somebody had failed."""
+    """Return (member, name) for each member that ever believed that a name had failed."""
     return {(who, about) for _, who, about, state in world.history if state == State.FAILED}
 
 
@@ -27,7 +27,7 @@ def count(world: World, what: str) -> int:
 
 @pytest.mark.parametrize(
     ("loss", "stream_loss", "falsely"),
-    # `falsely`: suspicions for each probe, at most. Streams hide most of what datagrams lose.
+    # `falsely`: maximum number of suspicions per probe. Streams hide most of the lost datagrams.
     [(0.2, 0.0, 0.0), (0.05, 0.2, 0.003), (0.1, 0.35, 0.02)],
 )
 def test_nobody_fails_by_loss(loss: float, stream_loss: float, falsely: float) -> None:
@@ -76,11 +76,11 @@ def test_nobody_is_suspected_where_datagrams_alone_get_through() -> None:
 # ------------------------------------------------------------------------------------------------------------- cuts
 
 
-@pytest.mark.parametrize("both_ways", [False, True])
-def test_two_that_do_not_reach_each_other_have_others_who_do(both_ways: bool) -> None:
+@pytest.mark.parametrize("is_symmetric", [False, True])
+def test_two_that_do_not_reach_each_other_have_others_who_do(is_symmetric: bool) -> None:
     def cut(sender: Member, receiver: Member, stream: bool) -> bool:
         names = sender.core.name, receiver.core.name
-        return names == ("n1", "n2") or (both_ways and names == ("n2", "n1"))
+        return names == ("n1", "n2") or (is_symmetric and names == ("n2", "n1"))
 
     world = acquainted(5, 1)
     world.cut = cut
@@ -146,7 +146,7 @@ def test_what_happened_in_each_half_is_known_in_both_afterwards(seed: int) -> No
     def agreed() -> bool:
         return (
             world.agree()
-            # Who is new is not told of those that are gone.
+            # A new member does not learn of members that are gone.
             and believed("n1") <= {State.LEFT, None}
             and believed("n2") <= {State.FAILED, None}
             and all(m.core.records["n3"].tags.get("zone") == "new" for m in world.members.values())
@@ -164,7 +164,7 @@ def test_one_that_was_alone_finds_the_others_again() -> None:
     assert world.run(100, world.agree) < 2 * LAN.reconnect_interval_s
 
 
-def test_those_who_look_for_one_that_failed_do_not_all_knock_at_once() -> None:
+def test_reconnects_to_failed_member_are_spread() -> None:
     world = acquainted(50, 1)
     world.run(3)
     world.crash("n1")

@@ -1,4 +1,4 @@
-"""What gossip promises of a network that works: who comes, goes, crashes or says something new is seen in time."""
+"""On a network that works, gossip shows joins, leaves, crashes and changed tags in time."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_new_tags_and_a_leave_are_seen_at_once(loss: float, seed: int) -> None:
     assert world.all_believe("n3", State.LEFT) and leaving.core.counts["refutations"] == 0
 
 
-def test_the_last_but_one_leaves_and_the_last_one_has_nobody_to_tell() -> None:
+def test_leave_of_last_member_ends_without_peers() -> None:
     world = acquainted(2, 1)
     world.run(3)
     world.leave("n0")

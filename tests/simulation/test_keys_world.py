@@ -22,7 +22,7 @@ from tests.support.simulation.stepped import VirtualClock
 
 Fault = Callable[[pytest.MonkeyPatch], None]
 STEPS = 1000
-"""14 seconds, and what healing takes."""
+"""Number of steps: 14 seconds, plus the time of healing."""
 SEEDS = 24
 
 
@@ -76,7 +76,7 @@ def test_a_seed_replays() -> None:
 
 
 def reads_ask_nobody(patch: pytest.MonkeyPatch) -> None:
-    """Who leads answers, though it may be that another one leads by now."""
+    """Let the leader answer without a confirmation, though another node may lead by now."""
 
     def begin_read(host: RaftGroup) -> None:
         host.check_ready()
@@ -97,7 +97,7 @@ def conditions_are_for_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def values_end_by_the_readers_clock(patch: pytest.MonkeyPatch) -> None:
-    """Who reads sees a value gone, and who swaps it before its end, in an entry that is under way, finds it there."""
+    """A reader sees no value any more, while a cas in flight before its end still finds it."""
     values = PartitionReplica.values
 
     def by_clock(replica: PartitionReplica, keys: Sequence[bytes], max_bytes: int) -> list[bytes | None]:

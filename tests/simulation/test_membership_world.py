@@ -78,11 +78,11 @@ def test_a_world_has_no_threads() -> None:
     """They would go by real time, and no seed would be the same world twice."""
     world, before = MembershipWorld(7), set(threading.enumerate())
 
-    async def look() -> None:
+    async def check_threads() -> None:
         await trio.sleep(3)
         assert {thread.name for thread in set(threading.enumerate()) - before} == set()
 
-    world.live(look)
+    world.live(check_threads)
     assert world.stored
 
 

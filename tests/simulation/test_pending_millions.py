@@ -1,9 +1,8 @@
-"""Millions of pending messages on a real disk, by virtual time: a tenth of them cancelled, a tenth moved, and every
-other one delivered once, at its time; memory stays under the bound, whatever their number.
+"""Millions of pending messages on a real disk in virtual time: a tenth is cancelled, a tenth moved, the rest delivered.
 
-The node is the engine alone: WAL, LevelDB, Raft and the partition, driven by hand. What a message is follows from its
-number, so that the accounting needs a byte a message.
-"""
+Each message is delivered once, at its time, and memory stays below a limit that does not depend on their number. The
+node is the engine alone: WAL, LevelDB, Raft and the partition, driven by the test. The fields of a message follow
+from its number, so the test needs one byte per message."""
 
 from __future__ import annotations
 
@@ -177,7 +176,7 @@ def run(directory: Path, messages: int, span_ms: int) -> dict[str, int]:
     while (next_ms := host.status.groups[0].next_ms) is not None:
         before_ms = clock.ms
         clock.ms = max(clock.ms + STEP_MS, next_ms)
-        # Whoever is due when the clock arrives comes now, and nobody before.
+        # Messages that are due at this time are delivered now, and no message before it is due.
         while True:
             leases = drive.call(host, c.Lease("g", clock.ms, [c.Grant("c", 1000, LEASE_MS)] * 8))
             for delivery in leases:

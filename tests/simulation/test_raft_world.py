@@ -83,7 +83,7 @@ def test_without_a_guard_the_simulation_finds_its_fault(
 
 
 def test_an_answer_before_the_sync_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S7: members that answer for what is not on their disk yet."""
+    """S7: members acknowledge entries before these are on their disk."""
     monkeypatch.setattr("tests.support.simulation.raft_node.ANSWERS_BEFORE_SYNC", True)
     with pytest.raises(AssertionError):
         run_each(run_world, range(1, 61))

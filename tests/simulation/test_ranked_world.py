@@ -1,8 +1,8 @@
-"""Priority and fair topics on three nodes under every fault there is a name for: nothing acknowledged is lost or stored
-twice, nothing is early, nothing that was acked comes again, and all replicas are the same, those that were started
-anew and those that got a snapshot included. No tenant has more out than it may, and within each they come in order,
-whoever leads. In the end everything heals, and all that is left is delivered.
-"""
+"""Priority and fair topics on three nodes keep their promises under all faults.
+
+No acknowledged message is lost or stored twice, none is early, no acked message is redelivered, and all replicas are
+equal, also after restarts and snapshots. No tenant exceeds its limit, and the messages of each tenant are in order,
+with any leader. In the end all faults heal, and the rest is delivered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.simulation.ranked_world import RankedWorld
 from tests.support.simulation.seeds import few_of, run_each
 
 STEPS = 1000
-"""14 seconds, and what healing takes."""
+"""Number of steps: 14 seconds, plus the time of healing."""
 SEEDS, BLOCKS = 24, 3
 
 

@@ -45,7 +45,7 @@ async def an_hour_ahead(world: ScheduleWorld) -> None:
 def test_a_clock_that_is_an_hour_ahead_fires_nothing_early(seed: int) -> None:
     world = ScheduleWorld(seed)
     world.live(partial(an_hour_ahead, world))
-    # All of them came, or it would not be at rest; so many there are at least of the slowest, made late.
+    # All of them were delivered, or the world would not be at rest. This is the minimum, for slow and late schedules.
     assert len(world.offsets) >= SCHEDULES * (LIVE_MS // max(EVERY_MS) - 1)
 
 

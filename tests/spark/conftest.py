@@ -21,10 +21,10 @@ pyspark = pytest.importorskip("pyspark.sql", reason="the extra sandq[spark] is n
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pyspark.SparkSession]:
-    """Of this process; nothing listens but on loopback."""
+    """Return the Spark session of this process, which listens on loopback only."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     place: Path = tmp_path_factory.mktemp("spark")
-    # As `jobs.session` does: Python workers begin in a fourth of the time.
+    # As in `jobs.session`: Python workers start in a fourth of the time.
     with spark_home(is_local=True) as home:
         with home_in_environment(home):
             session = _session(place)

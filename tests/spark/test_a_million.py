@@ -1,4 +1,4 @@
-"""Each job over a million messages, beside a real node: every one is there once at the end. For `make test-long`."""
+"""Each job processes a million messages of a real node, each of them once. For `make test-long`."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ def test_each_job(spark: Any, process: NodeProcess, tmp_path: Path) -> None:
         for topic in ("t", "again", "paced"):
             client.admin.create_topic(topic, partitions=2, delete_on_ack=False)
     mapping = {"key": "id", "value": "body", "deliver_at": "at"}
-    told: list[Any] = [jobs.schedule(spark, "t", [str(tmp_path / "rows.parquet")], mapping, servers=servers)]
-    assert told[0].sent == COUNT
+    reports: list[Any] = [jobs.schedule(spark, "t", [str(tmp_path / "rows.parquet")], mapping, servers=servers)]
+    assert reports[0].sent == COUNT
     place = str(tmp_path / "archive")
     archived = 0
     while archived < COUNT:  # what is closed when a run begins is in it; the rest is a second or two behind
-        told.append(jobs.archive(spark, ["t"], place, servers=servers))
-        archived += told[-1].messages
+        reports.append(jobs.archive(spark, ["t"], place, servers=servers))
+        archived += reports[-1].messages
     assert archived == COUNT
     asked = "select count(*) as all, count(distinct cast(value as int)) as different, sum(int(archived)) as archived"
     began_s = time.monotonic()
     (row,) = jobs.sql(spark, f"{asked} from messages", ["t"], archive=place, servers=servers).collect()
     assert tuple(row) == (COUNT, COUNT, COUNT)
     print(f"sql: {time.monotonic() - began_s:.1f} s")
-    told.append(jobs.replay(spark, place, "again", shift="30d", servers=servers))
+    reports.append(jobs.replay(spark, place, "again", shift="30d", servers=servers))
     start_ms = now_ms + DAY_MS
-    told.append(jobs.replay(spark, place, "paced", start=start_ms, rate=1000, servers=servers))
-    assert [one.messages for one in told[-2:]] == [COUNT, COUNT]
-    assert told[-1].last_ms == start_ms + COUNT - 1
-    told.append(jobs.forecast(["again", "paced"], ahead="40d", servers=servers))
-    assert {one.topic: one.messages + one.later for one in told[-1].topics} == {"again": COUNT, "paced": COUNT}
-    told.append(jobs.report(["t", "again", "paced"], days=40, servers=servers))
-    for one in told:
+    reports.append(jobs.replay(spark, place, "paced", start=start_ms, rate=1000, servers=servers))
+    assert [one.messages for one in reports[-2:]] == [COUNT, COUNT]
+    assert reports[-1].last_ms == start_ms + COUNT - 1
+    reports.append(jobs.forecast(["again", "paced"], ahead="40d", servers=servers))
+    assert {one.topic: one.messages + one.later for one in reports[-1].topics} == {"again": COUNT, "paced": COUNT}
+    reports.append(jobs.report(["t", "again", "paced"], days=40, servers=servers))
+    for one in reports:
         print(str(one.record())[:300])

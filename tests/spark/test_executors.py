@@ -1,5 +1,4 @@
-"""Drivers and executors in processes of their own: what is killed, and what is done twice, costs no message and doubles
-none."""
+"""Drivers and executors in processes: kills and repeated tasks lose and double no message."""
 
 from __future__ import annotations
 
@@ -169,15 +168,15 @@ def test_a_driver_is_killed_between_a_write_and_its_commit(node: Broker, tmp_pat
     assert numbers(node) == [*range(5000)]
 
 
-@pytest.mark.parametrize("way", ["py-files", "archives"])
-def test_an_executor_is_killed_during_a_write(node: Broker, tmp_path: Path, way: str) -> None:
-    """Its task is run again by another one; and the package comes to all of them with the program."""
+@pytest.mark.parametrize("packaging", ["py-files", "archives"])
+def test_an_executor_is_killed_during_a_write(node: Broker, tmp_path: Path, packaging: str) -> None:
+    """Another executor repeats its task, and the package is sent to all of them with the program."""
     node.create_topic("t", partitions=2)
     package = tmp_path / "parts"
     package.mkdir()
     for name in ("sandq", "sandctl", "pyspark_sandq"):
         (package / name).symlink_to(ROOT / name)
-    if way == "py-files":
+    if packaging == "py-files":
         whole = tmp_path / "sandq.zip"
         subprocess.run([sys.executable, "-m", "zipfile", "-c", str(whole), *map(str, package.iterdir())], check=True)
         shipped = ["--py-files", str(whole)]
@@ -209,7 +208,7 @@ def test_an_executor_is_killed_during_a_write(node: Broker, tmp_path: Path, way:
     assert (tmp_path / "second").exists(), "the task was run again"
     assert "EXECUTORS 2" in done.stdout
     files = next(line for line in done.stdout.splitlines() if line.startswith("FILES")).split()[1:]
-    assert all(("sandq.zip" if way == "py-files" else "parts/") in file for file in files), files
+    assert all(("sandq.zip" if packaging == "py-files" else "parts/") in file for file in files), files
     assert numbers(node) == [*range(ROWS)]
 
 

@@ -70,7 +70,7 @@ def kill_leader(cluster: ClusterProcess, topic: str) -> str:
 
 
 class Gate:
-    """Rows that pass through it stop, in each task, after so many, until it is opened."""
+    """Blocks the rows of each task after `after` rows, until it is opened."""
 
     def __init__(self, place: Path, after: int) -> None:
         self.place = place
@@ -78,7 +78,7 @@ class Gate:
         place.mkdir()
 
     def through(self, rows: Any) -> Any:
-        """An RDD that passes through it."""
+        """Return an RDD that passes through the gate."""
         reached, opened, after, patience_s = self.place / "reached", self.place / "opened", self._after, PATIENCE_S
 
         def wait(part: Iterator[Any]) -> Iterator[Any]:
@@ -141,7 +141,7 @@ def test_a_broker_is_killed_during_a_write(spark: Any, cluster: ClusterProcess, 
 
 
 def stored(cluster: ClusterProcess, topic: str, count: int) -> list[int]:
-    """The numbers in a topic, sorted, once there are so many."""
+    """Wait until a topic has `count` messages, and return their numbers, sorted."""
 
     async def main() -> list[int]:
         async with cluster.connect() as client:

@@ -32,16 +32,16 @@ def test_archive_and_sql(spark: Any, node: Broker, tmp_path: Path) -> None:
     fill(node, "other", range(300, 350))
     fill(node, "welcome_emails", range(350, 400), delay="30h")
     node.advance("1m")
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     run = jobs.archive(
         spark,
         ["welcome_emails", "other"],
         place,
         servers=servers,
         batch_messages=200,
-        progress=lambda *so: told.append(so),
+        progress=lambda *so: progress.append(so),
     )
-    assert run.messages == 350 and run.batches >= 2 and told[-1] == (350, run.batches)
+    assert run.messages == 350 and run.batches >= 2 and progress[-1] == (350, run.batches)
     written = sorted((tmp_path / "archive").glob("**/*"))
     assert jobs.archive(spark, ["welcome_emails", "other"], place, servers=servers).record() | {"seconds": 0} == {
         **dict(job="archive", topics="welcome_emails, other", path=place, messages=0, batches=0, seconds=0, rate=None)
@@ -62,7 +62,7 @@ def test_archive_and_sql(spark: Any, node: Broker, tmp_path: Path) -> None:
     rows = ask("select value, archived from messages")
     assert sorted(int(row.value) for row in rows) == [*range(420)], "each once"
     assert {int(row.value) for row in rows if row.archived} == {*range(350)}
-    # What is archived may be trimmed.
+    # Archived messages may be trimmed.
     rows = ask("select topic, count(*) as n from messages group by topic order by topic", until="2030-01-01T12:00:00Z")
     assert [tuple(row) for row in rows] == [("other", 50), ("welcome_emails", 320)]
     rows = ask(
@@ -122,7 +122,8 @@ def test_an_archive_that_lost_its_checkpoint(spark: Any, node: Broker, tmp_path:
 
 
 def test_priorities_and_tenants(spark: Any, node: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are kept, also in an archive that a version began which knew none, and come with what is sent again."""
+    """They are archived, also by an archive of a version that did not know them, and are kept when messages are sent
+    again."""
     for topic, kind in (("t", "fair"), ("again", "fair"), ("ranked", "priority"), ("plain", "timer")):
         with node.client() as client:
             client.admin.create_topic(topic, kind=kind, partitions=2)
@@ -163,10 +164,10 @@ def test_priorities_and_tenants(spark: Any, node: Broker, tmp_path: Path, monkey
     options: dict[str, Any] = {"servers": servers, "where": "cast(cast(value as string) as int) >= 5"}
     for _ in range(2):
         assert jobs.replay(spark, place, "again", **options).left_out == ()
-    told = jobs.replay(spark, place, "ranked", dry_run=True, **options)
-    assert told.left_out == ("tenant",) and "  left out  tenant: topic ranked does not accept it" in told.lines()
-    told = jobs.replay(spark, place, "plain", **options)
-    assert told.messages == 15 and told.record()["left_out"] == ["priority", "tenant"]
+    report = jobs.replay(spark, place, "ranked", dry_run=True, **options)
+    assert report.left_out == ("tenant",) and "  left out  tenant: topic ranked does not accept it" in report.lines()
+    report = jobs.replay(spark, place, "plain", **options)
+    assert report.messages == 15 and report.record()["left_out"] == ["priority", "tenant"]
     node.advance("1m")
     rows = reading(spark.read, node, subscribe="again", includeRank=True).load()
     assert ranks(rows) == [(number, None, None) for number in range(5, 10)] + new[:10]
@@ -192,8 +193,12 @@ def test_replay(spark: Any, node: Broker, tmp_path: Path) -> None:
     options: dict[str, Any] = {"servers": servers, "until": START_MS + 100_000}
     shifted = {**options, "shift": "1d", "where": "cast(cast(value as string) as int) % 2 = 0"}
     assert jobs.replay(spark, place, "again", dry_run=True, **shifted).messages == 50
-    told = jobs.replay(spark, place, "again", **shifted)
-    assert (told.messages, told.first_ms, told.last_ms) == (50, START_MS + 86_400_000, START_MS + 86_400_000 + 98_000)
+    report = jobs.replay(spark, place, "again", **shifted)
+    assert (report.messages, report.first_ms, report.last_ms) == (
+        50,
+        START_MS + 86_400_000,
+        START_MS + 86_400_000 + 98_000,
+    )
     jobs.replay(spark, place, "again", **shifted)
     rows = reading(spark.read, node, subscribe="again", view="pending", includeRaw=True).load().collect()
     assert sorted(int(row.value) for row in rows) == [*range(0, 100, 2)], "once, however often it runs"

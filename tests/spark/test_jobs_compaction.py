@@ -42,7 +42,7 @@ def frequent(spark: Any) -> Iterator[None]:
 
 @pytest.fixture
 def a_day_later(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Have what compactions see of the clock be a day later, and a bit."""
+    """Return a function that moves the clock of compactions ahead by a bit more than a day."""
 
     def call() -> None:
         later_ms = compaction.now_ms() + 86_500_000
@@ -60,8 +60,9 @@ class CutOff(Exception):
 
 
 def made(place: Path, each: int = 2, width: int = 0) -> None:
-    """An archive of five micro-batches with so many rows each, as Spark leaves one that lists all files at every
-    second."""
+    """Make an archive of five micro-batches with `each` rows each.
+
+    It is as Spark leaves one that lists all files at every second micro-batch."""
     fields = [field for field in schema(Extra(headers=True, raw=True, rank=True)) if field.name != "topic"]
     day, log = place / "topic=t" / "date=2030-01-01", place / "_spark_metadata"
     day.mkdir(parents=True)
@@ -116,7 +117,7 @@ def test_a_run_that_is_cut_off_has_changed_nothing(
     rows = archived(spark, str(place))
     assert values(rows) == values(reader) == [*range(10)], "also by the list of before"
     assert [tuple(row) for row in rows.select("topic", "date").distinct().collect()] == [("t", date(2030, 1, 1))]
-    # What is left of all runs goes with a later one.
+    # A later run deletes the remaining files of all runs.
     a_day_later()
     done = jobs.compact_archive(spark, str(place))
     assert (done.before, done.after) == (2, 2) and done.deleted == 4 + 3, "the old ones, and three that were moved"
@@ -125,7 +126,7 @@ def test_a_run_that_is_cut_off_has_changed_nothing(
 
 
 def test_another_file_system(spark: Any, tmp_path: Path) -> None:
-    """Whatever is not this machine's is reached through Hadoop alone."""
+    """Another file system is reached through Hadoop alone."""
     made(tmp_path / "archive")
     spark._jsc.hadoopConfiguration().set("fs.viewfs.mounttable.compaction.link./all", tmp_path.as_uri())
     for one in (tmp_path / "archive" / "_spark_metadata").iterdir():
@@ -171,7 +172,7 @@ def test_what_cannot_be_compacted(spark: Any, tmp_path: Path) -> None:
 def test_a_run_that_takes_too_long(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_day_later: Callable[[], None]
 ) -> None:
-    """Another one deletes what it has written, which is listed nowhere: it lists it no more."""
+    """A later run deletes the files that it has written, which no list names, so it does not list them any more."""
     place = tmp_path / "archive"
     made(place)
     merged = compaction._Run._merged
@@ -210,7 +211,7 @@ def test_a_replay_that_failed_comes_first(spark: Any, node: Broker, tmp_path: Pa
         jobs.compact_archive(spark, str(place))
     (note,) = (place / "_replays").glob("[!.]*")
     note.unlink()
-    # What no list names changes nothing: it is what runs leave that were cut off, and goes at any time.
+    # A file that no list names has no effect: it remains from a run that was cut off, and may be deleted at any time.
     stray = place / "topic=t" / "date=2030-01-01" / "part-stray.parquet"
     shutil.copy(stray.with_name("part-0.parquet"), stray)
     assert replay("again") == 10
@@ -294,7 +295,7 @@ def test_an_archive_that_is_written_to_meanwhile(
     assert sum("compacted-" in line for line in listed.splitlines()) == 1
     assert values(archived(spark, str(place))) == [*range(count)]
     assert values(reader) == [*range(count - 2 * EACH)], "by the list of before"
-    # What is left of all runs goes with a later one, and the archive goes on.
+    # A later run deletes the remaining files of all runs, and the archive continues.
     a_day_later()
     done = jobs.compact_archive(spark, str(place))
     assert done.before == done.after == len(files(place)) and done.deleted >= 4

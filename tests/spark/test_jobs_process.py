@@ -46,7 +46,7 @@ def args(node: Broker, tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def own_handler() -> Iterator[None]:
-    """What Python itself does on Ctrl-C, as in a process that has just begun; Spark's handler is there again after."""
+    """Use Python's own handler of Ctrl-C, as in a new process; restore Spark's handler after the test."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -121,7 +121,7 @@ def test_priorities_and_tenants_by_options(spark: Any, node: Broker, tmp_path: P
 
 @pytest.mark.long
 def test_a_process_with_a_spark_of_its_own(node: Broker, args: list[str]) -> None:
-    """Nothing of what Spark says is on standard error, and Ctrl-C ends all of it."""
+    """Spark's output is not on standard error, and Ctrl-C ends all processes."""
 
     def start(*more: str) -> subprocess.Popen[str]:
         return subprocess.Popen(

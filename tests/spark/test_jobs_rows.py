@@ -1,4 +1,4 @@
-"""What becomes of rows before they are sent: times against the one grammar of times, and how files are read."""
+"""Rows are prepared before they are sent: times follow the common grammar of times, and files are read."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_values_of_every_type(spark: Any, tmp_path: Path) -> None:
             messages(origin, row_mapping({"deliver_at": "at", **mapping}), LIMITS)
 
 
-def test_documents_keep_their_types_and_lines_their_bytes(spark: Any, tmp_path: Path) -> None:
+def test_documents_keep_types_and_bytes(spark: Any, tmp_path: Path) -> None:
     line = '{"at": "2030-01-01T00:00:00Z", "a": {"b": [1, "x", null]}, "s": "17", "n": 17, "it\'s": "q"}'
     (tmp_path / "a.json").write_text(f"{line}\r\n\r\n  \n{line}")
     origin, mapping = origin_of(spark, tmp_path / "a.json", "json"), {"deliver_at": "at"}
@@ -169,7 +169,7 @@ def test_files_are_found_sorted_once_and_only_those_that_spark_reads(spark: Any,
 
 
 def test_the_same_rows_are_in_the_same_partitions(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the caller's session has set, and however many cores there are."""
+    """The partitions depend neither on the session of the caller nor on the number of cores."""
     from pyspark.sql import functions as F
 
     monkeypatch.setattr("sandq.spark.jobs.files.SPLIT_BYTES", 20_000)

@@ -114,7 +114,7 @@ LIMITS = {"LIMITS__MESSAGE_BYTES": "2048", "LIMITS__KEY_BYTES": "100", "LIMITS__
 
 
 def test_bad_rows_of_every_kind(spark: Any, tmp_path: Path) -> None:
-    """Rows in are rows sent and rows rejected, each with all of its reasons; and what is good is none of them."""
+    """Each row is sent or rejected with all of its reasons, and no good row is rejected."""
     from sandq.testing import broker
 
     raw = [
@@ -217,7 +217,7 @@ def test_what_is_refused_before_anything_is_sent(schedule: Schedule, node: Broke
     assert sent(node) == []
 
 
-def test_a_dry_run_only_looks(schedule: Schedule, node: Broker, tmp_path: Path) -> None:
+def test_dry_run_sends_nothing(schedule: Schedule, node: Broker, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"body": "x", "at": 1700000000000}\n{"body": "y", "at": 4000000000000}\n{}\n')
     found = schedule(tmp_path / "a.json", dry_run=True, rejected=str(tmp_path / "bad"))
     assert (found.rows, found.sent, found.rejected, found.already_due) == (3, 0, 1, 1)
@@ -279,7 +279,7 @@ def test_unique_keys(schedule: Schedule, node: Broker, tmp_path: Path) -> None:
     assert "stored" in caught.value.__notes__[0]
 
 
-def test_names_that_spark_passes_over(schedule: Schedule, tmp_path: Path) -> None:
+def test_file_names_ignored_by_spark_are_found_or_rejected(schedule: Schedule, tmp_path: Path) -> None:
     for name in ("a.csv", "_b.csv", "_temporary/c.csv", "_day=2/d.csv"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("body,at\nx,2030-02-01T00:00:00Z\n")
@@ -293,7 +293,7 @@ def test_names_that_spark_passes_over(schedule: Schedule, tmp_path: Path) -> Non
         schedule(tmp_path / "a.csv", tmp_path / "_b.csv", dry_run=True)
 
 
-def test_changed_rows_are_told_as_such(schedule: Schedule, tmp_path: Path) -> None:
+def test_changed_rows_with_same_write_id_conflict(schedule: Schedule, tmp_path: Path) -> None:
     rows = [f"{number},2030-02-01T00:00:00Z\n" for number in range(50)]
     (tmp_path / "a.csv").write_text("body,at\n" + "".join(rows))
     schedule(tmp_path / "a.csv", write_id="w")

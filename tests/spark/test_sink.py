@@ -1,4 +1,4 @@
-"""The sink through Spark: each row once, also when tasks fail and streams begin anew."""
+"""The sink through Spark stores each row once, also when tasks fail and streams are started again."""
 
 from __future__ import annotations
 
@@ -31,9 +31,11 @@ ROWS = 24_000
 
 
 def failing(node: Broker, failed: Path) -> Any:
-    """The values of ROWS rows' numbers, by a function that fails at one of the last at the first attempt, once rows
-    before it are stored: that is noted in a file. What it returns is large: Spark passes it on by the 64 KiB, and by
-    the record batch of 500, and the sink sends by the 16 MiB."""
+    """Return the values of the numbers of ROWS rows, by a function that fails once at one of the last rows.
+
+    It fails at the first attempt, once earlier rows are stored, and notes that in a file. The values are large,
+    because Spark transfers them in parts of 64 KiB and record batches of 500 rows, and the sink sends parts of 16
+    MiB."""
     from pyspark.sql.functions import udf
 
     address = node.address

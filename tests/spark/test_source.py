@@ -31,7 +31,7 @@ def test_a_batch_and_what_is_pending(spark: Any, node: Broker) -> None:
 
 
 def test_filters_and_columns(spark: Any, node: Broker) -> None:
-    """What a filter leaves out is not read, and the rows are what they are without."""
+    """Filtered rows are not read, and the other rows are the same as without a filter."""
     node.create_topic("orders", partitions=3)
     for first in range(0, 300, 100):
         fill(node, "orders", range(first, first + 100))
@@ -66,7 +66,7 @@ def test_filters_and_columns(spark: Any, node: Broker) -> None:
 
 
 def test_workers_load_pyspark_from_where_it_is_installed(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not out of an archive, which each of them would compile anew."""
+    """Workers do not load it from an archive, which each of them would compile again."""
 
     def where(part: Any) -> Any:
         import pyspark

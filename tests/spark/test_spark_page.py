@@ -1,5 +1,4 @@
-"""docs/spark.md: every example that is marked to be run, in its order, beside one node; each prints what the page
-says."""
+"""Every runnable example of docs/spark.md, run in order with one node, prints the output on the page."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_what_a_stream_has_yet_to_read_is_not_trimmed(spark: Any, node: Broker, 
 
 
 @pytest.mark.parametrize("fail", [True, False])
-def test_what_was_trimmed_is_told(spark: Any, node: Broker, tmp_path: Path, fail: bool) -> None:
+def test_stream_after_trim_reports_lost_messages(spark: Any, node: Broker, tmp_path: Path, fail: bool) -> None:
     node.create_topic("t", delete_on_ack=False, retain="1h")
     fill(node, "t", range(100))
     node.advance("1m")
@@ -270,7 +270,7 @@ def test_a_stream_of_a_compacted_topic_is_its_changelog(spark: Any, node: Broker
     assert len(rows) == 61 and last[b"k7"] is None and last[b"k3"] == b"203"
 
 
-def test_mistakes_are_told(spark: Any, node: Broker, tmp_path: Path) -> None:
+def test_invalid_options_are_rejected(spark: Any, node: Broker, tmp_path: Path) -> None:
     from pyspark.errors import AnalysisException, PySparkException
 
     with pytest.raises(AnalysisException, match="exactly one of subscribe, subscribePattern and assign"):
@@ -282,7 +282,7 @@ def test_mistakes_are_told(spark: Any, node: Broker, tmp_path: Path) -> None:
 
 
 def test_a_stream_of_before_a_clock_was_set_back_says_so(spark: Any, node: Broker, tmp_path: Path) -> None:
-    """Its position leads nowhere any more. One that is begun anew has everything once."""
+    """Its position is invalid now. A new stream reads everything once."""
     node.create_topic("t", delete_on_ack=False)
     fill(node, "t", range(10))
     node.advance("1m")

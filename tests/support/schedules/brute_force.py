@@ -98,7 +98,7 @@ class BruteForce:
         return False
 
 
-class Walk:
+class Ticks:
     """The wall-clock times between two instants: each second, or each minute if it shows whole minutes."""
 
     def __init__(self, zone: ZoneInfo, start_s: int, end_s: int, step_s: int) -> None:

@@ -1,4 +1,4 @@
-"""Entries of several partitions that give way to one another lead to what they lead to one after the other."""
+"""Entries of several partitions that yield to each other have the same result as when they run one after the other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.partition.bench import T, batch_of
 
 GROUPS = 4
 ENTRIES = 12
-"""Of each."""
+"""Number of entries of each group."""
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ class Node:
         return Apply(group, self.replicas[group], index, entry, True)
 
     def rows(self, number: int) -> Mapping[bytes, Any]:
-        """Those of a partition, but for what goes by when they were written."""
+        """Return the rows of a partition, without those that depend on the time of their writes."""
         self.applier.write()
         start, stop, cut = store_prefix(number), store_prefix(number + 1), len(store_prefix(number))
         found = self.stores.scan(start, stop, limit=1 << 40, max_bytes=1 << 40)
@@ -77,7 +77,7 @@ class Node:
 
 
 def entries(rng: random.Random, group: int) -> list[bytes]:
-    """What is stored, cancelled, moved, leased and acked, much of it at once."""
+    """Return entries that store, cancel, move, lease and ack messages, many of them at once."""
     made: list[list[c.Command]] = [[c.OpenGroup("g", "earliest")]]
     ids: list[bytes] = []
     for index in range(2, ENTRIES + 1):
@@ -105,7 +105,7 @@ def entries(rng: random.Random, group: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("seed", seeds(5, 300))
-def test_what_comes_of_entries_does_not_depend_on_who_gave_way(seed: int) -> None:
+def test_entries_that_yield_have_same_result(seed: int) -> None:
     rng = random.Random(seed)
     alone, together = Node(), Node()
     todo = {group: entries(rng, group) for group in range(GROUPS)}
