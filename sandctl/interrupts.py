@@ -47,13 +47,13 @@ class FirstOnly:
 
 
 class Interrupts:
-    """`with Interrupts() as interrupts:` around the loop; in there `interrupts.cancel` is set to what ends the work."""
+    """Use `with Interrupts() as interrupts:` around the loop; `interrupts.cancel` is called to end the work."""
 
     def __init__(self) -> None:
         self.cancel: Callable[[], object] | None = None
         self._first_s: float | None = None
         self._outer: Any = None
-        """What handles SIGINT otherwise; None: it is not handled here."""
+        """The previous handler of SIGINT; None if this object does not handle it."""
         self._callers_timer: tuple[float, float] = (0.0, 0.0)
         self._callers_handler: Any = None
 

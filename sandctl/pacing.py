@@ -1,4 +1,4 @@
-"""Pace messages at a rate: compute when each is to be sent, and wait for that time."""
+"""Pace messages at a rate: compute the time of each message, and wait for it."""
 
 from __future__ import annotations
 

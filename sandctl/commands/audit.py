@@ -58,12 +58,12 @@ def audit(last: int, follow: bool, node: str | None) -> None:
     """
     if not follow:
 
-        async def look(client: Client) -> None:
+        async def fetch(client: Client) -> None:
             page = await client.admin.audit(last, node=node)
             show_rows([_row(line) for line in page.lines], _COLUMNS)
             _tell(page.lost, page.missing)
 
-        run(look)
+        run(fetch)
         return
     begun = False
 

@@ -281,7 +281,7 @@ def restore(
     rate: int | None,
     backup_key: str | None,
 ) -> None:
-    """Restore the topics of BACKUP (default: the last one), in this cluster or another one.
+    """Restore the topics of BACKUP (default: the last one), in this cluster or in a different one.
 
     \b
       sandctl backup restore /backups

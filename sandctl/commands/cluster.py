@@ -303,7 +303,7 @@ def reset(topic: str | None, partition: int | None, yes: bool) -> None:
     if not yes:
         need_yes("a partition neither stores nor delivers until its reset is complete")
 
-    async def look(client: Client) -> list[dict[str, Any]]:
+    async def fetch(client: Client) -> list[dict[str, Any]]:
         found = [row for row in await _floors(client, topic) if partition in (None, row["partition"])]
         return [row for row in found if row["ahead_ms"] >= AHEAD_MS]
 
@@ -314,7 +314,7 @@ def reset(topic: str | None, partition: int | None, yes: bool) -> None:
             for row in chosen
         ]
 
-    chosen = run(look)
+    chosen = run(fetch)
     if not chosen:
         done("no partition is ahead of its leader's clock", {"reset": []})
         return

@@ -61,7 +61,7 @@ def drain(node: str, undo: bool, wait: bool, timeout: timedelta | None) -> None:
             await client.admin.drain_node(node, undo=undo)
             return None
         leader = _Leader(client)
-        before = _standing(node, await leader.look())
+        before = _standing(node, await leader.fetch())
         await client.admin.drain_node(node)
         return await _until(leader, node, before, timeout, _is_drained)
 
@@ -99,7 +99,7 @@ def remove(node: str, yes: bool, wait: bool, timeout: timedelta | None) -> None:
         if not wait:
             return await client.admin.remove_node(node)
         leader = _Leader(client)
-        before = _standing(node, await leader.look())
+        before = _standing(node, await leader.fetch())
         await client.admin.remove_node(node)
         await _until(leader, node, before, timeout, lambda standing: False)
 
@@ -182,7 +182,7 @@ async def _until(
     found: Standing | None = None
     with anyio.move_on_after(seconds), Progress() as progress:
         while True:
-            seen = await leader.look()
+            seen = await leader.fetch()
             found = _standing(node, seen)
             if found is None or (before is not None and found.store != before.store):
                 return None
@@ -228,7 +228,7 @@ class _Leader:
         self._client = client
         self._node: str | None = None
 
-    async def look(self) -> dict[str, Any]:
+    async def fetch(self) -> dict[str, Any]:
         seen = await self._ask()
         leader = seen.get("metadata_leader")
         if leader is not None and leader != seen.get("node"):

@@ -54,11 +54,11 @@ def dump(node: str | None) -> None:
     found = run(work)
     if settings().output != "table":
         return show_one(found)
-    for line in _told(found):
+    for line in _summary_lines(found):
         say(line)
 
 
-def _told(found: dict[str, Any]) -> Iterator[str]:
+def _summary_lines(found: dict[str, Any]) -> Iterator[str]:
     """Print it for people."""
     process = found["process"]
     versions = f"sandq {process['version']}, Python {process['python']}"

@@ -74,7 +74,7 @@ def doctor(topics: tuple[str, ...]) -> None:
         found: dict[str, list[Finding]] = {name: [] for name in records}
         room = anyio.CapacityLimiter(TOGETHER)
 
-        async def look(record: TopicRecord) -> None:
+        async def fetch(record: TopicRecord) -> None:
             async with room:
                 seen = overview.topics.get(record.name)
                 oldest = {} if seen is None else {name: group.oldest_ms for name, group in seen.groups.items()}
@@ -82,7 +82,7 @@ def doctor(topics: tuple[str, ...]) -> None:
 
         async with anyio.create_task_group() as tasks:
             for record in records.values():
-                tasks.start_soon(look, record)
+                tasks.start_soon(fetch, record)
         all_of_it = [*_of_health(health.of_nodes(info)), *_certificates(client.certificate_ends, now_ms())]
         all_of_it += _of_health(_partitions(records.values()))
         replicas = {name: record.replicas for name, record in records.items()}

@@ -51,7 +51,7 @@ def update(
       sandctl message update orders --unique-key order-17 --file order.json --header source=desk
       sandctl message update orders --unique-key order-17 --no-headers --in 10m
 
-    What you do not give stays as it is. A message that a group has leased, acked or killed cannot be updated; one that
+    Other parts stay. A message that a group has leased, acked or killed cannot be updated; one that
     waits for another attempt can. --at, --in and --priority move the messages in the same step. The outcome of each
     message is printed. The exit code is 1 unless all were updated.
     """

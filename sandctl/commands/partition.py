@@ -86,7 +86,7 @@ def skip(
       sandctl partition skip orders 0 --index 48213
       sandctl partition skip orders 0 --index 48213 --command 2
 
-    What you skip is lost. Its sender got no response, or one that leaves the outcome open; if it sends again, the
+    Skipped commands are lost. Their sender got no response, or one that leaves the outcome open; if it sends again, the
     request is refused. Look at the entry with --dry-run first. Skipping needs the right `cluster`, and the audit log
     records it.
     """

@@ -160,7 +160,7 @@ def produce(
 
 
 def _check_many(*, is_json: bool, unique_key: str | None, count: int | None) -> None:
-    """Refuse options for one message beside --lines or --jsonl. Raises UsageError."""
+    """Refuse options for one message with --lines or --jsonl. Raises UsageError."""
     if is_json:
         raise click.UsageError("--json is for one message: it cannot be used with --lines or --jsonl")
     if unique_key is not None:
@@ -170,7 +170,7 @@ def _check_many(*, is_json: bool, unique_key: str | None, count: int | None) -> 
 
 
 def _check_one(*, unique_key: str | None, count: int | None, rate: float | None) -> None:
-    """Refuse options for many messages beside a single one. Raises UsageError."""
+    """Refuse options for many messages with a single one. Raises UsageError."""
     if count is None and rate is not None:
         raise click.UsageError("--rate is for many messages: use it with --count, --lines or --jsonl")
     if count is not None and unique_key is not None:
@@ -222,7 +222,7 @@ class _Offsets:
         self.failed = 0
         self.failure: Exception | None = None
         self._output = settings().output
-        # Beside offsets that scroll by, a progress line that overwrites itself is useless.
+        # While offsets are printed, a progress line that overwrites itself is useless.
         self._progress = Progress("sent", total) if total is not None and not sys.stdout.isatty() else None
         self._whole = True
 

@@ -11,7 +11,7 @@ import click
 from sandctl.options.common import common_options, run
 from sandctl.options.names import schedule_argument, topic_argument
 from sandctl.options.payload import open_source, whole
-from sandctl.options.schedule_options import CHANGEABLE, schedule_options, time_options, told
+from sandctl.options.schedule_options import CHANGEABLE, given_settings, schedule_options, time_options
 from sandctl.options.times import INSTANT, limit_option
 from sandctl.output.jsonl import LINE_BYTES_MAX
 from sandctl.output.records import when, without_long_value
@@ -70,7 +70,7 @@ def create(
     The command fails if a different schedule has this NAME; an identical one stays as it is. With --jsonl, each line is
     a JSON object as `list --values -o jsonl` prints it, and existing schedules are updated.
     """
-    given = told(options)
+    given = given_settings(options)
     if jsonl:
         if name is not None or given or paused:
             raise click.UsageError("with --jsonl, the lines hold NAME, VALUE and all other settings")
@@ -180,7 +180,7 @@ def update(
 
     Messages that are already due do not change; the next one has the new settings.
     """
-    changes = told(options)
+    changes = given_settings(options)
     with open_source(path, needed=value is None and path is not None) as source:
         data = _value(value, path, source)
     if data is not None:
@@ -290,7 +290,7 @@ def preview(count: int, name: str, after: int | None, **options: Any) -> None:
       sandctl schedule preview --cron "30 2 * * *" --zone Europe/Berlin --after 2030-03-30T00:00:00Z
       sandctl schedule preview --every 90m --start 2030-01-31T08:00:00Z --count 3
     """
-    given = told(options)
+    given = given_settings(options)
     _check_recurs(given)
 
     async def work(client: Client) -> list[Fire]:

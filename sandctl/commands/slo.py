@@ -38,10 +38,10 @@ def slo(node: str | None, check: bool) -> None:
       sandctl slo --check
     """
 
-    async def look(client: Client) -> SloReport:
+    async def fetch(client: Client) -> SloReport:
         return await client.admin.slo(node=node)
 
-    found = run(look)
+    found = run(fetch)
     if settings().output == "table":
         _tell(found)
     else:

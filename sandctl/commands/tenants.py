@@ -77,7 +77,7 @@ def set_(
       sandctl tenant set mails '*' --rate 10/s --burst 20
       sandctl tenant set mails acme --remove
 
-    What you do not give stays as it is. A new pattern begins with weight 1 and without limits. Changes apply from now
+    Other settings stay. A new pattern begins with weight 1 and without limits. Changes apply from now
     on.
     """
     from sandq.model.rates import as_mapping

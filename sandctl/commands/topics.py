@@ -82,7 +82,7 @@ def create(name: str, kind: str, partitions: int, replicas: int | None, **option
 @settings_options(update=True)
 @common_options
 def update(name: str, partitions: int | None, replicas: int | None, **options: Any) -> None:
-    """Change settings of the topic NAME, or its number of partitions or replicas. What you do not give stays as it is.
+    """Change settings of the topic NAME, or its number of partitions or replicas. Other settings stay.
 
     \b
       sandctl topic update orders --ttl 1h --backoff-cap 1m

@@ -69,7 +69,7 @@ def schedule_options(command: F) -> F:
     return time_options(command)
 
 
-def told(options: Mapping[str, Any]) -> dict[str, Any]:
+def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given settings as the client takes them."""
     given = {name: value for name, value in options.items() if value is not None and name not in ("key", "headers")}
     if (key := raw(options.get("key"))) is not None:

@@ -149,13 +149,13 @@ def run_spark(work: Work[T], *, master: str | None, conf: Mapping[str, str]) -> 
         interrupts.cancel = job.stopped.set
         threading.Thread(target=in_thread, name="sandctl-spark", daemon=True).start()
         while not job.ended.wait(POLL_S):
-            _look(job, progress)
+            _show_progress(job, progress)
     if job.stopped.is_set() and outcome.exception() is not None:
         raise KeyboardInterrupt
     return outcome.result()
 
 
-def _look(job: _Job, progress: Progress) -> None:
+def _show_progress(job: _Job, progress: Progress) -> None:
     spark = job.spark
     if spark is None:
         progress.tell(job.doing)
