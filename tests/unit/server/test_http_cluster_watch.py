@@ -99,7 +99,7 @@ def test_findings_name_what_stands_and_what_is_missing() -> None:
         "node2 cannot be reached",
         "clock is in alarm",
         "2 of 3 partitions of a",
-        "gets nothing",
+        "gets no new messages",
     ):
         assert part in texts
     assert any("sandctl group resume a g" in one["todo"] for one in found)
@@ -110,7 +110,7 @@ def test_what_a_node_that_tells_nothing_may_lead_is_not_said_to_be_without_leade
     look = next_view(None, INFO, seen(topic("a", partitions=3), missing=missing))
     (found,) = told(Watcher(None), look)["cluster"][0]["findings"]
     assert (found["state"], found["what"]) == ("warning", "nodes")
-    assert "node3 reports nothing of its topics" in found["found"]
+    assert "node3 does not report its topics" in found["found"]
 
 
 class Admin:
