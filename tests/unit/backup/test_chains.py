@@ -75,13 +75,13 @@ def keeper(follower: Any, standing: Standing | None = None, **options: Any) -> C
 
 
 async def test_increments_come_at_their_interval_and_sooner_after_a_failure(autojump_clock: Any) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     standing = Standing()
     good = Increment(backup_id="b", number=0, reach_ms=T, bytes=100, entries=3, gone=["a partition"], rebased_bytes=5)
     follower = Follower(good, Unavailable("nobody"), Unavailable("nobody"), good)
-    await keeper(follower, standing, tell=lambda event, fields: told.append(event)).run(2)
+    await keeper(follower, standing, tell=lambda event, fields: reported.append(event)).run(2)
     assert follower.times == [0, 10, 15, 20]
-    assert told == ["increment made", "increment failed", "increment failed", "increment made"]
+    assert reported == ["increment made", "increment failed", "increment failed", "increment made"]
     assert (standing.increments, standing.increment_bytes, standing.gone) == (2, 200, 2)
     assert (standing.increment_failures, standing.increment_error, standing.reach_ms) == (0, None, T)
 
@@ -152,7 +152,7 @@ async def test_an_increment_stands_on_the_last_backup_of_its_cluster() -> None:
 async def test_full_backups_and_increments_leave_no_hole(
     tmp_path: Path, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster, place, told = FakeCluster(), FakePlace(), []
+    cluster, place, reported = FakeCluster(), FakePlace(), []
     client: Any = cluster
     cluster.make("a")
     cluster.put("a", "x")
@@ -180,7 +180,7 @@ async def test_full_backups_and_increments_leave_no_hole(
         3,
         increments_s=10,
         status=tmp_path / "status.prom",
-        tell=lambda event, fields: told.append(event),
+        tell=lambda event, fields: reported.append(event),
         now_ms=now_ms,
     )
     async with trio.open_nursery() as nursery:
@@ -188,7 +188,7 @@ async def test_full_backups_and_increments_leave_no_hole(
         await going.run(3)
         nursery.cancel_scope.cancel()
     first, second, third = await list_backups(place)
-    assert told.count("backup made") == 3 and told.count("increment made") > 15
+    assert reported.count("backup made") == 3 and reported.count("increment made") > 15
     for one, next_one in ((first, second), (second, third)):
         assert one.increments > 5 and next_one.manifest is not None
         ((_, stop),) = one.spans
@@ -301,7 +301,7 @@ async def test_the_next_backup_is_followed_where_the_one_before_goes(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One is kept: the one before is deleted while it is followed yet."""
-    cluster, place, told = FakeCluster(), FakePlace(), []
+    cluster, place, reported = FakeCluster(), FakePlace(), []
     client: Any = cluster
     cluster.make("a")
     delete = schedule.delete_backup
@@ -311,63 +311,63 @@ async def test_the_next_backup_is_followed_where_the_one_before_goes(
         await trio.sleep(25)
 
     def tell(event: str, fields: dict[str, object]) -> None:
-        told.append((event, fields.get("backup")))
+        reported.append((event, fields.get("backup")))
 
     monkeypatch.setattr(schedule, "delete_backup", slow)
     monkeypatch.setattr(create.time, "time_ns", lambda: now_ms() * 1_000_000)
     going = BackupSchedule(client, place, 120, 1, increments_s=10, tell=tell, now_ms=now_ms)
     await going.run(3)
-    made = [backup for event, backup in told if event == "backup made"]
-    followed = {backup for event, backup in told if event == "increment made"}
-    assert set(made[:2]) <= followed and "backup is followed no more" not in dict(told)
+    made = [backup for event, backup in reported if event == "backup made"]
+    followed = {backup for event, backup in reported if event == "increment made"}
+    assert set(made[:2]) <= followed and "backup is followed no more" not in dict(reported)
     assert going.standing.increment_failures == 0
 
 
 async def test_follower_that_runs_once_does_not_end_a_schedule(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster, place, told = FakeCluster(), FakePlace(), []
+    cluster, place, reported = FakeCluster(), FakePlace(), []
     client: Any = cluster
     cluster.make("a")
     monkeypatch.setattr(create.time, "time_ns", lambda: now_ms() * 1_000_000)
     manifest = await create_backup(client, place, follow=True)
     going = BackupSchedule(
-        client, place, 60, 3, increments_s=10, tell=lambda event, fields: told.append(event), now_ms=now_ms
+        client, place, 60, 3, increments_s=10, tell=lambda event, fields: reported.append(event), now_ms=now_ms
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(going.run, 1)
         await trio.sleep(15)
         await BackupFollower(client, place, manifest).step(always=True)
         cluster.put("a", "x")
-    assert told[:3] == ["increment made", "increment failed", "increment made"] and told[-1] == "backup made"
+    assert reported[:3] == ["increment made", "increment failed", "increment made"] and reported[-1] == "backup made"
     assert going.standing.increment_failures == 0
     await verify_chain(place, manifest.backup_id)
 
 
 async def test_a_status_file_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     status = StatusFile(tmp_path / "no such folder" / "status.json")
     follower = Follower(Increment(backup_id="b", number=0, reach_ms=T))
-    await keeper(follower, status=status, tell=lambda event, fields: told.append(event)).run(1)
-    assert told == ["increment made", "status file not written"]
+    await keeper(follower, status=status, tell=lambda event, fields: reported.append(event)).run(1)
+    assert reported == ["increment made", "status file not written"]
 
 
 async def test_a_chain_that_is_deleted_meanwhile_ends_no_schedule(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster, place, told = FakeCluster(), FakePlace(), []
+    cluster, place, reported = FakeCluster(), FakePlace(), []
     client: Any = cluster
     cluster.make("a")
     monkeypatch.setattr(create.time, "time_ns", lambda: now_ms() * 1_000_000)
     await create_backup(client, place, follow=True)
     going = BackupSchedule(
-        client, place, 60, 3, increments_s=10, tell=lambda event, fields: told.append(event), now_ms=now_ms
+        client, place, 60, 3, increments_s=10, tell=lambda event, fields: reported.append(event), now_ms=now_ms
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(going.run, 1)
         await trio.sleep(25)
         place.data.clear()
-    assert told == ["increment made", "backup is followed no more", "backup made"]
+    assert reported == ["increment made", "backup is followed no more", "backup made"]
     assert trio.current_time() == 60 and going.standing.increment_error is not None
     for wrong in (0.5, 7200):
         with pytest.raises(InvalidRequest, match="more often"):

@@ -42,7 +42,7 @@ class Bed:
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, keep: int = 2, **options: Any) -> None:
         self.now_ms = 1_800_000_000_000
         self.place = place_of(str(path / "backups"))
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.error: Exception | None = None
         monkeypatch.setattr(schedule, "create_backup", self._create)
         monkeypatch.setattr(BackupSchedule, "_cluster", self._cluster)
@@ -51,7 +51,7 @@ class Bed:
             self.place,
             3600,
             keep,
-            tell=lambda event, fields: self.told.append(event),
+            tell=lambda event, fields: self.reported.append(event),
             now_ms=lambda: self.now_ms,
             **options,
         )
@@ -75,7 +75,7 @@ async def test_the_next_one_counts_from_the_last_good_one(tmp_path: Path, monkey
     assert bed.schedule.standing.last_backup == last.backup_id
     bed.now_ms = last.begun_ms + HOUR_MS
     await bed.schedule.run(times=1)
-    assert bed.told == ["backup made"] and bed.schedule.standing.backups == 2
+    assert bed.reported == ["backup made"] and bed.schedule.standing.backups == 2
 
 
 async def test_the_last_ones_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ async def test_the_last_ones_are_kept(tmp_path: Path, monkeypatch: pytest.Monkey
         assert await bed.schedule.once()
         bed.now_ms += HOUR_MS
     there = await list_backups(bed.place)
-    assert len(there) == 2 and bed.told.count("backup deleted") == 2
+    assert len(there) == 2 and bed.reported.count("backup deleted") == 2
     assert there[-1].backup_id == bed.schedule.standing.last_backup
 
 

@@ -118,13 +118,13 @@ def test_coroutine_functions_stay_such() -> None:
     """
 
     @suggesting
-    class Face:
+    class Api:
         async def later(self, delay: int = 0) -> int:
             return delay
 
-    assert inspect.iscoroutinefunction(Face.later) and asyncio.run(Face().later(3)) == 3
+    assert inspect.iscoroutinefunction(Api.later) and asyncio.run(Api().later(3)) == 3
     with pytest.raises(TypeError, match=r"Did you mean 'delay'\?"):
-        asyncio.run(Face().later(deley=3))  # type: ignore[call-arg]
+        asyncio.run(Api().later(deley=3))  # type: ignore[call-arg]
     for name in ("produce", "run", "measure"):
         assert inspect.iscoroutinefunction(getattr(sandq.Client, name)), name
 

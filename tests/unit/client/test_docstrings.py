@@ -19,11 +19,11 @@ def undocumented(module: ModuleType) -> list[str]:
         if not inspect.getdoc(found):
             missing.append(name)
         if inspect.isclass(found) and found.__module__.startswith("sandq"):
-            missing += [f"{name}.{member}" for member in vars(found) if not _has_words(found, member)]
+            missing += [f"{name}.{member}" for member in vars(found) if not _has_docstring(found, member)]
     return missing
 
 
-def _has_words(kind: type, name: str) -> bool:
+def _has_docstring(kind: type, name: str) -> bool:
     member = inspect.getattr_static(kind, name)
     own = inspect.isfunction(member) or isinstance(member, property | classmethod | staticmethod)
     fields = getattr(kind, "_fields", ())

@@ -41,7 +41,7 @@ def test_the_examples_run(with_client: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "default",
     [
         f"async with sandq.connect() as client:                        # {DEFAULT_SERVER}\n",
         f"({DEFAULTS.batch_messages:,} messages, {DEFAULTS.batch_bytes // 1024} KiB, or "
@@ -52,5 +52,5 @@ def test_the_examples_run(with_client: Any) -> None:
         f"`grace` ({duration_ms(worker.GRACE) / 1000:g} s) to end",
     ],
 )
-def test_a_default_that_it_tells_is_right(told: str) -> None:
-    assert " ".join(told.split()) in " ".join(DOCUMENT.split())
+def test_a_default_that_it_tells_is_right(default: str) -> None:
+    assert " ".join(default.split()) in " ".join(DOCUMENT.split())

@@ -35,17 +35,17 @@ WITHOUT = {
 }
 
 
-def methods(face: type) -> list[Any]:
+def methods(api: type) -> list[Any]:
     return [
         method
-        for name, method in inspect.getmembers(face, inspect.isfunction)
-        if not name.startswith("_") and not (face is sandq.Client and name in WITHOUT) and name != "watch"
+        for name, method in inspect.getmembers(api, inspect.isfunction)
+        if not name.startswith("_") and not (api is sandq.Client and name in WITHOUT) and name != "watch"
     ]
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_every_call_has_a_timeout(face: type) -> None:
-    found = methods(face)
+@pytest.mark.parametrize("api", FACES)
+def test_every_call_has_a_timeout(api: type) -> None:
+    found = methods(api)
     assert found
     for method in found:
         parameter = inspect.signature(method).parameters.get("timeout")
@@ -53,11 +53,11 @@ def test_every_call_has_a_timeout(face: type) -> None:
         assert parameter.kind == parameter.KEYWORD_ONLY and parameter.default is None, method.__qualname__
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_the_blocking_calls_have_it_too(face: type) -> None:
+@pytest.mark.parametrize("api", FACES)
+def test_the_blocking_calls_have_it_too(api: type) -> None:
     """They are the same functions, or take the same arguments."""
-    blocking = sandq.sync.Client if face is sandq.Client else BLOCKING[face]
-    for method in methods(face):
+    blocking = sandq.sync.Client if api is sandq.Client else BLOCKING[api]
+    for method in methods(api):
         found = getattr(blocking, method.__name__)
         assert "timeout" in inspect.signature(found).parameters, method.__qualname__
 
@@ -66,7 +66,7 @@ def test_the_blocking_calls_have_it_too(face: type) -> None:
 def work() -> Callable[[float], Any]:
     class Part:
         @timed_read
-        async def look(self, pause_s: float, *, timeout: Any = None) -> str:  # noqa: ASYNC109
+        async def check(self, pause_s: float, *, timeout: Any = None) -> str:  # noqa: ASYNC109
             await anyio.sleep(pause_s)
             return "seen"
 
@@ -80,18 +80,18 @@ def work() -> Callable[[float], Any]:
 
 async def test_call_beyond_its_timeout_raises(work: Any, autojump_clock: Any) -> None:
     part = work()
-    assert await part.look(5) == "seen"
-    assert await part.look(1, timeout="2s") == "seen"
+    assert await part.check(5) == "seen"
+    assert await part.check(1, timeout="2s") == "seen"
     assert await part.change(0.1, timeout=0.2) == "done"
-    with pytest.raises(TimedOut, match=r"^look: no answer in 1 s$"):
-        await part.look(3600, timeout="1s")
+    with pytest.raises(TimedOut, match=r"^check: no answer in 1 s$"):
+        await part.check(3600, timeout="1s")
     with pytest.raises(TimedOut, match=r"^change: no answer in 0\.5 s; the outcome is unknown: it may be done, now or"):
         await part.change(3600, timeout="500ms")
     for bad in (0, "0s"):
         with pytest.raises(InvalidRequest, match="timeout: it must be greater than 0"):
-            await part.look(0, timeout=bad)
+            await part.check(0, timeout=bad)
     with pytest.raises(InvalidRequest):
-        await part.look(0, timeout="soon")
+        await part.check(0, timeout="soon")
 
 
 async def test_pages_are_waited_for_so_long(autojump_clock: Any) -> None:

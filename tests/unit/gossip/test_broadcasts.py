@@ -15,7 +15,7 @@ def filled(*names: str) -> Broadcasts:
     return queue
 
 
-def room_for(*messages: str) -> int:
+def bytes_for(*messages: str) -> int:
     return sum(len(message) + PART_BYTES for message in messages)
 
 
@@ -26,8 +26,8 @@ def test_the_newest_goes_first() -> None:
 
 def test_what_was_handed_on_least_goes_first() -> None:
     queue = filled("a", "b", "c")
-    assert queue.take(room_for("c"), 9) == [b"c"]
-    assert queue.take(room_for("b"), 9) == [b"b"]
+    assert queue.take(bytes_for("c"), 9) == [b"c"]
+    assert queue.take(bytes_for("b"), 9) == [b"b"]
     queue.put("d", b"d")
     assert queue.take(ROOM, 9) == [b"d", b"a", b"b", b"c"]
     # Once: d and a; twice: b and c.
@@ -70,7 +70,7 @@ def test_what_does_not_fit_waits_for_the_next_packet_and_holds_nothing_up() -> N
     queue = Broadcasts()
     queue.put("small", b"s")
     queue.put("large", bytes(1000))
-    assert queue.take(room_for("s"), 1) == [b"s"]
+    assert queue.take(bytes_for("s"), 1) == [b"s"]
     assert queue.take(ROOM, 1) == [bytes(1000)]
 
 

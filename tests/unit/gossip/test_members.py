@@ -22,14 +22,14 @@ class MemberBench(SwimBench):
 
     def __init__(self, others: str = "") -> None:
         self.intents = Broadcasts()
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.members: Members | None = None
         super().__init__()
-        self.members = Members("own", LAN, self.agenda, self.intents, self.told.append, self.counts)
+        self.members = Members("own", LAN, self.agenda, self.intents, self.reported.append, self.counts)
         self.members.on_node(self.own, None)
         self.hear(*(alive(name) for name in others))
         self.said()
-        self.told.clear()
+        self.reported.clear()
 
     def on_node(self, node: Node, before: Liveness | None) -> None:
         super().on_node(node, before)
@@ -126,7 +126,7 @@ def test_each_change_is_reported() -> None:
     bench.hear(alive("a", 2, meta=tags_of("a", zone="x")))
     bench.intend(leaves("a", 1), joins("a", 2), leaves("a", 3))
     bench.hear(left("a", 2))
-    assert bench.told == ["a"] * 6
+    assert bench.reported == ["a"] * 6
     assert bench.serf.records["a"].tags["zone"] == "x"
 
 
@@ -260,11 +260,11 @@ def test_who_is_gone_is_listed_for_a_while() -> None:
     bench.hear(dead("a"))
     bench.intend(leaves("b"))
     bench.hear(left("b"), suspect("c"), alive("c", 2))
-    bench.told.clear()
+    bench.reported.clear()
     bench.advance(FORGET_S - 1)
-    assert (bench.state("a"), bench.state("b"), bench.told) == (State.FAILED, State.LEFT, [])
+    assert (bench.state("a"), bench.state("b"), bench.reported) == (State.FAILED, State.LEFT, [])
     bench.advance(1)
-    assert list(bench.serf.records) == ["own", "c"] and bench.told == ["a", "b"]
+    assert list(bench.serf.records) == ["own", "c"] and bench.reported == ["a", "b"]
 
 
 def test_who_came_back_is_not_forgotten_at_the_time_planned_before() -> None:
@@ -298,9 +298,9 @@ def test_departed_member_is_dropped_for_a_present_one(monkeypatch: pytest.Monkey
     bench.hear(alive("c"))
     assert bench.state("c") is None
     bench.hear(dead("b"))
-    bench.told.clear()
+    bench.reported.clear()
     bench.hear(alive("c", 2), alive("b", 2))
-    assert list(bench.serf.records) == ["own", "a", "c"] and bench.told == ["b", "c"]
+    assert list(bench.serf.records) == ["own", "a", "c"] and bench.reported == ["b", "c"]
     bench.advance(FORGET_S)
     assert list(bench.serf.records) == ["own", "a", "c"]
 

@@ -182,13 +182,13 @@ def test_one_of_it_comes_at_another_time(moments: Bench) -> None:
 def test_remaining_messages_get_their_rows_in_time_slices(moments: Bench) -> None:
     messages = 4 * SLICE_ITEMS
     base, count = moments.append(*[f"m{at}" for at in range(messages)], due=[5_000] * messages)
-    turns: list[int] = []
-    moments.machine.shared.yield_now = lambda: turns.append(len(moments.rows(rows.LOG)))
+    yields: list[int] = []
+    moments.machine.shared.yield_now = lambda: yields.append(len(moments.rows(rows.LOG)))
     cancelled = 0
     for one in offsets.run(base, count):
         moments.cancel(one)
         cancelled += 1
-        if turns:
+        if yields:
             break
     assert messages // 2 <= cancelled < messages * 3 // 4, "it is looked at some times while they go"
-    assert len(turns) >= (messages - cancelled) // SLICE_ITEMS
+    assert len(yields) >= (messages - cancelled) // SLICE_ITEMS

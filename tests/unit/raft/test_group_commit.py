@@ -1,4 +1,4 @@
-"""Raft groups and passes: what counts when, what happens on a step-down, and that nothing is unpickled."""
+"""Tests of Raft groups and commit batches: what counts when, step-downs, and that nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -17,162 +17,162 @@ MEMBER = "n1#1"
 ALONE = Members((MEMBER,))
 
 
-def new_group(passes: GroupCommit, number: int = 7, before_tick: Any = lambda: None) -> Group:
-    journal = GroupJournal.create(passes.records, number, ALONE)
-    return passes.add(number, MEMBER, journal, applied=0, before_tick=before_tick)
+def new_group(commits: GroupCommit, number: int = 7, before_tick: Any = lambda: None) -> Group:
+    journal = GroupJournal.create(commits.records, number, ALONE)
+    return commits.add(number, MEMBER, journal, applied=0, before_tick=before_tick)
 
 
-def run_pass(passes: GroupCommit) -> list[tuple[int, bytes]]:
+def commit_batch(commits: GroupCommit) -> list[tuple[int, bytes]]:
     """A whole pass; what became ready in it."""
-    _, early = passes.tick()
-    return [(entry.index, entry.command) for entry in early + passes.synced()]
+    _, early = commits.tick()
+    return [(entry.index, entry.command) for entry in early + commits.synced()]
 
 
-def elected(passes: GroupCommit, **options: Any) -> Group:
-    group = new_group(passes, **options)
-    while passes.has_work:
-        run_pass(passes)
+def elected(commits: GroupCommit, **options: Any) -> Group:
+    group = new_group(commits, **options)
+    while commits.has_work:
+        commit_batch(commits)
     assert group.is_leader
     return group
 
 
 def test_only_voter_leads_after_one_commit_batch() -> None:
-    passes = GroupCommit()
-    group = new_group(passes)
-    records, ready = passes.tick()
+    commits = GroupCommit()
+    group = new_group(commits)
+    records, ready = commits.tick()
     assert group.is_leader
     assert [record[0] for record in records] == [Kind.BASE, Kind.ENTRY, Kind.HARD_STATE, Kind.ENTRY]
     assert ready == [], "its no-op is committed within the tick, and not on disk yet"
-    assert [(entry.index, entry.command) for entry in passes.synced()] == [(2, b"")]
+    assert [(entry.index, entry.command) for entry in commits.synced()] == [(2, b"")]
     assert group.term_start == 2
 
 
 def test_entry_is_applied_only_after_its_commit_batch_is_synced() -> None:
-    passes = GroupCommit()
-    group = elected(passes)
+    commits = GroupCommit()
+    group = elected(commits)
     done: list[Any] = []
     group.propose(b"command", lambda index, failure: done.append((index, failure)))
-    passes.mark(group)
-    records, ready = passes.tick()
+    commits.mark(group)
+    records, ready = commits.tick()
     assert [(kind, index, command) for kind, _, index, _, command in records] == [(Kind.ENTRY, 3, b"\0command")]
     assert (ready, done) == ([], [])
-    assert passes.synced() == []
-    assert run_pass(passes) == [(3, b"command")]
+    assert commits.synced() == []
+    assert commit_batch(commits) == [(3, b"command")]
     assert done == [(3, None)]
 
 
 def test_entries_of_one_batch_are_ready_while_the_next_is_written() -> None:
-    passes = GroupCommit()
-    group = elected(passes)
+    commits = GroupCommit()
+    group = elected(commits)
     group.propose(b"one", lambda index, failure: None)
-    passes.mark(group)
-    run_pass(passes)
+    commits.mark(group)
+    commit_batch(commits)
     group.propose(b"two", lambda index, failure: None)
-    passes.mark(group)
-    records, ready = passes.tick()
+    commits.mark(group)
+    records, ready = commits.tick()
     assert len(records) == 1
     assert [entry.command for entry in ready] == [b"one"]
 
 
 def test_all_groups_share_one_commit_batch() -> None:
-    passes = GroupCommit()
-    groups = [elected(passes, number=number) for number in (1, 2, 3)]
+    commits = GroupCommit()
+    groups = [elected(commits, number=number) for number in (1, 2, 3)]
     for group in groups:
         group.propose(b"x", lambda index, failure: None)
-        passes.mark(group)
-    records, _ = passes.tick()
+        commits.mark(group)
+    records, _ = commits.tick()
     assert sorted(record[1] for record in records) == [1, 2, 3]
 
 
 def test_what_arrives_while_a_sync_hangs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes_module, "ARRIVED_BYTES", 1000)
     monkeypatch.setattr(passes_module, "ARRIVED_FRAMES", 8)
-    passes = GroupCommit()
-    passes.receive("n2", (), 999)
-    assert passes.takes_more
-    passes.receive("n3", (), 1)
-    assert not passes.takes_more
-    passes.disconnected("n2")
-    assert passes.takes_more, "what came from there is forgotten"
+    commits = GroupCommit()
+    commits.receive("n2", (), 999)
+    assert commits.takes_more
+    commits.receive("n3", (), 1)
+    assert not commits.takes_more
+    commits.disconnected("n2")
+    assert commits.takes_more, "what came from there is forgotten"
     for _ in range(7):
-        passes.receive("n3", (), 1)
-    assert not passes.takes_more
-    passes.tick()
-    assert passes.takes_more
+        commits.receive("n3", (), 1)
+    assert not commits.takes_more
+    commits.tick()
+    assert commits.takes_more
 
 
 def test_a_restart_goes_on_behind_what_was_applied() -> None:
-    passes = GroupCommit()
+    commits = GroupCommit()
     entries = [(b"\x01", 1, 0), (b"\x01", 2, 1), (b"\0a", 3, 1), (b"\0b", 4, 1)]
-    journal = GroupJournal(passes.records, 7, ALONE, entries=entries, term=1, voted_for=MEMBER)
-    group = passes.add(7, MEMBER, journal, applied=3, before_tick=lambda: None)
+    journal = GroupJournal(commits.records, 7, ALONE, entries=entries, term=1, voted_for=MEMBER)
+    group = commits.add(7, MEMBER, journal, applied=3, before_tick=lambda: None)
     ready: list[tuple[int, bytes]] = []
-    while passes.has_work:
-        ready += run_pass(passes)
+    while commits.has_work:
+        ready += commit_batch(commits)
     assert (group.term, ready) == (2, [(4, b"b"), (5, b"")])
 
 
 def test_a_log_that_ends_below_what_was_applied_is_refused() -> None:
-    passes = GroupCommit()
-    journal = GroupJournal(passes.records, 7, ALONE, entries=[(b"\x01", 1, 0)])
+    commits = GroupCommit()
+    journal = GroupJournal(commits.records, 7, ALONE, entries=[(b"\x01", 1, 0)])
     with pytest.raises(Corruption, match="the WAL has lost entries"):
-        passes.add(7, MEMBER, journal, applied=3, before_tick=lambda: None)
+        commits.add(7, MEMBER, journal, applied=3, before_tick=lambda: None)
 
 
 def test_a_step_down_fails_what_waits_with_its_outcome_unknown() -> None:
-    passes = GroupCommit()
-    group = elected(passes)
+    commits = GroupCommit()
+    group = elected(commits)
     done: list[Any] = []
     group.propose(b"command", lambda index, failure: done.append((index, failure)))
-    passes.mark(group)
-    passes.tick()
+    commits.mark(group)
+    commits.tick()
     group._core._SyncObj__setState(0)
     assert done == [(None, ProposalFailed.UNKNOWN)]
 
 
 def test_a_follower_refuses_and_never_forwards() -> None:
-    passes = GroupCommit()
-    journal = GroupJournal.create(passes.records, 7, Members((MEMBER, "n2#2")))
-    group = passes.add(7, MEMBER, journal, applied=0, before_tick=lambda: None)
+    commits = GroupCommit()
+    journal = GroupJournal.create(commits.records, 7, Members((MEMBER, "n2#2")))
+    group = commits.add(7, MEMBER, journal, applied=0, before_tick=lambda: None)
     done: list[Any] = []
     group.propose(b"command", lambda index, failure: done.append((index, failure)))
-    passes.tick()
+    commits.tick()
     assert not group.is_leader
     assert done == [(None, ProposalFailed.NOT_LEADER)]
 
 
 def test_truncation_keeps_an_entry_without_its_command_and_states_the_base() -> None:
-    passes = GroupCommit()
-    group = elected(passes)
+    commits = GroupCommit()
+    group = elected(commits)
     for _ in range(4):
         group.propose(b"x", lambda index, failure: None)
-    passes.mark(group)
-    run_pass(passes)
+    commits.mark(group)
+    commit_batch(commits)
     group.journal.truncate_below(5)
     assert group.journal.first_index == 5
-    assert [(kind, index) for kind, _, index, _, _ in passes.records] == [(Kind.BASE, 5)]
+    assert [(kind, index) for kind, _, index, _, _ in commits.records] == [(Kind.BASE, 5)]
     assert [(command, index) for command, index, _ in group.journal] == [(b"\x01", 5), (b"\x00x", 6)]
     group.journal.truncate_below(100)
     assert (group.journal.first_index, len(group.journal), group.journal.size_bytes) == (6, 1, 1)
     group.propose(b"y", lambda index, failure: None)
-    passes.mark(group)
+    commits.mark(group)
     for _ in range(2):
-        run_pass(passes)
+        commit_batch(commits)
     assert group.journal.last_index == group.commit_index == 7, "it goes on from there"
 
 
 def test_a_short_tail_is_appended_again() -> None:
-    passes = GroupCommit()
-    group = elected(passes)
+    commits = GroupCommit()
+    group = elected(commits)
     group.journal.copy_tail()
-    assert [(kind, index) for kind, _, index, _, _ in passes.records] == [(Kind.COPY, 1), (Kind.COPY, 2)]
+    assert [(kind, index) for kind, _, index, _, _ in commits.records] == [(Kind.COPY, 1), (Kind.COPY, 2)]
 
 
 @pytest.mark.parametrize("kind", [0, 2, 3])
 def test_nothing_is_unpickled(kind: int) -> None:
     """A regular command is bytes; membership entries are refused, version entries do nothing."""
-    passes = GroupCommit()
-    group = elected(passes)
+    commits = GroupCommit()
+    group = elected(commits)
     bomb = bytes([kind]) + pickle.dumps(_Bomb())
     if kind == 2:
         with pytest.raises(Corruption):
@@ -207,14 +207,14 @@ def test_a_missing_hook_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -
 
 
 def test_group_removed_while_its_batch_is_written_is_not_ticked_again() -> None:
-    passes = GroupCommit()
-    group, other = elected(passes, number=1), elected(passes, number=2)
+    commits = GroupCommit()
+    group, other = elected(commits, number=1), elected(commits, number=2)
     for each in (group, other):
         each.propose(b"x", lambda index, failure: None)
-        passes.mark(each)
-    passes.tick()
-    passes.remove(group)
-    passes.mark(group)
-    passes.synced()
-    _, ready = passes.tick()
+        commits.mark(each)
+    commits.tick()
+    commits.remove(group)
+    commits.mark(group)
+    commits.synced()
+    _, ready = commits.tick()
     assert [entry.group for entry in ready] == [2]

@@ -120,7 +120,7 @@ def test_who_hears_beats_helps_nobody_to_depose_the_leader(nodes: Nodes) -> None
 
 
 def test_all_know_what_is_committed_before_it_is_quiet(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told() -> int:
+    def reported() -> int:
         leader = nodes.leaders()[1]
         nodes.group(leader, 1).propose(b"x", lambda index, failure: None)
         nodes.group_commit[leader].mark(nodes.group(leader, 1))
@@ -129,9 +129,9 @@ def test_all_know_what_is_committed_before_it_is_quiet(nodes: Nodes, monkeypatch
         nodes.run(1.0)
         return sum((1, b"x") in committed for committed in nodes.committed.values())
 
-    assert told() == 3
+    assert reported() == 3
     monkeypatch.setattr(Flight, "has_acknowledged", lambda self, commit: not self._sent)
-    assert told() == 1, "the others have it, and are never told"
+    assert reported() == 1, "the others have it, and are never told"
 
 
 def test_a_leader_that_nobody_answers_steps_down(nodes: Nodes) -> None:

@@ -80,25 +80,25 @@ def test_log_that_goes_on_knows_its_skips() -> None:
 def test_entries_wait_while_a_skip_of_one_before_them_is_not_committed() -> None:
     """One of three members has a log with a SKIP. A later leader commits it or truncates it."""
     for is_committed in (True, False):
-        passes = GroupCommit()
-        journal = GroupJournal.create(passes.records, 7, THREE)
+        commits = GroupCommit()
+        journal = GroupJournal.create(commits.records, 7, THREE)
         for at, command in enumerate([ENTRY, ENTRY, ENTRY, skip_entry(skip_of(3))], 2):
             journal.add(command, at, 1)
         journal.setCurrentTerm(1, None)
-        group = passes.add(7, "n1#1", journal, applied=1, before_tick=lambda: None)
-        passes.connected("n2")
+        group = commits.add(7, "n1#1", journal, applied=1, before_tick=lambda: None)
+        commits.connected("n2")
         found: list[Any] = []
 
-        def tick(passes: GroupCommit = passes, found: list[Any] = found) -> None:
-            while passes.has_work:
-                found += [*passes.tick()[1], *passes.synced()]
-                passes.take_outgoing()
+        def tick(commits: GroupCommit = commits, found: list[Any] = found) -> None:
+            while commits.has_work:
+                found += [*commits.tick()[1], *commits.synced()]
+                commits.take_outgoing()
 
         def append(
-            passes: GroupCommit = passes, *, term: int, previous: int, commit: int, entries: tuple[Any, ...] = ()
+            commits: GroupCommit = commits, *, term: int, previous: int, commit: int, entries: tuple[Any, ...] = ()
         ) -> None:
             before = (previous, 1)
-            passes.receive("n2", [wire.check(append_of(term, before, commit, entries))])
+            commits.receive("n2", [wire.check(append_of(term, before, commit, entries))])
 
         append(term=1, previous=5, commit=4)
         tick()

@@ -35,7 +35,7 @@ class Session(NothingTogether):
     async def closed(self) -> None: ...
 
 
-async def passes(clock: MockClock, seconds: float) -> None:
+async def advance(clock: MockClock, seconds: float) -> None:
     """Let everything that happens by then happen."""
     await wait_all_tasks_blocked()
     clock.jump(seconds)
@@ -51,9 +51,9 @@ def connected(
 async def test_a_client_must_say_hello_in_time(mock_clock: MockClock) -> None:
     stats = ClientStats()
     async with connected(greeted=False, stats=stats) as (connection, client):
-        await passes(mock_clock, HELLO_S - 0.1)
+        await advance(mock_clock, HELLO_S - 0.1)
         assert connection.open and not stats.errors
-        await passes(mock_clock, 0.2)
+        await advance(mock_clock, 0.2)
         (error,) = FrameReader().feed(await client.receive_some(1000))
         assert error[:4] == [255, 0, "PROTOCOL", "no HELLO within 10 s"]
         assert await client.receive_some(1000) == b""
@@ -62,7 +62,7 @@ async def test_a_client_must_say_hello_in_time(mock_clock: MockClock) -> None:
 
 async def test_a_client_that_has_said_hello_may_be_silent(mock_clock: MockClock) -> None:
     async with connected() as (connection, _):
-        await passes(mock_clock, 2 * HELLO_S)
+        await advance(mock_clock, 2 * HELLO_S)
         assert connection.open
 
 
@@ -77,13 +77,13 @@ async def test_a_client_that_takes_nothing_is_cut_off(mock_clock: MockClock) -> 
     async with connected(memory=memory) as (connection, client):
         shrink_buffers(connection, client)
         connection.send(bytes(LARGE))
-        await passes(mock_clock, SEND_STALL_S - 1)
+        await advance(mock_clock, SEND_STALL_S - 1)
         taken = 0
         while taken < 2 * SEND_BYTES:
             taken += len(await client.receive_some(SEND_BYTES))
-        await passes(mock_clock, SEND_STALL_S - 1)
+        await advance(mock_clock, SEND_STALL_S - 1)
         assert connection.open and memory.answers.bytes > 0, "it has taken a piece, and the next one has its own time"
-        await passes(mock_clock, 2)
+        await advance(mock_clock, 2)
         assert not connection.open and memory.answers.bytes == 0, "it keeps nothing any more"
 
 
@@ -98,9 +98,9 @@ async def test_a_client_that_takes_nothing_while_others_wait_is_cut_off_soon(
         nursery.start_soon(memory.answers.wait_for_capacity)
         await wait_all_tasks_blocked()
         connection.send(bytes(LARGE))
-        await passes(mock_clock, CROWDED_STALL_S - 0.1)
+        await advance(mock_clock, CROWDED_STALL_S - 0.1)
         assert connection.open
-        await passes(mock_clock, 0.2)
+        await advance(mock_clock, 0.2)
         assert not connection.open and memory.answers.bytes == full_bytes
         memory.answers.give_back(full_bytes)
 

@@ -36,7 +36,7 @@ def topic(name: str, **given: Any) -> TopicOverview:
     return replace(TopicOverview(name=name, kind="timer", partitions=1, led=1), **given)
 
 
-def told(watcher: Watcher, view: ClusterView) -> dict[str, list[Any]]:
+def reported(watcher: Watcher, view: ClusterView) -> dict[str, list[Any]]:
     """By the name of the event, what the events of a look say."""
     found: dict[str, list[Any]] = {}
     for event in watcher.events(view):
@@ -49,38 +49,38 @@ def told(watcher: Watcher, view: ClusterView) -> dict[str, list[Any]]:
 def test_full_state_is_sent_once_and_then_changes() -> None:
     watcher = Watcher(None)
     look = next_view(None, INFO, seen(topic("a"), topic("b", messages=5)))
-    first = told(watcher, look)
+    first = reported(watcher, look)
     assert [row["topic"] for row in first["topics"][0]] == ["a", "b"]
     assert first["cluster"][0]["findings"] == []
     look = next_view(look, INFO, seen(topic("a"), topic("b", messages=6)))
-    second = told(watcher, look)
+    second = reported(watcher, look)
     assert [(row["topic"], row["messages"]) for row in second["topics"][0]] == [("b", 6)]
     assert "cluster" not in second
-    assert told(watcher, next_view(look, INFO, seen(topic("a")))) == {"gone": [["b"]], "look": second["look"]}
+    assert reported(watcher, next_view(look, INFO, seen(topic("a")))) == {"gone": [["b"]], "look": second["look"]}
 
 
 def test_watcher_that_missed_a_poll_gets_all_changes() -> None:
     watcher = Watcher(None)
     look = next_view(None, INFO, seen(topic("a"), topic("b")))
-    told(watcher, look)
+    reported(watcher, look)
     look = next_view(look, INFO, seen(topic("a", messages=1), topic("b")))
     look = next_view(look, INFO, seen(topic("a", messages=1), topic("b", messages=2)))
-    assert [row["topic"] for row in told(watcher, look)["topics"][0]] == ["a", "b"]
+    assert [row["topic"] for row in reported(watcher, look)["topics"][0]] == ["a", "b"]
 
 
 def test_each_watcher_gets_what_it_may_read() -> None:
     groups = {"g": GroupOverview(group="g", ready=3)}
     look = next_view(None, INFO, seen(topic("open.a", groups=groups), topic("shut.b", groups=groups)))
-    found = told(Watcher(Access.of("token:x", ["read:open.*"], {})), look)
+    found = reported(Watcher(Access.of("token:x", ["read:open.*"], {})), look)
     assert [row["topic"] for row in found["topics"][0]] == ["open.a"]
     assert [one["topic"] for one in found["cluster"][0]["findings"]] == ["open.a"]
-    found = told(Watcher(Access.of("token:x", ["produce:open.*"], {})), look)
+    found = reported(Watcher(Access.of("token:x", ["produce:open.*"], {})), look)
     assert "topics" not in found and found["cluster"][0]["findings"] == []
 
 
 def test_events_have_a_bounded_size() -> None:
     look = next_view(None, INFO, seen(*[topic(f"t{number:04}") for number in range(1000)]))
-    pieces = told(Watcher(None), look)["topics"]
+    pieces = reported(Watcher(None), look)["topics"]
     assert len(pieces) > 4
     assert sum(len(piece) for piece in pieces) == 1000
 
@@ -92,7 +92,7 @@ def test_findings_name_what_stands_and_what_is_missing() -> None:
         {**INFO, "nodes": [{"node": "node2", "up": False}], "clock_alarm": True},
         seen(topic("a", groups=stands, partitions=3), missing={"node2": "it cannot be reached"}),
     )
-    found = told(Watcher(None), look)["cluster"][0]["findings"]
+    found = reported(Watcher(None), look)["cluster"][0]["findings"]
     assert [one["state"] for one in found] == ["failed"] * 3 + ["warning"] * 2
     texts = " | ".join(one["found"] for one in found)
     for part in (
@@ -108,7 +108,7 @@ def test_findings_name_what_stands_and_what_is_missing() -> None:
 def test_what_a_node_that_tells_nothing_may_lead_is_not_said_to_be_without_leader() -> None:
     missing = {"node3": "its version does not report it"}
     look = next_view(None, INFO, seen(topic("a", partitions=3), missing=missing))
-    (found,) = told(Watcher(None), look)["cluster"][0]["findings"]
+    (found,) = reported(Watcher(None), look)["cluster"][0]["findings"]
     assert (found["state"], found["what"]) == ("warning", "nodes")
     assert "node3 does not report its topics" in found["found"]
 
@@ -117,7 +117,7 @@ class Admin:
     """A cluster that counts how often it is refreshed at."""
 
     def __init__(self) -> None:
-        self.looks = 0
+        self.polls = 0
         self.error: Unavailable | None = None
 
     async def cluster(self) -> dict[str, Any]:
@@ -126,8 +126,8 @@ class Admin:
         return INFO
 
     async def overview(self) -> ClusterOverview:
-        self.looks += 1
-        return seen(topic("a", messages=self.looks))
+        self.polls += 1
+        return seen(topic("a", messages=self.polls))
 
 
 class Client:
@@ -141,13 +141,13 @@ async def test_watchers_share_a_poll_and_there_is_none_without_watchers(autojump
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch.run)
         await anyio.sleep(10 * REFRESH_S)
-        assert client.admin.looks == 0
+        assert client.admin.polls == 0
         with watch.watching("ada"), watch.watching("bob"):
             assert (await watch.next(0)).number == (await watch.next(0)).number == 1
             assert (await watch.next(1)).number == 2
-            assert client.admin.looks == 2
+            assert client.admin.polls == 2
         await anyio.sleep(10 * REFRESH_S)
-        assert client.admin.looks <= 3
+        assert client.admin.polls <= 3
         await watch.refresh()
         assert (await watch.refresh()) is (await watch.refresh())
         tasks.cancel_scope.cancel()
@@ -161,11 +161,11 @@ async def test_later_watcher_gets_no_old_state(autojump_clock: trio.abc.Clock) -
         with watch.watching("ada"):
             await watch.next(0)
         await anyio.sleep(3600)
-        before = client.admin.looks
+        before = client.admin.polls
         with watch.watching("ada"):
             view = await watch.next(0)
-        assert client.admin.looks == before + 1
-        assert view.overview.topics["a"].messages == client.admin.looks
+        assert client.admin.polls == before + 1
+        assert view.overview.topics["a"].messages == client.admin.polls
         tasks.cancel_scope.cancel()
 
 

@@ -20,7 +20,7 @@ def pipe() -> Iterator[tuple[int, int]]:
         os.close(end)
 
 
-def read_lines(reader: int, count: int) -> list[bytes]:
+def written_lines(reader: int, count: int) -> list[bytes]:
     read = b""
     while read.count(b"\n") < count:
         read += os.read(reader, 65_536)
@@ -32,7 +32,7 @@ def test_lines_are_written_in_order(pipe: tuple[int, int]) -> None:
     for number in range(100):
         lines.write(f"{number}\n")
     assert lines.finish(PATIENCE_S)
-    assert read_lines(pipe[0], 100) == [b"%d" % number for number in range(100)]
+    assert written_lines(pipe[0], 100) == [b"%d" % number for number in range(100)]
     assert lines.dropped == 0
 
 
@@ -63,11 +63,11 @@ def test_a_pipe_that_nobody_reads_blocks_nobody_and_keeps_a_bounded_number(pipe:
         lines.write(f"{number:09}\n")
     assert lines.dropped == 6
     assert not lines.finish(0)
-    read = read_lines(pipe[0], 4)
+    read = written_lines(pipe[0], 4)
     assert lines.finish(PATIENCE_S)
     assert [line.lstrip(b".") for line in read] == [b"%09d" % number for number in range(4)]
     lines.write("again\n")
-    assert read_lines(pipe[0], 1) == [b"again"]
+    assert written_lines(pipe[0], 1) == [b"again"]
     assert lines.dropped == 6
 
 
@@ -76,7 +76,7 @@ def test_a_pipe_that_others_made_non_blocking_is_waited_for(pipe: tuple[int, int
     os.set_blocking(pipe[1], False)
     lines = LineWriter(pipe[1])
     lines.write("x\n")
-    assert read_lines(pipe[0], 1)[-1].lstrip(b".") == b"x"
+    assert written_lines(pipe[0], 1)[-1].lstrip(b".") == b"x"
     assert lines.finish(PATIENCE_S)
     assert lines.dropped == 0
 
@@ -98,7 +98,7 @@ def test_line_after_a_torn_one_begins_on_a_new_line(pipe: tuple[int, int], monke
     lines.write("first\n")
     lines.write("second\n")
     assert lines.finish(PATIENCE_S)
-    assert read_lines(pipe[0], 2) == [b"fir", b"second"]
+    assert written_lines(pipe[0], 2) == [b"fir", b"second"]
     assert lines.dropped == 1
 
 

@@ -366,14 +366,14 @@ def test_work_beyond_that_of_a_frame_is_reported(broker: Broker) -> None:
 
 
 def test_requests_like_those_that_have_gathered_are_taken_in_at_once(broker: Broker) -> None:
-    under_way: dict[int, str] = {}
+    in_flight: dict[int, str] = {}
     frames = [single(number, b"%d" % number, partition=number % 2) for number in range(1, 9)]
-    assert broker.gathering.gather(frames, 0, 8, under_way, "mark") == 0, "the first of each partition is checked"
+    assert broker.gathering.gather(frames, 0, 8, in_flight, "mark") == 0, "the first of each partition is checked"
     for frame in frames[:2]:
         assert broker.gathering.add(frame) is None
-    assert broker.gathering.gather(frames, 2, 4, under_way, "mark") == 4, "as many as are wanted"
-    assert broker.gathering.gather(frames, 6, 100, under_way, "mark") == 2
-    assert under_way == dict.fromkeys(range(3, 9), "mark")
+    assert broker.gathering.gather(frames, 2, 4, in_flight, "mark") == 4, "as many as are wanted"
+    assert broker.gathering.gather(frames, 6, 100, in_flight, "mark") == 2
+    assert in_flight == dict.fromkeys(range(3, 9), "mark")
     broker.gathering.flush()
     assert broker.values() == [[b"1", b"3", b"5", b"7"], [b"2", b"4", b"6", b"8"]]
     for asked, done in broker.given:
@@ -399,10 +399,10 @@ def test_requests_like_those_that_have_gathered_are_taken_in_at_once(broker: Bro
 )
 def test_others_are_not(broker: Broker, other: Any) -> None:
     """They are looked at alone, behind those that were taken."""
-    under_way = {2: "mark"}
+    in_flight = {2: "mark"}
     broker.gathering.add(single(1, b"1"))
-    assert broker.gathering.gather([single(3, b"3"), other, single(4, b"4")], 0, 9, under_way, "mark") == 1
-    assert [*under_way] == [2, 3]
+    assert broker.gathering.gather([single(3, b"3"), other, single(4, b"4")], 0, 9, in_flight, "mark") == 1
+    assert [*in_flight] == [2, 3]
     broker.gathering.flush()
     assert broker.values() == [[b"1", b"3"]]
 
@@ -410,9 +410,9 @@ def test_others_are_not(broker: Broker, other: Any) -> None:
 def test_only_so_many_go_together(broker: Broker) -> None:
     """Should the whole be refused, each of them is looked at and answered in one go."""
     frames = [single(number, b"v") for number in range(2 * TOGETHER + 5)]
-    at, under_way = 0, dict[int, str]()
+    at, in_flight = 0, dict[int, str]()
     while at < len(frames):
-        taken = broker.gathering.gather(frames, at, 10_000, under_way, "mark")
+        taken = broker.gathering.gather(frames, at, 10_000, in_flight, "mark")
         if not taken:
             assert broker.gathering.add(frames[at]) is None
         at += taken or 1

@@ -44,13 +44,13 @@ class Counted(TopicRecords):
         return await super()._encode(record, time_slice)
 
 
-async def told(records: TopicRecords, record: Topic) -> Any:
+async def reported(records: TopicRecords, record: Topic) -> Any:
     return msgpack.unpackb(await records.encoded(record, TimeSlice()))
 
 
 async def test_it_is_made_anew_when_something_is_another(routes: Routes) -> None:
     records, record = Counted(routes), topic()
-    first = await told(records, record)
+    first = await reported(records, record)
     assert first == {
         "name": "t",
         "number": 7,
@@ -60,7 +60,7 @@ async def test_it_is_made_anew_when_something_is_another(routes: Routes) -> None
         "replicas": 2,
         "settings": {"max_attempts": 3},
     }
-    assert await told(records, record) == first and records.made == 1
+    assert await reported(records, record) == first and records.made == 1
     changes = [
         (lambda: routes.led(1, 1, True), ["a", None]),
         (lambda: routes.heard("b", [(2, 1, True)]), ["a", "b"]),
@@ -70,9 +70,9 @@ async def test_it_is_made_anew_when_something_is_another(routes: Routes) -> None
     for number, (change, leaders) in enumerate(changes):
         change()
         for _ in range(2):
-            assert [row[2] for row in (await told(records, record))["partitions"]] == leaders
+            assert [row[2] for row in (await reported(records, record))["partitions"]] == leaders
         assert records.made == 2 + number
-    assert len((await told(records, topic(partitions=3)))["partitions"]) == 3
+    assert len((await reported(records, topic(partitions=3)))["partitions"]) == 3
 
 
 async def test_large_record_is_built_in_time_slices(routes: Routes) -> None:
@@ -91,10 +91,10 @@ async def test_large_record_is_built_in_time_slices(routes: Routes) -> None:
 async def test_leader_changed_meanwhile_is_sent_the_next_time(routes: Routes) -> None:
     records, record = TopicRecords(routes), topic(partitions=2 * SLICE_WORK)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(told, records, record)
+        nursery.start_soon(reported, records, record)
         await trio.lowlevel.checkpoint()
         routes.led(1, 1, True)
-    assert (await told(records, record))["partitions"][0][2] == "a"
+    assert (await reported(records, record))["partitions"][0][2] == "a"
 
 
 async def test_so_much_is_kept(routes: Routes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,8 +102,8 @@ async def test_so_much_is_kept(routes: Routes, monkeypatch: pytest.MonkeyPatch) 
     records = Counted(routes)
     all_of_them = [topic(f"t{number}", 20) for number in range(30)]
     for record in all_of_them:
-        await told(records, record)
+        await reported(records, record)
         assert records._kept_bytes == sum(len(kept.encoded) for kept in records._kept.values()) <= 5_000
     assert 1 < len(records._kept) < 30
-    await told(records, all_of_them[-1])
+    await reported(records, all_of_them[-1])
     assert records.made == 30

@@ -28,7 +28,7 @@ def bounds(where: str) -> Bounds:
 
 
 @pytest.mark.parametrize(
-    ("where", "column", "told"),
+    ("where", "column", "reported"),
     [
         ("a = 1", "a", "= 1"),
         ("1 = a", "a", "= 1"),
@@ -46,8 +46,8 @@ def bounds(where: str) -> Bounds:
         ("a = NULL", "a", "= nothing"),
     ],
 )
-def test_what_is_understood_bounds_its_column(where: str, column: str, told: str) -> None:
-    assert bounds(where).of(column).text() == told
+def test_what_is_understood_bounds_its_column(where: str, column: str, reported: str) -> None:
+    assert bounds(where).of(column).text() == reported
 
 
 @pytest.mark.parametrize(

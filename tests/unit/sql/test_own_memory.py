@@ -22,7 +22,7 @@ class Ended(Exception):
 
 
 @pytest.mark.parametrize(
-    ("found", "looks"),
+    ("found", "checks"),
     [
         ((1400, 1501, 1501), 3),
         ((1501, 1500, 1501, 1501), 4),
@@ -31,7 +31,7 @@ class Ended(Exception):
     ],
 )
 def test_process_ends_after_consecutive_checks_with_too_little_memory(
-    found: tuple[int, ...], looks: int, monkeypatch: pytest.MonkeyPatch
+    found: tuple[int, ...], checks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes: list[int] = []
     taken: list[int] = []
@@ -52,7 +52,7 @@ def test_process_ends_after_consecutive_checks_with_too_little_memory(
     monkeypatch.setattr(os, "_exit", end)
     with pytest.raises(Ended):
         own_memory._watch(MOST)
-    assert (codes, len(taken)) == ([own_memory.EXIT_NO_MEMORY], looks)
+    assert (codes, len(taken)) == ([own_memory.EXIT_NO_MEMORY], checks)
 
 
 def test_process_at_its_bound_ends() -> None:

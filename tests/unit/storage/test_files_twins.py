@@ -12,7 +12,7 @@ from sandq.storage.files import Files, RealFiles
 from sandq.storage.memory_files import MemoryFiles
 from tests.support.storage.faulty_files import FaultyFiles, Plan
 
-TWINS: dict[str, Callable[[Path], Files]] = {
+IMPLEMENTATIONS: dict[str, Callable[[Path], Files]] = {
     "real": RealFiles,
     "memory": lambda path: MemoryFiles(),
     "faulty over memory": lambda path: FaultyFiles(MemoryFiles(), Plan()),
@@ -20,9 +20,9 @@ TWINS: dict[str, Callable[[Path], Files]] = {
 }
 
 
-@pytest.fixture(params=TWINS)
+@pytest.fixture(params=IMPLEMENTATIONS)
 def files(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
-    return TWINS[request.param](tmp_path / "root")
+    return IMPLEMENTATIONS[request.param](tmp_path / "root")
 
 
 def test_a_created_file_is_full_of_zeros(files: Files) -> None:

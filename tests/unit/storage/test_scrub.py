@@ -18,9 +18,9 @@ SEGMENT = 4096
 OLD_S = 1_000_000_000.0
 
 
-def written(files: MemoryFiles, passes: int) -> Wal:
+def written(files: MemoryFiles, batches: int) -> Wal:
     wal, _ = Wal.open(files, segment_bytes=SEGMENT, known_groups=lambda group: True)
-    for index in range(1, passes + 1):
+    for index in range(1, batches + 1):
         record: Record = (Kind.ENTRY, 7, index, 1, bytes([index % 256]) * 100)
         wal.commit([record])
     return wal

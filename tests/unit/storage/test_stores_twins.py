@@ -31,7 +31,7 @@ class HalfWritten(WriteBehindStores):
             self.write_one()
 
 
-TWINS: dict[str, Callable[[Path], Stores]] = {
+IMPLEMENTATIONS: dict[str, Callable[[Path], Stores]] = {
     "memory": lambda path: MemoryStores(),
     "leveldb": lambda path: LevelStores(path / "stores"),
     "unwritten": lambda path: WriteBehindStores(MemoryStores(), 1 << 20),
@@ -39,9 +39,9 @@ TWINS: dict[str, Callable[[Path], Stores]] = {
 }
 
 
-@pytest.fixture(params=TWINS)
+@pytest.fixture(params=IMPLEMENTATIONS)
 def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stores]:
-    stores = TWINS[request.param](tmp_path)
+    stores = IMPLEMENTATIONS[request.param](tmp_path)
     yield stores
     stores.close()
 

@@ -55,7 +55,7 @@ def indices(group: RecoveredGroup) -> list[int]:
     return [index for _, index, _ in group.entries]
 
 
-def pass_numbers(files: MemoryFiles) -> list[int]:
+def batch_numbers(files: MemoryFiles) -> list[int]:
     """Return the batch numbers of all records in all segments, in order."""
     numbers = []
     for name in files.list("wal"):
@@ -333,9 +333,9 @@ def test_a_group_that_ended_in_a_crash_does_not_come_back_with_its_number() -> N
     files = files.crash(random.Random(0))
     _, groups = opened(files)
     assert groups == {7: RecoveredGroup()}
-    before = pass_numbers(files)
+    before = batch_numbers(files)
     opened(files, 8)
-    assert pass_numbers(files) == before, "it is written once, not with every start"
+    assert batch_numbers(files) == before, "it is written once, not with every start"
 
 
 # Preparing the next segment
@@ -546,7 +546,7 @@ def test_batch_number_is_never_reused(seed: int) -> None:
         wal, groups = opened(files)
         last = indices(groups[7])[-1] if groups and groups[7].entries else 0
         wal.commit([entry(last + 1)])
-        assert pass_numbers(files)[-1] > used, f"seed {seed}"
+        assert batch_numbers(files)[-1] > used, f"seed {seed}"
         files.crash_after(rng.randint(1, 6), inside=bool(rng.randrange(2)))
         with pytest.raises(Crashed):
             while True:
@@ -655,7 +655,7 @@ def test_records_left_over_from_an_earlier_batch_are_ignored(batch_number: int, 
     wal, groups = opened(files)
     assert indices(groups[7]) == [1, 2] and wal.cut_bytes == len(stale)
     wal.commit([entry(3)])
-    assert pass_numbers(files)[-1] > batch_number
+    assert batch_numbers(files)[-1] > batch_number
     _, groups = opened(files.kill())
     assert indices(groups[7]) == [1, 2, 3]
 

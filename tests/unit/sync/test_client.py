@@ -34,7 +34,7 @@ from tests.support.client.fake_server import SILENCE, FakeServer
 from tests.support.client.threaded_server import ThreadedServer
 from tests.support.waiting import PATIENCE_S, wait_until
 
-TWINS: list[tuple[type, type, set[str]]] = [
+PAIRS: list[tuple[type, type, set[str]]] = [
     (sandq.Client, sandq.sync.Client, set()),
     (sandq.Producer, sandq.sync.Producer, {"add", "check_open", "checks", "send_ready", "wait_for_capacity"}),
     (
@@ -65,7 +65,7 @@ def public(kind: type) -> dict[str, Any]:
     return {name: value for name, value in inspect.getmembers(kind) if not name.startswith("_")}
 
 
-@pytest.mark.parametrize(("ours", "blocking", "internal"), TWINS)
+@pytest.mark.parametrize(("ours", "blocking", "internal"), PAIRS)
 def test_names_and_arguments_are_the_same(ours: type, blocking: type, internal: set[str]) -> None:
     there = public(blocking)
     for name, method in public(ours).items():
@@ -275,9 +275,9 @@ def test_stored_messages_and_administration(client: sandq.sync.Client) -> None:
     assert list(rows) == [], "it stays at its end"
     with pytest.raises(InvalidRequest):
         messages.list(state="nonsense")
-    told: list[int] = []
-    assert messages.cancel_all(progress=lambda result: told.append(result.done)).done == 2
-    assert told
+    reported: list[int] = []
+    assert messages.cancel_all(progress=lambda result: reported.append(result.done)).done == 2
+    assert reported
     dead = client.dead("t", "g")
     assert dead.group == "g"
     assert dead.redrive_ids(ids[1:2]) == [(ids[1], "not_found", None)]

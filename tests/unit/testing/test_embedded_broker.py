@@ -282,18 +282,18 @@ def test_a_consumer_that_holds_on_is_waited_for_once(
         held.ack().wait()
 
 
-@pytest.mark.parametrize("face", ["blocking", "async"])
+@pytest.mark.parametrize("api", ["blocking", "async"])
 async def test_time_in_which_a_machine_stands_still_is_no_waiting(
-    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, face: str
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, api: str
 ) -> None:
-    looks: list[bool] = []
+    checks: list[bool] = []
 
     class Node:
         _options = SimpleNamespace(patience_s=0.1)
 
         async def state(self) -> State:
             autojump_clock.jump(3.0)
-            looks.append(True)
+            checks.append(True)
             return State(1, 1, 1, 0)
 
         def is_settled(self, state: State) -> bool:
@@ -309,10 +309,10 @@ async def test_time_in_which_a_machine_stands_still_is_no_waiting(
     node: Any = Node()
     await (
         EmbeddedNode.wait_for_clients(node, Silence())
-        if face == "blocking"
+        if api == "blocking"
         else AsyncBroker(node, 0.1)._wait_for_clients(Silence())
     )
-    assert len(looks) == pytest.approx(0.1 / UPDATE_MOST_S, abs=2)
+    assert len(checks) == pytest.approx(0.1 / UPDATE_MOST_S, abs=2)
 
 
 @pytest.mark.parametrize("of_another", [False, True])

@@ -72,11 +72,11 @@ async def test_both_say_much_at_once(certificates: Certificates) -> None:
         nursery.start_soon(one.send_all, said)
         nursery.start_soon(other.send_all, said[::-1])
 
-        async def look(stream: TlsStream, expected: bytes) -> None:
+        async def read(stream: TlsStream, expected: bytes) -> None:
             assert await all_of(stream, LARGE) == expected
 
-        nursery.start_soon(look, other, said)
-        nursery.start_soon(look, one, said[::-1])
+        nursery.start_soon(read, other, said)
+        nursery.start_soon(read, one, said[::-1])
 
 
 async def test_what_is_sent_at_once_and_does_not_fit_is_flushed(certificates: Certificates) -> None:

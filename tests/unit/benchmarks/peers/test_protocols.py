@@ -43,7 +43,7 @@ def sandq_link() -> Link:
     return bare(sandq_node.SandqLink, _kept=b"")  # type: ignore[return-value]
 
 
-def lines_link(kind: type[Link]) -> Callable[[], Link]:
+def text_link(kind: type[Link]) -> Callable[[], Link]:
     return lambda: bare(kind, _lines=Lines())  # type: ignore[return-value, no-any-return]
 
 
@@ -71,21 +71,21 @@ def committed(rows: int) -> bytes:
 
 STREAMS = {
     "sandq": (sandq_link, b"".join(encode_frame(0, number, [bytes(16), 100], None) for number in range(9)), 9),
-    "nats": (lines_link(nats.NatsLink), puback(1) + b"PING\r\n" + puback(2) + puback(30), 3),
-    "redis stream": (lines_link(redis.StreamLink), b"$15\r\n1526919030474-0\r\n$15\r\n1526919030474-1\r\n", 2),
-    "redis delayed": (lines_link(redis.DelayedLink), b":100\r\n:100\r\n:7\r\n", 3),
-    "beanstalkd": (lines_link(beanstalkd.BeanstalkdLink), b"INSERTED 1\r\nINSERTED 23\r\nINSERTED 4\r\n", 3),
+    "nats": (text_link(nats.NatsLink), puback(1) + b"PING\r\n" + puback(2) + puback(30), 3),
+    "redis stream": (text_link(redis.StreamLink), b"$15\r\n1526919030474-0\r\n$15\r\n1526919030474-1\r\n", 2),
+    "redis delayed": (text_link(redis.DelayedLink), b":100\r\n:100\r\n:7\r\n", 3),
+    "beanstalkd": (text_link(beanstalkd.BeanstalkdLink), b"INSERTED 1\r\nINSERTED 23\r\nINSERTED 4\r\n", 3),
     "rabbitmq": (rabbit_link, confirm(2) + confirm(1) + confirm(5, True) + confirm(7), 6),
     "postgres": (postgres_link, committed(1) + committed(100) + committed(1), 3),
 }
 ERRORS = {
     "sandq": (sandq_link, encode_frame(255, 4, "INVALID", "no", False, {})),
-    "nats": (lines_link(nats.NatsLink), b'MSG acks.1 3 43\r\n{"error":{"code":503},"stream":"bench","seq":0}\r\n'),
-    "nats server": (lines_link(nats.NatsLink), b"-ERR 'Maximum Payload Violation'\r\n"),
-    "redis": (lines_link(redis.StreamLink), b"$15\r\n1526919030474-0\r\n-OOM command not allowed\r\n"),
-    "redis first": (lines_link(redis.DelayedLink), b"-MISCONF no\r\n"),
-    "beanstalkd": (lines_link(beanstalkd.BeanstalkdLink), b"INSERTED 1\r\nOUT_OF_MEMORY\r\n"),
-    "beanstalkd buried": (lines_link(beanstalkd.BeanstalkdLink), b"BURIED 1\r\n"),
+    "nats": (text_link(nats.NatsLink), b'MSG acks.1 3 43\r\n{"error":{"code":503},"stream":"bench","seq":0}\r\n'),
+    "nats server": (text_link(nats.NatsLink), b"-ERR 'Maximum Payload Violation'\r\n"),
+    "redis": (text_link(redis.StreamLink), b"$15\r\n1526919030474-0\r\n-OOM command not allowed\r\n"),
+    "redis first": (text_link(redis.DelayedLink), b"-MISCONF no\r\n"),
+    "beanstalkd": (text_link(beanstalkd.BeanstalkdLink), b"INSERTED 1\r\nOUT_OF_MEMORY\r\n"),
+    "beanstalkd buried": (text_link(beanstalkd.BeanstalkdLink), b"BURIED 1\r\n"),
     "rabbitmq": (rabbit_link, rabbitmq.method((60, 120), struct.pack(">QB", 1, 0))),
     "rabbitmq garbage": (rabbit_link, rabbitmq.method((60, 80), bytes(9))[:-1] + b"x"),
     "postgres": (postgres_link, postgres.message(b"E", b"SERROR\0Mduplicate key\0\0")),
@@ -127,19 +127,19 @@ def test_requests_bring_every_value() -> None:
         [1_700_000_000_000 + at for at in range(3)],
     )
     assert redis.command(b"PING", b"") == b"*2\r\n$4\r\nPING\r\n$0\r\n\r\n"
-    link = lines_link(redis.DelayedLink)()
+    link = text_link(redis.DelayedLink)()
     assert link.request(1, values, dues_ms).startswith(b"*8\r\n$4\r\nZADD\r\n")
     assert beanstalkd.put(b"abc", 5) == b"put 0 5 600 3\r\nabc\r\n"
     assert postgres.insert(2, False) == "INSERT INTO bench (value) VALUES ($1), ($2)"
     assert postgres.insert(2, True) == "INSERT INTO bench (due, value) VALUES ($1, $2), ($3, $4)"
     sandq = bare(sandq_node.SandqLink, _partition=0)
-    for made in (link, rabbit_link(), postgres_link(), sandq, lines_link(beanstalkd.BeanstalkdLink)()):
+    for made in (link, rabbit_link(), postgres_link(), sandq, text_link(beanstalkd.BeanstalkdLink)()):
         request = made.request(1, values, dues_ms)  # type: ignore[attr-defined]
         assert all(one in request for one in values)
 
 
 def test_delays_are_whole_seconds_and_never_short() -> None:
-    link = lines_link(beanstalkd.BeanstalkdLink)()
+    link = text_link(beanstalkd.BeanstalkdLink)()
     now_s = time.time()
     assert link.request(1, [VALUE], [int(now_s * 1000) + 1500]).startswith(b"put 0 2 ")
 

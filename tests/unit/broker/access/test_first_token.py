@@ -29,7 +29,7 @@ class Node:
         self.puts: list[bytes] = []
         self.outcomes: list[Callable[[bytes], None]] = []
         """The outcomes of consecutive proposals; without one, a proposal succeeds."""
-        self._told: Callable[[], None] = lambda: None
+        self._notify: Callable[[], None] = lambda: None
         self._files = RealFiles(data_dir)
 
     @property
@@ -37,7 +37,7 @@ class Node:
         return SimpleNamespace(identities=dict(self.identities))
 
     def listen(self, on_status: Callable[[], None], on_ready: Callable[[bool], None]) -> None:
-        self._told = on_status
+        self._notify = on_status
 
     async def put(self, request: IdentityPut, caller: Caller) -> None:
         secret_hash = request.changes["secret_hash"]
@@ -47,7 +47,7 @@ class Node:
     def have(self, secret_hash: bytes) -> None:
         """It is in metadata."""
         self.identities = {PRINCIPAL: SimpleNamespace(secret_hash=secret_hash)}
-        self._told()
+        self._notify()
 
     async def on_maintenance(self, work: Callable[[], Any]) -> Any:
         return work()
@@ -143,5 +143,5 @@ async def test_another_one_is_made_when_the_last_identity_is_deleted(autojump_cl
         await trio.sleep(RETRY_S)
         first = node.file.read_text()
         node.identities = {}
-        node._told()
+        node._notify()
     assert node.is_of_file and node.file.read_text() != first, "the text of before was revoked"

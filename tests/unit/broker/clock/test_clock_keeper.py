@@ -34,14 +34,14 @@ class Kept:
         assert (node, kind) == ("b", PeerFrame.CLOCK_ASKED)
         return int(question)
 
-    def told(self, *body: Any, node: str = "b") -> bool:
+    def reply(self, *body: Any, node: str = "b") -> bool:
         return self.keeper.on_frame(node, PeerFrame.CLOCK_TOLD, body)
 
     def waits(self, *, is_only_voter: bool = False) -> bool:
         host = cast(RaftGroup, SimpleNamespace(group=SimpleNamespace(is_only_voter=is_only_voter)))
         return self.keeper.reason_to_wait(host) is not None
 
-    def pass_time(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         self.wall_s += seconds
         self.monotonic_s += seconds
         self.keeper._compare()
@@ -60,7 +60,7 @@ def kept() -> Kept:
 
 def test_a_new_link_is_asked_at_once_and_its_answer_counts(kept: Kept) -> None:
     kept.keeper.up("b")
-    assert kept.told(kept.question(), int((NOW_S + 0.1) * 1e6), 0)
+    assert kept.reply(kept.question(), int((NOW_S + 0.1) * 1e6), 0)
     assert kept.offsets() == {"b": 100}
     assert kept.keeper.good() == {"b"}
     kept.keeper.down("b")
@@ -71,7 +71,7 @@ def test_a_question_is_answered_with_the_clock_and_how_it_stands(kept: Kept) -> 
     assert kept.keeper.on_frame("b", PeerFrame.CLOCK_ASKED, (17, 0))
     assert kept.links.sent == [("b", PeerFrame.CLOCK_TOLD, (17, int(NOW_S * 1e6), 2))]
     kept.keeper.up("b")
-    kept.told(kept.question(), int(NOW_S * 1e6), 2)
+    kept.reply(kept.question(), int(NOW_S * 1e6), 2)
     kept.keeper.on_frame("b", PeerFrame.CLOCK_ASKED, (18, 0))
     assert kept.links.sent[-1][2][2] == Standing.GOOD, "it has agreed"
     kept.wall_s += 3600
@@ -83,22 +83,22 @@ def test_an_answer_counts_once_and_only_to_a_question_of_that_link(kept: Kept) -
     kept.keeper.up("b")
     question = kept.question()
     at_us = int(NOW_S * 1e6)
-    assert kept.told(question + 1, at_us, 0) and kept.told(question, at_us, 0, node="c")
+    assert kept.reply(question + 1, at_us, 0) and kept.reply(question, at_us, 0, node="c")
     assert kept.offsets() == {}
-    kept.told(question, at_us, 0)
-    assert kept.told(question, at_us + 400_000, 0)
+    kept.reply(question, at_us, 0)
+    assert kept.reply(question, at_us + 400_000, 0)
     assert kept.offsets() == {"b": 0}
     kept.keeper.up("b")
     question = kept.question()
     kept.keeper.down("b")
     kept.keeper.up("b")
-    assert kept.told(question, at_us, 0) and kept.offsets() == {}
+    assert kept.reply(question, at_us, 0) and kept.offsets() == {}
 
 
 def test_leadership_is_given_to_no_node_whose_clock_stands_worse(kept: Kept) -> None:
     assert kept.keeper.may_lead("b"), "nothing is known"
     kept.keeper.up("b")
-    kept.told(kept.question(), int(NOW_S * 1e6), int(Standing.DOUBTED))
+    kept.reply(kept.question(), int(NOW_S * 1e6), int(Standing.DOUBTED))
     assert not kept.keeper.may_lead("b") and kept.keeper.may_lead("c")
     kept.wall_s += 3600
     kept.clock.now_s()
@@ -108,7 +108,7 @@ def test_leadership_is_given_to_no_node_whose_clock_stands_worse(kept: Kept) -> 
 def test_who_asks_says_when_its_clock_got_worse(kept: Kept) -> None:
     """Not when it got better: the question may have been long on its way."""
     kept.keeper.up("b")
-    kept.told(kept.question(), int(NOW_S * 1e6), 0)
+    kept.reply(kept.question(), int(NOW_S * 1e6), 0)
     kept.keeper.on_frame("b", PeerFrame.CLOCK_ASKED, (1, int(Standing.DOUBTED)))
     assert kept.keeper.good() == set() and not kept.keeper.may_lead("b")
     kept.keeper.on_frame("b", PeerFrame.CLOCK_ASKED, (2, int(Standing.GOOD)))
@@ -118,7 +118,7 @@ def test_who_asks_says_when_its_clock_got_worse(kept: Kept) -> None:
 def test_nothing_is_stamped_before_the_clock_has_agreed(kept: Kept) -> None:
     kept.keeper.up("b")
     assert kept.waits() and kept.waits(is_only_voter=True)
-    kept.told(kept.question(), AT_US, 0)
+    kept.reply(kept.question(), AT_US, 0)
     assert not kept.waits()
     kept.keeper.down("b")
     kept.keeper.up("b")
@@ -135,9 +135,9 @@ def test_a_node_of_a_cluster_of_one_waits_for_nobody(kept: Kept) -> None:
 
 
 def test_a_node_whose_peers_are_all_away_waits_a_bounded_time(kept: Kept) -> None:
-    kept.pass_time(COMPARED_WITHIN_S - 0.1)
+    kept.advance(COMPARED_WITHIN_S - 0.1)
     assert kept.waits()
-    kept.pass_time(0.2)
+    kept.advance(0.2)
     assert not kept.waits()
     kept.keeper.up("b")
     assert kept.waits(), "now there is somebody to compare with"
@@ -145,14 +145,14 @@ def test_a_node_whose_peers_are_all_away_waits_a_bounded_time(kept: Kept) -> Non
 
 def test_one_that_is_off_waits_where_others_can_lead(kept: Kept) -> None:
     kept.keeper.up("b")
-    kept.told(kept.question(), AT_US + 3_600_000_000, 0)
+    kept.reply(kept.question(), AT_US + 3_600_000_000, 0)
     assert kept.waits() and not kept.waits(is_only_voter=True)
     assert kept.keeper._better() == {"b"} or kept.links.sent[-1][1] == PeerFrame.CLOCK_ASKED, "or asks who is better"
-    kept.pass_time(COMPARED_WITHIN_S - 1)
+    kept.advance(COMPARED_WITHIN_S - 1)
     assert kept.waits()
     kept.keeper._ask_all()
-    kept.told(kept.question(), AT_US + 3_609_000_000, 0)
-    kept.pass_time(1.1)
+    kept.reply(kept.question(), AT_US + 3_609_000_000, 0)
+    kept.advance(1.1)
     assert not kept.waits(), "nobody has taken over"
 
 
@@ -193,14 +193,14 @@ def test_of_a_peer_that_does_not_answer_the_last_questions_are_kept(kept: Kept) 
     for _ in range(REQUESTS_MOST):
         kept.keeper._ask_all()
     last = kept.question()
-    assert kept.told(first, int(NOW_S * 1e6), 0) and kept.offsets() == {}
-    assert kept.told(last, int(NOW_S * 1e6), 0) and kept.offsets() == {"b": 0}
+    assert kept.reply(first, int(NOW_S * 1e6), 0) and kept.offsets() == {}
+    assert kept.reply(last, int(NOW_S * 1e6), 0) and kept.offsets() == {"b": 0}
 
 
 def test_when_it_is_in_alarm_it_asks_again_at_once(kept: Kept) -> None:
     """A node that reported a good clock before that may have been wrong."""
     kept.keeper.up("b")
-    kept.told(kept.question(), int(NOW_S * 1e6), 0)
+    kept.reply(kept.question(), int(NOW_S * 1e6), 0)
     kept.monotonic_s += 1
     kept.wall_s += 1 + 3600
     assert kept.clock.now_s() == NOW_S + 1 and kept.clock.alarm
@@ -208,5 +208,5 @@ def test_when_it_is_in_alarm_it_asks_again_at_once(kept: Kept) -> None:
     kept.keeper._compare()
     assert kept.keeper._better() == set()
     assert len(kept.links.sent) == before + 1
-    kept.told(kept.question(), int((NOW_S + 1) * 1e6), 0)
+    kept.reply(kept.question(), int((NOW_S + 1) * 1e6), 0)
     assert kept.keeper._better() == {"b"}

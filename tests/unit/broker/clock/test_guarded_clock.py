@@ -22,7 +22,7 @@ class Clocks:
             on_alarm=self.alarms.append,
         )
 
-    def pass_time(self, seconds: float, *, wall_too: bool = True) -> None:
+    def advance(self, seconds: float, *, wall_too: bool = True) -> None:
         self.monotonic_s += seconds
         self.wall_s += seconds if wall_too else 0
 
@@ -32,7 +32,7 @@ class Clocks:
 
 def test_goes_with_the_wall_clock() -> None:
     clocks = Clocks()
-    clocks.pass_time(5)
+    clocks.advance(5)
     assert clocks.guarded.now_ms() == 1_800_000_005_000
 
 
@@ -40,9 +40,9 @@ def test_a_small_difference_is_slewed_away_at_500_ppm() -> None:
     clocks = Clocks()
     clocks.wall_s += 0.2
     assert clocks.behind_ms() == 200
-    clocks.pass_time(100)
+    clocks.advance(100)
     assert clocks.behind_ms() == pytest.approx(150, abs=0.01)
-    clocks.pass_time(1000)
+    clocks.advance(1000)
     assert clocks.behind_ms() == 0
 
 
@@ -51,7 +51,7 @@ def test_slewing_back_never_decreases_the_clock() -> None:
     clocks.wall_s -= 0.4
     last = clocks.guarded.now_s()
     for _ in range(100):
-        clocks.pass_time(0.001)
+        clocks.advance(0.001)
         now = clocks.guarded.now_s()
         assert now > last
         last = now
@@ -78,7 +78,7 @@ def test_a_jump_raises_one_alarm_and_is_not_followed(jump_s: float) -> None:
     clocks = Clocks()
     clocks.wall_s += jump_s
     for _ in range(3):
-        clocks.pass_time(10)
+        clocks.advance(10)
         assert clocks.behind_ms() == pytest.approx(jump_s * 1000)
     assert clocks.guarded.alarm
     assert clocks.alarms == [pytest.approx(jump_s * 1000, abs=10)]
@@ -104,7 +104,7 @@ def test_an_accepted_jump_is_followed_at_once(jump_s: float) -> None:
 
 def test_rounds_down_so_that_a_time_is_reached_only_when_it_has_passed() -> None:
     clocks = Clocks()
-    clocks.pass_time(0.0009)
+    clocks.advance(0.0009)
     assert clocks.guarded.now_ms() == 1_800_000_000_000
     assert clocks.guarded.seconds_until(1_800_000_000_001) == pytest.approx(0.0001, abs=1e-6)
     assert clocks.guarded.seconds_until(0) == 0

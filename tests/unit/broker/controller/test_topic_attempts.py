@@ -62,12 +62,12 @@ async def test_one_attempt_of_a_name_at_a_time() -> None:
 async def test_who_waited_fails_with_the_attempt() -> None:
     """Each made an attempt of its own, one after the other: of a hundred the last waited a hundred times as long."""
     attempts = TopicAttempts(4)
-    told: list[Unavailable] = []
+    refusals: list[Unavailable] = []
 
     async def wait() -> None:
         with pytest.raises(Unavailable, match="no majority") as refused:
             await attempts.until_ended("a")
-        told.append(refused.value)
+        refusals.append(refused.value)
 
     async with trio.open_nursery() as nursery:
         with pytest.raises(Unavailable) as first, attempts.attempt("a", view(1, 0)):
@@ -75,5 +75,5 @@ async def test_who_waited_fails_with_the_attempt() -> None:
             nursery.start_soon(wait)
             await trio.testing.wait_all_tasks_blocked()
             raise Unavailable("no majority", topic="a")
-    assert len({first.value, *told}) == 3 and all(one.details == {"topic": "a"} for one in told)
+    assert len({first.value, *refusals}) == 3 and all(one.details == {"topic": "a"} for one in refusals)
     assert not await attempts.until_ended("a")

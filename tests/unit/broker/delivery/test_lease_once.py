@@ -99,7 +99,7 @@ class Led:
             watcher(self, None)
 
 
-class Room:
+class Bed:
     """LEASE requests for partitions, each of a consumer with a name."""
 
     def __init__(self, nursery: trio.Nursery, partitions: int = 1) -> None:
@@ -150,53 +150,53 @@ class Room:
         self.timers.fire()
         await wait_all_tasks_blocked()
 
-    async def pass_ms(self, ms: int) -> None:
+    async def advance(self, ms: int) -> None:
         self.clock.ms += ms
         await self.settle()
 
 
 @pytest.fixture
-async def room(nursery: trio.Nursery) -> Room:
-    return Room(nursery)
+async def bed(nursery: trio.Nursery) -> Bed:
+    return Bed(nursery)
 
 
-async def test_nothing_is_there(room: Room) -> None:
-    await room.take("a", wait_ms=0)
-    assert room.got == {"a": 0} and room.partitions[0].asked == []
+async def test_nothing_is_there(bed: Bed) -> None:
+    await bed.take("a", wait_ms=0)
+    assert bed.got == {"a": 0} and bed.partitions[0].asked == []
 
 
 @pytest.mark.parametrize(
     ("paused", "why"), [(SEEKING, "a seek is under way"), (RESETTING, "the partition's clock is being set back")]
 )
 async def test_nothing_is_known_while_the_group_is_put_elsewhere(nursery: trio.Nursery, paused: str, why: str) -> None:
-    room = Room(nursery)
-    room.partitions = [Led(room.clock, 0), Led(room.clock, 3, paused=paused), Led(room.clock, 1, paused=paused)]
-    await room.take("a", wait_ms=0)
-    error = room.got["a"]
+    bed = Bed(nursery)
+    bed.partitions = [Led(bed.clock, 0), Led(bed.clock, 3, paused=paused), Led(bed.clock, 1, paused=paused)]
+    await bed.take("a", wait_ms=0)
+    error = bed.got["a"]
     assert isinstance(error, Unavailable)
     assert error.message == f"group 'g', partition 1, 3: {why}; ask again in a moment"
 
 
-async def test_one_message_is_asked_for_by_few_of_those_who_wait(room: Room) -> None:
+async def test_one_message_is_asked_for_by_few_of_those_who_wait(bed: Bed) -> None:
     names = [f"c{number}" for number in range(100)]
-    await room.wait(*names)
-    (led,) = room.partitions
-    assert led.asked == [] and len(led.watchers) == 1 and room.opened == 1
+    await bed.wait(*names)
+    (led,) = bed.partitions
+    assert led.asked == [] and len(led.watchers) == 1 and bed.opened == 1
     led.come(1)
-    await room.settle()
-    assert room.got == {"c0": 1} and len(led.asked) <= 3
+    await bed.settle()
+    assert bed.got == {"c0": 1} and len(led.asked) <= 3
     led.asked.clear()
     led.come(1)
-    await room.settle()
-    assert len(room.got) == 2 and len(led.asked) <= 3
-    assert room.got.keys() <= {"c0", "c1", "c2", "c3"}, "who came first, but for who was woken beside"
-    room.leave()
+    await bed.settle()
+    assert len(bed.got) == 2 and len(led.asked) <= 3
+    assert bed.got.keys() <= {"c0", "c1", "c2", "c3"}, "who came first, but for who was woken beside"
+    bed.leave()
 
 
-async def test_a_slow_disk_has_no_more_of_them_ask(room: Room) -> None:
+async def test_a_slow_disk_has_no_more_of_them_ask(bed: Bed) -> None:
     """A consumer that requests a lease wakes no other one: the lease is in flight."""
-    await room.wait(*[f"c{number}" for number in range(100)])
-    (led,) = room.partitions
+    await bed.wait(*[f"c{number}" for number in range(100)])
+    (led,) = bed.partitions
     grant, stored = led.call, trio.Event()
 
     async def call(command: c.Lease, line: Any, *, work: int) -> list[Any]:
@@ -205,81 +205,81 @@ async def test_a_slow_disk_has_no_more_of_them_ask(room: Room) -> None:
 
     led.call = call  # type: ignore[method-assign]
     led.come(1)
-    await room.settle()
+    await bed.settle()
     stored.set()
-    await room.settle()
-    assert room.got == {"c0": 1} and len(led.asked) <= 3
-    room.leave()
+    await bed.settle()
+    assert bed.got == {"c0": 1} and len(led.asked) <= 3
+    bed.leave()
 
 
-async def test_all_get_something_where_there_is_enough(room: Room) -> None:
+async def test_all_get_something_where_there_is_enough(bed: Bed) -> None:
     names = [f"c{number}" for number in range(100)]
-    await room.wait(*names)
-    (led,) = room.partitions
+    await bed.wait(*names)
+    (led,) = bed.partitions
     led.come(100)
-    await room.settle()
-    assert room.got == dict.fromkeys(names, 1)
+    await bed.settle()
+    assert bed.got == dict.fromkeys(names, 1)
     assert len(led.asked) <= 150 and led.watchers == [], "the last one has left nothing"
 
 
 async def test_who_asks_for_much_gets_it_of_all_partitions(nursery: trio.Nursery) -> None:
-    room = Room(nursery, 3)
-    await room.wait("a", most=10)
-    for led in room.partitions:
-        led.due_ms += [room.clock.ms] * 4
-    for led in room.partitions:
+    bed = Bed(nursery, 3)
+    await bed.wait("a", most=10)
+    for led in bed.partitions:
+        led.due_ms += [bed.clock.ms] * 4
+    for led in bed.partitions:
         led.changed()
-    await room.settle()
-    await room.wait("b", most=10)
-    assert room.got == {"a": 10, "b": 2}
+    await bed.settle()
+    await bed.wait("b", most=10)
+    assert bed.got == {"a": 10, "b": 2}
 
 
 async def test_no_partition_is_always_the_last(nursery: trio.Nursery) -> None:
-    room = Room(nursery, 3)
-    for led in room.partitions:
+    bed = Bed(nursery, 3)
+    for led in bed.partitions:
         led.come(10)
-    with room.waiters.joined():  # others are there
+    with bed.waiters.joined():  # others are there
         for number in range(6):
-            await room.take(f"c{number}", wait_ms=0)
-    assert [len(led.due_ms) for led in room.partitions] == [8, 8, 8]
+            await bed.take(f"c{number}", wait_ms=0)
+    assert [len(led.due_ms) for led in bed.partitions] == [8, 8, 8]
 
 
-async def test_a_message_comes_at_its_time(room: Room) -> None:
-    await room.wait("a", "b")
-    (led,) = room.partitions
+async def test_a_message_comes_at_its_time(bed: Bed) -> None:
+    await bed.wait("a", "b")
+    (led,) = bed.partitions
     led.come(1, in_ms=1000)
-    await room.pass_ms(999)
-    assert room.got == {} and led.asked == []
-    await room.pass_ms(1)
-    assert room.got == {"a": 1}
-    room.leave()
+    await bed.advance(999)
+    assert bed.got == {} and led.asked == []
+    await bed.advance(1)
+    assert bed.got == {"a": 1}
+    bed.leave()
 
 
-async def test_what_another_has_is_looked_at_again_in_a_moment(room: Room) -> None:
-    (led,) = room.partitions
-    await room.wait("a")
-    led.groups["g"].due_ms = room.clock.ms  # due, and not to be had
+async def test_what_another_has_is_looked_at_again_in_a_moment(bed: Bed) -> None:
+    (led,) = bed.partitions
+    await bed.wait("a")
+    led.groups["g"].due_ms = bed.clock.ms  # due, and not to be had
     led.watchers[0](led, None)
-    await room.settle()
-    assert led.asked == ["a"] and room.got == {}
-    led.due_ms.append(room.clock.ms)
-    await room.pass_ms(1000)
-    assert room.got == {"a": 1}
+    await bed.settle()
+    assert led.asked == ["a"] and bed.got == {}
+    led.due_ms.append(bed.clock.ms)
+    await bed.advance(1000)
+    assert bed.got == {"a": 1}
 
 
-async def test_who_is_woken_and_goes_has_another_one_woken(room: Room) -> None:
-    await room.wait("a", "b")
-    (led,) = room.partitions
-    room.scopes["a"].cancel()
+async def test_who_is_woken_and_goes_has_another_one_woken(bed: Bed) -> None:
+    await bed.wait("a", "b")
+    (led,) = bed.partitions
+    bed.scopes["a"].cancel()
     led.come(1)  # "a" is woken, and does not look any more
-    await room.settle()
-    assert room.got == {"b": 1} and led.released == []
+    await bed.settle()
+    assert bed.got == {"b": 1} and led.released == []
 
 
 async def test_what_was_asked_for_is_given_back_and_no_more(nursery: trio.Nursery) -> None:
-    room = Room(nursery, 2)
-    await room.wait("a", "b")
-    first, second = room.partitions
+    bed = Bed(nursery, 2)
+    await bed.wait("a", "b")
+    first, second = bed.partitions
 
     async def call(command: c.Lease, line: Any, *, work: int) -> list[Any]:
         await trio.sleep_forever()
@@ -287,31 +287,31 @@ async def test_what_was_asked_for_is_given_back_and_no_more(nursery: trio.Nurser
 
     first.call = call  # type: ignore[method-assign]
     first.come(1)
-    await room.settle()
-    room.scopes["a"].cancel()
-    await room.settle()
+    await bed.settle()
+    bed.scopes["a"].cancel()
+    await bed.settle()
     assert (first.released, second.released) == (["a"], [])
-    room.leave()
+    bed.leave()
 
 
-async def test_who_takes_nothing_now_lets_others_have_it(room: Room) -> None:
-    await room.wait("a", "b")
-    room.congested.add("a")
-    (led,) = room.partitions
+async def test_who_takes_nothing_now_lets_others_have_it(bed: Bed) -> None:
+    await bed.wait("a", "b")
+    bed.congested.add("a")
+    (led,) = bed.partitions
     led.come(1)
-    await room.settle()
-    assert room.got == {"b": 1}
-    room.congested.clear()
+    await bed.settle()
+    assert bed.got == {"b": 1}
+    bed.congested.clear()
     led.come(1)
-    await room.pass_ms(1000)
-    assert room.got == {"b": 1, "a": 1}
+    await bed.advance(1000)
+    assert bed.got == {"b": 1, "a": 1}
 
 
 @pytest.mark.parametrize("what", ["lost", "deleted", "no group", "others are led"])
 async def test_all_waiting_consumers_are_notified_of_a_change(nursery: trio.Nursery, what: str) -> None:
-    room = Room(nursery, 2)
-    await room.wait("a", "b", "c")
-    led = room.partitions[1]
+    bed = Bed(nursery, 2)
+    await bed.wait("a", "b", "c")
+    led = bed.partitions[1]
     if what == "lost":
         led.lost = NotLeader("another leads it")
     elif what == "deleted":
@@ -321,49 +321,49 @@ async def test_all_waiting_consumers_are_notified_of_a_change(nursery: trio.Nurs
     led.changed()
     if what == "others are led":
         led.watchers[0](led, NotLeader("another one is led here as well"))
-    await room.settle()
+    await bed.settle()
     kind = {"deleted": UnknownTopic, "no group": Unavailable}.get(what, NotLeader)
-    assert [type(room.got[name]) for name in "abc"] == [kind] * 3
-    assert room.partitions[0].watchers == led.watchers == []
+    assert [type(bed.got[name]) for name in "abc"] == [kind] * 3
+    assert bed.partitions[0].watchers == led.watchers == []
 
 
-async def test_the_wait_ends(room: Room) -> None:
-    await room.wait("a", wait_ms=1000)
-    await room.wait("b", wait_ms=2000)
-    await room.pass_ms(1000)
-    assert room.got == {"a": 0}
-    await room.pass_ms(1000)
-    assert room.got == {"a": 0, "b": 0}
+async def test_the_wait_ends(bed: Bed) -> None:
+    await bed.wait("a", wait_ms=1000)
+    await bed.wait("b", wait_ms=2000)
+    await bed.advance(1000)
+    assert bed.got == {"a": 0}
+    await bed.advance(1000)
+    assert bed.got == {"a": 0, "b": 0}
 
 
-async def test_the_group_is_said_to_be_in_use_once_for_all(room: Room) -> None:
-    await room.wait("a", "b", "c")
-    (led,) = room.partitions
+async def test_the_group_is_said_to_be_in_use_once_for_all(bed: Bed) -> None:
+    await bed.wait("a", "b", "c")
+    (led,) = bed.partitions
     assert led.touched == 1
     for times in (2, 3):
-        await room.pass_ms(TOUCH_MS)
+        await bed.advance(TOUCH_MS)
         assert led.touched == times
-    room.leave()
+    bed.leave()
 
 
 async def test_a_partition_that_is_led_since(nursery: trio.Nursery) -> None:
     """Later consumers use the new partition, and so do those that wait already."""
-    room = Room(nursery, 2)
-    late = room.partitions.pop()
-    await room.wait("a")
-    room.partitions.append(late)
-    await room.wait("b")
-    assert room.opened == 2
+    bed = Bed(nursery, 2)
+    late = bed.partitions.pop()
+    await bed.wait("a")
+    bed.partitions.append(late)
+    await bed.wait("b")
+    assert bed.opened == 2
     late.come(1)
-    await room.settle()
-    assert room.got == {"a": 1}
-    room.leave()
+    await bed.settle()
+    assert bed.got == {"a": 1}
+    bed.leave()
 
 
 async def test_what_is_due_is_ranked_before_the_answer(nursery: trio.Nursery) -> None:
-    room = Room(nursery)
-    room.partitions[0].promoting = 3
-    room.partitions[0].come(1)
-    await room.take("a", wait_ms=0)
-    assert room.got == {"a": 1}
-    assert room.partitions[0].asked == ["a"] * 3
+    bed = Bed(nursery)
+    bed.partitions[0].promoting = 3
+    bed.partitions[0].come(1)
+    await bed.take("a", wait_ms=0)
+    assert bed.got == {"a": 1}
+    assert bed.partitions[0].asked == ["a"] * 3

@@ -19,10 +19,10 @@ class Home:
 
     def __init__(self, partitions: int, most: int | None = None, burst: int | None = None) -> None:
         limit = GroupLimit(1, partitions, most, None if burst is None else 1_000_000, burst)
-        self.ledger, self.home, self.own = Ledger(fresh(limit, True)), LimitHome(), told(0)
+        self.ledger, self.home, self.own = Ledger(fresh(limit, True)), LimitHome(), report_of(0)
         self.now_ms, self.entries = NOW_MS, 0
         for partition in range(1, partitions):
-            self.heard(told(partition), partition)
+            self.heard(report_of(partition), partition)
         self.decide()
         assert not self.ledger.unheard()
 
@@ -41,15 +41,15 @@ class Home:
         return [partition for partition, _ in self.home.asks(self.ledger.status(), self.own, self.now_ms)]
 
 
-def told(partition: int, version: int = 0, leased: int = 0, **more: Any) -> Report:
+def report_of(partition: int, version: int = 0, leased: int = 0, **more: Any) -> Report:
     one = Report("g", 1, version, leased, 0, 0, 0, 0, False)
     return one._replace(**more)
 
 
 def test_who_waits_gets_what_nobody_uses() -> None:
     home = Home(3, most=8)
-    home.heard(told(1, wants_in_flight=3), 1)
-    home.heard(told(2, wants_in_flight=100), 2)
+    home.heard(report_of(1, wants_in_flight=3), 1)
+    home.heard(report_of(2, wants_in_flight=100), 2)
     home.decide()
     assert [home.ledger.shares[partition].in_flight for partition in (1, 2)] == [3, 5]
     assert home.decide() is None, "as long as nothing is new"
@@ -59,19 +59,19 @@ def test_nothing_is_written_while_nobody_waits() -> None:
     home = Home(3, most=8, burst=5)
     assert home.entries == 1
     for partition in (1, 2):
-        home.heard(told(partition, leased=0, used=7), partition)
+        home.heard(report_of(partition, leased=0, used=7), partition)
     assert home.decide() is None and home.asked() == []
     assert not home.home.needs_recheck(home.ledger.status(), home.own, home.now_ms)
 
 
 def test_partition_is_asked_again_later_until_it_confirms() -> None:
     home = Home(2, most=8)
-    home.heard(told(1, wants_in_flight=2), 1)
+    home.heard(report_of(1, wants_in_flight=2), 1)
     home.decide()
     assert home.asked() == [1] and home.asked() == []
     home.now_ms += ASK_MS
     assert home.asked() == [1]
-    home.heard(told(1, version=home.ledger.shares[1].version), 1)
+    home.heard(report_of(1, version=home.ledger.shares[1].version), 1)
     home.decide()
     assert home.ledger.shares[1].confirmed and home.asked() == []
 
@@ -79,33 +79,33 @@ def test_partition_is_asked_again_later_until_it_confirms() -> None:
 def test_one_that_does_not_answer_keeps_what_it_has_and_nothing_is_written_for_it() -> None:
     """Others wait meanwhile: they get what there is, and the log does not grow."""
     home = Home(3, most=4, burst=4)
-    home.heard(told(1, wants_in_flight=4, wants_rate=True), 1)
+    home.heard(report_of(1, wants_in_flight=4, wants_rate=True), 1)
     home.decide()
     assert home.ledger.shares[1].units == 4 and not home.ledger.shares[1].confirmed
     before = home.entries
     for _ in range(20):
         home.now_ms += ROTATION_MS
-        home.heard(told(2, wants_in_flight=4, wants_rate=True), 2)
+        home.heard(report_of(2, wants_in_flight=4, wants_rate=True), 2)
         home.decide()
     assert home.entries == before
-    home.heard(told(1, version=home.ledger.shares[1].version, used=4), 1)
+    home.heard(report_of(1, version=home.ledger.shares[1].version, used=4), 1)
     for _ in range(3):
         home.now_ms += ROTATION_MS
-        home.heard(told(2, wants_in_flight=4, wants_rate=True), 2)
+        home.heard(report_of(2, wants_in_flight=4, wants_rate=True), 2)
         home.decide()
-        home.heard(told(1, version=home.ledger.shares[1].version, used=4), 1)
+        home.heard(report_of(1, version=home.ledger.shares[1].version, used=4), 1)
     assert home.ledger.shares[2].units > 0 and home.ledger.shares[2].in_flight > 0
 
 
 def test_what_was_heard_long_ago_is_not_believed() -> None:
     home = Home(2, most=8)
-    home.heard(told(1, wants_in_flight=2), 1)
+    home.heard(report_of(1, wants_in_flight=2), 1)
     home.now_ms += FRESH_MS
     assert home.decide() is None
 
 
 def test_what_is_said_again_is_no_news_until_it_was_forgotten() -> None:
-    home, waits = LimitHome(), told(1, wants_in_flight=2)
+    home, waits = LimitHome(), report_of(1, wants_in_flight=2)
     assert home.heard(1, waits, NOW_MS)
     assert not home.heard(1, waits, NOW_MS + ASK_MS)
     assert home.heard(1, waits._replace(leased=1), NOW_MS + ASK_MS)

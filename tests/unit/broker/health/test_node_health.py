@@ -47,7 +47,7 @@ class Bed:
 
     def __init__(self) -> None:
         self.progress: dict[str, int | None] = {}
-        self.told: list[tuple[str, Any]] = []
+        self.reported: list[tuple[str, Any]] = []
         self.stalled: list[str] = []
         self.gave_up: list[str] = []
         self.resumed = 0
@@ -83,7 +83,7 @@ class Bed:
 
     def send(self, node: str, kind: int, body: Any) -> bool:
         assert kind == PeerFrame.SICK
-        self.told.append((node, body))
+        self.reported.append((node, body))
         return True
 
     def resume(self) -> None:
@@ -92,11 +92,11 @@ class Bed:
     async def _free_bytes(self) -> int:
         return self.free_bytes
 
-    def lacks_room(self) -> None:
+    def fill_disk(self) -> None:
         self.free_bytes = RESERVE_BYTES - 1
         self.health.note_space(self.free_bytes)  # at once
 
-    async def passes(self, seconds: float) -> None:
+    async def advance(self, seconds: float) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.health.run)
             await trio.sleep(seconds)
@@ -105,24 +105,24 @@ class Bed:
 
 async def test_a_node_that_gets_on_says_nothing(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed()
-    await bed.passes(45)
-    assert (bed.health.reason, bed.told, bed.stalled, bed.handed_to) == (None, [], [], [])
+    await bed.advance(45)
+    assert (bed.health.reason, bed.reported, bed.stalled, bed.handed_to) == (None, [], [], [])
     assert bed.expired == [30.0], "the requests of half a minute ago"
 
 
 async def test_a_log_that_hangs(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed()
     bed.progress["log"] = 1
-    await bed.passes(5 + 4 * CHECK_S)
+    await bed.advance(5 + 4 * CHECK_S)
     assert bed.health.stalled and "write-ahead log" in bed.health.stalled
     assert set(bed.stalled) == {bed.health.stalled} and bed.gave_up == []
     body = (bed.health.stalled, False)
-    assert set(bed.told) == {("b", body), ("c", body)}
+    assert set(bed.reported) == {("b", body), ("c", body)}
     assert bed.handed_to == [], "nothing that it says gets out: the others elect a leader by themselves"
     assert bed.health.sick() == {"a": bed.health.stalled}
-    bed.progress["log"], told, resumed = 3, len(bed.told), bed.resumed
-    await bed.passes(1)
-    assert bed.health.reason is None and bed.resumed > resumed and len(bed.told) == told
+    bed.progress["log"], reported, resumed = 3, len(bed.reported), bed.resumed
+    await bed.advance(1)
+    assert bed.health.reason is None and bed.resumed > resumed and len(bed.reported) == reported
 
 
 async def test_a_state_that_hangs_hands_over_to_those_that_are_well(autojump_clock: trio.testing.MockClock) -> None:
@@ -144,12 +144,12 @@ async def test_a_store_that_hangs_ends_requests_and_no_questions(autojump_clock:
     """Reads are answered from memory. Writes fail, because the store accepts none."""
     bed = Bed()
     bed.progress["rows"] = 1
-    await bed.passes(5 + 4 * CHECK_S)
+    await bed.advance(5 + 4 * CHECK_S)
     assert bed.health.stalled and "the store" in bed.health.stalled
     assert set(bed.stalled) == {bed.health.stalled} and bed.gave_up == []
-    assert bed.handed_to == [["b", "c"]] and bed.told
+    assert bed.handed_to == [["b", "c"]] and bed.reported
     bed.progress["rows"] = None
-    await bed.passes(1)
+    await bed.advance(1)
     assert bed.health.reason is None
 
 
@@ -158,14 +158,14 @@ async def test_a_group_is_left_alone_that_nobody_can_take_over_at_once(autojump_
     bed = Bed()
     bed.progress["state"] = 1
     bed.node_log.hosts[1].behind = {"b#1", "c#1"}
-    await bed.passes(20)
+    await bed.advance(20)
     assert bed.health.stalled and bed.handed_to == []
     bed.node_log.hosts[1].behind = {"b#1"}
     bed.node_log.hosts[1].is_leaving = True
-    await bed.passes(20)
+    await bed.advance(20)
     assert bed.handed_to == [], "somebody else hands it over, and ends that"
     bed.node_log.hosts[1].is_leaving = False
-    await bed.passes(1)
+    await bed.advance(1)
     assert bed.handed_to == [["b", "c"]]
 
 
@@ -173,27 +173,27 @@ async def test_nobody_resigns_where_nobody_is_well(autojump_clock: trio.testing.
     bed = Bed()
     bed.progress["state"] = 1
     bed.clock_may_lead.clear()
-    await bed.passes(20)
+    await bed.advance(20)
     assert bed.health.stalled and bed.handed_to == []
 
 
 async def test_maintenance_may_take_longer_and_ends_no_request(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed()
     bed.progress["maintenance"] = 1
-    await bed.passes(59)
+    await bed.advance(59)
     assert bed.health.reason is None
-    await bed.passes(5)
+    await bed.advance(5)
     assert bed.health.reason and "maintenance" in bed.health.reason and bed.stalled == []
-    assert bed.handed_to == [["b", "c"]] and bed.told
+    assert bed.handed_to == [["b", "c"]] and bed.reported
 
 
 async def test_failed_disk_is_reported(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed()
     bed.node_log.failed = StorageFailed("the disk is full")
-    await bed.passes(3)
-    assert set(bed.told) == {(node, ("the disk is full", False)) for node in "bc"} and 8 <= len(bed.told) <= 14, (
-        "again and again"
-    )
+    await bed.advance(3)
+    assert (
+        set(bed.reported) == {(node, ("the disk is full", False)) for node in "bc"} and 8 <= len(bed.reported) <= 14
+    ), "again and again"
     assert bed.stalled == [] and bed.handed_to == []
 
 
@@ -202,7 +202,7 @@ async def test_who_says_nothing_any_more_is_well(autojump_clock: trio.testing.Mo
     peers.heard("b", "x" * 10_000, False)
     peers.heard("c", "EIO", False)
     peers.heard("d", "no room", True)
-    assert {node: (len(told.reason), told.works) for node, told in peers.now().items()} == {
+    assert {node: (len(reported.reason), reported.works) for node, reported in peers.now().items()} == {
         "b": (REASON_CHARS, False),
         "c": (3, False),
         "d": (7, True),
@@ -215,20 +215,20 @@ async def test_who_says_nothing_any_more_is_well(autojump_clock: trio.testing.Mo
 async def test_a_full_log_stands_still_at_once_and_says_why(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed()
     bed.runner.log_full = "the disk is full: no room for the next segment"
-    await bed.passes(CHECK_S)
-    assert bed.health.stalled == bed.runner.log_full and bed.stalled and bed.told and bed.handed_to == []
+    await bed.advance(CHECK_S)
+    assert bed.health.stalled == bed.runner.log_full and bed.stalled and bed.reported and bed.handed_to == []
     bed.runner.log_full = None
-    await bed.passes(CHECK_S)
+    await bed.advance(CHECK_S)
     assert bed.health.stalled is None and bed.resumed
 
 
 async def test_node_without_space_transfers_leadership_and_is_not_sick(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed()
-    bed.lacks_room()
+    bed.fill_disk()
     bed.sick_peers.heard("b", "no room either", works=True)
-    await bed.passes(2)
+    await bed.advance(2)
     assert bed.handed_to == [["c"]] and bed.health.sick() == {} and not bed.health.may_lead("a")
-    assert set(bed.told) == {(node, (bed.health.disk_full, True)) for node in "bc"}
+    assert set(bed.reported) == {(node, (bed.health.disk_full, True)) for node in "bc"}
 
 
 def test_below_the_reserve_nothing_new_is_taken() -> None:

@@ -11,13 +11,13 @@ class Work:
         self.stalls = Stalls([Watched("log", "the log", 5.0, lambda: self.progress)])
         self.now_s = 100.0
 
-    def look(self, seconds: float = CHECK_S) -> None:
+    def poll(self, seconds: float = CHECK_S) -> None:
         self.now_s += seconds
         self.stalls.check(self.now_s)
 
-    def passes(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         for _ in range(round(seconds / CHECK_S)):
-            self.look()
+            self.poll()
 
     def labels(self) -> list[str]:
         return [one.label for one in self.stalls.stalled()]
@@ -25,7 +25,7 @@ class Work:
 
 def test_who_has_nothing_to_do_does_not_stand_still() -> None:
     work = Work()
-    work.passes(60)
+    work.advance(60)
     assert work.labels() == [] and work.stalls.ages_s == {"log": 0.0}
 
 
@@ -33,20 +33,20 @@ def test_what_gets_on_does_not_stand_still() -> None:
     work = Work()
     for step in range(100):
         work.progress = step
-        work.passes(4)
+        work.advance(4)
     assert work.labels() == []
 
 
 def test_what_makes_no_progress_stands_still_until_it_does() -> None:
     work = Work()
     work.progress = 1
-    work.look()
-    work.passes(4.75)
+    work.poll()
+    work.advance(4.75)
     assert work.labels() == []
-    work.look()
+    work.poll()
     assert work.labels() == ["log"] and work.stalls.ages_s["log"] == 5.0
     work.progress = 2
-    work.look()
+    work.poll()
     assert work.labels() == [] and work.stalls.ages_s["log"] == 0.0
 
 
@@ -54,17 +54,17 @@ def test_who_was_stopped_himself_does_not_count_the_time() -> None:
     """The process was stopped for a minute: its threads were, too."""
     work = Work()
     work.progress = 1
-    work.look()
-    work.look(60)
+    work.poll()
+    work.poll(60)
     assert work.labels() == [] and work.stalls.ages_s["log"] == 2 * CHECK_S
 
 
 def test_another_work_that_stands_still_begins_anew() -> None:
     work = Work()
     work.progress = 1
-    work.passes(4)
+    work.advance(4)
     work.progress = None
-    work.look()
+    work.poll()
     work.progress = 1
-    work.passes(4)
+    work.advance(4)
     assert work.labels() == []

@@ -13,7 +13,7 @@ from tests.unit.broker.leader.test_moved_leases import MOVED, Bed
 class Watched(Bed):
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[str] = []
+        self.notified: list[str] = []
         self.call(c.OpenGroup("h", "earliest"))
         for name in ("g", "h", "none"):
             self.delivery.watch(name, self._watcher(name))
@@ -21,13 +21,13 @@ class Watched(Bed):
     def _watcher(self, name: str) -> Callable[[PartitionLeader, SandqError | None], None]:
         def watcher(delivery: PartitionLeader, error: SandqError | None) -> None:
             assert delivery is self.delivery
-            self.told.append(name if error is None else f"{name}: {error.code}")
+            self.notified.append(name if error is None else f"{name}: {error.code}")
 
         return watcher
 
     def take(self) -> list[str]:
-        told, self.told = self.told, []
-        return told
+        notified, self.notified = self.notified, []
+        return notified
 
 
 def test_waiter_of_a_group_is_notified_of_that_group_only() -> None:

@@ -18,9 +18,9 @@ class Counting(Bed):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pass_ms(2 * RETURN_MS)
+        self.advance(2 * RETURN_MS)
 
-    def pass_ms(self, ms: int) -> None:
+    def advance(self, ms: int) -> None:
         self.clock.ms += ms
         self.settle()
 
@@ -52,20 +52,20 @@ def test_due_messages_count_while_there_is_credit(bed: Counting) -> None:
     attach(bed)
     bed.produce(100)
     bed.produce(0)
-    bed.pass_ms(100)
+    bed.advance(100)
     assert bed.counted == (2, 0)
 
 
 def test_a_node_that_stands_still_is_late(bed: Counting) -> None:
     attach(bed)
     bed.produce(100)
-    bed.pass_ms(100 + LATE_MS)
+    bed.advance(100 + LATE_MS)
     assert bed.counted == (1, 1)
 
 
 def test_what_was_due_before_a_consumer_came_does_not_count(bed: Counting) -> None:
     bed.produce(0)
-    bed.pass_ms(LATE_MS)
+    bed.advance(LATE_MS)
     attach(bed)
     bed.settle()
     assert len(bed.pushed) == 1 and bed.counted == (0, 0)
@@ -77,13 +77,13 @@ def test_what_was_due_while_all_consumers_were_busy_does_not_count(bed: Counting
     consumer = attach(bed, credit=1)
     bed.produce(0)
     bed.produce(0)
-    bed.pass_ms(LATE_MS)
+    bed.advance(LATE_MS)
     assert bed.counted == (1, 0)
     give(bed, consumer, 1)
     assert len(bed.pushed) == 2 and bed.counted == (1, 0)
     give(bed, consumer, 1)
     bed.produce(100)
-    bed.pass_ms(100 + LATE_MS)
+    bed.advance(100 + LATE_MS)
     assert bed.counted == (2, 1), "it had room in time, and the node was late"
 
 
@@ -93,7 +93,7 @@ def test_what_was_due_while_the_group_was_paused_does_not_count(bed: Counting, m
     attach(bed)
     bed.call(c.PauseGroup("g", True))
     bed.produce(0)
-    bed.pass_ms(LATE_MS)
+    bed.advance(LATE_MS)
     bed.call(c.PauseGroup("g", False))
     assert len(bed.pushed) == 1 and bed.counted == (0, 0)
     bed.produce(0)
@@ -105,7 +105,7 @@ def test_what_was_due_while_nobody_led_counts(bed: Counting) -> None:
     attach(bed)
     bed.delivery.end_subscriptions(MOVED)
     bed.produce(0)
-    bed.pass_ms(LATE_MS)
+    bed.advance(LATE_MS)
     bed.delivery.lead()
     attach(bed)
     bed.settle()

@@ -34,7 +34,7 @@ class Bed:
     def proposed(self) -> list[int]:
         return [command.level for command, _ in self.host.proposed if isinstance(command, c.RaiseLevel)]
 
-    def pass_time(self, ms: int) -> None:
+    def advance(self, ms: int) -> None:
         self.clock.ms += ms
         self.timers.fire()
 
@@ -82,10 +82,10 @@ def test_a_refusal_is_tried_again(bed: Bed) -> None:
     bed.level = NEXT.highest
     bed.host.refusal = Overloaded("too much waits")
     bed.leader.lead()
-    bed.pass_time(RETRY_MS - 1)
+    bed.advance(RETRY_MS - 1)
     bed.host.refusal = None
     assert bed.proposed == []
-    bed.pass_time(1)
+    bed.advance(1)
     assert bed.proposed == [NEXT.highest]
 
 
@@ -96,7 +96,7 @@ def test_a_raise_that_is_lost_is_made_by_the_next_leader(bed: Bed) -> None:
     bed.host.proposed.clear()
     bed.host.works = False
     done(NotLeader("another one leads"))
-    bed.pass_time(RETRY_MS)
+    bed.advance(RETRY_MS)
     assert bed.proposed == []
     bed.host.works = True
     bed.leader.lead()

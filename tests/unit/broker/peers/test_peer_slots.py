@@ -17,13 +17,13 @@ class Visitors:
     """Connections that never say anything, in the order in which they came."""
 
     def __init__(self) -> None:
-        self.door = PeerSlots(lambda: {KNOWN})
+        self.peer_port = PeerSlots(lambda: {KNOWN})
         self._held = ExitStack()
         self.slots: list[Slot] = []
 
     def come(self, *hosts: str) -> None:
         for host in hosts:
-            self.slots.append(self._held.enter_context(self.door.slot(host)))
+            self.slots.append(self._held.enter_context(self.peer_port.slot(host)))
 
     def lost(self) -> list[int]:
         return [at for at, slot in enumerate(self.slots) if slot.is_lost]
@@ -68,19 +68,19 @@ async def test_slots_are_reserved_for_known_peers() -> None:
 
 
 async def test_introduced_peer_frees_its_slot() -> None:
-    door = PeerSlots(set)
+    peer_port = PeerSlots(set)
     for _ in range(3 * SLOTS):
-        with door.slot("192.0.2.1") as slot:
+        with peer_port.slot("192.0.2.1") as slot:
             pass
         assert not slot.is_lost
 
 
 async def test_waiting_in_a_lost_slot_is_cancelled(autojump_clock: trio.testing.MockClock) -> None:
-    door = PeerSlots(set)
+    peer_port = PeerSlots(set)
     ended: list[int] = []
 
     async def wait(number: int) -> None:
-        with door.slot("192.0.2.1"):
+        with peer_port.slot("192.0.2.1"):
             await trio.sleep_forever()
         ended.append(number)
 

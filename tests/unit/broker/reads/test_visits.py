@@ -38,8 +38,8 @@ class Thread:
         return lambda: task.answered(value)
 
 
-class Room:
-    """As a connection has it, with an account."""
+class Capacity:
+    """The capacity of a connection, with an account."""
 
     def __init__(self) -> None:
         self.account = Account(SIZE)
@@ -106,14 +106,14 @@ async def test_so_much_is_asked_in_one_visit(thread: Thread, runner: Runner, wor
 
 @pytest.mark.parametrize("is_stalled", [False, True])
 async def test_late_replies_wake_readers_waiting_for_memory(thread: Thread, runner: Runner, is_stalled: bool) -> None:
-    room = Room()
+    capacity = Capacity()
 
     async def ask() -> None:
         if is_stalled:
             with pytest.raises(Unavailable):
-                await reads.ask(HOST, lambda replica: b"x", 1, room, lambda answer: SIZE)
+                await reads.ask(HOST, lambda replica: b"x", 1, capacity, lambda answer: SIZE)
         else:
-            await reads.ask(HOST, lambda replica: b"x", 1, room, lambda answer: SIZE)
+            await reads.ask(HOST, lambda replica: b"x", 1, capacity, lambda answer: SIZE)
 
     async with trio.open_nursery() as nursery:
         async with trio.open_nursery() as rounds:
@@ -121,17 +121,17 @@ async def test_late_replies_wake_readers_waiting_for_memory(thread: Thread, runn
             nursery.start_soon(ask)
             await wait_all_tasks_blocked()
             answer = thread.visit()
-            assert room.account.is_full
+            assert capacity.account.is_full
             if is_stalled:
                 runner.give_up_queries("it hangs")
             else:
                 rounds.cancel_scope.cancel()
         async with trio.open_nursery() as waiting:
-            waiting.start_soon(room.wait_for_capacity)
+            waiting.start_soon(capacity.wait_for_capacity)
             await wait_all_tasks_blocked()
             answer()
         nursery.cancel_scope.cancel()
-    assert room.account.bytes == 0
+    assert capacity.account.bytes == 0
 
 
 async def test_nothing_keeps_an_answer_that_was_handed_out(thread: Thread, runner: Runner) -> None:

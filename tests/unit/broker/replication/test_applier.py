@@ -49,7 +49,7 @@ class Counter:
         self.failure: ApplyFailure | None = None
         self.careful_until = 0
         self._rows: dict[bytes, bytes] = {}
-        self.half_way: Callable[[], None] = tuple
+        self.midway: Callable[[], None] = tuple
         """Called in the middle of an entry."""
 
     def shut(self, step: Step, error: BaseException, *, index: int | None = None) -> None:
@@ -57,7 +57,7 @@ class Counter:
         self.failure = ApplyFailure.of(error, group=self.store, step=step, index=index, rows_index=rows_index)
 
     def apply(self, index: int, command: bytes, wanted: bool, skip: Skip | None = None) -> list[Any]:
-        self.half_way()
+        self.midway()
         self.applied_index = index
         self._rows.update({b"%d %d %d" % (self.store, index, at): command[:1] for at in range(len(command))})
         return [index]
@@ -85,8 +85,8 @@ class Counter:
 class Bed:
     def __init__(self) -> None:
         self.stores = MemoryStores()
-        self.told: list[Published] = []
-        self.applier = Applier(self.stores, self.told.append)
+        self.sent: list[Published] = []
+        self.applier = Applier(self.stores, self.sent.append)
         self.replicas = [Counter(0), Counter(1)]
 
     def entry(self, group: int = 0, size: int = 1) -> Apply:
@@ -104,7 +104,7 @@ def bed() -> Bed:
 
 def test_entry_result_is_reported_before_anything_is_written(bed: Bed) -> None:
     bed.applier.run([bed.entry()])
-    assert [(told.results, told.statuses) for told in bed.told] == [([(0, 1, [1])], {0: 1})]
+    assert [(sent.results, sent.statuses) for sent in bed.sent] == [([(0, 1, [1])], {0: 1})]
     assert bed.written() == 0
     bed.applier.rest()
     assert bed.written() == 1
@@ -142,7 +142,7 @@ def test_so_are_small_ones_that_copy_large_messages(bed: Bed) -> None:
     for at in range(count):
         message_id = offsets.pack(T, 1, at, 0)
         apply(2 + at, c.Move([((c.TARGET_ID, message_id), T + 60_000, False)]))
-        assert bed.told[-1].results[0][2][0][0][0] == "moved"
+        assert bed.sent[-1].results[0][2][0][0][0] == "moved"
         assert replica.unwritten_bytes < WRITE_ROW_BYTES
     assert replica.unwritten < WRITE_ROWS
 
@@ -151,9 +151,9 @@ def test_what_is_asked_of_no_group_finds_all_written(bed: Bed) -> None:
     found: list[int] = []
     bed.applier.run([bed.entry(0), bed.entry(1)])
     bed.applier.run([Ask(lambda: bed.written(), found.append, 0)])
-    assert [answered(value) for answered, value in bed.told[-1].answers] == [None] and found == [0]
+    assert [answered(value) for answered, value in bed.sent[-1].answers] == [None] and found == [0]
     bed.applier.run([Ask(lambda: bed.written(0) + bed.written(1), found.append)])
-    assert [answered(value) for answered, value in bed.told[-1].answers] == [None] and found == [0, 2]
+    assert [answered(value) for answered, value in bed.sent[-1].answers] == [None] and found == [0, 2]
 
 
 def test_long_entry_yields(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,40 +161,40 @@ def test_long_entry_yields(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     long, other = bed.replicas
     bed.applier.run([bed.entry(0)])
-    assert bed.told.pop().statuses == {0: 1}
+    assert bed.sent.pop().statuses == {0: 1}
 
     def yield_now() -> None:
         bed.applier.other_tasks = lambda: [Apply(1, other, 2, b"x" * WRITE_ROWS, True)]
         bed.applier.yield_now()
-        assert [(told.results, told.statuses) for told in bed.told] == [
+        assert [(sent.results, sent.statuses) for sent in bed.sent] == [
             ([(1, 1, [1])], {1: 1}),
             ([(1, 2, [2])], {1: 2}),
         ]
         assert (bed.written(0), bed.written(1)) == (0, 2), "nothing of an entry that is half done is written"
-        long.half_way = tuple
+        long.midway = tuple
 
     first = Apply(0, long, 2, b"x", True)
-    long.half_way = lambda: setattr(long, "half_way", yield_now)
+    long.midway = lambda: setattr(long, "midway", yield_now)
     bed.applier.run([first, bed.entry(1), Apply(0, long, 3, b"x", True)])
-    assert [(told.results, told.statuses) for told in bed.told[2:]] == [([(0, 2, [2]), (0, 3, [3])], {0: 3})]
-    assert sum(told.applied_bytes for told in bed.told) == 3 + WRITE_ROWS
+    assert [(sent.results, sent.statuses) for sent in bed.sent[2:]] == [([(0, 2, [2]), (0, 3, [3])], {0: 3})]
+    assert sum(sent.applied_bytes for sent in bed.sent) == 3 + WRITE_ROWS
     bed.applier.rest()
     assert (bed.written(0), bed.written(1)) == (3, 2)
 
 
 def test_one_that_does_not_take_long_goes_on(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier, "SLICE_S", 1e9)
-    bed.replicas[0].half_way = bed.applier.yield_now
+    bed.replicas[0].midway = bed.applier.yield_now
     bed.applier.other_tasks = lambda: pytest.fail("nobody is asked")
     bed.applier.run([bed.entry(0)])
-    assert len(bed.told) == 1
+    assert len(bed.sent) == 1
 
 
 def test_entries_yield_up_to_a_maximum_depth(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     bed.replicas = [Counter(number) for number in range(DEPTH + 2)]
     for replica in bed.replicas:
-        replica.half_way = bed.applier.yield_now
+        replica.midway = bed.applier.yield_now
     waiting = [bed.entry(number) for number in range(1, DEPTH + 2)]
     deepest = []
 
@@ -205,8 +205,8 @@ def test_entries_yield_up_to_a_maximum_depth(bed: Bed, monkeypatch: pytest.Monke
     bed.applier.other_tasks = beside
     bed.applier.run([bed.entry(0)])
     assert len(deepest) == DEPTH and len(waiting) == 1
-    told = [number for published in bed.told for number in published.statuses]
-    assert told == [*range(DEPTH, -1, -1)], "the last one that came is through first"
+    sent = [number for published in bed.sent for number in published.statuses]
+    assert sent == [*range(DEPTH, -1, -1)], "the last one that came is through first"
 
 
 def test_query_of_a_group_yields_and_query_without_group_does_not(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_query_of_a_group_yields_and_query_without_group_does_not(bed: Bed, monk
 def test_query_that_yielded_is_answered(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     answers: list[list[Any]] = []
-    asked = Applier(bed.stores, lambda told: answers.append([value for _, value in told.answers]))
+    asked = Applier(bed.stores, lambda sent: answers.append([value for _, value in sent.answers]))
     asked.other_tasks = lambda: [Apply(1, bed.replicas[1], 1, b"x", True)]
     asked.run([Ask(lambda: "first", answers.append, 0), Ask(asked.yield_now, answers.append, 0)])
     assert answers == [["first"], [], [None]]
@@ -257,11 +257,11 @@ def test_no_more_bytes_of_entries_are_half_done(bed: Bed, monkeypatch: pytest.Mo
     monkeypatch.setattr(applier, "UNFINISHED_BYTES", 10)
     bed.replicas = [Counter(number) for number in range(5)]
     for replica in bed.replicas:
-        replica.half_way = bed.applier.yield_now
+        replica.midway = bed.applier.yield_now
     waiting = [bed.entry(number, 4) for number in range(1, 5)]
     bed.applier.other_tasks = lambda: [waiting.pop(0)]
     bed.applier.run([bed.entry(0, 4)])
-    assert [number for published in bed.told for number in published.statuses] == [2, 1, 0]
+    assert [number for published in bed.sent for number in published.statuses] == [2, 1, 0]
     bed.applier.run([bed.entry(0, 4)])
     assert not waiting, "those that are done count no more"
 
@@ -277,11 +277,11 @@ def test_no_answer_comes_before_the_results_that_it_rests_on(bed: Bed, monkeypat
         yield bed.entry(0)
         yield bed.entry(1)
         yield from asked
-        long.half_way = bed.applier.yield_now
+        long.midway = bed.applier.yield_now
         yield bed.entry(0)
 
     bed.applier.run(tasks())
-    assert [(told.results, [value for _, value in told.answers]) for told in bed.told] == [
+    assert [(sent.results, [value for _, value in sent.answers]) for sent in bed.sent] == [
         ([(1, 1, [1])], [2]),
         ([(1, 2, [2])], []),
         ([(0, 1, [1]), (0, 2, [2])], [0, 1]),
@@ -302,7 +302,7 @@ def test_who_always_has_a_long_entry_keeps_no_other_from_its_end(bed: Bed, monke
             bed.applier.yield_now()
 
     for replica in bed.replicas:
-        replica.half_way = work
+        replica.midway = work
 
     def beside() -> Iterator[Apply]:
         nonlocal nested
@@ -335,19 +335,19 @@ def test_an_entry_that_fails_inside_another_shuts_its_own_replica_only(
     def fail() -> None:
         raise NotFound("a fault of the state machine")
 
-    long.half_way, other.half_way = bed.applier.yield_now, fail
+    long.midway, other.midway = bed.applier.yield_now, fail
     bed.applier.other_tasks = lambda: [bed.entry(1)]
     bed.applier.run([bed.entry(0)])
     assert long.failure is None and other.failure is not None
     assert (other.failure.index, other.failure.error) == (1, "NotFound: a fault of the state machine")
-    assert [told.results for told in bed.told if told.results] == [[(0, 1, [1])]]
-    assert [group for told in bed.told for group, _ in told.shut] == [1]
+    assert [sent.results for sent in bed.sent if sent.results] == [[(0, 1, [1])]]
+    assert [group for sent in bed.sent for group, _ in sent.shut] == [1]
 
 
 def test_who_must_not_wait_applies_and_tells_and_leaves_the_rows_to_the_thread(bed: Bed) -> None:
     for _ in range(WRITE_ENTRIES):
         assert bed.applier.run_here([bed.entry()])
-    assert bed.told[-1].results == [(0, WRITE_ENTRIES, [WRITE_ENTRIES])] and not bed.written()
+    assert bed.sent[-1].results == [(0, WRITE_ENTRIES, [WRITE_ENTRIES])] and not bed.written()
     assert not bed.applier.run_here([bed.entry()])
     bed.applier.run([bed.entry()])
     assert bed.written() == WRITE_ENTRIES + 1
@@ -363,7 +363,7 @@ def test_who_must_not_wait_leaves_it_to_the_thread_where_much_is_to_be_written(b
             break
     else:
         pytest.fail("it went on")
-    assert bed.told and not bed.written()
+    assert bed.sent and not bed.written()
 
 
 def test_who_must_not_wait_leaves_what_is_long_or_needs_the_disk_or_is_a_question(bed: Bed) -> None:
@@ -386,7 +386,7 @@ def test_who_must_not_wait_leaves_what_is_long_or_needs_the_disk_or_is_a_questio
 def test_entry_run_on_the_loop_does_not_yield(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     bed.applier.other_tasks = lambda: pytest.fail("it gave way")
-    bed.replicas[0].half_way = bed.applier.yield_now
+    bed.replicas[0].midway = bed.applier.yield_now
     assert bed.applier.run_here([bed.entry()])
 
 

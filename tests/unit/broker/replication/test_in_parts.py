@@ -46,11 +46,11 @@ class OneAfterTheOther:
 
 
 def outcome(host: OneAfterTheOther, command: c.Move | c.Nack) -> Any:
-    told: list[Any] = []
-    submit_in_parts(host, command, told.append, size=1000, work=5000, line="line")
+    results: list[Any] = []
+    submit_in_parts(host, command, results.append, size=1000, work=5000, line="line")
     host.run()
-    assert len(told) == 1
-    return told[0]
+    assert len(results) == 1
+    return results[0]
 
 
 def test_items_that_are_not_done_are_submitted_again_in_their_order() -> None:
@@ -133,5 +133,5 @@ def test_an_item_of_which_a_part_was_done_is_asked_for_what_is_left() -> None:
 
 
 def test_a_lease_that_ends_between_parts_has_lost_what_was_left() -> None:
-    told = outcome(Slicing(ends_after=1), c.Nack([(at, None, 5, "no") for at in range(2)]))
-    assert told == [[[b"a", 1], [b"c", 1], [b"d", 1]], []]
+    results = outcome(Slicing(ends_after=1), c.Nack([(at, None, 5, "no") for at in range(2)]))
+    assert results == [[[b"a", 1], [b"c", 1], [b"d", 1]], []]

@@ -124,8 +124,8 @@ class MetadataBed:
 
     def __init__(self) -> None:
         self.stores = MemoryStores()
-        self.told: list[Published] = []
-        self.applier = Applier(self.stores, self.told.append)
+        self.sent: list[Published] = []
+        self.applier = Applier(self.stores, self.sent.append)
         self.replica = MetadataReplica(self.stores, STORE)
 
     def run(self, log: list[bytes], skip: Skip | None = None) -> None:

@@ -604,12 +604,12 @@ async def test_the_throttle_keeps_its_rate(autojump_clock: trio.testing.MockCloc
 
 async def test_the_throttle_is_shared_first_come_first_served(autojump_clock: trio.testing.MockClock) -> None:
     throttle = Throttle(1000)
-    turns: list[tuple[str, float]] = []
+    finished: list[tuple[str, float]] = []
 
     async def take(name: str, size: int) -> None:
         for _ in range(3):
             await throttle.take(size)
-            turns.append((name, round(trio.current_time() - began, 3)))
+            finished.append((name, round(trio.current_time() - began, 3)))
 
     await throttle.take(1000)
     began = trio.current_time()
@@ -617,8 +617,8 @@ async def test_the_throttle_is_shared_first_come_first_served(autojump_clock: tr
         nursery.start_soon(take, "small", 100)
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(take, "large", 1000)
-    assert [name for name, _ in turns[:3]] == ["small", "large", "small"]
-    assert turns[-1][1] == pytest.approx(1 - BURST_S + 0.3 + 2.0)
+    assert [name for name, _ in finished[:3]] == ["small", "large", "small"]
+    assert finished[-1][1] == pytest.approx(1 - BURST_S + 0.3 + 2.0)
 
 
 async def test_a_pause_saves_up_no_more_than_a_burst(autojump_clock: trio.testing.MockClock) -> None:

@@ -15,7 +15,7 @@ BOUNDS_US = [0, 100_000, 250_000]
 TRUSTED = {"trusted": True, "reason": None, "drift_ms": 0, "median_ms": None}
 
 
-def told(
+def report(
     in_time: int = 0,
     late: int = 0,
     *,
@@ -41,7 +41,7 @@ def of(*nodes: NodeSlo, **missing: str) -> SloReport:
 
 
 def test_nodes_are_summed_up() -> None:
-    found = of(told(900, 4, since_ms=9), told(95, 1, hour=(8, 2)))
+    found = of(report(900, 4, since_ms=9), report(95, 1, hour=(8, 2)))
     assert (found.deliveries, found.late, found.in_time, found.since_ms) == (1000, 5, 0.995, 5)
     assert found.budget_left == 0.5, "one in a hundred may be late, and one in two hundred was"
     assert found.burn_rates == {"1h": 20.0}
@@ -51,11 +51,11 @@ def test_nodes_are_summed_up() -> None:
 
 
 def test_a_budget_that_is_used_up_is_below_nothing() -> None:
-    assert of(told(90, 10)).budget_left == -9.0
+    assert of(report(90, 10)).budget_left == -9.0
 
 
 def test_nothing_delivered_is_no_share() -> None:
-    found = of(told())
+    found = of(report())
     assert (found.deliveries, found.in_time, found.budget_left, found.burn_rates) == (0, None, None, {"1h": None})
     assert found.is_proven
 
@@ -63,10 +63,14 @@ def test_nothing_delivered_is_no_share() -> None:
 @pytest.mark.parametrize(
     ("nodes", "missing", "doubt"),
     [
-        ([told(clock={**TRUSTED, "trusted": False, "reason": "wall"})], {}, "the clock of n1 is not trusted: the wall"),
-        ([told(9, unproven=3)], {}, "3 deliveries of n1 were measured while its clock was not trusted"),
-        ([told()], {"n2": "it cannot be reached"}, "n2 did not report: it cannot be reached"),
-        ([told(), told(lateness_ms=250)], {}, "n2 has a different objective: 99% within 250ms, over 30d"),
+        (
+            [report(clock={**TRUSTED, "trusted": False, "reason": "wall"})],
+            {},
+            "the clock of n1 is not trusted: the wall",
+        ),
+        ([report(9, unproven=3)], {}, "3 deliveries of n1 were measured while its clock was not trusted"),
+        ([report()], {"n2": "it cannot be reached"}, "n2 did not report: it cannot be reached"),
+        ([report(), report(lateness_ms=250)], {}, "n2 has a different objective: 99% within 250ms, over 30d"),
     ],
 )
 def test_what_is_not_proven_is_said(nodes: list[NodeSlo], missing: dict[str, str], doubt: str) -> None:
@@ -75,13 +79,13 @@ def test_what_is_not_proven_is_said(nodes: list[NodeSlo], missing: dict[str, str
 
 
 def test_a_node_that_counts_otherwise_is_not_added_up() -> None:
-    other = told(7, bounds_us=[0, 100_000, 500_000])
-    found = of(told(5), other)
+    other = report(7, bounds_us=[0, 100_000, 500_000])
+    found = of(report(5), other)
     assert found.deliveries == 5 and found.missing.keys() == {"n2"} and not found.is_proven
 
 
 def test_topics_of_all_nodes_are_together_the_worst_first() -> None:
-    found = of(told(topics=[["a", 10, 1], ["b", 5, 0]]), told(topics=[["b", 5, 3]]))
+    found = of(report(topics=[["a", 10, 1], ["b", 5, 0]]), report(topics=[["b", 5, 3]]))
     assert found.topics == [
         {"topic": "b", "deliveries": 10, "late": 3},
         {"topic": "a", "deliveries": 10, "late": 1},
@@ -94,7 +98,7 @@ def test_the_example_of_the_protocol_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "frame", [[0, 7], [0, 7, {}], [0, 7, "x"], [0, 7, {**told()._asdict(), "windows": [[1, [1], 0, 0]]}]]
+    "frame", [[0, 7], [0, 7, {}], [0, 7, "x"], [0, 7, {**report()._asdict(), "windows": [[1, [1], 0, 0]]}]]
 )
 def test_an_answer_that_is_none_is_refused(frame: list[Any]) -> None:
     with pytest.raises(ProtocolError, match="SLO reply"):

@@ -236,11 +236,11 @@ BASE = int.from_bytes(offsets.pack(NOW_MS, 9, 1000, 3), "big")
 
 
 @given(
-    places=st.sets(st.integers(0, 3000), min_size=1, max_size=400),
+    positions=st.sets(st.integers(0, 3000), min_size=1, max_size=400),
     later=st.sets(st.integers(0, 200_000), max_size=20),
 )
-def test_ranges_name_what_they_are_made_of(places: set[int], later: set[int]) -> None:
-    numbers = {BASE + place * OFFSET_STEP for place in places} | {
+def test_ranges_name_what_they_are_made_of(positions: set[int], later: set[int]) -> None:
+    numbers = {BASE + place * OFFSET_STEP for place in positions} | {
         BASE + (1 << 80) + place * OFFSET_STEP for place in later
     }
     rows = ranges_of((number, 1) for number in sorted(numbers, reverse=True))

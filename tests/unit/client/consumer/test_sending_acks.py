@@ -221,13 +221,13 @@ def test_leases_send_with_what_is_held_under_one_lease(with_client: Any) -> None
 
 
 def test_thread_settles_a_refused_ack_differently(with_client: Any) -> None:
-    told: list[str] = []
+    refusals: list[str] = []
 
     def handler(message: Any) -> None:
         try:
             message.ack(then=NEXT).wait(PATIENCE_S)
         except UnknownTopic as error:
-            told.append(error.message)
+            refusals.append(error.message)
             message.dead("nowhere to go").wait(PATIENCE_S)
 
     async def body(server: FakeServer, client: Client) -> None:
@@ -238,6 +238,6 @@ def test_thread_settles_a_refused_ack_differently(with_client: Any) -> None:
             server.deliver(server.subscription(), [b"v"], token=TOKEN)
             await until_holds(lambda: server.nacks)
             tasks.cancel_scope.cancel()
-        assert server.nacks[0].items[0][3] == "nowhere to go" and told == ["there is no topic 'u'"]
+        assert server.nacks[0].items[0][3] == "nowhere to go" and refusals == ["there is no topic 'u'"]
 
     with_client(body)

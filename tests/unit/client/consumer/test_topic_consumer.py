@@ -22,7 +22,7 @@ def sessions_of(subscription: Subscription) -> dict[str, Session]:
     return subscription._consumers["t"].sessions
 
 
-async def told(client: Client, leaders: Sequence[str | None], *servers: FakeServer) -> None:
+async def set_leaders(client: Client, leaders: Sequence[str | None], *servers: FakeServer) -> None:
     """Make the servers report these leaders to the client."""
     for server in servers:
         number = server.topics["t"].number
@@ -49,8 +49,8 @@ def test_what_is_held_stays_while_a_leader_is_not_known(run: Any) -> None:
             await until_holds(lambda: one.subscribed and two.subscribed)
             one.deliver(one.subscription(), [b"a"], token=TOKEN, last=True)
             (message,) = await take(subscription, 1)
-            await told(client, [None, "n2"], one, two)
-            await told(client, ["n1", "n2"], one, two)
+            await set_leaders(client, [None, "n2"], one, two)
+            await set_leaders(client, ["n1", "n2"], one, two)
             one.deliver(one.subscription(), [b"b"], token=TOKEN + 1, last=True)
             (other,) = await take(subscription, 1)
             await message.ack()
@@ -66,7 +66,7 @@ def test_a_node_that_ceases_to_lead_is_left(run: Any) -> None:
     async def main() -> None:
         async with two_nodes() as (one, two, client), client.subscribe("t", group="g", credit=4) as subscription:
             await until_holds(lambda: one.subscribed and two.subscribed)
-            await told(client, ["n2", "n2"], one, two)
+            await set_leaders(client, ["n2", "n2"], one, two)
             subscribed = one.subscription()
             subscribed.connection.send(encode_error(subscribed.request.subscription_id, NotLeader("n2 leads it")))
             await until_holds(lambda: list(sessions_of(subscription)) == ["n2"])
@@ -99,13 +99,13 @@ def test_a_node_that_leads_nothing_is_given_nothing_of_what_quick_work_may_hold(
     async def main() -> None:
         async with two_nodes() as (one, two, client), client.subscribe("t", group="g") as subscription:
             await until_holds(lambda: one.subscribed and two.subscribed)
-            await told(client, ["n2", "n2"], one, two)
+            await set_leaders(client, ["n2", "n2"], one, two)
             await until_holds(lambda: sessions_of(subscription)["n1"].credit.is_retired)
             assert subscription._intake.prefetch is not None
             subscription._intake.prefetch.extra = 100
             subscription._intake.give_credit()
             assert [sessions_of(subscription)[name].credit.target for name in ("n1", "n2")] == [0, 110]
-            await told(client, ["n1", "n2"], one, two)
+            await set_leaders(client, ["n1", "n2"], one, two)
             await until_holds(lambda: not sessions_of(subscription)["n1"].credit.is_retired)
             assert [sessions_of(subscription)[name].credit.target for name in ("n1", "n2")] == [55, 55]
 

@@ -164,7 +164,7 @@ def test_a_handler_that_takes_too_long_is_cancelled_and_its_message_nacked(with_
 def test_slow_synchronous_handler_keeps_its_slot(with_client: Any, caplog: Any) -> None:
     go = threading.Event()
     begun: list[bytes] = []
-    told: list[str] = []
+    reported: list[str] = []
 
     def handler(message: ThreadedMessage) -> None:
         begun.append(message.value)
@@ -174,7 +174,7 @@ def test_slow_synchronous_handler_keeps_its_slot(with_client: Any, caplog: Any) 
             try:
                 message.ack()
             except InvalidRequest as error:
-                told.append(str(error))
+                reported.append(str(error))
             raise ValueError("too late to matter")
 
     async def body(server: FakeServer, client: Client) -> None:
@@ -188,7 +188,7 @@ def test_slow_synchronous_handler_keeps_its_slot(with_client: Any, caplog: Any) 
         assert begun == [b"hangs", b"next"]
 
     with_client(body)
-    assert told == ["the message was nacked already, it cannot be acked"]
+    assert reported == ["the message was nacked already, it cannot be acked"]
     assert "goes on in its thread, which cannot be cancelled" in caplog.text
 
 

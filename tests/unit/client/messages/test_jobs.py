@@ -54,11 +54,11 @@ def test_cancel_all_with_progress(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         await fill(client, 20)
         server.job_step = 3
-        told: list[JobResult] = []
-        result = await client.messages("t").cancel_all(progress=told.append)
+        reported: list[JobResult] = []
+        result = await client.messages("t").cancel_all(progress=reported.append)
         assert result == (20, 20, 0) and left(server) == []
-        assert told[0] == (20, 0, 0) and told[-1] == result and len(told) > 3
-        assert [one.done for one in told] == sorted(one.done for one in told)
+        assert reported[0] == (20, 0, 0) and reported[-1] == result and len(reported) > 3
+        assert [one.done for one in reported] == sorted(one.done for one in reported)
         starts = server.of_type(Type.JOB_START)
         assert {frame[3] for frame in starts} == {0, 1, 2} and len({frame[4] for frame in starts}) == 1
         assert starts[0][5:] == ["cancel", {"from_ms": 0, "until_ms": 2**48 - 1, "key_prefix": None, "dry_run": False}]
@@ -282,9 +282,9 @@ def test_dead_letters(with_client: Any) -> None:
         assert await dead.redrive(reason="expired", rate=5, dry_run=True) == (4, 0, 0)
         assert {frame[6]["rate"] for frame in server.of_type(Type.JOB_START)} == {3}
         assert await dead.redrive(reason="expired") == (4, 4, 0)
-        told: list[JobResult] = []
-        assert await dead.purge(progress=told.append) == (5, 5, 0)
-        assert told and await dead.counts() == {} and len(left(server)) == 7
+        reported: list[JobResult] = []
+        assert await dead.purge(progress=reported.append) == (5, 5, 0)
+        assert reported and await dead.counts() == {} and len(left(server)) == 7
         for use in (lambda: dead.list(reason="old"), lambda: dead.list(limit=True)):
             with pytest.raises(InvalidRequest):
                 use()

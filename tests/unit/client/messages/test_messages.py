@@ -170,18 +170,18 @@ def test_updates_that_are_not_done_at_once_are_asked_for_again(with_client: Any)
         ids = [await client.produce("t", b"v", delay="1h") for _ in range(5)]
         server.updates_at_once = 2
         await messages.cancel(ids[1])
-        told: dict[str, str] = {}
+        reported: dict[str, str] = {}
 
         async def change(one: str) -> None:
             try:
-                told[one] = await messages.update(one, headers={"of": one})
+                reported[one] = await messages.update(one, headers={"of": one})
             except NotFound as error:
-                told[one] = error.code
+                reported[one] = error.code
 
         async with anyio.create_task_group() as tasks:
             for one in ids:
                 tasks.start_soon(change, one)
-        assert told == {one: one for one in ids} | {ids[1]: "NOT_FOUND"}
+        assert reported == {one: one for one in ids} | {ids[1]: "NOT_FOUND"}
         assert [(await messages.get(one)).headers for one in ids[2:]] == [{"of": one} for one in ids[2:]]
         asked = [[offsets.to_text(item[0][1]) for item in frame[4]] for frame in server.of_type(Type.MOVE)]
         assert [sorted(some) for some in asked] == [ids, sorted(asked[0][2:]), asked[0][4:]]

@@ -35,10 +35,10 @@ def test_hot_methods_spell_out_the_options(method: Callable[..., Any]) -> None:
     assert list(listed(method).items()) == list(DEFINED.items())
 
 
-@pytest.mark.parametrize("face", [sandq.Client, sandq.Producer, sandq.sync.Client, sandq.sync.Producer])
-def test_signatures_list_the_options(face: Any) -> None:
-    for name in {"produce", "send", "send_many"} & set(dir(face)):
-        method = getattr(face, name)
+@pytest.mark.parametrize("api", [sandq.Client, sandq.Producer, sandq.sync.Client, sandq.sync.Producer])
+def test_signatures_list_the_options(api: Any) -> None:
+    for name in {"produce", "send", "send_many"} & set(dir(api)):
+        method = getattr(api, name)
         assert list(listed(method).items()) == list(DEFINED.items()), name
         kinds = {each.kind for each in inspect.signature(method).parameters.values()}
         assert inspect.Parameter.VAR_KEYWORD not in kinds, name

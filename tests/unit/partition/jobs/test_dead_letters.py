@@ -38,9 +38,9 @@ def dead_bench(*values: str, **settings: Any) -> tuple[Bench, list[bytes]]:
 
 
 def why(bench: Bench, message_id: bytes, group: int = 0) -> dict[str, Any]:
-    told = PartitionQueries(bench.machine, bench.view).why(by_id(message_id))
-    assert told is not None
-    shown: dict[str, Any] = told["groups"][group]
+    described = PartitionQueries(bench.machine, bench.view).why(by_id(message_id))
+    assert described is not None
+    shown: dict[str, Any] = described["groups"][group]
     return shown
 
 
@@ -244,29 +244,29 @@ class TestLives:
             if restart:
                 bench.restart()
 
-        def told() -> tuple[str, list[tuple[int, str | None]], list[list[Any]]]:
+        def described() -> tuple[str, list[tuple[int, str | None]], list[list[Any]]]:
             go_on()
             group = why(bench, one)
             return group["state"], [(row[0], row[5]) for row in group["history"]], group.get("lives", [])
 
         bench.nack(bench.one(at=0).token, at=1, error="e1")
         bench.nack(bench.one(at=20).token, at=21, error="e2")
-        assert told() == ("dead", [(1, "e1"), (2, "e2")], [])
+        assert described() == ("dead", [(1, "e1"), (2, "e2")], [])
         if by == "id":
             bench.apply(30, c.RedriveDead("g", [one]))
         else:
             bench.job("redrive", at=30)
         life = [[1, 2, 2, "nacked", "e2", T + 21, T + 30]]
-        assert told() == ("ready", [(1, "e1"), (2, "e2")], life)
+        assert described() == ("ready", [(1, "e1"), (2, "e2")], life)
         lease = bench.one(at=40)
         assert lease.attempt == 1, "attempts count anew"
-        assert told() == ("leased", [(1, "e1"), (2, "e2")], life)
+        assert described() == ("leased", [(1, "e1"), (2, "e2")], life)
         bench.nack(lease.token, at=41, error="e3")
-        assert told() == ("waiting", [(1, "e1"), (2, "e2"), (1, "e3")], life)
+        assert described() == ("waiting", [(1, "e1"), (2, "e2"), (1, "e3")], life)
         lease = bench.one(at=60)
-        assert (lease.attempt, told()) == (2, ("leased", [(1, "e1"), (2, "e2"), (1, "e3")], life))
+        assert (lease.attempt, described()) == (2, ("leased", [(1, "e1"), (2, "e2"), (1, "e3")], life))
         bench.nack(lease.token, at=61, error="e4")
-        assert told() == ("dead", [(1, "e1"), (2, "e2"), (1, "e3"), (2, "e4")], life)
+        assert described() == ("dead", [(1, "e1"), (2, "e2"), (1, "e3"), (2, "e4")], life)
         page, _ = PartitionQueries(bench.machine, bench.view).dead_page("g", None, 10, None, True)
         assert [(row[0], row[5]) for row in page[0]["history"]] == [(1, "e1"), (2, "e2"), (1, "e3"), (2, "e4")]
         assert (page[0]["attempts"], page[0]["error"], page[0]["lives"]) == (2, "e4", life)

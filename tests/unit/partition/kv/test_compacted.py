@@ -267,7 +267,7 @@ class TestCompaction:
             ("k1", "2"),
         ]
 
-    def told(self, bench: KeyBench) -> dict[str, str]:
+    def replayed_state(self, bench: KeyBench) -> dict[str, str]:
         """Return the state of a reader that has read the whole log."""
         replayed = {key: value for _, key, value in bench.log()}
         return {key: value for key, value in replayed.items() if value is not None}
@@ -278,7 +278,7 @@ class TestCompaction:
         bench.write(*[(f"k{n}", "1") for n in range(20)])
         bench.set("k0", None, at=1)
         self.compact(bench, at=4 * HOUR)
-        assert self.told(bench) == bench.all() and "k0" not in bench.all()
+        assert self.replayed_state(bench) == bench.all() and "k0" not in bench.all()
 
     def test_deletion_stays_while_a_reader_holds_the_deleted_value(self) -> None:
         bench = KeyBench(tombstone_retention="2h", lease="12h")

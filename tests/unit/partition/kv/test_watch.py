@@ -18,7 +18,7 @@ HOUR = 3_600_000
 Seen = tuple[str, str | None]
 
 
-def look(
+def watch_page(
     bench: KeyBench,
     after: bytes | None = offsets.FIRST,
     *,
@@ -54,23 +54,23 @@ def messages(piece: Piece) -> list[tuple[bytes, str, str | None]]:
 def test_every_change_in_its_order() -> None:
     bench = KeyBench()
     bench.write(("a", "1"), ("b", "1"))
-    now = look(bench, None)
+    now = watch_page(bench, None)
     assert seen(now) == [] and not now.is_behind
     bench.set("a", "2", at=5)
     bench.set("b", None, at=5)
-    assert seen(look(bench)) == [("a", "1"), ("b", "1"), ("a", "2"), ("b", None)]
-    later = look(bench, now.through)
+    assert seen(watch_page(bench)) == [("a", "1"), ("b", "1"), ("a", "2"), ("b", None)]
+    later = watch_page(bench, now.through)
     assert seen(later) == [("a", "2"), ("b", None)]
-    assert seen(look(bench, later.through)) == []
+    assert seen(watch_page(bench, later.through)) == []
     bench.set("c", "1", at=5)
-    assert seen(look(bench, later.through)) == [("c", "1")], "also in the millisecond in which it was looked"
+    assert seen(watch_page(bench, later.through)) == [("c", "1")], "also in the millisecond in which it was looked"
 
 
 def test_behind_a_version() -> None:
     bench = KeyBench()
     base, _ = bench.write(("a", "1"), ("b", "1"), ("c", "1"))
-    assert seen(look(bench, offsets.shift(base, 1))) == [("c", "1")]
-    assert seen(look(bench, offsets.shift(base, 2))) == []
+    assert seen(watch_page(bench, offsets.shift(base, 1))) == [("c", "1")]
+    assert seen(watch_page(bench, offsets.shift(base, 2))) == []
 
 
 def test_a_range_of_keys() -> None:
@@ -78,12 +78,12 @@ def test_a_range_of_keys() -> None:
     base, _ = bench.write(("a", "1"), ("b1", "1"), ("c", "1"), ("b2", None), headers=[None, b"\x80", None, None])
     bench.set("a", "2")
     bench.set("b1", "2")
-    found = look(bench, start="b", stop="c")
+    found = watch_page(bench, start="b", stop="c")
     assert seen(found) == [("b1", "1"), ("b2", None), ("b1", "2")]
     (first, _, _), (second, _, _) = messages(found.pieces[0])
     assert (first, second) == (offsets.shift(base, 1), offsets.shift(base, 3)), "each with its own version"
     assert Batch.parse(found.pieces[0].batch).bytes_column(Column.HEADERS) == [b"\x80", None]
-    nothing = look(bench, start="x")
+    nothing = watch_page(bench, start="x")
     assert seen(nothing) == [] and nothing.through >= found.through, "it was looked at all the same"
 
 
@@ -93,7 +93,7 @@ def test_only_what_is_the_last_of_its_key() -> None:
     bench.set("c", "1")
     bench.set("c", None)
     bench.set("b", "2")
-    assert seen(look(bench, every=False)) == [("a", "2"), ("c", None), ("b", "2")]
+    assert seen(watch_page(bench, every=False)) == [("a", "2"), ("c", None), ("b", "2")]
 
 
 def test_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,16 +101,16 @@ def test_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(7):
         bench.set(f"k{n}", str(n))
     found: list[Seen] = []
-    part = look(bench, limit=3)
+    part = watch_page(bench, limit=3)
     while True:
         found += seen(part)
         assert len(seen(part)) <= 3
         if not part.is_behind:
             break
-        part = look(bench, part.through, limit=3)
+        part = watch_page(bench, part.through, limit=3)
     assert found == [(f"k{n}", str(n)) for n in range(7)]
     monkeypatch.setattr(module, "LOOKED_AT", 2)
-    part = look(bench, start="k6")
+    part = watch_page(bench, start="k6")
     assert seen(part) == [] and part.is_behind, "what is looked at is bounded, too"
 
 
@@ -127,19 +127,19 @@ def test_late_watcher_gets_an_error() -> None:
     bench.set("b", "1", at=2)
     compacted(bench, HOUR)
     assert [key for _, key, _ in bench.log()] == ["a", "b"]
-    found = look(bench)
+    found = watch_page(bench)
     assert seen(found) == [("a", "2"), ("b", "1")], "who begins at the beginning misses nothing that it could want"
-    assert seen(look(bench, first)) == [("a", "2"), ("b", "1")], "behind that nothing is gone"
+    assert seen(watch_page(bench, first)) == [("a", "2"), ("b", "1")], "behind that nothing is gone"
     before = offsets.pack(offsets.deliver_ms(first) - 1, 0, 0, 0)
     with pytest.raises(HistoryGone, match="they were compacted"):
-        look(bench, before)
-    assert seen(look(bench, before, every=False)) == [("a", "2"), ("b", "1")]
-    assert seen(look(bench, before, mark=found.mark)) == [("a", "2"), ("b", "1")], "it was gone before, too"
+        watch_page(bench, before)
+    assert seen(watch_page(bench, before, every=False)) == [("a", "2"), ("b", "1")]
+    assert seen(watch_page(bench, before, mark=found.mark)) == [("a", "2"), ("b", "1")], "it was gone before, too"
     bench.set("a", "3", at=2 * HOUR)
     compacted(bench, 3 * HOUR)
     with pytest.raises(HistoryGone):
-        look(bench, first, mark=found.mark)
-    assert seen(look(bench, last)) == [("b", "1"), ("a", "3")]
+        watch_page(bench, first, mark=found.mark)
+    assert seen(watch_page(bench, last)) == [("b", "1"), ("a", "3")]
 
 
 def test_deletions_that_were_forgotten_are_missed_by_who_knew_the_value() -> None:
@@ -148,14 +148,14 @@ def test_deletions_that_were_forgotten_are_missed_by_who_knew_the_value() -> Non
     bench.set("a", None, at=1)
     bench.set("b", "1", at=2)
     compacted(bench, HOUR)
-    assert seen(look(bench, first, every=False)) == [("a", None), ("b", "1")], "it is kept for a day"
-    began = look(bench, every=False)
+    assert seen(watch_page(bench, first, every=False)) == [("a", None), ("b", "1")], "it is kept for a day"
+    began = watch_page(bench, every=False)
     compacted(bench, 30 * HOUR)
     with pytest.raises(HistoryGone):
-        look(bench, first, every=False)
+        watch_page(bench, first, every=False)
     with pytest.raises(HistoryGone):
-        look(bench, first, mark=began.mark, every=False)
-    assert seen(look(bench, every=False)) == [("b", "1")]
+        watch_page(bench, first, mark=began.mark, every=False)
+    assert seen(watch_page(bench, every=False)) == [("b", "1")]
 
 
 def test_where_a_watcher_has_looked_to_survives_a_restart() -> None:
@@ -163,10 +163,10 @@ def test_where_a_watcher_has_looked_to_survives_a_restart() -> None:
     bench.set("a", "1")
     bench.set("a", "2", at=1)
     compacted(bench, HOUR)
-    mark = look(bench).mark
+    mark = watch_page(bench).mark
     assert mark > offsets.FIRST
     bench.restart()
-    assert look(bench).mark == mark
+    assert watch_page(bench).mark == mark
     assert bench.get("a", at=HOUR) == "2"
 
 
@@ -176,16 +176,16 @@ def test_removal_below_an_earlier_removal_is_reported() -> None:
     bench.set("a", "1", at=1)
     bench.set("a", "2", at=2)
     compacted(bench, HOUR)
-    began = look(bench, limit=1)
+    began = watch_page(bench, limit=1)
     assert seen(began) == [("early", "1")] or began.is_behind
-    first = look(bench, limit=1)
+    first = watch_page(bench, limit=1)
     bench.set("early", "2", at=2 * HOUR)
     bench.set("early", "3", at=2 * HOUR + 1)
     compacted(bench, 3 * HOUR)
-    assert look(bench).mark > first.mark, "early=1 stood below a=1, which went before"
+    assert watch_page(bench).mark > first.mark, "early=1 stood below a=1, which went before"
     before = offsets.pack(offsets.deliver_ms(first.through) - 1, 0, 0, 0)
     with pytest.raises(HistoryGone):
-        look(bench, before, mark=first.mark)
+        watch_page(bench, before, mark=first.mark)
 
 
 def test_who_watches_one_key_has_missed_nothing_when_it_was_not_written() -> None:
@@ -195,12 +195,12 @@ def test_who_watches_one_key_has_missed_nothing_when_it_was_not_written() -> Non
         bench.set("b", str(n), at=1 + n)
     compacted(bench, HOUR)
     with pytest.raises(HistoryGone):
-        look(bench, version)
+        watch_page(bench, version)
     for every in (True, False):
-        assert seen(look(bench, version, start="a", stop="a\0", every=every)) == []
+        assert seen(watch_page(bench, version, start="a", stop="a\0", every=every)) == []
     bench.set("a", "2", at=2 * HOUR)
     bench.set("b", "6", at=2 * HOUR)
-    assert seen(look(bench, version, start="a", stop="a\0", every=False)) == [("a", "2")]
+    assert seen(watch_page(bench, version, start="a", stop="a\0", every=False)) == [("a", "2")]
 
 
 @pytest.mark.parametrize(("limit", "max_bytes"), [(1, ALL), (2, ALL), (ALL, 1), (ALL, ALL)])
@@ -208,30 +208,30 @@ def test_watcher_of_some_keys_scans_many_and_gets_few(limit: int, max_bytes: int
     bench = KeyBench()
     for number in range(10):
         bench.write(*[(f"{'b' if at % 10 == number else 'a'}{number}", f"{at}") for at in range(40)])
-    told: list[Seen] = []
+    reported: list[Seen] = []
     after, looks = offsets.FIRST, 0
     while True:
         asked = Watch(after, None, True, b"b", None)
         found = changes(bench.machine, asked, limit, max_bytes, bench.view)
-        told += seen(found)
+        reported += seen(found)
         after = found.through
         if not found.pieces:
             break
         looks += 1
         assert sum([piece.count for piece in found.pieces]) <= limit
-    assert told == [(f"b{number}", f"{at}") for number in range(10) for at in range(number, 40, 10)]
+    assert reported == [(f"b{number}", f"{at}") for number in range(10) for at in range(number, 40, 10)]
     assert looks == {(1, ALL): 40, (2, ALL): 20, (ALL, 1): 10, (ALL, ALL): 1}[limit, max_bytes]
-    assert look(bench, offsets.FIRST, start="c", limit=1).through >= after, "nothing of it is wanted: one look"
+    assert watch_page(bench, offsets.FIRST, start="c", limit=1).through >= after, "nothing of it is wanted: one look"
 
 
 def test_watch_page_yields() -> None:
     bench = KeyBench()
     for number in range(4):
         bench.write(*[(f"{number}{at}", "x") for at in range(3 * SLICE_ITEMS)])
-    gave_way: list[bool] = []
-    bench.machine.shared.yield_now = lambda: gave_way.append(True)
-    assert len(seen(look(bench, every=False, start="0"))) == 12 * SLICE_ITEMS
-    assert len(gave_way) >= 4 * 3
+    yielded: list[bool] = []
+    bench.machine.shared.yield_now = lambda: yielded.append(True)
+    assert len(seen(watch_page(bench, every=False, start="0"))) == 12 * SLICE_ITEMS
+    assert len(yielded) >= 4 * 3
 
 
 def test_watch_page_that_ends_early_leaves_nothing_behind() -> None:
@@ -239,5 +239,5 @@ def test_watch_page_that_ends_early_leaves_nothing_behind() -> None:
     bench = KeyBench()
     bench.write(*[(f"a{at}", "x" * 1000) for at in range(10)])
     bench.set("b", "1")
-    assert len(seen(look(bench, start="a", limit=1))) == 1
+    assert len(seen(watch_page(bench, start="a", limit=1))) == 1
     assert not bench.machine.log.reader._ahead

@@ -247,15 +247,15 @@ class TestSnoozed:
     def test_why_tells_how_often(self) -> None:
         bench = bench_of()
         made, _ = bench.append("a")
-        assert "snoozes" not in _told(bench, made)
+        assert "snoozes" not in _why(bench, made)
         bench.snooze(bench.one(at=1).token, at=2, delay=0, error="429")
-        told = _told(bench, made)
+        told = _why(bench, made)
         assert (told["snoozes"], told["attempt"], told["error"]) == (1, 0, "429")
         bench.one(at=3)
-        assert (_told(bench, made)["snoozes"], _told(bench, made)["attempt"]) == (1, 1)
+        assert (_why(bench, made)["snoozes"], _why(bench, made)["attempt"]) == (1, 1)
 
 
-def _told(bench: Bench, offset: bytes) -> dict[str, Any]:
+def _why(bench: Bench, offset: bytes) -> dict[str, Any]:
     """Return the result of `why` for a message in the group."""
     shown = PartitionQueries(bench.machine, bench.view).why([c.TARGET_ID, offset])
     assert shown is not None
@@ -295,7 +295,7 @@ def test_no_attempt_begins_before_its_message_was_due() -> None:
     lease = bench.one(at=45, ahead=5)
     assert lease.leased_ms == T + 45
     bench.nack(lease.token, at=60, delay=0, error="no")
-    assert [row[2] for row in _told(bench, made)["history"]] == [T + 50]
+    assert [row[2] for row in _why(bench, made)["history"]] == [T + 50]
     again = bench.one(at=70)
     bench.nack(again.token, at=80, delay=0, error="no")
-    assert [row[2] for row in _told(bench, made)["history"]] == [T + 50, T + 70]
+    assert [row[2] for row in _why(bench, made)["history"]] == [T + 50, T + 70]

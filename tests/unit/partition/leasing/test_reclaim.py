@@ -237,10 +237,10 @@ def test_why_says_how_often_its_consumer_came_back() -> None:
     offset = bench.put("m")
     leased(bench, 1)
 
-    def told() -> dict[str, object]:
+    def reported() -> dict[str, object]:
         (group,) = PartitionQueries(bench.machine, bench.view).why(by_id(offset))["groups"]
         return dict(group)
 
-    assert "reclaims" not in told()
+    assert "reclaims" not in reported()
     come_back(bench, 2)
-    assert told()["reclaims"] == 2
+    assert reported()["reclaims"] == 2

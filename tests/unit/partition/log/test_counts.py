@@ -220,8 +220,8 @@ def test_forecast_yields_after_each_hour() -> None:
     bench = Bench()
     for hour in range(30):
         bench.append("x", due=[hour * HOUR_MS])
-    gave_way: list[bool] = []
-    bench.machine.shared.yield_now = lambda: gave_way.append(True)
+    yielded: list[bool] = []
+    bench.machine.shared.yield_now = lambda: yielded.append(True)
     buckets, later = PartitionQueries(bench.machine, bench.view).forecast(3600, 20, T)
     assert sum(messages for _, messages in buckets) + later in (29, 30) and len(buckets) == 20
-    assert len(gave_way) >= 20
+    assert len(yielded) >= 20

@@ -22,7 +22,7 @@ def hold(bench: Bench, offset: bytes | None, *, at: int = 0, ttl: int = HOUR, na
     return bench.apply(at, c.Hold(name, offset, ttl))[0]
 
 
-def look_after(bench: Bench, start: int, stop: int) -> None:
+def run_upkeep(bench: Bench, start: int, stop: int) -> None:
     """Propose an upkeep whenever one is due, as a leader does."""
     at = start
     for _ in range(10_000):
@@ -58,7 +58,7 @@ class TestLife:
         bench = Bench()
         _, second, third, fourth = acked(bench, "a", "b", "c", "d")
         assert hold(bench, second) == offsets.FIRST, "nothing is trimmed yet"
-        look_after(bench, 0, MINUTE)
+        run_upkeep(bench, 0, MINUTE)
         assert held(bench) == [third, fourth]
         assert bench.status().trimmed == second
 
@@ -66,9 +66,9 @@ class TestLife:
         bench = Bench()
         (only,) = acked(bench, "a")
         hold(bench, offsets.FIRST, ttl=HOUR)
-        look_after(bench, 0, HOUR - 1)
+        run_upkeep(bench, 0, HOUR - 1)
         assert held(bench) == [only] and bench.status().upkeep_ms == T + HOUR
-        look_after(bench, HOUR - 1, HOUR)
+        run_upkeep(bench, HOUR - 1, HOUR)
         assert held(bench) == [] and bench.status().holds == () and bench.rows(rows.HOLD) == []
         assert (bench.status().upkeep_ms or FOREVER_MS) > T + 100 * HOUR, "nothing more is to be done"
 
@@ -76,27 +76,27 @@ class TestLife:
         bench = Bench()
         first, second, third = acked(bench, "a", "b", "c")
         hold(bench, first, ttl=HOUR)
-        look_after(bench, 0, MINUTE)
+        run_upkeep(bench, 0, MINUTE)
         assert held(bench) == [second, third]
         assert hold(bench, second, at=HOUR // 2, ttl=HOUR) == first, "up to there it is trimmed"
-        look_after(bench, HOUR // 2, HOUR + 1)
+        run_upkeep(bench, HOUR // 2, HOUR + 1)
         assert held(bench) == [third]
-        look_after(bench, HOUR, HOUR + HOUR // 2)
+        run_upkeep(bench, HOUR, HOUR + HOUR // 2)
         assert held(bench) == []
 
     def test_released_it_keeps_nothing(self) -> None:
         bench = Bench()
         acked(bench, "a")
         hold(bench, offsets.FIRST)
-        look_after(bench, 0, MINUTE)
+        run_upkeep(bench, 0, MINUTE)
         hold(bench, None, at=MINUTE)
-        look_after(bench, MINUTE, MINUTE)
+        run_upkeep(bench, MINUTE, MINUTE)
         assert held(bench) == [] and bench.status().holds == () and bench.rows(rows.HOLD) == []
 
     def test_released_again_it_is_released(self) -> None:
         bench = Bench()
         (only,) = acked(bench, "a")
-        look_after(bench, 0, 0)
+        run_upkeep(bench, 0, 0)
         assert hold(bench, None) == only
         assert hold(bench, None) == only
 
@@ -104,12 +104,12 @@ class TestLife:
         bench = Bench()
         first, second, third = acked(bench, "a", "b", "c")
         hold(bench, first)
-        look_after(bench, 0, MINUTE)
+        run_upkeep(bench, 0, MINUTE)
         assert hold(bench, offsets.FIRST, at=MINUTE) == first, "who asks sees that it lost what is trimmed"
-        look_after(bench, MINUTE, 2 * MINUTE)
+        run_upkeep(bench, MINUTE, 2 * MINUTE)
         assert held(bench) == [second, third]
         hold(bench, third, at=2 * MINUTE)
-        look_after(bench, 2 * MINUTE, 3 * MINUTE)
+        run_upkeep(bench, 2 * MINUTE, 3 * MINUTE)
         assert held(bench) == []
 
     def test_the_lowest_of_several_counts(self) -> None:
@@ -117,9 +117,9 @@ class TestLife:
         first, second, third = acked(bench, "a", "b", "c")
         hold(bench, second, name="fast")
         hold(bench, first, name="slow", ttl=MINUTE)
-        look_after(bench, 0, MINUTE - 1)
+        run_upkeep(bench, 0, MINUTE - 1)
         assert held(bench) == [second, third]
-        look_after(bench, MINUTE, MINUTE)
+        run_upkeep(bench, MINUTE, MINUTE)
         assert held(bench) == [third]
         assert [one.name for one in bench.status().holds] == ["fast"]
 
@@ -138,19 +138,19 @@ class TestLife:
         assert len(before) == 2
         bench.restart()
         assert bench.status().holds == before and bench.status().upkeep_ms == T
-        look_after(bench, 0, HOUR - 1)
+        run_upkeep(bench, 0, HOUR - 1)
         assert held(bench) == [second]
         bench.restart()
-        look_after(bench, HOUR, HOUR)
+        run_upkeep(bench, HOUR, HOUR)
         assert held(bench) == [] and len(bench.status().holds) == 1
 
     def test_an_idle_partition_with_a_hold_asks_for_nothing_meanwhile(self) -> None:
         bench = Bench()
         acked(bench, "a")
         hold(bench, offsets.FIRST, ttl=HOUR)
-        look_after(bench, 0, MINUTE)
+        run_upkeep(bench, 0, MINUTE)
         steps = bench.index
-        look_after(bench, MINUTE, HOUR - 1)
+        run_upkeep(bench, MINUTE, HOUR - 1)
         assert bench.index == steps
 
 
@@ -208,45 +208,45 @@ class TestKinds:
         bench = Bench(delete_on_ack=False, retain="10m")
         first, second = appended(bench, "a", "b")
         hold(bench, first, ttl=2 * HOUR)
-        look_after(bench, 0, HOUR)
+        run_upkeep(bench, 0, HOUR)
         assert held(bench) == [second]
-        look_after(bench, HOUR, 2 * HOUR + 2 * MINUTE)
+        run_upkeep(bench, HOUR, 2 * HOUR + 2 * MINUTE)
         assert held(bench) == []
 
     def test_by_size(self) -> None:
         bench = Bench(delete_on_ack=False, retain_bytes="1MiB")
         found = [bench.append("x" * 100_000, at=n)[0] for n in range(20)]
         hold(bench, found[3], at=20, ttl=HOUR)
-        look_after(bench, 20, MINUTE)
+        run_upkeep(bench, 20, MINUTE)
         assert held(bench) == found[4:]
-        look_after(bench, MINUTE, HOUR + MINUTE)
+        run_upkeep(bench, MINUTE, HOUR + MINUTE)
         assert held(bench) == found[10:]
 
     def test_by_retention_after_the_ack(self) -> None:
         bench = Bench(retention="10m")
         first, second = acked(bench, "a", "b")
         hold(bench, first, ttl=2 * HOUR)
-        look_after(bench, 0, 2 * HOUR - 1)
+        run_upkeep(bench, 0, 2 * HOUR - 1)
         assert held(bench) == [second]
-        look_after(bench, 2 * HOUR, 2 * HOUR + MINUTE)
+        run_upkeep(bench, 2 * HOUR, 2 * HOUR + MINUTE)
         assert held(bench) == [], "not for another retention"
 
     def test_without_any_group_it_keeps_what_stays_anyway(self) -> None:
         bench = Bench()
         (only,) = appended(bench, "a")
         hold(bench, only)
-        look_after(bench, 0, HOUR)
+        run_upkeep(bench, 0, HOUR)
         assert held(bench) == [only] and bench.status().holds == ()
         bench.open(at=HOUR)
         bench.ack(bench.one(at=HOUR).token, at=HOUR)
-        look_after(bench, HOUR, HOUR)
+        run_upkeep(bench, HOUR, HOUR)
         assert held(bench) == []
 
     def test_for_ever(self) -> None:
         bench = Bench(delete_on_ack=False)
         (only,) = acked(bench, "a")
         hold(bench, offsets.FIRST, ttl=MINUTE)
-        look_after(bench, 0, HOUR)
+        run_upkeep(bench, 0, HOUR)
         assert held(bench) == [only] and bench.status().holds == ()
 
     def test_a_batch_with_the_hold_within_it_stays_whole(self) -> None:
@@ -257,10 +257,10 @@ class TestKinds:
         bench.cancel(offsets.shift(base, 3))
         bench.ack(bench.one().token)
         hold(bench, offsets.shift(base, 2))
-        look_after(bench, 0, MINUTE)
+        run_upkeep(bench, 0, MINUTE)
         assert bench.status().messages == 3 and bench.status().trimmed == offsets.FIRST
         hold(bench, offsets.shift(base, 3), at=MINUTE)
-        look_after(bench, MINUTE, MINUTE)
+        run_upkeep(bench, MINUTE, MINUTE)
         assert bench.status().messages == 0
 
     def test_a_hold_between_tombstones(self) -> None:
@@ -272,7 +272,7 @@ class TestKinds:
         bench.append("d")
         bench.ack(bench.one(at=1).token, at=1)
         hold(bench, found[1], at=1)
-        look_after(bench, 1, 1)
+        run_upkeep(bench, 1, 1)
         assert bench.status().trimmed == found[1]
         assert [key[1:] for key, _ in bench.rows(rows.TOMBSTONE)][-1] == found[2]
 
@@ -285,12 +285,12 @@ class TestKinds:
         one, two = bench.one(limit=1), bench.one(limit=1)
         bench.nack(one.token, at=1)
         bench.ack(two.token, at=1)
-        look_after(bench, 1, 5 * MINUTE)
+        run_upkeep(bench, 1, 5 * MINUTE)
         assert [bench.state_of(first), bench.state_of(second)] == ["dead", "acked"]
         assert held(bench) == [first, second]
         bench.seek("earliest", at=5 * MINUTE)
         assert bench.values(bench.lease(at=5 * MINUTE)) == ["a", "b"]
-        look_after(bench, 5 * MINUTE, 9 * MINUTE)
+        run_upkeep(bench, 5 * MINUTE, 9 * MINUTE)
         assert held(bench) == [first, second]
 
     def test_what_is_held_for_long_is_copied_and_held_as_well(self) -> None:
@@ -300,20 +300,20 @@ class TestKinds:
         hold(bench, offsets.FIRST, ttl=10 * MINUTE)
         lease = bench.one(limit=1, ms=HOUR)
         bench.ack(bench.one(limit=1).token)
-        look_after(bench, 0, 5 * MINUTE)
+        run_upkeep(bench, 0, 5 * MINUTE)
         assert held(bench) == [first, second]
-        look_after(bench, 5 * MINUTE, 10 * MINUTE)
+        run_upkeep(bench, 5 * MINUTE, 10 * MINUTE)
         assert held(bench) == []
         assert bench.values([lease]) == ["slow"] and bench.ack(lease.token, at=11 * MINUTE) is None
 
     def test_a_hold_below_what_is_trimmed_stops_the_trimming_there(self) -> None:
         bench = Bench()
         first, second = acked(bench, "a", "b")
-        look_after(bench, 0, 0)
+        run_upkeep(bench, 0, 0)
         third = bench.append("c", at=1)[0]
         bench.ack(bench.one(at=1).token, at=1)
         assert hold(bench, first, at=1) == second
-        look_after(bench, 1, MINUTE)
+        run_upkeep(bench, 1, MINUTE)
         assert held(bench) == [third] and bench.status().trimmed == second
 
     def test_replicas_are_alike_whatever_was_restarted(self) -> None:
@@ -324,5 +324,5 @@ class TestKinds:
             hold(bench, first, name="a", ttl=5 * MINUTE)
             if bench is other:
                 bench.restart()
-            look_after(bench, 0, 10 * MINUTE)
+            run_upkeep(bench, 0, 10 * MINUTE)
         assert one.everything() == other.everything() and held(one) == [third]

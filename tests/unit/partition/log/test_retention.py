@@ -17,7 +17,7 @@ MINUTE = 60_000
 HOUR = 60 * MINUTE
 
 
-def _look_after(bench: Bench, start: int, stop: int) -> None:
+def _run_upkeep(bench: Bench, start: int, stop: int) -> None:
     """Propose an upkeep whenever one is due, as a leader does."""
     at = start
     for _ in range(10_000):
@@ -35,10 +35,10 @@ class TestRetention:
         bench.open()
         bench.append("a")
         bench.ack(bench.one(at=1).token, at=1)
-        _look_after(bench, 1, HOUR)
+        _run_upkeep(bench, 1, HOUR)
         assert bench.status().messages == 1
         bench.restart()
-        _look_after(bench, HOUR, HOUR + HOUR // 4)
+        _run_upkeep(bench, HOUR, HOUR + HOUR // 4)
         assert bench.status().messages == 0
         assert (bench.status().upkeep_ms or FOREVER_MS) >= T + 100 * HOUR
 
@@ -48,9 +48,9 @@ class TestRetention:
         for at in range(0, HOUR, 10 * MINUTE):
             bench.append(str(at), at=at)
             bench.ack(bench.one(at=at).token, at=at)
-            _look_after(bench, at, at + 10 * MINUTE - 1)
+            _run_upkeep(bench, at, at + 10 * MINUTE - 1)
         for at in range(HOUR, 2 * HOUR, 10 * MINUTE):
-            _look_after(bench, at, at + 5 * MINUTE)
+            _run_upkeep(bench, at, at + 5 * MINUTE)
             assert 0 <= bench.status().messages - (11 - at // (10 * MINUTE)) <= 1
 
     @pytest.mark.parametrize("cancelled_first", [True, False])
@@ -65,10 +65,10 @@ class TestRetention:
             bench.cancel(ids[3])
         bench.ack(bench.one(at=1, limit=2).token, at=1)
         if not cancelled_first:
-            _look_after(bench, 1, 1)
+            _run_upkeep(bench, 1, 1)
             bench.cancel(ids[3], at=2)
             bench.cancel(ids[2], at=3)
-        _look_after(bench, 3, MINUTE)
+        _run_upkeep(bench, 3, MINUTE)
         assert bench.status().messages == 0
         bench.append("e", at=5)
         assert bench.values(bench.lease(at=5)) == ["e"]
@@ -78,7 +78,7 @@ class TestRetention:
         bench.open()
         bench.append("a", "b")
         bench.ack(bench.one(at=1).token, at=1)
-        _look_after(bench, 1, 30 * MINUTE)
+        _run_upkeep(bench, 1, 30 * MINUTE)
         bench.seek("earliest", at=30 * MINUTE)
         assert bench.values(bench.lease(at=30 * MINUTE)) == ["a", "b"]
 
@@ -86,35 +86,35 @@ class TestRetention:
         bench = Bench(delete_on_ack=False, retain="10m")
         bench.append("old", due=[0])
         bench.append("new", due=[5 * MINUTE])
-        _look_after(bench, 0, 10 * MINUTE - 1)
+        _run_upkeep(bench, 0, 10 * MINUTE - 1)
         assert bench.status().messages == 2
-        _look_after(bench, 10 * MINUTE, 11 * MINUTE)
+        _run_upkeep(bench, 10 * MINUTE, 11 * MINUTE)
         assert bench.status().messages == 1
-        _look_after(bench, 11 * MINUTE, 17 * MINUTE)
+        _run_upkeep(bench, 11 * MINUTE, 17 * MINUTE)
         assert bench.status().messages == 0
 
     def test_by_age_when_all_of_it_was_delayed(self) -> None:
         """Nothing calls for an upkeep when their time comes but the log itself."""
         bench = Bench(delete_on_ack=False, retain="10m")
         bench.append("m", due=[10 * HOUR])
-        _look_after(bench, 0, 9 * HOUR)
+        _run_upkeep(bench, 0, 9 * HOUR)
         steps = bench.index
         assert steps < 10, "nor does it ask all the time meanwhile"
-        _look_after(bench, 9 * HOUR, 10 * HOUR + 12 * MINUTE)
+        _run_upkeep(bench, 9 * HOUR, 10 * HOUR + 12 * MINUTE)
         assert bench.status().messages == 0
 
     def test_never_what_a_group_is_not_done_with(self) -> None:
         bench = Bench(delete_on_ack=False, retain="10m")
         bench.open()
         bench.append("m")
-        _look_after(bench, 0, HOUR)
+        _run_upkeep(bench, 0, HOUR)
         assert bench.values(bench.lease(at=HOUR)) == ["m"]
 
     def test_by_size(self) -> None:
         bench = Bench(delete_on_ack=False, retain_bytes="1MiB")
         for n in range(20):
             bench.append("x" * 100_000, due=[n])
-        _look_after(bench, 0, MINUTE)
+        _run_upkeep(bench, 0, MINUTE)
         assert bench.status().messages == 10
         assert 900_000 < bench.status().bytes <= 1 << 20
 
@@ -123,9 +123,9 @@ class TestRetention:
         bench = Bench(ttl="1s")
         bench.open()
         bench.append("a", "b")
-        _look_after(bench, 0, 5000)
+        _run_upkeep(bench, 0, 5000)
         assert bench.lease(at=5000) == []
-        _look_after(bench, 5000, 5000)
+        _run_upkeep(bench, 5000, 5000)
         assert (bench.status().messages, len(bench.dead())) == (0, 2)
 
 
@@ -142,9 +142,9 @@ class TestUnpin:
             bench.nack(first.token, at=5, delay=HOUR, error="later")
         for lease in rest:
             bench.ack(lease.token, at=10)
-        _look_after(bench, 10, PIN_MS - 1)
+        _run_upkeep(bench, 10, PIN_MS - 1)
         assert bench.status().messages == 3
-        _look_after(bench, PIN_MS, PIN_MS + 1)
+        _run_upkeep(bench, PIN_MS, PIN_MS + 1)
         assert (bench.status().messages, bench.rows(b"m")) == (0, [])
         if restart:
             bench.restart()
@@ -161,7 +161,7 @@ class TestUnpin:
         bench.open()
         bench.put("m", ttl=HOUR)
         bench.nack(bench.one(at=0).token, at=0, delay=30 * MINUTE)
-        _look_after(bench, 0, 2 * MINUTE)
+        _run_upkeep(bench, 0, 2 * MINUTE)
         assert bench.rows(b"m") == []
         lease = bench.one(at=31 * MINUTE)
         bench.nack(lease.token, at=32 * MINUTE, delay=2 * HOUR)
@@ -175,7 +175,7 @@ class TestUnpin:
         base, _ = bench.append(*"abcd")
         lease = bench.one(ms=HOUR)
         bench.ack(lease.token, [[base, 1], [offsets.shift(base, 2), 1]], at=1)
-        _look_after(bench, 1, 2 * MINUTE)
+        _run_upkeep(bench, 1, 2 * MINUTE)
         assert (bench.rows(b"m"), len(bench.rows(b"k"))) == ([], 2)
         bench.nack(lease.token, [[offsets.shift(base, 3), 1]], at=3 * MINUTE, delay=0)
         assert bench.values(bench.lease(at=3 * MINUTE)) == ["d"]
@@ -188,7 +188,7 @@ class TestUnpin:
         bench.append("m")
         mine, theirs = bench.one(ms=HOUR), bench.one(group="h", ms=HOUR)
         bench.expire(at=MINUTE)
-        _look_after(bench, MINUTE, 2 * MINUTE)
+        _run_upkeep(bench, MINUTE, 2 * MINUTE)
         assert (bench.rows(b"m"), len(bench.rows(b"k"))) == ([], 2)
         bench.ack(mine.token, at=3 * MINUTE)
         bench.release(group="h", at=3 * MINUTE)
@@ -345,9 +345,9 @@ class TestGroupsGo:
         bench.append("m")
         bench.ack(bench.one(group="g").token)
         bench.apply(5 * MINUTE, c.Touch(["used", "nobody"]))
-        _look_after(bench, 5 * MINUTE, 10 * MINUTE - 1)
+        _run_upkeep(bench, 5 * MINUTE, 10 * MINUTE - 1)
         assert len(bench.status().groups) == 2
-        _look_after(bench, 10 * MINUTE, 10 * MINUTE)
+        _run_upkeep(bench, 10 * MINUTE, 10 * MINUTE)
         assert [group.name for group in bench.status().groups] == ["used"]
         bench.restart()
         bench.ack(bench.one(group="used", at=11 * MINUTE).token, at=11 * MINUTE)

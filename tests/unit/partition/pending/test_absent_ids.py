@@ -123,7 +123,7 @@ def test_answers_and_rows_are_those_of_one_look_up_each(seed: int, monkeypatch: 
 def test_look_up_of_many_ids_yields(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, _ = partition()
     looked: list[int] = []
-    gave_way: list[int] = []
+    yielded: list[int] = []
     note_vacant = View.note_vacant
 
     def noted(view: View, ranges: Any) -> Any:
@@ -131,10 +131,10 @@ def test_look_up_of_many_ids_yields(monkeypatch: pytest.MonkeyPatch) -> None:
         return note_vacant(view, ranges)
 
     monkeypatch.setattr(View, "note_vacant", noted)
-    bench.machine.shared.yield_now = lambda: gave_way.append(len(looked))
+    bench.machine.shared.yield_now = lambda: yielded.append(len(looked))
     bench.apply(20, c.Cancel([by_id(one) for one in absent(bench, 4096)]))
     assert sum(looked) > 4 * 4096 and max(looked) <= pending.LOOK_RANGES
-    assert {*range(1, len(looked) + 1)} <= {*gave_way}
+    assert {*range(1, len(looked) + 1)} <= {*yielded}
 
 
 def test_more_ids_than_are_looked_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

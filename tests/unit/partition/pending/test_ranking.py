@@ -59,7 +59,7 @@ def rank_all(
     return job.matched, job.done, job.too_late
 
 
-def told(bench: RankedBench, ranges: list[Range]) -> list[int | None]:
+def read_priorities(bench: RankedBench, ranges: list[Range]) -> list[int | None]:
     """Return the priorities that consumers get with these messages."""
     found: list[int | None] = []
     for piece in MessageReader().pieces(bench.view, ranges):
@@ -105,7 +105,7 @@ def test_consumer_gets_the_new_priority(bench: RankedBench, alone: bool) -> None
     rank(bench, offsets_[3], 5)
     assert len(priorities(bench)) == (0 if alone else 1)
     ranges = [Range(one, 1) for one in offsets_] if alone else [Range(offsets_[0], 4)]
-    assert told(bench, ranges) == [5, 2, 5, 5]
+    assert read_priorities(bench, ranges) == [5, 2, 5, 5]
     (lease,) = bench.lease(1)
     assert bench.messages(lease)[0].fields == {Column.VALUE: b"b", Column.PRIORITY: 2}
 
@@ -116,8 +116,15 @@ def test_of_a_batch_only_those_are_taken_apart(bench: RankedBench, many: int) ->
     for offset in column[10 : 10 + 2 * many : 2]:
         rank(bench, offset, 1)
     wanted = [1 if offset in column[10 : 10 + 2 * many : 2] else 5 for offset in column]
-    assert told(bench, [Range(column[0], 60)]) == wanted
-    assert told(bench, [Range(column[9], 3), Range(column[20], 1), Range(column[2], 2)]) == [5, 1, 5, wanted[20], 5, 5]
+    assert read_priorities(bench, [Range(column[0], 60)]) == wanted
+    assert read_priorities(bench, [Range(column[9], 3), Range(column[20], 1), Range(column[2], 2)]) == [
+        5,
+        1,
+        5,
+        wanted[20],
+        5,
+        5,
+    ]
     pieces = MessageReader().pieces(bench.view, [Range(column[0], 60)])
     assert len(pieces) == (7 if many == 3 else 1)
 

@@ -173,8 +173,8 @@ def test_page_yields_and_releases_rows(bench: Bench) -> None:
 def test_page_of_single_message_rows_yields(bench: Bench) -> None:
     bench.append(*map(str, range(10 * SLICE_ITEMS)), due=[*range(10 * SLICE_ITEMS)])
     bench.upkeep(at=100_000)
-    gave_way: list[bool] = []
-    bench.machine.shared.yield_now = lambda: gave_way.append(True)
+    yielded: list[bool] = []
+    bench.machine.shared.yield_now = lambda: yielded.append(True)
     found = fetch(bench.machine, bench.view, offsets.FIRST, None, 10_000, FETCH_BYTES)
     assert sum(piece.count for piece in found.pieces) == 10 * SLICE_ITEMS and len(found.pieces) == 1
-    assert len(gave_way) >= 10
+    assert len(yielded) >= 10

@@ -36,28 +36,28 @@ def listed(bench: Bench, state: str | None, limit: int, order: str | None, windo
             return found
 
 
-def filled(chance: random.Random) -> Bench:
+def filled(rng: random.Random) -> Bench:
     """Return a partition with batches and single messages in all states, and holes in the batches."""
     bench = Bench()
     bench.open()
     ids: list[bytes] = []
     for step in range(30):
         at = 10 * step
-        if chance.random() < 0.5:
-            base, count = bench.append(*"abcdefgh"[: chance.randint(2, 8)], at=at)
-            ids.append(offsets.shift(base, chance.randrange(count)))
+        if rng.random() < 0.5:
+            base, count = bench.append(*"abcdefgh"[: rng.randint(2, 8)], at=at)
+            ids.append(offsets.shift(base, rng.randrange(count)))
         else:
-            ids.append(bench.put("x", at=at, due=at + chance.choice([0, 0, 50, 5_000])))
-    for message_id in chance.sample(ids, len(ids) // 3):
+            ids.append(bench.put("x", at=at, due=at + rng.choice([0, 0, 50, 5_000])))
+    for message_id in rng.sample(ids, len(ids) // 3):
         bench.cancel(message_id, at=300)
-    for lease in bench.lease(at=300, limit=chance.randint(1, 40)):
-        end = chance.random()
+    for lease in bench.lease(at=300, limit=rng.randint(1, 40)):
+        end = rng.random()
         if end < 0.3:
             bench.ack(lease.token, at=301)
         elif end < 0.6:
             bench.nack(lease.token, at=301, delay=60_000)
     ready = [offset for offset, _ in listed(bench, "ready", 100, None, ALL_TIMES)]
-    chance.shuffle(ready)
+    rng.shuffle(ready)
     for number, offset in enumerate(ready[:9]):
         if number % 3 == 0:
             bench.cancel(offset, at=302)
@@ -71,16 +71,16 @@ def filled(chance: random.Random) -> Bench:
 @pytest.mark.parametrize("seed", few_of(range(40), 6))
 @pytest.mark.parametrize("limit", [1, 3, 100])
 def test_newest_pages_hold_the_messages_of_rising_pages_reversed(seed: int, limit: int) -> None:
-    chance = random.Random(seed)
-    bench = filled(chance)
-    check(bench, chance, limit)
+    rng = random.Random(seed)
+    bench = filled(rng)
+    check(bench, rng, limit)
 
 
-def check(bench: Bench, chance: random.Random, limit: int) -> None:
+def check(bench: Bench, rng: random.Random, limit: int) -> None:
     """Compare pages of a size in both orders: of each state, within windows of time."""
     everything = [offset for offset, _ in listed(bench, None, 100, None, ALL_TIMES)]
     assert everything
-    middle = offsets.deliver_ms(chance.choice(everything))
+    middle = offsets.deliver_ms(rng.choice(everything))
     for window in (ALL_TIMES, (middle, 1 << 47), (0, middle), (middle, middle + 1)):
         for state in STATES:
             rising = listed(bench, state, 100, None, window)
@@ -89,24 +89,24 @@ def check(bench: Bench, chance: random.Random, limit: int) -> None:
 
 @pytest.mark.parametrize("limit", [1, 3, 100])
 def test_newest_pages_of_a_compacted_topic(limit: int) -> None:
-    bench, chance = KeyBench(), random.Random(limit)
+    bench, rng = KeyBench(), random.Random(limit)
     bench.open()
     for number in range(40):
-        bench.set(chance.choice("abcdef"), chance.choice(["1", "2", None]), at=1000 * number)
+        bench.set(rng.choice("abcdef"), rng.choice(["1", "2", None]), at=1000 * number)
     for later in range(0, 40_000, 1000):
         bench.upkeep(at=3_600_000 + later)
     bench.lease(at=3_700_000, limit=3)
-    check(bench, chance, limit)
+    check(bench, rng, limit)
 
 
 @pytest.mark.parametrize("limit", [1, 3, 100])
 def test_newest_pages_of_a_topic_with_priorities(limit: int) -> None:
-    bench, chance = RankedBench(), random.Random(limit)
+    bench, rng = RankedBench(), random.Random(limit)
     bench.open()
     for number in range(30):
-        bench.add(f"{number}", priority=chance.randint(0, 3))
+        bench.add(f"{number}", priority=rng.randint(0, 3))
     bench.take(5, at=1)
-    check(bench, chance, limit)
+    check(bench, rng, limit)
 
 
 def test_newest_page_begins_within_a_batch_and_ends_at_the_trimmed_part() -> None:
@@ -127,10 +127,10 @@ def test_newest_page_reads_a_bounded_part_and_says_where_to_go_on() -> None:
     bench = Bench()
     for number in range(20):
         bench.put(f"{number}", due=number)
-    gave_way: list[bool] = []
+    yielded: list[bool] = []
     read = partial(backwards.read, bench.view, offsets.FIRST, offsets.LAST)
-    ranges, end = read(7, 1 << 20, lambda: gave_way.append(True))
-    assert sum([one.length for one in ranges]) == 7 and end == ranges[-1].base and gave_way == [True]
+    ranges, end = read(7, 1 << 20, lambda: yielded.append(True))
+    assert sum([one.length for one in ranges]) == 7 and end == ranges[-1].base and yielded == [True]
     ranges, end = read(100, 1, lambda: None)
     assert 0 < len(ranges) <= backwards.READ_ROWS and end == ranges[-1].base
 

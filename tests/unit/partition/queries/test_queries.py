@@ -41,8 +41,8 @@ def test_long_page_yields_to_other_partitions() -> None:
     bench = KeyBench()
     for number in range(3 * SLICE_ITEMS):
         bench.set(f"{number}", "1")
-    gave_way: list[bool] = []
-    bench.machine.shared.yield_now = lambda: gave_way.append(True)
+    yielded: list[bool] = []
+    bench.machine.shared.yield_now = lambda: yielded.append(True)
     page, _ = PartitionQueries(bench.machine, bench.view).page(None, *ALL_TIMES, None, 1000, None, True)
     assert len(page) == 3 * SLICE_ITEMS
-    assert len(gave_way) == 3 + 2, "and each time before it reads"
+    assert len(yielded) == 3 + 2, "and each time before it reads"

@@ -17,9 +17,9 @@ MANY = 1 << 16
 
 
 @pytest.mark.parametrize("restart", ["before", "after", "never"])
-@pytest.mark.parametrize("places", [{0}, {4}, {2}, {0, 1}, {0, 2, 4}, {0, 1, 2, 3, 4}])
+@pytest.mark.parametrize("positions", [{0}, {4}, {2}, {0, 1}, {0, 2, 4}, {0, 1, 2, 3, 4}])
 @pytest.mark.parametrize("taken", [0, 2])
-def test_cancelled_in_a_batch(bench: Bench, places: set[int], restart: str, taken: int) -> None:
+def test_cancelled_in_a_batch(bench: Bench, positions: set[int], restart: str, taken: int) -> None:
     """`taken`: messages leased before, so that the cursor stands within the row."""
     bench.open()
     base, _ = bench.append(*"abcde")
@@ -27,7 +27,7 @@ def test_cancelled_in_a_batch(bench: Bench, places: set[int], restart: str, take
     got = bench.values(bench.lease(taken)) if taken else []
     if restart == "before":
         bench.restart()
-    gone = {place for place in places if place >= taken}
+    gone = {place for place in positions if place >= taken}
     for place in gone:
         assert bench.cancel(offsets.shift(base, place)) == ("cancelled", offsets.shift(base, place))
     if restart == "after":

@@ -358,7 +358,7 @@ def test_a_chunk_has_a_limit() -> None:
         decode_chunk(bytes(CHUNK_BYTES + 1))
 
 
-def both_ways(bench: Bench, at: int) -> tuple[Bench, Bench]:
+def restored_and_restarted(bench: Bench, at: int) -> tuple[Bench, Bench]:
     """A restored partition, and the same after a restart: rows and memory say the same."""
     one, other = restored(bench, at), restored(bench, at)
     other.restart()
@@ -371,7 +371,7 @@ def test_messages_of_a_key_keep_their_order() -> None:
     first, second = (bench.put(text, key="a", due=0) for text in "12")
     other = bench.put("3", key="b", due=0)
     assert [base for lease in bench.lease() for base, _ in lease.ranges] == [first, other]
-    for made in both_ways(bench, LATE):
+    for made in restored_and_restarted(bench, LATE):
         leases = made.lease(at=LATE, consumer="new")
         assert sorted(base for lease in leases for base, _ in lease.ranges) == sorted([first, other])
         assert made.lease(at=LATE) == []
@@ -388,7 +388,7 @@ def test_restored_priorities_and_tenants_keep_their_turns(kind: str) -> None:
         bench.add(f"{number}", due=[0], priority=number % 3, tenant=f"t{number % 2}" if kind == "fair" else None)
     held = bench.lease(2)
     bench.nack(held[0].token, delay=1000, at=1)
-    one, other = both_ways(bench, LATE)
+    one, other = restored_and_restarted(bench, LATE)
     assert isinstance(one, RankedBench)
     found = [[base for lease in made.lease(at=LATE) for base, _ in lease.ranges] for made in (one, other)]
     assert found[0] == found[1] and len(found[0]) == 6
@@ -398,7 +398,7 @@ def test_an_updated_and_a_moved_message_are_as_they_were_changed_last() -> None:
     bench = old()
     offset = stored(bench, "a", LATE + 1000)
     (moved,) = bench.apply(10, c.Move([(by_id(offset), T + LATE + 5000, False)]))[0]
-    for made in both_ways(bench, LATE):
+    for made in restored_and_restarted(bench, LATE):
         made.open(at=LATE)
         assert values(made, LATE + 1000) == []
         assert len(values(made, LATE + 5000)) == 1, moved

@@ -259,12 +259,12 @@ def test_many_schedules_yield(bench: Bench) -> None:
     schedules = Schedules(bench)
     names = [f"n{number:03}" for number in range(200)]
     items = [(name, schedules.settings, {Column.VALUE: b"v"}, 0, None, T + MINUTE, T + MINUTE, False) for name in names]
-    gave_way: list[bool] = []
-    bench.machine.shared.yield_now = lambda: gave_way.append(True)
+    yielded: list[bool] = []
+    bench.machine.shared.yield_now = lambda: yielded.append(True)
     bench.apply(0, c.PutSchedules(items))
-    assert len(gave_way) >= 12
+    assert len(yielded) >= 12
     queries = PartitionQueries(bench.machine, bench.view)
-    gave_way.clear()
-    assert all(queries.schedules_named(names)) and len(gave_way) == 25
-    gave_way.clear()
-    assert len(queries.schedules_due(T + MINUTE, 256)) == 201 and len(gave_way) == 26
+    yielded.clear()
+    assert all(queries.schedules_named(names)) and len(yielded) == 25
+    yielded.clear()
+    assert len(queries.schedules_due(T + MINUTE, 256)) == 201 and len(yielded) == 26

@@ -127,14 +127,14 @@ def test_dead_redrive(ctl: Ctl, client: FakeClient) -> None:
 
 @pytest.mark.parametrize("command", ["redrive", "purge"])
 def test_dead_letters_chosen_by_nothing_are_refused(ctl: Ctl, client: FakeClient, command: str) -> None:
-    ways: list[tuple[list[str], str]] = [
+    cases: list[tuple[list[str], str]] = [
         ([], "or --all"),
         (["--key-prefix", ""], "--key-prefix: it is empty"),
         (["--error", ""], "--error: text is expected"),
         (["--all", "--reason", "nacked"], "--all cannot be used with --reason"),
         (["--all", "--id", "01HN7K2B6R0000000001000000"], "it goes without --all"),
     ]
-    for args, words in ways:
+    for args, words in cases:
         result = ctl("dead", command, "t", "-g", "g", *args, *(["--yes"] if command == "purge" else []))
         assert result.exit_code == 2 and words in result.stderr
     assert client.asked(command) == []

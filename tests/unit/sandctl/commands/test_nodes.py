@@ -21,17 +21,17 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return all texts that a terminal would show."""
     found: list[str] = []
     monkeypatch.setattr(Progress, "tell", lambda progress, text: found.append(text))
     return found
 
 
-def test_drain_waits_until_the_node_holds_nothing(ctl: Any, server: FakeServer, told: list[str]) -> None:
+def test_drain_waits_until_the_node_holds_nothing(ctl: Any, server: FakeServer, shown: list[str]) -> None:
     result = ctl("cluster", "drain", "n3")
     assert (result.exit_code, result.output) == (0, "n3 is drained: it holds no replicas\n")
-    assert told == [
+    assert shown == [
         "2 of 2 replicas left on n3",
         "1 of 2 replicas left on n3",
         "n3 still has a vote in the metadata group",
@@ -83,7 +83,7 @@ def test_awaited_change_is_undone_by_another_client(ctl: Any, server: FakeServer
 
 
 def test_remove_asks_and_waits_until_it_is_gone(
-    ctl: Any, server: FakeServer, told: list[str], monkeypatch: pytest.MonkeyPatch
+    ctl: Any, server: FakeServer, shown: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = ctl("cluster", "remove", "n3")
     assert refused.exit_code == 2 and "say --yes" in refused.stderr
@@ -92,7 +92,7 @@ def test_remove_asks_and_waits_until_it_is_gone(
     assert not server.of_type(Type.NODE_CHANGE)
     result = ctl("cluster", "remove", "n3", input=b"n3\n")
     assert result.exit_code == 0 and result.stdout.endswith("n3 is removed\n")
-    assert "n3" not in server.registered and told[0] == "2 of 2 replicas left on n3"
+    assert "n3" not in server.registered and shown[0] == "2 of 2 replicas left on n3"
     assert ctl("cluster", "remove", "n1", "--yes", "--no-wait").output == "n1 is being removed\n"
     assert server.registered["n1"]["standing"] == "removing"
 

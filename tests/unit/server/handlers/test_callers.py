@@ -40,8 +40,8 @@ class Stop(BaseException):
     """The broker was asked: what it answers does not matter here."""
 
 
-class Twin:
-    """Takes every request that a broker takes, whatever the method, and keeps it with its caller."""
+class FakeBroker:
+    """A broker that records each request, of any method, with its caller."""
 
     def __init__(self, came: list[tuple[Any, Any]]) -> None:
         self._came = came
@@ -96,7 +96,7 @@ class PeerSlots:
         raise error
 
 
-def info_of(identities: Twin) -> SimpleNamespace:
+def info_of(identities: FakeBroker) -> SimpleNamespace:
     return SimpleNamespace(
         cluster=SimpleNamespace(waiting=lambda: None),
         add_hint=None,
@@ -115,15 +115,15 @@ def info_of(identities: Twin) -> SimpleNamespace:
 def came(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, Any]]]:
     came: list[tuple[Any, Any]] = []
     for queries in ("MessageRequests", "KvRequests", "ScheduleRequests"):
-        monkeypatch.setattr(routes, queries, lambda broker, room: Twin(came))
+        monkeypatch.setattr(routes, queries, lambda broker, room: FakeBroker(came))
     yield came
 
 
 @pytest.mark.parametrize("name", ASKED)
 async def test_a_request_arrives_with_its_caller(came: list[tuple[Any, Any]], name: str) -> None:
-    info = info_of(Twin(came))
+    info = info_of(FakeBroker(came))
     door = PeerSlots()
-    session = ClientSession(Twin(came), door, info)  # type: ignore[arg-type]
+    session = ClientSession(FakeBroker(came), door, info)  # type: ignore[arg-type]
     session.greeted = True
     try:
         rest = session.handle(decode(name))
@@ -143,7 +143,7 @@ async def test_a_request_arrives_with_its_caller(came: list[tuple[Any, Any]], na
 @pytest.mark.parametrize("name", [name for name in ASKED if isinstance(parsed(name), (r.Subscribe, r.Lease))])
 def test_what_goes_through_all_partitions_is_as_much_work(name: str) -> None:
     def work_of(partitions: int) -> int:
-        broker, door = Twin([]), PeerSlots()
+        broker, door = FakeBroker([]), PeerSlots()
         broker.partitions = partitions
         info = info_of(broker)
         session = ClientSession(broker, door, info)  # type: ignore[arg-type]

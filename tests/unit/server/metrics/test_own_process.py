@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from sandq.server.metrics.own_process import OwnProcess
 
 
-def told(collector: type[ProcessCollector], proc: Path) -> dict[str, float]:
+def reported(collector: type[ProcessCollector], proc: Path) -> dict[str, float]:
     registry = CollectorRegistry()
     collector(proc=str(proc), registry=registry)
     return {sample.name: sample.value for metric in registry.collect() for sample in metric.samples}
@@ -18,8 +18,8 @@ def told(collector: type[ProcessCollector], proc: Path) -> dict[str, float]:
 
 def test_process_is_reported_without_the_rest_of_proc(tmp_path: Path) -> None:
     (tmp_path / "self").symlink_to("/proc/self")
-    assert told(ProcessCollector, tmp_path) == {}, "else this is not needed any more"
-    found = told(OwnProcess, tmp_path)
-    whole = told(OwnProcess, Path("/proc"))
+    assert reported(ProcessCollector, tmp_path) == {}, "else this is not needed any more"
+    found = reported(OwnProcess, tmp_path)
+    whole = reported(OwnProcess, Path("/proc"))
     assert found.keys() == whole.keys() and found["process_resident_memory_bytes"] > 0
     assert found["process_start_time_seconds"] == pytest.approx(whole["process_start_time_seconds"], abs=5)

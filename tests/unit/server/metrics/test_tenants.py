@@ -21,7 +21,9 @@ def rows_of(group: str, count: int, first: int = 0) -> list[Row]:
     return rows
 
 
-def told_of(topics: list[tuple[str, list[Row]]], labelled: set[tuple[str, str]], limit: int) -> list[tuple[str, ...]]:
+def samples_of(
+    topics: list[tuple[str, list[Row]]], labelled: set[tuple[str, str]], limit: int
+) -> list[tuple[str, ...]]:
     exposition = Exposition(catalog.EVERY, openmetrics=False)
     write_tenants(topics, labelled, limit, exposition)
     text = exposition.text(b"").decode()
@@ -31,19 +33,19 @@ def told_of(topics: list[tuple[str, list[Row]]], labelled: set[tuple[str, str]],
 
 
 def test_of_a_group_those_with_most_ready() -> None:
-    found = told_of([("f", rows_of("g", 3 * TENANTS))], {("f", "g")}, 10_000)
+    found = samples_of([("f", rows_of("g", 3 * TENANTS))], {("f", "g")}, 10_000)
     assert [int(ready) for *_, ready in found] == list(range(3 * TENANTS - 1, 2 * TENANTS - 1, -1))
 
 
 def test_of_all_groups_together_no_more_than_the_limit() -> None:
     topics = [(f"f{n}", rows_of("g", TENANTS) + rows_of("h", TENANTS)) for n in range(20)]
     labelled = {(topic, group) for topic, _ in topics for group in "gh"}
-    assert len(told_of(topics, labelled, 10_000)) == 40 * TENANTS
-    assert len(told_of(topics, labelled, 250)) == 250
-    assert told_of(topics, labelled, 0) == []
+    assert len(samples_of(topics, labelled, 10_000)) == 40 * TENANTS
+    assert len(samples_of(topics, labelled, 250)) == 250
+    assert samples_of(topics, labelled, 0) == []
 
 
 def test_a_group_without_a_label_has_none() -> None:
-    found = told_of([("f", rows_of("g", 2) + rows_of("h", 2))], {("f", "h")}, 10)
+    found = samples_of([("f", rows_of("g", 2) + rows_of("h", 2))], {("f", "h")}, 10)
     assert {group for _, group, *_ in found} == {"h"}
     assert len(found) == 2

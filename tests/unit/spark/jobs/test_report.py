@@ -114,16 +114,16 @@ async def test_dead_letters_are_counted_page_by_page() -> None:
         [letter(NOW_MS - DAY_MS), letter(NOW_MS - DAY_MS), letter(NOW_MS - 9 * DAY_MS)],
     ]
     asked: list[bytes | None] = []
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
 
     async def get(source: DeadLetters, after: bytes | None) -> tuple[list[DeadRecord], bytes | None]:
         asked.append(after)
         number = len(asked)
         return pages[number - 1], (b"%d" % number if number < len(pages) else None)
 
-    dead = Dead(NOW_MS - 2 * DAY_MS, 4, lambda done, total: told.append((done, total)))
+    dead = Dead(NOW_MS - 2 * DAY_MS, 4, lambda done, total: reported.append((done, total)))
     await dead.read(DeadLetters("t", "g", 0), get)
-    assert asked == [None, b"1", b"2"] and told == [(2, 4), (2, 4), (5, 5)]
+    assert asked == [None, b"1", b"2"] and reported == [(2, 4), (2, 4), (5, 5)]
     assert dead.rows() == [
         DeadDay("t", "g", "2030-03-16", "nacked", 3, 2),
         DeadDay("t", "g", "2030-03-17", "expired", 1, 1),

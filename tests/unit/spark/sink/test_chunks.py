@@ -24,21 +24,21 @@ from tests.support.spark.sink_bed import cut, record, small_chunks, table, value
 MS = 1_800_000_000_000
 
 
-def some(chance: random.Random, count: int) -> dict[str, list[Any]]:
+def some(rng: random.Random, count: int) -> dict[str, list[Any]]:
     """Cells of every column, with nulls."""
 
     def cells(make: Any) -> list[Any]:
-        return [None if chance.random() < 0.2 else make() for _ in range(count)]
+        return [None if rng.random() < 0.2 else make() for _ in range(count)]
 
     return {
-        "value": cells(lambda: chance.randbytes(chance.randrange(40))),
-        "key": cells(lambda: chance.randbytes(chance.randrange(1, 9))),
-        "headers": cells(lambda: headers_pack({"h": chance.randrange(9)})),
-        "deliver_at": cells(lambda: MS + chance.randrange(10**6)),
-        "ttl_ms": cells(lambda: chance.randrange(1, 10**6)),
-        "unique_key": cells(lambda: chance.randbytes(4)),
-        "priority": cells(lambda: chance.randrange(-9, 9)),
-        "tenant": cells(lambda: b"t%d" % chance.randrange(40)),
+        "value": cells(lambda: rng.randbytes(rng.randrange(40))),
+        "key": cells(lambda: rng.randbytes(rng.randrange(1, 9))),
+        "headers": cells(lambda: headers_pack({"h": rng.randrange(9)})),
+        "deliver_at": cells(lambda: MS + rng.randrange(10**6)),
+        "ttl_ms": cells(lambda: rng.randrange(1, 10**6)),
+        "unique_key": cells(lambda: rng.randbytes(4)),
+        "priority": cells(lambda: rng.randrange(-9, 9)),
+        "tenant": cells(lambda: b"t%d" % rng.randrange(40)),
     }
 
 
@@ -49,21 +49,22 @@ def arrays(cells: dict[str, list[Any]]) -> dict[str, Any]:
     }
 
 
-def sliced(chance: random.Random, batch: Any) -> list[Any]:
+def sliced(rng: random.Random, batch: Any) -> list[Any]:
     """The same rows in other record batches, some of which are empty."""
-    places = sorted(chance.choices(range(batch.num_rows + 1), k=chance.randrange(12)))
+    positions = sorted(rng.choices(range(batch.num_rows + 1), k=rng.randrange(12)))
     return [
-        batch.slice(start, stop - start) for start, stop in zip([0, *places], [*places, batch.num_rows], strict=True)
+        batch.slice(start, stop - start)
+        for start, stop in zip([0, *positions], [*positions, batch.num_rows], strict=True)
     ]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_bytes_are_those_of_any_client(seed: int) -> None:
-    chance = random.Random(seed)
-    cells = some(chance, chance.randrange(1, 200))
-    for name in chance.sample(sorted(cells), chance.randrange(4)):
+    rng = random.Random(seed)
+    cells = some(rng, rng.randrange(1, 200))
+    for name in rng.sample(sorted(cells), rng.randrange(4)):
         cells[name] = [None] * len(cells[name])
-    relative = chance.random() < 0.5
+    relative = rng.random() < 0.5
     columns = {
         Column.VALUE: cells["value"],
         Column.KEY: cells["key"],
@@ -79,7 +80,7 @@ def test_the_bytes_are_those_of_any_client(seed: int) -> None:
     found = arrays(cells)
     batch = pa.record_batch(found)
     assert encode_rows([batch], relative=relative) == encode(columns, relative=relative), f"seed {seed}"
-    parts = [part for part in sliced(chance, batch) if part.num_rows]
+    parts = [part for part in sliced(rng, batch) if part.num_rows]
     assert encode_rows(parts, relative=relative) == encode(columns, relative=relative), f"seed {seed}"
 
 
@@ -96,22 +97,20 @@ def test_what_hides_behind_a_null_is_not_sent() -> None:
 @pytest.mark.parametrize("seed", seeds(2, 15))
 def test_only_the_rows_decide(seed: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not how Arrow cut them."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     small_chunks(monkeypatch, 32)
-    monkeypatch.setattr(chunks_module, "BLOCK_BYTES", chance.choice([500, 4000, 10**6]))
-    monkeypatch.setattr(chunks_module, "CHUNK_BYTES", chance.choice([700, 5000, 10**6]))
-    monkeypatch.setattr(chunks_module, "WAITING_BYTES", chance.choice([2000, 10**6]))
+    monkeypatch.setattr(chunks_module, "BLOCK_BYTES", rng.choice([500, 4000, 10**6]))
+    monkeypatch.setattr(chunks_module, "CHUNK_BYTES", rng.choice([700, 5000, 10**6]))
+    monkeypatch.setattr(chunks_module, "WAITING_BYTES", rng.choice([2000, 10**6]))
     count = 1500
-    cells = some(chance, count)
-    cells["value"] = [b"%d " % place + bytes(chance.randrange(60)) for place in range(count)]
+    cells = some(rng, count)
+    cells["value"] = [b"%d " % place + bytes(rng.randrange(60)) for place in range(count)]
     cells["unique_key"] = [None] * count
-    cells["delay_ms"] = [
-        chance.randrange(9) if at is None and chance.random() < 0.5 else None for at in cells["deliver_at"]
-    ]
+    cells["delay_ms"] = [rng.randrange(9) if at is None and rng.random() < 0.5 else None for at in cells["deliver_at"]]
     del cells["headers"]
     if kind == "timer":
         del cells["priority"], cells["tenant"]
-    topic = pa.array(chance.choices(["t", "u"], k=count))
+    topic = pa.array(rng.choices(["t", "u"], k=count))
     columns = arrays(cells)
     if kind == "fair":
         columns["tenant"] = columns["tenant"].cast(pa.string())
@@ -119,16 +118,16 @@ def test_only_the_rows_decide(seed: int, kind: str, monkeypatch: pytest.MonkeyPa
     topics = (record(3, kind=kind), record(2, kind=kind, name="u"))
     expected = cut([whole], topics=topics, topic=None, partition=seed)
     for _ in range(3):
-        assert cut(sliced(chance, whole), topics=topics, topic=None, partition=seed) == expected, f"seed {seed}"
+        assert cut(sliced(rng, whole), topics=topics, topic=None, partition=seed) == expected, f"seed {seed}"
     found = [int((value or b"").split()[0]) for value in values_of(expected)]
     assert sorted(found) == [*range(count)], f"seed {seed}: every row once"
-    places: dict[tuple[str, int], list[Chunk]] = {}
+    positions: dict[tuple[str, int], list[Chunk]] = {}
     for chunk in expected:
-        places.setdefault((chunk.topic, chunk.partition), []).append(chunk)
+        positions.setdefault((chunk.topic, chunk.partition), []).append(chunk)
         times = Batch.parse(chunk.data)
         assert chunk.rows == times.count
-    assert len(places) == 5
-    for chunks in places.values():
+    assert len(positions) == 5
+    for chunks in positions.values():
         assert [chunk.number for chunk in chunks] == [*range(1, len(chunks) + 1)]
 
 

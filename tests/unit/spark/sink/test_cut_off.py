@@ -104,10 +104,10 @@ def as_a_worker(infile: Any, work: Callable[[], Any]) -> Any:
     return work()
 
 
-def sliced(chance: random.Random, batch: Any) -> Iterator[Any]:
+def sliced(rng: random.Random, batch: Any) -> Iterator[Any]:
     start = 0
     while start < batch.num_rows:
-        size = chance.randrange(1, 60)
+        size = rng.randrange(1, 60)
         yield batch.slice(start, size)
         start += size
 
@@ -172,19 +172,19 @@ def test_what_is_sent_of_rows_that_are_cut_off_is_sent_of_all_of_them(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Rows may be cut off anywhere. A chunk may be full by its rows, its bytes, or all pending bytes."""
-    chance = random.Random(seed)
-    small_chunks(monkeypatch, chance.choice([16, 40]))
-    monkeypatch.setattr(chunks_module, "BLOCK_ROWS", chance.choice([24, 64]))
-    monkeypatch.setattr(chunks_module, "CHUNK_BYTES", chance.choice([700, 1 << 20]))
-    monkeypatch.setattr(chunks_module, "WAITING_BYTES", chance.choice([1500, 1 << 20]))
+    rng = random.Random(seed)
+    small_chunks(monkeypatch, rng.choice([16, 40]))
+    monkeypatch.setattr(chunks_module, "BLOCK_ROWS", rng.choice([24, 64]))
+    monkeypatch.setattr(chunks_module, "CHUNK_BYTES", rng.choice([700, 1 << 20]))
+    monkeypatch.setattr(chunks_module, "WAITING_BYTES", rng.choice([1500, 1 << 20]))
     count = 400
-    keys = [chance.choice([None, f"k{chance.randrange(20)}"]) for _ in range(count)]
-    whole = table((f"{number} ".ljust(chance.randrange(5, 60)) for number in range(count)), key=pa.array(keys))
-    all_sent = list(written(sliced(chance, whole)))
+    keys = [rng.choice([None, f"k{rng.randrange(20)}"]) for _ in range(count)]
+    whole = table((f"{number} ".ljust(rng.randrange(5, 60)) for number in range(count)), key=pa.array(keys))
+    all_sent = list(written(sliced(rng, whole)))
     assert sum(chunk.rows for chunk in all_sent) == count
     some_sent = 0
-    for stop in sorted(chance.sample(range(1, count), 40)):
-        sent = written(sliced(chance, whole.slice(0, stop)), cut_off)
+    for stop in sorted(rng.sample(range(1, count), 40)):
+        sent = written(sliced(rng, whole.slice(0, stop)), cut_off)
         some_sent += bool(sent)
         assert sent == all_sent[: len(sent)], f"seed {seed}, cut off after {stop} rows"
     assert some_sent, f"seed {seed}: chunks that are full are sent meanwhile"
