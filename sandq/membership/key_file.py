@@ -45,4 +45,4 @@ async def follow_keys(path: Path, use: Callable[[Keyring], None]) -> None:
         except SandqError as error:
             log.error("the gossip keys are not changed: the file cannot be used", error=error.message)
         else:
-            log.info("the gossip keys were read anew", file=str(path))
+            log.info("the gossip keys were read again", file=str(path))

@@ -122,7 +122,7 @@ class Certificates:
         if is_new:
             self.reloads += 1
             ends = {setting: at.isoformat() for setting, at in self.ends()}
-            log.info("the certificates were read anew", **ends)
+            log.info("the certificates were read again", **ends)
         return is_new
 
     async def follow(self, on_change: Callable[[], None] = lambda: None) -> None:

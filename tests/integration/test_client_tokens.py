@@ -179,7 +179,7 @@ async def test_a_gateway_is_cut_off_once_its_secret_counts_no_more(
         for step in ((old, new), (new, old), (new,)):
             with capture_logs() as log:
                 write(*step)
-                await until_holds(lambda log=log: "the secrets were read anew" in [one["event"] for one in log])
+                await until_holds(lambda log=log: "the secrets were read again" in [one["event"] for one in log])
                 if step != (new,):
                     assert (await client.admin.whoami()).principal == "node"
         await until_holds(lambda: not cluster_of(client).connections())

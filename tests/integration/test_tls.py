@@ -133,7 +133,7 @@ async def test_a_certificate_that_was_revoked_lets_nobody_in(
         async with sandq.connect(at(serving), ca=authority.ca, cert=ada.certificate, key=ada.key) as client:
             with capture_logs() as log:
                 assert revoke([ada.certificate], authority.directory, tmp_path) == (lists, 1)
-                await until_holds(lambda: "the certificates were read anew" in [entry["event"] for entry in log])
+                await until_holds(lambda: "the certificates were read again" in [entry["event"] for entry in log])
             assert await client.admin.list_topics() == [], "what is open goes on"
         error = await refused(serving, ca=authority.ca, cert=ada.certificate, key=ada.key)
         assert "revoked" in error.message, error.message

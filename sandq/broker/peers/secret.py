@@ -80,5 +80,5 @@ async def follow_secrets(secrets: Secrets, on_change: Callable[[], None]) -> Non
             log.error("the secrets stay unchanged: the file cannot be used", error=error.message)
             continue
         if has_changed:
-            log.info("the secrets were read anew", setting=secrets.setting, secrets=len(secrets.current))
+            log.info("the secrets were read again", setting=secrets.setting, secrets=len(secrets.current))
             on_change()

@@ -53,7 +53,7 @@ async def test_the_secret_is_changed_under_load(tmp_path: Path, monkeypatch: pyt
                         count = 1 + THREE.index(name)
                         await until_holds(
                             lambda log=log, count=count: (
-                                [entry["event"] for entry in log].count("the secrets were read anew") == count
+                                [entry["event"] for entry in log].count("the secrets were read again") == count
                             )
                         )
                         before = len(sent)
