@@ -18,7 +18,7 @@ settings.register_profile("same", deadline=None, derandomize=True, print_blob=Tr
 settings.register_profile("random", deadline=None, print_blob=True)
 settings.load_profile("random" if IS_RANDOM else "same")
 
-# A shell that runs `make test &` lets it ignore Ctrl-C, and what it starts inherits that; tests interrupt processes.
+# A shell that runs `make test &` makes it ignore Ctrl-C, and its child processes inherit that; but tests send Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
