@@ -91,7 +91,11 @@ def test_create_from_listed_schedules_changes_nothing(ctl: Ctl, topic: str) -> N
     ("args", "code", "said"),
     [
         (["create", "t", "s", "v"], 2, "--cron EXPRESSION or --every DURATION"),
-        (["create", "t", "s", "v", "--cron", "@daily", "--every", "1h"], 2, "one of them"),
+        (
+            ["create", "t", "s", "v", "--cron", "@daily", "--every", "1h"],
+            2,
+            "either --cron EXPRESSION or --every DURATION",
+        ),
         (["create", "t", "s", "--every", "1h"], 2, "VALUE"),
         (["create", "t", "--every", "1h"], 2, "NAME"),
         (["create", "t", "s", "v", "--cron", "99 * * * *"], 2, "minute"),
