@@ -44,11 +44,11 @@ def made(what: str, place: str) -> Checked:
 
 
 _T = Type
-_GROUP: Final = "the name of a group, or of one that is not there: then nothing is done"
-_RANGES: Final = "nil, or 1..1,000 of [offset, count 1..65,536 \\| bitmap], none behind the last place"
+_GROUP: Final = "the name of a group; nothing happens if it does not exist"
+_RANGES: Final = "nil, or 1..1,000 of [offset, count 1..65,536 \\| bitmap], none after the last position"
 _NAME: Final = "a name (`check_name`)"
 _BATCH: Final = "format, checksum and columns of the kind of topic; times, ttls, priorities, tenants and keys in range"
-_RECORD: Final = "the record of settings that were checked (`parse_settings`, `update_settings`)"
+_RECORD: Final = "a record of checked settings (`parse_settings`, `update_settings`)"
 _SCHEDULES: Final = "broker/requests/schedule_requests.py"
 _FIRING: Final = "broker/leader/schedule_firing.py"
 _TOPICS: Final = "broker/controller/topic_administration.py"
@@ -62,7 +62,7 @@ _IDENTITIES: Final = "broker/access/identities.py"
 _OUTBOX: Final = "broker/delivery/outbox_sender.py"
 _SKIPS: Final = "broker/health/entry_skips.py"
 _APPENDED: Final = ("producer_id", "epoch", "sequence", "batch_crc")
-_WHOLE: Final = "; also in `apply` what only all rows show: partition/restore/whole.py"
+_WHOLE: Final = "; checks of all rows together are in `apply`: partition/restore/whole.py"
 
 PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
     c.Append: {
@@ -94,7 +94,7 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
             _T.NACK,
             "items",
             f"[token, {_RANGES}, delay u48 \\| nil, error of 1,024 characters \\| nil, begun, {{priority, headers}}, "
-            "end], and which of these go together",
+            "end], and allowed combinations of these",
         )
     },
     c.Extend: {"items": of(_T.EXTEND, "items", "[token 0 or greater, lease 1 s..12 h]", _LEASES)},
@@ -122,7 +122,7 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
         "targets": of(
             _T.CANCEL,
             "targets",
-            "1..1,000 of an id of 16 bytes, or a unique key of 1..1,024, with a key of 65,536 at most or without",
+            "1..1,000 of an id of 16 bytes, or a unique key of 1..1,024, with a key of up to 65,536 or without one",
         )
     },
     c.Move: {
@@ -151,7 +151,7 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
     c.StartJob: {
         "job_id": of(_T.JOB_START, "job_id"),
         "kind": of(_T.JOB_START, "kind"),
-        "arguments": of(_T.JOB_START, "arguments", "those of the kind, each of its type and within its range (`JOBS`)"),
+        "arguments": of(_T.JOB_START, "arguments", "options of the kind, each with its type and range (`JOBS`)"),
     },
     c.StopJob: {"job_id": of(_T.JOB_STOP, "job_id")},
     c.RedriveDead: {
@@ -178,14 +178,14 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
         "items": of(
             _T.SCHEDULE_PUT,
             "items",
-            f"name, settings (`schedules.settings.check`), a batch of one message ({_BATCH}); what comes next is "
+            f"name, settings (`schedules.settings.check`), a batch of one message ({_BATCH}); the next occurrence is "
             "planned by the node",
             _SCHEDULES,
         )
     },
-    c.FireSchedules: {"items": made("planned from schedules that are stored", _FIRING)},
+    c.FireSchedules: {"items": made("planned from stored schedules", _FIRING)},
     c.PauseSchedules: {
-        "items": of(_T.SCHEDULE_CHANGE, "names", "names; what comes next is planned by the node", _SCHEDULES)
+        "items": of(_T.SCHEDULE_CHANGE, "names", "names; the node plans the next occurrence", _SCHEDULES)
     },
     c.DeleteSchedules: {"items": of(_T.SCHEDULE_CHANGE, "names", "names", _SCHEDULES)},
     c.TriggerSchedules: {
@@ -194,19 +194,21 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
         )
     },
     c.PlanSchedules: {
-        "items": made("planned from schedules that are stored", _FIRING),
+        "items": made("planned from stored schedules", _FIRING),
         "behind": made("a name of these, or nil", _FIRING),
     },
     c.ShareLimit: {
         "group": made("a group with limits", _LIMITS),
         "epoch": made("that of its limits", _LIMITS),
-        "reports": made("numbers that other nodes say of their partitions", _LIMITS),
+        "reports": made("numbers that other nodes report of their partitions", _LIMITS),
         "targets": made("numbers", _LIMITS),
     },
-    c.AllowLimit: {"items": made("numbers that the home of the limits says", "broker/delivery/limit_shares.py")},
-    c.OutboxSent: {name: made("those of a batch of this outbox", _OUTBOX) for name in ("topic", "partition", "epoch")},
+    c.AllowLimit: {"items": made("numbers from the home of the limits", "broker/delivery/limit_shares.py")},
+    c.OutboxSent: {
+        name: made("messages of a batch of this outbox", _OUTBOX) for name in ("topic", "partition", "epoch")
+    },
     c.OutboxRefused: {
-        **{name: made("those of a batch of this outbox", _OUTBOX) for name in ("topic", "partition", "epoch")},
+        **{name: made("messages of a batch of this outbox", _OUTBOX) for name in ("topic", "partition", "epoch")},
         "error": made("text, or nil", _OUTBOX),
     },
     c.AckThen: {
@@ -224,7 +226,7 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
         "targets": of(
             _T.RESTORE_BEGIN,
             "targets",
-            "32,768 pairs of u32 at most; of topics on which the caller has `produce`",
+            "up to 32,768 pairs of u32, of topics on which the caller has `produce`",
             "server/handlers/backups.py",
         ),
     },
@@ -240,32 +242,32 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
     },
     c.RestoreEnd: {
         "restore_id": of(_T.RESTORE_END, "restore_id"),
-        "chunks": of(_T.RESTORE_END, "chunks", "as many as are there; compared in `apply`"),
+        "chunks": of(_T.RESTORE_END, "chunks", "the existing number; compared in `apply`"),
     },
     c.Skipped: {
         "skip_id": made("16 random bytes", _SKIPS),
         "command_digest": made("hash of the skipped command, or empty", _SKIPS),
-        **{name: made("that of the skipped APPEND, or 0", _SKIPS) for name in _APPENDED},
+        **{name: made("number of the skipped APPEND, or 0", _SKIPS) for name in _APPENDED},
     },
 }
 
-_SETTINGS_OF_TOPIC: Final = "`parse_settings`; of a restore `checked_record`"
-_BY_CONTROLLER: Final = "of a node that is registered"
+_SETTINGS_OF_TOPIC: Final = "`parse_settings`; in a restore `checked_record`"
+_BY_CONTROLLER: Final = "of a registered node"
 
 METADATA: Final[Mapping[type[Any], Mapping[str, Checked]]] = {
     m.RegisterNode: {
-        "node_id": made("the name that a node proved in its handshake", "broker/peers/handshake.py"),
+        "node_id": made("the name that the node proved in its handshake", "broker/peers/handshake.py"),
         "store_uuid": made("likewise", "broker/peers/handshake.py"),
         **{
-            name: made("as the node says in its handshake", "broker/peers/handshake.py")
+            name: made("from the node's handshake", "broker/peers/handshake.py")
             for name in ("addresses", "zone", "weight", "incarnation", "lowest_level", "highest_level")
         },
     },
     m.CreateTopic: {
         "name": of(_T.TOPIC_CREATE, "name", _NAME, _TOPICS, (_T.TOPIC_ENSURE, "name"), (_T.RESTORE_TOPIC, "name")),
-        "kind": of(_T.TOPIC_CREATE, "kind", "a kind that is known", _TOPICS, (_T.RESTORE_TOPIC, "kind")),
+        "kind": of(_T.TOPIC_CREATE, "kind", "a known kind", _TOPICS, (_T.RESTORE_TOPIC, "kind")),
         "replicas": of(
-            _T.TOPIC_CREATE, "replicas", "as many as there are nodes", _PLACEMENT, (_T.RESTORE_TOPIC, "replicas")
+            _T.TOPIC_CREATE, "replicas", "at most the number of nodes", _PLACEMENT, (_T.RESTORE_TOPIC, "replicas")
         ),
         "placement": made("nodes for each of 1..`partitions_per_topic` partitions", _PLACEMENT),
         "settings": of(
@@ -278,17 +280,17 @@ METADATA: Final[Mapping[type[Any], Mapping[str, Checked]]] = {
         "owner": of(
             _T.RESTORE_TOPIC,
             "owner",
-            "the caller, but of a restore by who has `security`",
+            "the caller; in a restore another owner if the caller has `security`",
             "server/handlers/backups.py",
         ),
     },
-    m.DeleteTopic: {"name": of(_T.TOPIC_DELETE, "name", "a topic, or of one that is not there: refused in `apply`")},
+    m.DeleteTopic: {"name": of(_T.TOPIC_DELETE, "name", "a topic; one that does not exist is refused in `apply`")},
     m.UpdateTopic: {
-        "name": of(_T.TOPIC_UPDATE, "name", "a topic that is there", _TOPICS),
+        "name": of(_T.TOPIC_UPDATE, "name", "an existing topic", _TOPICS),
         "settings": of(_T.TOPIC_UPDATE, "settings", "`update_settings`", "model/settings.py"),
-        "replicas": of(_T.TOPIC_UPDATE, "replicas", "as many as there are nodes", _PLACEMENT),
+        "replicas": of(_T.TOPIC_UPDATE, "replicas", "at most the number of nodes", _PLACEMENT),
         "partitions": made("as many as there are", _TOPICS),
-        "added": of(_T.TOPIC_UPDATE, "partitions", "nodes for each partition that is added", _PLACEMENT),
+        "added": of(_T.TOPIC_UPDATE, "partitions", "nodes for each added partition", _PLACEMENT),
     },
     m.FormCluster: {"cluster_uuid": made("a new UUID", "broker/cluster/cluster.py")},
     m.MarkNode: {"node_id": made(_BY_CONTROLLER, _CONTROLLER), "failed_since_ms": made("the clock", _CONTROLLER)},
@@ -299,14 +301,16 @@ METADATA: Final[Mapping[type[Any], Mapping[str, Checked]]] = {
     m.RemoveNode: {name: made(_BY_CONTROLLER, _CONTROLLER) for name in ("node_id", "store_uuid")},
     m.Assign: {
         "group": of(_T.TRANSFER, "partition", "the Raft group of a partition", _NODES, (_T.REBUILD, "partition")),
-        "epoch": made("of the assignment that is there", _NODES),
-        "nodes": of(_T.TRANSFER, "node", "nodes that are registered", _NODES, (_T.REBUILD, "node")),
+        "epoch": made("of the existing assignment", _NODES),
+        "nodes": of(_T.TRANSFER, "node", "registered nodes", _NODES, (_T.REBUILD, "node")),
     },
-    m.Settle: {name: made("what leaders report of their groups", _CONTROLLER) for name in ("group", "epoch", "whole")},
-    m.Balance: {"nodes": made("nodes that are registered", "broker/controller/rebalancer.py")},
+    m.Settle: {
+        name: made("reports of leaders about their groups", _CONTROLLER) for name in ("group", "epoch", "whole")
+    },
+    m.Balance: {"nodes": made("registered nodes", "broker/controller/rebalancer.py")},
     m.RaiseFeatureLevel: {"level": made("one that all nodes know", "broker/controller/feature_level.py")},
     m.SetPush: {
-        "topic": of(_T.GROUP_PUSH, "topic", "a topic that is there", _TOPICS),
+        "topic": of(_T.GROUP_PUSH, "topic", "an existing topic", _TOPICS),
         "group": of(_T.GROUP_PUSH, "group", _NAME, _TOPICS),
         "push": of(_T.GROUP_PUSH, "push", "`changed_push`", "model/push.py"),
     },
@@ -317,35 +321,35 @@ METADATA: Final[Mapping[type[Any], Mapping[str, Checked]]] = {
             name: of(_T.IDENTITY_PUT, "changes", words, _IDENTITIES)
             for name, words in (
                 ("grants", "1..`grants` grants (`check_grants`)"),
-                ("secret_hash", "32 bytes of a token, nil of others"),
+                ("secret_hash", "32 bytes for a token, nil otherwise"),
                 ("expires_ms", "an instant, or nil"),
                 ("quota", "`Quota.changed`"),
                 ("note", "text of `note_chars` characters at most"),
             )
         },
     },
-    m.DeleteIdentity: {"principal": of(_T.IDENTITY_DELETE, "principal", "refused in `apply` where there is none")},
+    m.DeleteIdentity: {"principal": of(_T.IDENTITY_DELETE, "principal", "refused in `apply` if there is none")},
     m.PutRole: {
         "name": of(_T.ROLE_PUT, "name", "`check_role`", _IDENTITIES),
         "grants": of(_T.ROLE_PUT, "grants", "`check_grants`", _IDENTITIES),
     },
-    m.DeleteRole: {"name": of(_T.ROLE_DELETE, "name", "refused in `apply` where there is none")},
+    m.DeleteRole: {"name": of(_T.ROLE_DELETE, "name", "refused in `apply` if there is none")},
     m.Skipped: {
         "skip_id": made("16 random bytes", _SKIPS),
         "command_digest": made("hash of the skipped command, or empty", _SKIPS),
     },
 }
 
-_HEAD: Final = """# What is checked before the log
+_HEAD: Final = """# Checks before the log
 
-`apply` computes with what stands in an entry of the log, on every replica, again and again. A value that it cannot
-compute with would shut all of them, so each field of each command is checked before its leader proposes it. This page
-says where, and is generated: `python -m tests.support.command_checks > docs/checks.md`. A test compares it with the
-commands and with the classes of the requests.
+Every replica computes with the entries of the log in `apply`. A value that `apply` cannot use would stop all replicas.
+So the leader checks each field of each command before it proposes the command. This page lists these checks. It is
+generated: `python -m tests.support.command_checks > docs/checks.md`. A test compares it with the commands and with the
+classes of the requests.
 
-*Request* names the fields that a client fills; their types and ranges are those that the class of the request declares
-([protocol.md](protocol.md)). *Beyond that* is what else is checked, and *where*, below `sandq/`; nothing there means
-the class of the request. A field without a request is made by the node.
+*Request* names the request fields from which the field is taken. The class of the request declares their types and
+ranges ([protocol.md](protocol.md)). *Further checks* lists the other checks, and *where* names their module below
+`sandq/`. An empty *where* means the class of the request. A field without a request is set by the node.
 """
 
 
@@ -362,12 +366,12 @@ def fields_of(command: type[Any]) -> list[str]:
 
 
 def _table(commands: Mapping[Any, Mapping[str, Checked]]) -> Iterator[str]:
-    yield "| Command | Field | Request | Type and range | Beyond that | Where |"
+    yield "| Command | Field | Request | Type and range | Further checks | Where |"
     yield "|---|---|---|---|---|---|"
     for command in sorted(commands, key=lambda command: int(command.type)):
         name = f"{int(command.type)} {command.__name__}"
         if not commands[command]:
-            yield f"| {name} | | | | it has no fields | |"
+            yield f"| {name} | | | | no fields | |"
         for field in fields_of(command):
             one = commands[command][field]
             requests = "<br>".join([f"{kind.name} {asked.replace('_', ' ')}" for kind, asked in one.of])
