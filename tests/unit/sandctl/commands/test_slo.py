@@ -6,11 +6,11 @@ import json
 
 from sandq.client.admin.slo import merge
 from tests.support.sandctl.fake_client import Ctl, FakeClient
-from tests.unit.client.admin.test_slo import told
+from tests.unit.client.admin.test_slo import report
 
 
 def test_people_see_how_it_stands(offline: Ctl, client: FakeClient) -> None:
-    nodes = {"n1": told(1990, 10, hour=(9, 1), topics=[["orders", 2000, 10]]), "n2": told(unproven=0)}
+    nodes = {"n1": report(1990, 10, hour=(9, 1), topics=[["orders", 2000, 10]]), "n2": report(unproven=0)}
     client.slo = merge(nodes, {"n3": "it cannot be reached"})
     result = offline("slo")
     assert (result.exit_code == 0 and client.asked("slo") == [{"node": None}]) or client.asked("slo") == [{}]
@@ -32,7 +32,7 @@ def test_people_see_how_it_stands(offline: Ctl, client: FakeClient) -> None:
 
 
 def test_programs_get_everything(offline: Ctl, client: FakeClient) -> None:
-    client.slo = merge({"n1": told(1)}, {})
+    client.slo = merge({"n1": report(1)}, {})
     found = json.loads(offline("slo", "--node", "n1", "-o", "json").stdout)
     assert client.asked("slo") == [{"node": "n1"}]
     assert found["in_time"] == 1.0 and found["is_proven"] is True
@@ -40,9 +40,9 @@ def test_programs_get_everything(offline: Ctl, client: FakeClient) -> None:
 
 
 def test_a_promise_that_is_broken_ends_with_1(offline: Ctl, client: FakeClient) -> None:
-    for node in (told(1, 1), told(9, early=1)):
+    for node in (report(1, 1), report(9, early=1)):
         client.slo = merge({"n1": node}, {})
         assert offline("slo", "--check").exit_code == 1
         assert offline("slo").exit_code == 0, "to look is not to check"
-    client.slo = merge({"n1": told()}, {})
+    client.slo = merge({"n1": report()}, {})
     assert offline("slo", "--check").exit_code == 0, "nothing delivered, nothing broken"
