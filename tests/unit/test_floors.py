@@ -423,13 +423,13 @@ def test_an_import_that_is_wrong_is_found(module: str, source: str) -> None:
         ("def f():\n    from sandq.client.client import connect", False),
     ],
 )
-def test_what_the_client_does_not_export_is_found(source: str, is_right: bool) -> None:
+def test_name_that_the_client_does_not_export_is_found(source: str, is_right: bool) -> None:
     exports = {"sandq.client": {"connect"}, "sandq.client.producer": {"Batch"}}
     assert (check_client("sandctl.main", source, exports=exports) == []) is is_right
     assert check_client("sandq.sync.client", source, exports=exports) == []
 
 
-def test_what_is_private_to_a_client_is_found() -> None:
+def test_private_name_of_the_client_is_found() -> None:
     assert check_private("sandq.spark.sink.sender", "client._cluster")
     assert check_private("sandq.spark.sink.sender", "self._client._inner.produce()")
     assert check_private("sandq.spark.sink.sender", "self._cluster") == []

@@ -90,7 +90,7 @@ def test_many_arguments_are_passed_by_name() -> None:
     assert sorted(found) == sorted(BY_POSITION)
 
 
-def test_what_is_too_long_is_found() -> None:
+def test_long_function_is_found() -> None:
     body = "    x = 1\n" * FUNCTION_LINES
     assert long_functions("m", f"def f():\n{body}") == ["m.f"]
     assert long_functions("m", f"def f():\n{body[10:]}") == []

@@ -34,7 +34,7 @@ def read(data: bytes, key: BackupKey | None = None, backup: str = "b", name: str
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["plain", "encrypted"])
-def test_what_was_written_is_read(key: BackupKey | None) -> None:
+def test_written_data_is_read(key: BackupKey | None) -> None:
     assert read(written(key), key) == BLOCKS
 
 
@@ -52,7 +52,7 @@ def test_no_bit_can_change_and_no_byte_be_missing(key: BackupKey | None) -> None
         read(data + b"\0", key)
 
 
-def test_a_file_is_not_taken_for_another_one() -> None:
+def test_file_is_not_mistaken_for_a_different_one() -> None:
     for other in (written(backup="c"), written(name="m")):
         with pytest.raises(DamagedBackup, match="is expected"):
             read(other)
@@ -75,7 +75,7 @@ def test_blocks_have_their_positions() -> None:
         read(data[: ends[0]] + data[ends[1] :])
 
 
-def test_who_knows_the_checksums_but_not_the_key_changes_nothing() -> None:
+def test_attacker_without_the_key_cannot_change_anything() -> None:
     forged = written()
     with pytest.raises(WrongKey, match="not encrypted"):
         read(forged, KEY)

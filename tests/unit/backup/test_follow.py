@@ -349,7 +349,7 @@ async def test_what_is_read_of_a_topic_that_is_made_anew_meanwhile_is_given_up(
     assert (await as_of(place, manifest, None, tmp_path))[0] == now(cluster)
 
 
-async def test_a_topic_that_is_made_anew_while_it_is_backed_up_is_left_out(
+async def test_topic_recreated_during_a_backup_is_omitted(
     cluster: FakeCluster, place: FakePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = cluster.begin
@@ -489,7 +489,7 @@ async def test_second_follower_of_a_store_without_locks_is_reported(
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-async def test_an_increment_without_its_end_is_made_anew(
+async def test_increment_without_its_end_is_made_again(
     cluster: FakeCluster, place: FakePlace, tmp_path: Path, is_restarted: bool
 ) -> None:
     """Some stores show what was written of a file whose writer was stopped."""
@@ -627,7 +627,7 @@ async def test_invalid_rows_are_reported(
         await as_of(place, manifest, None, tmp_path)
 
 
-async def test_what_a_newer_version_has_written_is_refused(
+async def test_data_of_a_newer_version_is_refused(
     cluster: FakeCluster, place: FakePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = await _chain_of(cluster, place)

@@ -55,7 +55,7 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
         (("topics",), 5),
     ],
 )
-async def test_what_no_backup_says_is_refused(tmp_path: Path, where: tuple[Any, ...], what: Any) -> None:
+async def test_invalid_manifest_is_refused(tmp_path: Path, where: tuple[Any, ...], what: Any) -> None:
     place = place_of(str(tmp_path))
     manifests.write(place, GOOD, None)
     document = at = json.loads(json.dumps(manifests.read_document(place, ID, MANIFEST, None)))

@@ -133,7 +133,7 @@ async def test_failed_backup_is_reported_and_deletes_no_good_backup(
     assert json.loads(status.read_text())["failures"] == 2
 
 
-async def test_what_was_never_finished_goes_after_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unfinished_backup_is_deleted_after_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bed = Bed(tmp_path, monkeypatch)
     for hours in (25, 1):
         with bed.place.create(f"{manifests.new_id(bed.now_ms - hours * HOUR_MS)}/data/t/0/00000.sandq") as stream:
@@ -150,7 +150,7 @@ async def test_the_status_is_for_prometheus_too(tmp_path: Path, monkeypatch: pyt
     assert "\nsandq_backup_last_success_timestamp_seconds 1800000000.005\n" in status.read_text()
 
 
-def test_what_cannot_be_read_is_never_deleted() -> None:
+def test_unreadable_backup_is_never_deleted() -> None:
     bad = [Listed(str(number), None, "damaged") for number in range(5)]
     last = Manifest(
         backup_id="6",

@@ -40,7 +40,7 @@ async def test_what_is_larger_than_the_share_gets_it_alone() -> None:
     assert account.bytes == 500
 
 
-async def test_who_is_cancelled_while_waiting_holds_nothing_and_nobody_up() -> None:
+async def test_cancelled_waiter_holds_nothing_and_delays_no_other() -> None:
     account, got = Account(100), list[int]()
     await account.reserve(90)
     async with trio.open_nursery() as nursery:

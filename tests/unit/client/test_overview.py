@@ -45,7 +45,7 @@ def test_a_quantile_lies_within_its_bucket(counts: tuple[int, ...], part: float,
     assert found == seconds if seconds is None else found == pytest.approx(seconds)
 
 
-def test_what_several_nodes_lead_is_added() -> None:
+def test_counts_of_several_leaders_are_added() -> None:
     topic = TopicOverview(name="t", kind="timer", partitions=3)
     topic.add(row("t", 1, group(ready=5, consumers=2), lateness=(1, 10)), BOUNDS)
     topic.add(row("t", 1, group(ready=7, reason="it is paused"), group("other"), lateness=(1, 5, 4, 1)), BOUNDS)

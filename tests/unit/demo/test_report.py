@@ -46,7 +46,7 @@ def test_all_is_well() -> None:
     assert found.exit_code == 0
 
 
-def test_what_was_stored_and_never_delivered_is_lost() -> None:
+def test_stored_message_without_delivery_is_lost() -> None:
     found = verdict(ledger(produced=3, delivered={0: 1.0, 2: 1.0}))
     assert (found.lost, found.delivered) == (1, 2)
     assert found.exit_code == 1
@@ -95,7 +95,7 @@ def test_a_reminder_that_is_stored_twice_fails_the_demo() -> None:
     assert ("doubled", "1") in verdict_rows(found)
 
 
-def test_what_could_not_be_produced_fails_the_demo() -> None:
+def test_failed_produce_fails_the_demo() -> None:
     made = ledger(produced=2, delivered={0: 0.0, 1: 0.0})
     made.planned = 4
     made.failed["r2"] = "no"
@@ -300,7 +300,7 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, content: bytes, words: str) 
     assert words in str(caught.value) and str(file) in str(caught.value)
 
 
-def test_what_is_no_file(tmp_path: Path) -> None:
+def test_input_that_is_no_file_is_refused(tmp_path: Path) -> None:
     for path, words in (
         (tmp_path, "not a regular file"),
         (tmp_path / "none", "no such file"),

@@ -52,7 +52,7 @@ def test_time_never_goes_back() -> None:
     assert agenda.now == 9.0 and agenda.after(1.0, lambda: None).at == 10.0
 
 
-def test_what_was_cancelled_does_not_pile_up() -> None:
+def test_cancelled_tasks_do_not_accumulate() -> None:
     agenda = Agenda(0.0)
     kept = [agenda.after(1.0, lambda: None) for _ in range(10)]
     for _ in range(20 * SWEEP_TASKS):

@@ -24,7 +24,7 @@ def test_the_newest_goes_first() -> None:
     assert queue.take(ROOM, 3) == [b"c", b"b", b"a"]
 
 
-def test_what_was_handed_on_least_goes_first() -> None:
+def test_least_transmitted_message_goes_first() -> None:
     queue = filled("a", "b", "c")
     assert queue.take(bytes_for("c"), 9) == [b"c"]
     assert queue.take(bytes_for("b"), 9) == [b"b"]
@@ -34,7 +34,7 @@ def test_what_was_handed_on_least_goes_first() -> None:
     assert queue.take(ROOM, 9) == [b"a", b"d", b"c", b"b"]
 
 
-def test_each_is_handed_on_so_often_and_no_more() -> None:
+def test_each_message_is_transmitted_a_limited_number_of_times() -> None:
     queue = filled("a")
     assert "a" in queue and len(queue) == 1 and queue
     assert [queue.take(ROOM, 4) for _ in range(6)] == [[b"a"]] * 4 + [[]] * 2
@@ -66,7 +66,7 @@ def test_broadcasts_never_exceed_the_free_bytes() -> None:
         assert sum(len(message) + PART_BYTES for message in taken) <= room
 
 
-def test_what_does_not_fit_waits_for_the_next_packet_and_holds_nothing_up() -> None:
+def test_oversized_message_waits_for_the_next_packet_without_delaying_others() -> None:
     queue = Broadcasts()
     queue.put("small", b"s")
     queue.put("large", bytes(1000))
@@ -82,7 +82,7 @@ def test_not_all_that_waits_is_looked_at_for_the_last_bytes() -> None:
     assert len(queue.take(101 + 1 + MISFITS_MOST * 102, 1)) == MISFITS_MOST + 1
 
 
-def test_a_packet_has_so_many_parts_at_most() -> None:
+def test_parts_of_a_packet_are_limited() -> None:
     queue = filled(*(str(number) for number in range(300)))
     assert [len(queue.take(1 << 20, 1)) for _ in range(4)] == [PARTS_MOST, PARTS_MOST, PARTS_MOST, 0]
 

@@ -105,7 +105,7 @@ def test_checksums_are_for_those_who_read_them() -> None:
     assert first_bytes == {(new.address, True), (old.address, False)}
 
 
-def test_what_cannot_be_read_is_counted() -> None:
+def test_unreadable_messages_are_counted() -> None:
     core = core_of()
     packets = Packets(None, lambda: bytes(12))
     before = dict(core.records)

@@ -117,7 +117,7 @@ def test_keys_of_newer_agents_are_ignored() -> None:
     assert decode(packed(4, newer)) == CASES[7][0]
 
 
-def test_so_many_keys_and_no_more() -> None:
+def test_unknown_keys_of_a_message_are_limited() -> None:
     newer = {f"key{number}": number for number in range(MAP_ITEMS - len(ALIVE))}
     assert decode(packed(4, {**ALIVE, **newer})) == CASES[7][0]
     with pytest.raises(ProtocolError, match="no msgpack"):
@@ -162,7 +162,7 @@ def test_long_errors_are_cut() -> None:
         *[(0, value) for value in (None, [], 1, b"x", {1: 2}, {None: 1})],
     ],
 )
-def test_what_is_wrong_is_refused(kind: int, fields: object) -> None:
+def test_invalid_input_is_refused(kind: int, fields: object) -> None:
     with pytest.raises(ProtocolError, match=f"a gossip message of type {kind}: "):
         decode(packed(kind, fields))
 

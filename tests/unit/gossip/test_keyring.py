@@ -19,7 +19,7 @@ def line(key: bytes) -> str:
     return b64encode(key).decode()
 
 
-def test_what_is_sealed_is_opened() -> None:
+def test_sealed_bytes_can_be_opened() -> None:
     for key in (bytes(16), bytes(24), bytes(32)):
         ring = Keyring([key])
         sealed = ring.seal(b"plain", b"more", NONCE)
@@ -42,7 +42,7 @@ def test_any_key_opens_and_the_first_one_seals() -> None:
         after.open(before.seal(b"x", b"", NONCE), b"")
 
 
-def test_what_was_changed_is_refused() -> None:
+def test_modified_data_is_refused() -> None:
     ring = Keyring([NEW])
     sealed = ring.seal(b"plain", b"more", NONCE)
     for at in range(len(sealed)):

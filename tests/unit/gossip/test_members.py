@@ -236,7 +236,7 @@ def test_who_joins_again_left_when_it_left_until_it_is_there() -> None:
     assert bench.serf.state() == SerfState(10, {"own": 0, "a": 9}, [], 0, 0) and bench.state("a") == State.ALIVE
 
 
-def test_what_another_knows_is_merged_and_not_handed_on() -> None:
+def test_state_of_a_peer_is_merged_and_not_retransmitted() -> None:
     bench = MemberBench("abcd")
     bench.hear(dead("b"), left("c"))
     bench.serf.merge(SerfState(10, {"a": 9, "b": 8, "c": 7, "x": 6}, ["b", "c", "x"], 0, 0))
@@ -255,7 +255,7 @@ def test_a_state_without_the_time_of_a_leave_says_nothing() -> None:
 # ----------------------------------------------------------------------------------------------------------- limits
 
 
-def test_who_is_gone_is_listed_for_a_while() -> None:
+def test_departed_member_is_listed_for_a_while() -> None:
     bench = MemberBench("abc")
     bench.hear(dead("a"))
     bench.intend(leaves("b"))
@@ -267,7 +267,7 @@ def test_who_is_gone_is_listed_for_a_while() -> None:
     assert list(bench.serf.records) == ["own", "c"] and bench.reported == ["a", "b"]
 
 
-def test_who_came_back_is_not_forgotten_at_the_time_planned_before() -> None:
+def test_rejoined_member_is_not_forgotten_at_the_earlier_deadline() -> None:
     bench = MemberBench("a")
     bench.hear(dead("a"))
     bench.advance(LAN.dead_gossip_s + 1)

@@ -96,7 +96,7 @@ ACCUSED: list[tuple[Suspect | Dead, int | None]] = [
 
 
 @pytest.mark.parametrize(("word", "says"), ACCUSED)
-def test_what_is_said_of_itself_is_refuted(word: Suspect | Dead, says: int | None) -> None:
+def test_suspicion_of_itself_is_refuted(word: Suspect | Dead, says: int | None) -> None:
     bench = SwimBench(others="a")
     bench.hear(word)
     assert bench.liveness("own") == (ALIVE, says or 1)
@@ -135,7 +135,7 @@ def test_another_machine_of_its_name_changes_nothing() -> None:
     assert bench.refused() == {"refused_name_conflict": 1} and bench.nodes.refusals == {"own": "name_conflict"}
 
 
-def test_who_departs_refutes_nothing_and_stays_away() -> None:
+def test_departing_node_refutes_nothing() -> None:
     bench = SwimBench(others="a")
     bench.nodes.depart()
     assert bench.said() == [left("own", 1)] and bench.liveness("own") == (LEFT, 1)
@@ -187,7 +187,7 @@ def test_the_same_one_again_shortens_nothing_and_is_no_news() -> None:
     assert bench.said() == [], "as many agree as are wanted"
 
 
-def test_who_agrees_late_ends_it_at_once() -> None:
+def test_late_confirmation_ends_a_suspicion_at_once() -> None:
     bench = SwimBench(others="abcdefg")
     bench.hear(suspect("a", 1, "b"))
     bench.advance(2 * LEAST_S)
@@ -209,7 +209,7 @@ def test_those_that_are_gone_count_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("word", [alive("a", 2), left("a", 1), dead("a", 1)])
-def test_a_suspicion_that_is_over_ends_nobody(word: Alive | Dead) -> None:
+def test_ended_suspicion_fails_no_member(word: Alive | Dead) -> None:
     bench = SwimBench(others="abcdefg")
     bench.hear(suspect("a", 1, "b"), word)
     liveness = bench.liveness("a")
@@ -243,7 +243,7 @@ def test_who_is_gone_is_forgotten_after_a_while_and_may_come_back(word: Dead) ->
     assert bench.liveness("a") == (ALIVE, 1)
 
 
-def test_who_came_back_in_time_is_not_forgotten() -> None:
+def test_member_that_rejoined_in_time_is_not_forgotten() -> None:
     bench = SwimBench(others="a")
     bench.hear(dead("a"))
     bench.advance(LAN.dead_gossip_s / 2)
@@ -257,7 +257,7 @@ def test_who_came_back_in_time_is_not_forgotten() -> None:
 @pytest.mark.parametrize(
     ("theirs", "ours"), [(ALIVE, (ALIVE, 6)), (SUSPECT, (SUSPECT, 6)), (DEAD, (SUSPECT, 6)), (LEFT, (LEFT, 6))]
 )
-def test_what_another_believes_is_merged(theirs: Liveness, ours: tuple[Liveness, int]) -> None:
+def test_view_of_a_peer_is_merged(theirs: Liveness, ours: tuple[Liveness, int]) -> None:
     """Its "dead" may be old: the member has time to object."""
     bench = known_as(ALIVE)
     bench.nodes.merge(NodeState("a", address_of("a"), tags_of("a"), 6, theirs, VSN))

@@ -50,7 +50,7 @@ def test_the_same_store_may_move(liveness: Liveness) -> None:
     assert bench.liveness("a") == (ALIVE, 6) and bench.node("a").address == ELSEWHERE
 
 
-def test_without_a_store_nobody_moves() -> None:
+def test_no_partition_moves_without_a_store() -> None:
     bench = SwimBench()
     bench.hear(alive("serf", meta=b""), alive("serf", 2, meta=b"", at=ELSEWHERE))
     assert bench.node("serf").address == address_of("serf") and bench.refused() == {"refused_name_conflict": 1}

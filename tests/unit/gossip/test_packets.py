@@ -60,7 +60,7 @@ PLAIN = packets()
 @pytest.mark.parametrize("key", [None, bytes(32)])
 @pytest.mark.parametrize("crc", [True, False])
 @pytest.mark.parametrize("count", [1, 2, 4, 255])
-def test_what_is_sealed_is_opened(key: bytes | None, crc: bool, count: int) -> None:
+def test_sealed_bytes_can_be_opened(key: bytes | None, crc: bool, count: int) -> None:
     mine = packets(key)
     parts = (PARTS * 64)[:count]
     datagram = mine.seal(parts, crc=crc)
@@ -148,12 +148,12 @@ def test_all_layers_at_once() -> None:
         (PARTS[0][:-1], "type 0"),
     ],
 )
-def test_what_is_wrong_is_refused(datagram: bytes, says: str) -> None:
+def test_invalid_input_is_refused(datagram: bytes, says: str) -> None:
     with pytest.raises(ProtocolError, match=says):
         PLAIN.open(datagram)
 
 
-def test_what_is_wrong_inside_is_refused_when_it_was_encrypted() -> None:
+def test_malformed_encrypted_content_is_refused() -> None:
     mine, ring = packets(bytes(32)), Keyring([bytes(32)])
     for inside in (b"", b"\xf4\x00" + PARTS[0], ring.seal(PARTS[0], b"", bytes(12))):
         with pytest.raises(ProtocolError):

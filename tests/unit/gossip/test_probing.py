@@ -87,7 +87,7 @@ def test_only_live_members_are_probed_round_robin() -> None:
     assert bench.counts["probes"] == 12 and bench.counts["probes_failed"] == 0
 
 
-def test_one_alone_probes_nobody() -> None:
+def test_single_member_probes_no_peer() -> None:
     bench = ProbeBench()
     bench.advance(10)
     assert bench.sent == [] and bench.counts["probes"] == 0
@@ -116,7 +116,7 @@ def test_names_of_those_that_are_gone_do_not_pile_up() -> None:
     assert len(bench.prober._order) < 20
 
 
-def test_who_departs_probes_nobody() -> None:
+def test_departing_node_probes_no_peer() -> None:
     bench = ProbeBench("ab")
     bench.nodes.depart()
     bench.advance(5)
@@ -309,7 +309,7 @@ def test_a_relay_says_that_there_is_no_answer_before_the_asker_gives_up(timing: 
     assert bench.taken() == [(address_of("b"), Nack(9))]
 
 
-def test_who_wants_no_nack_gets_none() -> None:
+def test_ping_without_nack_request_gets_no_nack() -> None:
     bench = ProbeBench("ab")
     bench.nodes.leaving = True
     relayed(bench, nack=False)

@@ -154,7 +154,7 @@ def test_events_are_passed_over() -> None:
         b"\x02" + packed({"LTime": 1, "StatusLTimes": {str(i): 1 for i in range(MEMBERS_MOST + 1)}}),
     ],
 )
-def test_what_is_wrong_is_refused(body: bytes) -> None:
+def test_invalid_input_is_refused(body: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode_serf(body)
 

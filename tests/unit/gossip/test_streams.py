@@ -82,7 +82,7 @@ def read(data: bytes, size: int, key: bytes | None = None) -> StreamMessage | No
 @pytest.mark.parametrize("key", [None, KEY])
 @pytest.mark.parametrize("whole", WHOLES, ids=lambda whole: type(whole).__name__)
 @pytest.mark.parametrize("size", [1, 2, 7, 1 << 20])
-def test_what_is_sealed_is_read(key: bytes | None, whole: StreamMessage, size: int) -> None:
+def test_sealed_bytes_are_read(key: bytes | None, whole: StreamMessage, size: int) -> None:
     data = pair(key).seal(whole)
     assert read(data, size, key) == whole
     for cut in range(len(data)):
@@ -167,7 +167,7 @@ def test_streams_of_an_agent(size: int) -> None:
         (b"\x09" + packed({"Algo": 1, "Buf": b""}), "algorithm 1, 0 alone"),
     ],
 )
-def test_what_is_wrong_is_refused(data: bytes, says: str) -> None:
+def test_invalid_input_is_refused(data: bytes, says: str) -> None:
     for size in (1, len(data)):
         with pytest.raises(ProtocolError, match=says):
             read(data, size)
@@ -187,7 +187,7 @@ def test_what_is_wrong_is_refused(data: bytes, says: str) -> None:
         (sealed(encode(Ack(1, b"")) + b"x"), "1 bytes after"),
     ],
 )
-def test_what_is_wrong_with_a_key_is_refused(data: bytes, says: str) -> None:
+def test_invalid_key_is_refused(data: bytes, says: str) -> None:
     for size in (1, len(data)):
         with pytest.raises(ProtocolError, match=says):
             read(data, size, KEY)

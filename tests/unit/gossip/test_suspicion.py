@@ -35,7 +35,7 @@ def test_each_who_agrees_makes_it_shorter(wanted: int, agreeing: int, seconds: f
     assert lasts_s(wanted, agreeing) == pytest.approx(seconds, abs=1e-3)
 
 
-def test_who_agrees_twice_is_no_news() -> None:
+def test_repeated_confirmation_is_no_news() -> None:
     suspicion = Suspicion("first", 2, 4.0, 24.0, BEGAN)
     assert [suspicion.confirm(name) for name in ("first", "a", "a", "b", "c")] == [False, True, False, True, False]
 

@@ -94,7 +94,7 @@ async def test_a_slow_reader_finds_many_changes_as_one() -> None:
     assert await anext(changes) == [Change(replace(member("a"), since_ms=999))]
 
 
-async def test_what_changed_and_changed_back_is_no_news(autojump_clock: trio.testing.MockClock) -> None:
+async def test_change_that_was_undone_is_not_reported(autojump_clock: trio.testing.MockClock) -> None:
     roster = Roster()
     roster.put(member("a"))
     changes = roster.changes()

@@ -114,7 +114,7 @@ async def test_event_is_reported_once_and_awaited() -> None:
         await rpc.event()
 
 
-async def test_who_gives_up_an_answer_leaves_the_others_theirs() -> None:
+async def test_cancelled_reader_does_not_cancel_the_others() -> None:
     agent = FakeAgent()
     async with running(agent), await SerfRpc.open(agent.address) as rpc:
         async with trio.open_nursery() as nursery:
@@ -127,7 +127,7 @@ async def test_who_gives_up_an_answer_leaves_the_others_theirs() -> None:
 # --------------------------------------------------------------------------------------------------- not let in
 
 
-async def test_nobody_listens() -> None:
+async def test_missing_agent_is_reported() -> None:
     nobody = Address("127.0.0.1", free_port())
     with pytest.raises(Unavailable, match=f"no Serf agent at {nobody}"):
         await SerfRpc.open(nobody)

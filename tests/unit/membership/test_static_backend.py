@@ -46,6 +46,6 @@ async def test_there_is_nothing_to_join() -> None:
 
 
 @pytest.mark.parametrize(("peers", "peer_tags"), [({"node1": OTHER}, {}), ({"node2": OTHER}, {"node3": {"zone": "a"}})])
-def test_what_contradicts_itself_is_refused(peers: dict[str, Address], peer_tags: dict[str, dict[str, str]]) -> None:
+def test_contradictory_settings_are_refused(peers: dict[str, Address], peer_tags: dict[str, dict[str, str]]) -> None:
     with pytest.raises(InvalidSetting):
         StaticMembership("node1", OWN, peers, {}, lambda: 0, peer_tags=peer_tags)

@@ -90,7 +90,7 @@ def test_lost_node_stays_until_a_replacement_exists() -> None:
     assert changes(topic(*ABC), nodes, balanced="ab") == []
 
 
-def test_who_is_being_removed_goes_even_then() -> None:
+def test_removed_node_is_drained_even_then() -> None:
     nodes = registry(node("a"), node("b"), node("c", failed=AFTER_MS, standing=REMOVING))
     assert assigned(changes(topic(*ABC), nodes)) == {1: {"a", "b"}}
 
@@ -145,7 +145,7 @@ def test_what_nobody_can_take_stays() -> None:
     assert assigned(changes(topic(("b",)), nodes)) == {}
 
 
-def test_who_is_being_removed_is_not_missed() -> None:
+def test_removed_node_is_not_missed() -> None:
     """After the loss of a majority all that are left are failed."""
     lost = [node(name, failed=AFTER_MS, standing=REMOVING) for name in "bc"]
     assert assigned(changes(topic(*ABC), registry(node("a"), *lost))) == {1: {"a"}}

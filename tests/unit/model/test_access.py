@@ -13,7 +13,7 @@ def access(*grants: str) -> Access:
     return Access.of("token:app", grants, CUSTOM)
 
 
-def test_who_is_granted_nothing_may_do_nothing() -> None:
+def test_identity_without_grants_has_no_rights() -> None:
     nobody = access()
     assert not any(nobody.allows(right, topic) for right in Right for topic in (None, "t"))
     assert not nobody.sees("t")

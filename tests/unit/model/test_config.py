@@ -218,7 +218,7 @@ def test_every_key_has_its_variable() -> None:
     assert len(names) == len(set(names)) == 96 + len(DEFAULT.__dataclass_fields__)
 
 
-def test_what_is_wrong_in_the_environment() -> None:
+def test_mistakes_in_the_environment_are_reported() -> None:
     environ = {
         "SANDQ_NODE__IDD": "x",
         "SANDQ_CLOCK__MAX_DRIFT": "soon",

@@ -106,7 +106,7 @@ def test_a_url_is_taken_apart(url: str, target: tuple[object, ...], authority: s
         None,
     ],
 )
-def test_what_is_no_url_is_refused(url: object) -> None:
+def test_invalid_url_is_refused(url: object) -> None:
     with pytest.raises(InvalidRequest, match="url: "):
         Target.parse(url)
 
@@ -146,7 +146,7 @@ def test_no_ports_are_all_ports() -> None:
 @pytest.mark.parametrize(
     "text", ["0.0.0.0/0", "::/0", "0.0.0.0/7", "10.0.0.1/8", "10.0.0.0/33", "https://x", "a/b", "a b"]
 )
-def test_what_is_no_entry_is_refused(text: str) -> None:
+def test_invalid_entry_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
         entry_of(text)
 

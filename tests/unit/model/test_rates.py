@@ -37,7 +37,7 @@ def test_rate_is_read_again_as_it_is_shown(interval: int) -> None:
     "rate",
     [0, -1, 0.0, float("nan"), float("inf"), -float("inf"), True, None, [], "", "NaN", "1e3", "1/w", "1 / s", "0/s"],
 )
-def test_what_is_no_rate_is_refused(rate: Any) -> None:
+def test_invalid_rate_is_refused(rate: Any) -> None:
     with pytest.raises(ValueError, match="a rate is expected"):
         interval_us(rate)
 

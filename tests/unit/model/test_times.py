@@ -53,7 +53,7 @@ def test_durations(value: timedelta | float | str, ms: int) -> None:
         *("30m1h", "1m1m", "5ms1s", "nan", "inf", "\u0665m", "5m\n", "9" * 63 + "s", "9" * 5000 + "s"),
     ],
 )
-def test_what_is_no_duration(value: object) -> None:
+def test_invalid_duration_is_refused(value: object) -> None:
     with pytest.raises(InvalidTime) as caught:
         duration_ms(value)  # type: ignore[arg-type]
     assert "is not a duration" in caught.value.message
@@ -146,7 +146,7 @@ def test_instants(value: datetime | int | str, ms: int) -> None:
         ("2023-11-14T22:13:20." + "0" * 60 + "Z", "expected"),
     ],
 )
-def test_what_is_no_instant(value: object, why: str) -> None:
+def test_invalid_instant_is_refused(value: object, why: str) -> None:
     with pytest.raises(InvalidTime, match=why) as caught:
         instant_ms(value)  # type: ignore[arg-type]
     assert "is not an instant" in caught.value.message

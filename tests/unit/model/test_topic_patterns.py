@@ -34,7 +34,7 @@ def test_one_of_several_is_enough() -> None:
 
 
 @pytest.mark.parametrize("patterns", [[], [""], ["a b"], ["a" * 250], [5], ["/"], ["é*"], ["*"] * (PATTERNS_MAX + 1)])
-def test_what_is_no_pattern(patterns: list[Any]) -> None:
+def test_invalid_pattern_is_refused(patterns: list[Any]) -> None:
     with pytest.raises(InvalidName, match="pattern"):
         sandq.pattern(*patterns)
 

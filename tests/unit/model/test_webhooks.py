@@ -47,7 +47,7 @@ def test_each_of_several_secrets_signs() -> None:
         ({}, BODY, AT - 301, "301 s ahead"),
     ],
 )
-def test_what_was_changed_or_is_old_is_refused(changes: dict[str, str], body: bytes, now_s: int, why: str) -> None:
+def test_modified_or_old_data_is_refused(changes: dict[str, str], body: bytes, now_s: int, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why):
         verify([SECRET], headers(SECRET) | changes, body, now_s)
 
@@ -79,7 +79,7 @@ def test_a_missing_header_is_named(missing: str) -> None:
         None,
     ],
 )
-def test_what_is_no_secret_is_refused_and_not_repeated(secret: str) -> None:
+def test_invalid_secret_is_refused_and_not_shown(secret: str) -> None:
     with pytest.raises(InvalidRequest, match="a secret is whsec_") as refusal:
         secret_key(secret)
     assert not secret or len(str(secret)) < 8 or str(secret) not in str(refusal.value)

@@ -56,7 +56,7 @@ class Bed:
         await serve_until(self.stop, run, on_ready)
 
 
-async def test_it_is_started_anew_when_it_asks_for_it() -> None:
+async def test_process_is_restarted_on_its_request() -> None:
     bed = Bed(None, None, None)
     await bed.serve()
     assert [node.number for node in bed.ready] == bed.ended == [0, 1, 2]

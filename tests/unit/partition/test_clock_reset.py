@@ -94,7 +94,7 @@ def test_nothing_is_stored_leased_or_opened_during_a_reset() -> None:
     assert (bench.machine.now_ms, bench.status().next_expiry_ms) == (T, None)
 
 
-def test_what_was_delayed_comes_at_its_own_instant() -> None:
+def test_delayed_message_comes_at_its_own_time() -> None:
     bench = poisoned()
     bench.put("one by one", at=1000, due=60_000, unique="a")
     bench.append("batch", at=1000, due=[70_000])
@@ -390,7 +390,7 @@ def test_message_of_a_whole_batch_that_waits_copied_aside_goes_by_its_own_instan
     assert bench.values(bench.lease(at=comes)) == ["b"][: comes > HOUR]
 
 
-def test_what_waits_copied_aside_expires_each_by_its_own_ttl() -> None:
+def test_copied_waiting_messages_expire_by_their_own_ttls() -> None:
     """This includes messages whose offsets a reset makes consecutive."""
     bench = Bench()
     bench.open()

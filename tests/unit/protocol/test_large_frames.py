@@ -94,6 +94,6 @@ def test_so_many_at_a_time() -> None:
         (msgpack.packb([3, -1, bytes(80_000)]), ProtocolError),
     ],
 )
-def test_what_is_wrong_is_a_protocol_error(body: bytes, kind: type[SandqError]) -> None:
+def test_malformed_input_is_a_protocol_error(body: bytes, kind: type[SandqError]) -> None:
     with pytest.raises(kind):
         decoded(read(framed(body)))

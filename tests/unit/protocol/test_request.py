@@ -70,7 +70,7 @@ def test_it_is_a_frozen_tuple_with_defaults(Example: Any) -> None:
         ({"count": -1}, r"PING field 6 \(count\): -1 is not within 0.."),
     ],
 )
-def test_what_is_wrong_is_named(Example: Any, change: dict[str, Any], words: str) -> None:
+def test_mistakes_are_named(Example: Any, change: dict[str, Any], words: str) -> None:
     right = Example("abc", "on", b"ab", [[1, "a"]])
     assert Example.parse([17, 1, *right]) == right
     with pytest.raises(InvalidRequest, match=words):

@@ -165,7 +165,7 @@ EVERY: list[tuple[int, Any]] = [
 
 
 @pytest.mark.parametrize(("kind", "request_"), EVERY, ids=lambda value: type(value).__name__)
-def test_what_is_written_is_read(kind: int, request_: Any) -> None:
+def test_written_data_is_read_back(kind: int, request_: Any) -> None:
     (frame,) = FrameReader().feed(request_.frame(77))
     assert frame[:2] == [kind, 77]
     assert type(request_).parse(frame) == request_

@@ -79,7 +79,7 @@ def test_nack_likewise() -> None:
 @pytest.mark.parametrize(
     "bad", [[], [[at(0)]], [[at(0), 0]], [[at(0), True]], [[b"x", 1]], [[at(0), b""]], "x", [[at(0), 1], 7]]
 )
-def test_what_is_wrong_is_refused(bad: Any) -> None:
+def test_invalid_input_is_refused(bad: Any) -> None:
     with pytest.raises(InvalidRequest):
         acked(bad)
 
@@ -122,7 +122,7 @@ def test_ranges_are_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
         None,
     ],
 )
-def test_what_is_wrong_is_refused_alike(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_input_is_refused_alike(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     what: list[Any] = [[offsets.pack(1000 + at, 5, 0, 3), 1] for at in range(MANY)]
     what[MANY // 2] = wrong
     with pytest.raises(InvalidRequest) as together:

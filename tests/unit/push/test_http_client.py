@@ -54,7 +54,7 @@ async def test_a_connection_is_used_again(http: HttpClient) -> None:
         assert receiver.connections == 1
 
 
-async def test_a_connection_that_was_closed_meanwhile_is_made_anew(http: HttpClient) -> None:
+async def test_closed_connection_is_reopened(http: HttpClient) -> None:
     async with receiving() as receiver:
         port = receiver.port
         await http.post(at(receiver), HEADERS, b"", PATIENCE_S)
@@ -88,7 +88,7 @@ def writes(*parts: bytes, forever: bytes = b"") -> Callable[[trio.abc.Stream], t
     return write  # type: ignore[return-value]
 
 
-async def test_of_an_endless_body_only_the_beginning_is_read(http: HttpClient) -> None:
+async def test_only_the_beginning_of_an_endless_body_is_read(http: HttpClient) -> None:
     async with receiving() as receiver:
         receiver.raw = writes(b"HTTP/1.1 500 no\r\n\r\n", forever=b"z" * 5000)  # type: ignore[assignment]
         answer = await http.post(at(receiver), HEADERS, b"", PATIENCE_S)
@@ -244,14 +244,14 @@ async def test_a_second_answer_is_none_to_the_next_request(http: HttpClient, gap
         (b"HTTP/1.1 20", b"", "closed without an answer"),
     ],
 )
-async def test_what_is_no_answer_is_a_failure(http: HttpClient, answer: bytes, forever: bytes, why: str) -> None:
+async def test_invalid_reply_is_a_failure(http: HttpClient, answer: bytes, forever: bytes, why: str) -> None:
     async with receiving() as receiver:
         receiver.raw = writes(answer, forever=forever)  # type: ignore[assignment]
         with pytest.raises(PushFailed, match=why):
             await http.post(at(receiver), HEADERS, b"", PATIENCE_S)
 
 
-async def test_a_port_that_nobody_listens_at_is_a_failure(http: HttpClient) -> None:
+async def test_closed_port_is_a_failure(http: HttpClient) -> None:
     async with receiving() as receiver:
         target = at(receiver)
     with pytest.raises(PushFailed, match=r"connecting: .*refused"):

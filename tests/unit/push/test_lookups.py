@@ -47,7 +47,7 @@ async def test_an_address_needs_no_resolver(resolver: FakeResolver) -> None:
     assert resolver.asked == []
 
 
-async def test_who_asks_while_it_is_looked_up_shares_what_is_found(
+async def test_caller_during_a_look_up_shares_its_result(
     resolver: FakeResolver, autojump_clock: trio.testing.MockClock
 ) -> None:
     lookups = Lookups()
@@ -78,7 +78,7 @@ async def test_that_a_name_is_not_found_is_shared_as_well(resolver: FakeResolver
     }
 
 
-async def test_a_name_server_that_hangs_stops_nobody_else(resolver: FakeResolver) -> None:
+async def test_hung_name_server_delays_no_other_look_up(resolver: FakeResolver) -> None:
     """Look-ups that wait for one name use one thread, and none of the threads of the node's other work."""
     lookups = Lookups()
     async with trio.open_nursery() as nursery:

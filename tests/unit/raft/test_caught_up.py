@@ -23,7 +23,7 @@ def write(table: Table, *only_to: str) -> None:
     table.settle(only_to=("a", *only_to))
 
 
-def test_who_has_everything_has_caught_up(table: Table) -> None:
+def test_member_with_all_entries_has_caught_up(table: Table) -> None:
     assert table.groups["a"].has_caught_up("d#1")
 
 

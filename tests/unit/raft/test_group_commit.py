@@ -84,7 +84,7 @@ def test_all_groups_share_one_commit_batch() -> None:
     assert sorted(record[1] for record in records) == [1, 2, 3]
 
 
-def test_what_arrives_while_a_sync_hangs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_that_arrive_while_a_sync_hangs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes_module, "ARRIVED_BYTES", 1000)
     monkeypatch.setattr(passes_module, "ARRIVED_FRAMES", 8)
     commits = GroupCommit()

@@ -134,7 +134,7 @@ def test_all_know_what_is_committed_before_it_is_quiet(nodes: Nodes, monkeypatch
     assert reported() == 1, "the others have it, and are never told"
 
 
-def test_a_leader_that_nobody_answers_steps_down(nodes: Nodes) -> None:
+def test_leader_without_replies_steps_down(nodes: Nodes) -> None:
     led = [number for number, name in nodes.leaders().items() if name == "a"]
     nodes.cut = {("b", "a"), ("c", "a")}
     nodes.run(LEADER_FALLBACK_S + 1.0)
@@ -202,7 +202,7 @@ def test_an_answer_to_a_beat_from_before_confirms_no_read(nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize("numbers", [(1, 1, 1, 1), (1, 1, 1, 1, -1), (1, 1, 1, 1, True), (1, 1, 1, 1, "1"), [1] * 5, 7])
-def test_what_is_no_beat_is_refused(numbers: Any) -> None:
+def test_invalid_beat_is_refused(numbers: Any) -> None:
     with pytest.raises(ValueError, match="beat"):
         wire.check((wire.BEATS, numbers))
     assert wire.check((wire.BEAT_ACKS, ())) and wire.check((wire.BEATS, (1, 1, 1, 1, 1)))

@@ -23,7 +23,7 @@ def following(recurrence: Recurrence, late_ms: int, **settings: Any) -> Plan:
 
 
 @pytest.mark.parametrize("misfire", ["one", "skip", "all"])
-def test_what_is_late_by_a_minute_is_not_missed(misfire: str) -> None:
+def test_occurrence_late_by_a_minute_is_not_missed(misfire: str) -> None:
     for late_ms in (0, 999, 1000, 2500, GRACE_MS + 1000):
         assert following(SECONDS, late_ms, misfire=misfire, misfire_most=1) == Plan(T + 1000, T + 1000, 0)
 

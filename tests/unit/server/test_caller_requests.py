@@ -128,7 +128,7 @@ async def test_what_is_not_answered_at_the_end_is_counted_no_more(memory: Memory
     assert memory.requests.bytes == 0
 
 
-async def test_who_asks_for_too_much_is_refused_and_others_are_not(memory: MemoryBudget) -> None:
+async def test_caller_beyond_its_quota_is_refused_and_others_are_not(memory: MemoryBudget) -> None:
     most = int(CONNECTION_REQUESTS_SHARE * memory.requests.share_bytes)
     async with gateway(memory) as at:
         for number in range(1, 4 * most // (PARSED_COPIES * SIZE)):

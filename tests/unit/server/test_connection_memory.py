@@ -228,7 +228,7 @@ async def test_frames_behind_a_first_one_may_be_large(memory: MemoryBudget) -> N
         await until_holds(lambda: session.frames == [1, LARGE])
 
 
-async def test_what_is_queued_is_counted_until_it_has_left(memory: MemoryBudget) -> None:
+async def test_queued_bytes_count_until_they_are_sent(memory: MemoryBudget) -> None:
     async with connected(memory, Session()) as (connection, client):
         connection.send(b"x" * LARGE)
         assert memory.answers.bytes == LARGE

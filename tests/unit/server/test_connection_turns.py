@@ -205,7 +205,7 @@ async def test_connections_take_turns() -> None:
     assert "111" not in together and "222" not in together
 
 
-async def test_what_takes_long_is_awaited_before_the_next_frame() -> None:
+async def test_slow_request_is_awaited_before_the_next_frame() -> None:
     seen: list[str] = []
     go_on, done = trio.Event(), trio.Event()
 
@@ -230,7 +230,7 @@ async def test_what_takes_long_is_awaited_before_the_next_frame() -> None:
     assert seen == ["begun", "ended", "next"]
 
 
-async def test_what_waits_of_a_client_that_is_gone_is_dropped() -> None:
+async def test_pending_requests_of_a_closed_client_are_dropped() -> None:
     asked = 0
     gone = trio.Event()
 
@@ -313,7 +313,7 @@ async def test_a_frame_that_says_much_is_much_work(steps: Steps) -> None:
     assert max(at.count(time_slice) for time_slice in set(at)) <= SLICE_WORK // SHARED_WORK + 1
 
 
-async def test_so_many_requests_of_a_connection_are_worked_on_at_once() -> None:
+async def test_concurrent_requests_of_a_connection_are_limited() -> None:
     """And those that wait for something to happen, which take nothing meanwhile."""
     begun, waiting, go_on, came = [], [], trio.Event(), trio.Event()
     many = 2 * AT_ONCE

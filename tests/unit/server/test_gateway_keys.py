@@ -41,7 +41,7 @@ def test_nodes_of_a_cluster_believe_each_other_without_a_file(cluster: Secrets) 
     assert GatewayKeys(None, cluster).current == (key,) and CLUSTER not in key
 
 
-def test_a_node_alone_believes_nobody_else() -> None:
+def test_single_node_trusts_only_itself() -> None:
     keys = GatewayKeys(None, None)
     assert len(keys.first) == 32 and keys.first == keys.first and GatewayKeys(None, None).first != keys.first
 

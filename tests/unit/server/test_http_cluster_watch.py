@@ -183,7 +183,7 @@ async def test_watchers_get_the_error_of_a_failed_poll(autojump_clock: trio.abc.
         tasks.cancel_scope.cancel()
 
 
-async def test_so_many_watch_and_no_more() -> None:
+async def test_watchers_are_limited() -> None:
     client: Any = Client()
     watch = ClusterWatch(client)
     with ExitStack() as watching:

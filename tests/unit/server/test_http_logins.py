@@ -70,9 +70,7 @@ async def test_an_answer_is_believed_for_a_while(monkeypatch: pytest.MonkeyPatch
     assert [request.token for request in nodes.asked] == ["sandq_one"] * 2
 
 
-async def test_many_who_ask_at_once_are_asked_for_once(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
-) -> None:
+async def test_simultaneous_questions_are_sent_once(monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock) -> None:
     found, nodes = of(monkeypatch, REQUIRE)
     async with anyio.create_task_group() as tasks:
         for _ in range(50):

@@ -217,7 +217,7 @@ async def test_one_that_ends_is_started_again_a_little_later_each_time(autojump_
         nursery.start_soon(bed.stop_with(process))
 
 
-async def test_one_that_hangs_is_killed_and_another_one_started(autojump_clock: Clock) -> None:
+async def test_hung_process_is_killed_and_replaced(autojump_clock: Clock) -> None:
     bed = Bed()
     async with trio.open_nursery() as nursery, bed.serving():
         silent = await bed.process()

@@ -56,7 +56,7 @@ def test_lines_to_a_broken_pipe_are_dropped_and_counted(pipe: tuple[int, int]) -
     assert lines.dropped == 3
 
 
-def test_a_pipe_that_nobody_reads_blocks_nobody_and_keeps_a_bounded_number(pipe: tuple[int, int]) -> None:
+def test_unread_pipe_blocks_no_caller_and_keeps_a_bounded_number(pipe: tuple[int, int]) -> None:
     fill(pipe[1])
     lines = LineWriter(pipe[1], limit=40)
     for number in range(10):

@@ -407,7 +407,7 @@ def test_others_are_not(broker: Broker, other: Any) -> None:
     assert broker.values() == [[b"1", b"3"]]
 
 
-def test_only_so_many_go_together(broker: Broker) -> None:
+def test_merged_requests_are_limited(broker: Broker) -> None:
     """Should the whole be refused, each of them is looked at and answered in one go."""
     frames = [single(number, b"v") for number in range(2 * TOGETHER + 5)]
     at, in_flight = 0, dict[int, str]()

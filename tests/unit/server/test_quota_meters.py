@@ -79,7 +79,7 @@ def test_bytes_are_owed_exactly(meters: QuotaMeters, hand: Hand) -> None:
     assert most(meters, quota, 1) == 1000
 
 
-def test_what_is_refused_is_not_counted(meters: QuotaMeters, hand: Hand) -> None:
+def test_refused_request_is_not_counted(meters: QuotaMeters, hand: Hand) -> None:
     quota = Quota(requests_per_s=100, bytes_per_s=10)
     meters.take("token:a", quota, 1, 20)
     for _ in range(1000):
@@ -89,7 +89,7 @@ def test_what_is_refused_is_not_counted(meters: QuotaMeters, hand: Hand) -> None
     assert (meter.requests, meter.bytes, meter.refused) == (1, 20, 1000)
 
 
-def test_what_settles_is_counted_and_never_refused(meters: QuotaMeters) -> None:
+def test_settling_request_is_counted_and_never_refused(meters: QuotaMeters) -> None:
     quota = Quota(requests_per_s=2)
     for _ in range(5):
         meters.take("token:a", quota, 1, 0, is_free=True)

@@ -119,6 +119,6 @@ def test_buckets_are_bounded(clock: Clock) -> None:
     assert len(rates) == 2
 
 
-def test_what_settles_is_not_counted() -> None:
+def test_settling_request_is_not_counted() -> None:
     assert RATED.isdisjoint({Type.ACK, Type.NACK, Type.EXTEND, Type.ACK_THEN, Type.CREDIT, Type.UNSUBSCRIBE})
     assert RATED.isdisjoint({Type.TOPIC_UPDATE, Type.METADATA, Type.GROUP_LIST, Type.CLUSTER_INFO})

@@ -101,7 +101,7 @@ class End:
 
 @pytest.mark.parametrize("kind", ["plain", *TRANSFORMS])
 @pytest.mark.parametrize("seed", range(4))
-def test_what_is_sent_arrives_however_it_is_cut(kind: str, seed: int) -> None:
+def test_sent_bytes_arrive_in_any_pieces(kind: str, seed: int) -> None:
     rng = random.Random(seed)
     server, client = [End(transform) for transform in (TRANSFORMS[kind]() if kind != "plain" else (None, None))]
     sent, got = bytearray(), bytearray()
@@ -247,14 +247,14 @@ async def test_last_bytes_arrive_before_the_end(memory: MemoryBudget) -> None:
         assert await client.receive_some(1000) == b""
 
 
-async def test_what_is_no_tls_ends_the_connection(memory: MemoryBudget) -> None:
+async def test_bytes_other_than_tls_end_the_connection(memory: MemoryBudget) -> None:
     async with echoing(memory) as (session, client):
         await client.send_all(encode_frame(Type.HELLO, 1, 2, "plain", {}))
         await session.has_closed.wait()
         assert not session.frames
 
 
-async def test_what_a_client_does_not_take_is_counted(memory: MemoryBudget) -> None:
+async def test_unread_bytes_of_a_client_are_counted(memory: MemoryBudget) -> None:
     async with echoing(memory) as (session, socket_stream):
         socket_stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
         client, reader, answers = tls_over(socket_stream), FrameReader(), []

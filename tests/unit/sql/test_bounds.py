@@ -46,7 +46,7 @@ def bounds(where: str) -> Bounds:
         ("a = NULL", "a", "= nothing"),
     ],
 )
-def test_what_is_understood_bounds_its_column(where: str, column: str, reported: str) -> None:
+def test_supported_condition_bounds_its_column(where: str, column: str, reported: str) -> None:
     assert bounds(where).of(column).text() == reported
 
 
@@ -77,7 +77,7 @@ def test_what_is_understood_bounds_its_column(where: str, column: str, reported:
         "a = 1 OR a > 5",
     ],
 )
-def test_what_is_not_understood_bounds_nothing(where: str) -> None:
+def test_unsupported_condition_bounds_nothing(where: str) -> None:
     found = bounds(where)
     assert found.of("a").text() == ""
     assert found.rest, "so that no LIMIT is taken for enough"

@@ -58,7 +58,7 @@ def test_memory_has_a_limit() -> None:
     assert duck.run("SELECT 1 AS a", {}).to_pylist() == [{"a": 1}]
 
 
-async def test_who_is_cancelled_ends_the_query() -> None:
+async def test_cancelled_caller_ends_the_query() -> None:
     ducks = Ducks(Budget())
     endless = "SELECT count(*) FROM t a, t b, t c, t d WHERE a.n + b.n + c.n + d.n = -1"
     async with ducks.one() as duck:

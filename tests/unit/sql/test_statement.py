@@ -31,7 +31,7 @@ from sandq.sql.statement import parse
         "WITH a AS (SELECT 1) DELETE FROM messages",
     ],
 )
-def test_what_writes_is_refused_with_what_to_do_instead(text: str) -> None:
+def test_write_statement_is_refused_with_an_alternative(text: str) -> None:
     with pytest.raises(SqlError) as caught:
         parse(text)
     assert caught.value.number == READ_ONLY
@@ -53,7 +53,7 @@ def test_wrong_syntax_is_reported(text: str) -> None:
         "SELECT " + ",".join("1" * 21_000),
     ],
 )
-def test_what_is_too_large_is_refused(text: str) -> None:
+def test_oversized_value_is_refused(text: str) -> None:
     with pytest.raises(SqlError) as caught:
         parse(text)
     assert caught.value.number == TOO_LARGE

@@ -16,7 +16,7 @@ from sandq.storage.memory_files import Crashed, MemoryFiles
 from tests.support.storage.faulty_files import FaultyFiles, Plan
 
 
-def test_what_is_pinned_is_found_again() -> None:
+def test_pinned_peer_is_found_again() -> None:
     files = MemoryFiles()
     known = KnownPeers.open(files)
     assert known.get("n2") is None and dict(known.all()) == {}

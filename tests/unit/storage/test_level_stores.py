@@ -360,7 +360,7 @@ def changed(sound: tuple[Path, list[Row]], tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["CURRENT", "MANIFEST-*", "*.ldb"])
-def test_a_missing_file_is_refused_and_nothing_is_made_anew(
+def test_missing_file_is_refused_and_nothing_is_recreated(
     sound: tuple[Path, list[Row]], tmp_path: Path, name: str
 ) -> None:
     path = changed(sound, tmp_path)
@@ -432,7 +432,7 @@ def test_an_interrupted_creation_is_begun_again(tmp_path: Path) -> None:
     LevelStores(path).close()
 
 
-def test_a_directory_in_use_before_is_not_created_anew(tmp_path: Path) -> None:
+def test_used_directory_is_not_created_again(tmp_path: Path) -> None:
     for path in (tmp_path / "nothing", tmp_path):
         with pytest.raises(Corruption, match=str(path)):
             LevelStores(path, create=False)

@@ -51,7 +51,7 @@ def test_a_dead_process_loses_nothing_but_its_writes_are_still_unsynced() -> Non
     assert {len(set(files.crash(random.Random(seed)).read("a"))) for seed in range(50)} == {1, 2}
 
 
-def test_what_a_failed_sync_lost_is_seen_but_never_durable() -> None:
+def test_data_of_a_failed_sync_is_visible_but_not_durable() -> None:
     files = written()
     file = files.open("a")
     file.forget_unsynced()

@@ -30,7 +30,7 @@ def test_a_crash_keeps_a_prefix_from_the_last_flush_on() -> None:
     assert numbered(stores.after(1)) == [0, 1, 2, 3]
 
 
-def test_what_a_restart_found_is_durable() -> None:
+def test_data_found_at_a_restart_is_durable() -> None:
     stores = MemoryStores()
     stores.write([(b"1", b"")])
     again = stores.after(1)

@@ -119,7 +119,7 @@ def test_a_description_with_a_wrong_field_is_refused(field: str, value: Any) -> 
         dataclasses.replace(META, voters=tuple(f"n{n}#1" for n in range(META_BYTES))).encode(),
     ],
 )
-def test_what_is_no_description_is_refused(data: bytes) -> None:
+def test_invalid_description_is_refused(data: bytes) -> None:
     with pytest.raises(Corruption, match="a snapshot's description"):
         Meta.decode(data)
 

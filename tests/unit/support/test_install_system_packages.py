@@ -52,7 +52,7 @@ def machine(tmp_path: Path) -> Machine:
     return machine
 
 
-def test_what_is_there_is_not_installed(machine: Machine) -> None:
+def test_existing_packages_are_not_installed(machine: Machine) -> None:
     machine.has("serf")
     assert machine.run() == ([], "")
 
@@ -81,7 +81,7 @@ def test_packages_that_are_not_known_yet_are_asked_for(machine: Machine) -> None
     assert machine.run()[0] == ["apt-cache show serf", "apt-get update -qq", INSTALL]
 
 
-def test_who_may_become_root_does(machine: Machine) -> None:
+def test_script_uses_sudo_if_it_may(machine: Machine) -> None:
     machine.has("id", f'if [ -e "{machine.policy}.root" ]; then echo 0; else echo 1000; fi')
     machine.has("sudo", f'shift; if [ "$1" = bash ]; then : >"{machine.policy}.root"; "$@"; fi')
     calls, said = machine.run()

@@ -379,7 +379,7 @@ def test_what_is_open_is_left_with_the_client(server: FakeServer) -> None:
         failing.__exit__(None, None, None)
 
 
-def test_closing_wakes_who_waits(server: FakeServer) -> None:
+def test_close_wakes_waiters(server: FakeServer) -> None:
     client = sandq.sync.connect(server.address)
     with ThreadPoolExecutor(2) as pool, client.subscribe("t", group="g") as subscription:
         server.script[Type.TOPIC_STATS].append(SILENCE)

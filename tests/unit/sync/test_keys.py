@@ -99,7 +99,7 @@ def test_a_thread_that_waits_is_woken(kv: sandq.sync.Keys, client: sandq.sync.Cl
     assert ended == [b"1", ClosedError]
 
 
-def test_who_is_slow_is_not_sent_more(kv: sandq.sync.Keys, server: FakeServer) -> None:
+def test_slow_client_is_not_sent_more(kv: sandq.sync.Keys, server: FakeServer) -> None:
     kv.put_many([("a", str(n)) for n in range(100)])
     server.watch_changes = 10
     with kv.watch("a", start="earliest") as watch:

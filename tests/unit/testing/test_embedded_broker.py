@@ -105,7 +105,7 @@ def test_a_start_of_ones_own() -> None:
 
 
 @pytest.mark.parametrize("options", [{"start": 5}, {"start": "soon"}, {"patience": "long"}])
-def test_what_is_no_option_is_refused_before_anything_starts(options: dict[str, Any]) -> None:
+def test_unknown_option_is_refused_before_anything_starts(options: dict[str, Any]) -> None:
     with pytest.raises(SandqError):
         sandq.testing.broker(**options)
     assert not ours()
@@ -521,7 +521,7 @@ def test_http_is_served_where_it_is_asked_for(b: Broker) -> None:
             assert "sandq_early_deliveries_total 0" in http.get("/metrics").text
 
 
-def test_who_does_not_come_is_named(b: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_consumers_are_named(b: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandq.testing.node.CONSUMERS_S", 0.05)
     with pytest.raises(TimedOut, match="topic 't', group 'g': 0 of 1 consumers"):
         b.wait_for_consumers("t", "g")

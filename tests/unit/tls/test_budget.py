@@ -51,7 +51,7 @@ async def test_one_source_has_half_and_others_go_between(autojump_clock: trio.te
     assert took_s >= (total_s - BURST_S) / (SHARE * SOURCE_SHARE) - STEP_S
 
 
-async def test_more_than_so_many_at_once_are_refused(autojump_clock: trio.testing.MockClock) -> None:
+async def test_requests_beyond_the_limit_are_refused(autojump_clock: trio.testing.MockClock) -> None:
     handshakes = Handshakes()
 
     async def hold(source: str) -> None:

@@ -73,7 +73,9 @@ def test_of_several_in_a_file_none_may_be_half_written(authority: Authority, tmp
     assert certificates.check() and certificates.error is None
 
 
-def test_what_the_system_refuses_is_tried_again(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_certificates_is_retried_after_a_system_error(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
     certificates = Certificates(settings(authority.node("node1"), authority.ca))
     authority.node("node1", "other.example", force=True)
 

@@ -143,7 +143,7 @@ async def test_garbage_is_refused_and_nothing_else_happens(certificates: Certifi
     assert handshakes.failed == 1 and not handshakes.in_progress and not handshakes.done
 
 
-async def test_who_says_nothing_more_is_not_waited_for(certificates: Certificates, autojump_clock: MockClock) -> None:
+async def test_silent_member_is_not_awaited(certificates: Certificates, autojump_clock: MockClock) -> None:
     handshakes = Handshakes()
     async with sockets() as (near, far):
         await far.send_all(b"\x16\x03\x01")
@@ -176,7 +176,7 @@ async def test_a_handshake_is_not_cut_into_bytes(certificates: Certificates) -> 
             await let_in(near, certificates.loaded.client, Handshakes(), "a")
 
 
-async def test_what_fails_is_counted_as_well(certificates: Certificates) -> None:
+async def test_failed_handshakes_are_counted(certificates: Certificates) -> None:
     handshakes = Handshakes()
     async with sockets() as (near, far):
 

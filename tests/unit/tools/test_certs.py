@@ -80,7 +80,7 @@ def of_node1(made: Path, lists: Path) -> TlsSection:
     return TlsSection(**given)  # type: ignore[arg-type]
 
 
-def test_what_is_revoked_stands_in_a_list(made: Path, tmp_path: Path) -> None:
+def test_revoked_certificates_are_listed(made: Path, tmp_path: Path) -> None:
     out = tmp_path / "nodes"
     assert run("revoke", "--ca", made, "--out", out).stdout == f"{out / 'crl.pem'}: 0 revoked certificates\n"
     assert run("revoke", made / "ada.pem", "--ca", made, "--out", out).stdout.endswith("1 revoked certificate\n")

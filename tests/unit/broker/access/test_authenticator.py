@@ -109,7 +109,7 @@ async def test_where_authentication_is_off_nobody_is_held_to_anything() -> None:
     assert login is not None and node.authenticator.access_of(login) is None
 
 
-async def test_where_authentication_is_off_nobody_is_asked(autojump_clock: Any) -> None:
+async def test_credentials_are_not_requested_without_authentication(autojump_clock: Any) -> None:
     node = Node(record("token:app", "read", secret=TOKEN), mode="off")
     node.is_cut_off = True
     assert await node.authenticator.identify(TOKEN, None) is not None
@@ -118,7 +118,7 @@ async def test_where_authentication_is_off_nobody_is_asked(autojump_clock: Any) 
     assert node.asked == 0
 
 
-async def test_a_node_that_is_cut_off_lets_nobody_in(autojump_clock: Any) -> None:
+async def test_isolated_node_admits_no_caller(autojump_clock: Any) -> None:
     node = Node(record("token:app", "read", secret=TOKEN))
     await node.authenticator.identify(TOKEN, None)
     node.is_cut_off = True
@@ -134,7 +134,7 @@ async def test_a_node_that_is_cut_off_lets_nobody_in(autojump_clock: Any) -> Non
     assert await node.authenticator.identify(TOKEN, None) is not None
 
 
-async def test_a_node_outside_of_a_cluster_knows_nobody() -> None:
+async def test_node_outside_of_a_cluster_knows_no_identity() -> None:
     node = Node()
     node.view = None
     with pytest.raises(Unavailable, match="no cluster"):

@@ -86,7 +86,7 @@ async def test_a_token_says_who_it_is_and_what_it_may_do(verifier: JwtVerifier) 
         ("nothing", "refused"),
     ],
 )
-async def test_what_is_wrong_is_refused(verifier: JwtVerifier, token: str, words: str) -> None:
+async def test_invalid_input_is_refused(verifier: JwtVerifier, token: str, words: str) -> None:
     with pytest.raises(Unauthenticated, match=words):
         await verifier.claims(token)
 

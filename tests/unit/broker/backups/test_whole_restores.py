@@ -113,5 +113,5 @@ def test_who_is_asked_says_what_is_whole() -> None:
         (PeerFrame.RESTORE_TOLD, ("7", (10,))),
     ],
 )
-def test_what_is_no_such_frame_is_refused(kind: int, body: Any) -> None:
+def test_unknown_frame_is_refused(kind: int, body: Any) -> None:
     assert not Bed().restores.on_frame("n2", kind, body)

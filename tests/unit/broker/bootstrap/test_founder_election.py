@@ -61,7 +61,7 @@ def linked(*names: str) -> dict[str, Node]:
     return network
 
 
-async def test_who_is_alone_founds(autojump_clock: trio.testing.MockClock) -> None:
+async def test_single_node_founds(autojump_clock: trio.testing.MockClock) -> None:
     node = linked("a")["a"]
     assert await node.founding.decide(lambda: []) is None
     assert node.founding.decided
@@ -70,7 +70,7 @@ async def test_who_is_alone_founds(autojump_clock: trio.testing.MockClock) -> No
 
 
 @pytest.mark.parametrize("seed", seeds(20, 60))
-async def test_of_linked_nodes_only_one_founds(autojump_clock: trio.testing.MockClock, seed: int) -> None:
+async def test_only_one_of_linked_nodes_founds(autojump_clock: trio.testing.MockClock, seed: int) -> None:
     """Nodes try at random times, messages take random times, and refused nodes may try again."""
     chance = random.Random(seed)
     network = linked("a", "b", "c")
@@ -142,14 +142,14 @@ async def test_who_refuses(autojump_clock: trio.testing.MockClock, reason: str) 
         network["b"].deliver("a")
 
 
-async def test_who_does_not_answer_is_named(autojump_clock: trio.testing.MockClock) -> None:
+async def test_silent_node_is_named(autojump_clock: trio.testing.MockClock) -> None:
     network = linked("a", "b")
     with pytest.raises(Unavailable, match=r"b, z did not say within 3 s"):
         await network["a"].founding.decide(lambda: ["z"])
     assert not network["a"].founding.decided
 
 
-async def test_what_was_said_on_an_earlier_link_does_not_count(autojump_clock: trio.testing.MockClock) -> None:
+async def test_statement_on_an_earlier_link_does_not_count(autojump_clock: trio.testing.MockClock) -> None:
     network = linked("a", "b", "c")
     a, b = network["a"], network["b"]
     async with trio.open_nursery() as nursery:
@@ -226,7 +226,7 @@ class Bed:
         return self.found == Beginning(Members((member_id("b", 1),)))
 
 
-async def test_who_meets_nobody_founds_nothing(autojump_clock: trio.testing.MockClock) -> None:
+async def test_node_without_peers_founds_nothing(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed("meets")
     with trio.move_on_after(100):
         await bed.form()

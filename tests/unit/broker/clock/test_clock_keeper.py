@@ -125,7 +125,7 @@ def test_nothing_is_stamped_before_the_clock_has_agreed(kept: Kept) -> None:
     assert not kept.waits(), "it has agreed before"
 
 
-def test_a_node_of_a_cluster_of_one_waits_for_nobody(kept: Kept) -> None:
+def test_node_of_a_single_node_cluster_waits_for_no_peer(kept: Kept) -> None:
     assert kept.waits(), "nobody knows of how many it is one"
     kept.nodes = 1
     assert not kept.waits()
@@ -174,7 +174,7 @@ def test_one_that_is_off_waits_where_others_can_lead(kept: Kept) -> None:
         ("1", 2, 0),
     ],
 )
-def test_what_is_no_answer_is_not_taken(kept: Kept, body: Any) -> None:
+def test_invalid_reply_is_ignored(kept: Kept, body: Any) -> None:
     assert not kept.keeper.on_frame("b", PeerFrame.CLOCK_TOLD, body)
 
 
@@ -182,7 +182,7 @@ def test_what_is_no_answer_is_not_taken(kept: Kept, body: Any) -> None:
     ("kind", "body"),
     [(PeerFrame.CLOCK_ASKED, body) for body in (None, 1, (1,), (1, True), (1, 3), ("1", 0), [1, 0])] + [(9, (1, 0))],
 )
-def test_what_is_no_question_is_not_taken(kept: Kept, kind: int, body: Any) -> None:
+def test_invalid_question_is_ignored(kept: Kept, kind: int, body: Any) -> None:
     assert not kept.keeper.on_frame("b", kind, body)
     assert kept.links.sent == []
 

@@ -296,7 +296,7 @@ def test_medians() -> None:
         ((0.0,), {}),
     ],
 )
-def test_who_starts_with_a_wrong_clock_is_off(ahead_s: tuple[float, ...], reasons: dict[str, str]) -> None:
+def test_node_that_starts_with_a_wrong_clock_is_off(ahead_s: tuple[float, ...], reasons: dict[str, str]) -> None:
     world = World(**dict(zip("abcde", ahead_s, strict=False)))
     world.rounds()
     assert world.reasons() == reasons
@@ -479,7 +479,7 @@ def test_it_goes_to_nobody_who_said_so_before_or_whose_clock_seems_wrong_from_he
     assert offered(DOUBTED, GOOD, offset_s=0.6) == set()
 
 
-def test_what_was_said_long_ago_is_forgotten() -> None:
+def test_old_statement_is_forgotten() -> None:
     peers = PeerClocks(MAX_DRIFT_S, 0.0)
     for node, standing, asked_s in (("a", GOOD, 100.0), ("b", DOUBTED, 100.0), ("c", GOOD, 100.0 - FRESH_S)):
         peers.heard(node, 0.0, standing, asked_s, 100.0)
@@ -500,7 +500,7 @@ def test_a_link_that_comes_and_goes_does_not_keep_a_node_waiting_for_ever() -> N
     assert COMPARED_WITHIN_S <= waited <= 900 / 2
 
 
-def test_a_cluster_of_one_node_has_agreed_and_goes_on_when_another_one_joins() -> None:
+def test_single_node_cluster_has_agreed_and_continues_when_a_node_joins() -> None:
     """It stamped all there is: for the first that joins, and may never answer, it waits no more than for anybody."""
     peers = PeerClocks(MAX_DRIFT_S, 0.0)
     peers.nodes = 1

@@ -118,7 +118,7 @@ async def test_a_node_of_this_cluster_is_heard() -> None:
 
 
 @pytest.mark.parametrize("node", ["b", "c"])
-async def test_of_others_only_what_joins_is_heard(node: str) -> None:
+async def test_only_join_requests_of_other_clusters_are_handled(node: str) -> None:
     """Every cluster numbers its groups the same way: a decision of one cluster says nothing about a group of this
     one."""
     bed = Bed()

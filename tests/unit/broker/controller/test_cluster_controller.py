@@ -144,7 +144,7 @@ class Bed:
         return {node_of(voter) for voter in self.host.members.voters}
 
 
-async def test_who_is_neither_linked_nor_heard_of_has_failed(autojump_clock: trio.testing.MockClock) -> None:
+async def test_unlinked_and_unreported_node_has_failed(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed("a", "b", "c")
     await bed.tend()
     began_ms = T + round(trio.current_time() * 1000)

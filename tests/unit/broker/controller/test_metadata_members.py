@@ -74,7 +74,7 @@ def test_a_node_that_is_being_removed_does_not_come() -> None:
     assert after(registry("ab", b=REMOVING), members("a")) is None
 
 
-def test_a_learner_goes_that_is_to_be_forgotten() -> None:
+def test_forgotten_learner_is_removed() -> None:
     nodes = registry("abc", c=REMOVING)
     assert after(nodes, members("ab", "c")) is None, "something depends on it"
     assert after(nodes, members("ab", "c"), leaving={"c"}) == members("ab")
@@ -96,7 +96,7 @@ def test_no_voter_goes_before_who_replaces_it_votes() -> None:
     assert after(nodes, members("abcdef")) == members("acdef")
 
 
-def test_nobody_waits_for_a_node_that_is_lost() -> None:
+def test_lost_node_is_not_awaited() -> None:
     nodes = registry("abcd", b=DRAINING)
     before = members("abc", "d")
     assert after(nodes, before, up=["a", "b", "c"], caught_up=()) is None

@@ -20,7 +20,7 @@ def view(index: int, made: int, others: int = 3) -> Any:
     return SimpleNamespace(applied_index=index, topics=named)
 
 
-def test_what_was_made_is_counted_once_for_each_entry() -> None:
+def test_created_messages_are_counted_once_per_entry() -> None:
     attempts = TopicAttempts(10)
     assert attempts.made(view(1, 2)) == 2
     assert attempts.made(view(1, 5)) == 2, "nothing has changed since"
@@ -59,7 +59,7 @@ async def test_one_attempt_of_a_name_at_a_time() -> None:
     assert ended == [True] and not await attempts.until_ended("a")
 
 
-async def test_who_waited_fails_with_the_attempt() -> None:
+async def test_waiter_fails_with_the_attempt() -> None:
     """Each made an attempt of its own, one after the other: of a hundred the last waited a hundred times as long."""
     attempts = TopicAttempts(4)
     refusals: list[Unavailable] = []

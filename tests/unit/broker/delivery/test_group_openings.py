@@ -46,7 +46,7 @@ class Led:
         done(self.refuses)
 
 
-async def test_who_comes_meanwhile_waits_for_it(nursery: trio.Nursery) -> None:
+async def test_later_caller_waits_for_the_running_opening(nursery: trio.Nursery) -> None:
     partitions: Any = [Led(number, nursery) for number in range(5)]
     openings = of_many()
     async with trio.open_nursery() as asking:
@@ -57,7 +57,7 @@ async def test_who_comes_meanwhile_waits_for_it(nursery: trio.Nursery) -> None:
     assert openings._locks == {}
 
 
-async def test_so_many_are_made_at_once(nursery: trio.Nursery) -> None:
+async def test_simultaneous_openings_are_limited(nursery: trio.Nursery) -> None:
     """The limit holds for all callers and all groups together."""
     under_way, most = 0, 0
 
@@ -110,7 +110,7 @@ async def test_each_caller_gets_the_error(nursery: trio.Nursery) -> None:
     assert openings._locks == {}
 
 
-async def test_a_node_has_so_many_groups(nursery: trio.Nursery) -> None:
+async def test_groups_of_a_node_are_limited(nursery: trio.Nursery) -> None:
     partitions: Any = [Led(number, nursery) for number in range(5)]
     openings = of_many(most=12, there=2)
     await openings.open("t", partitions, "a", "earliest")

@@ -177,7 +177,7 @@ async def test_nothing_is_known_while_the_group_is_put_elsewhere(nursery: trio.N
     assert error.message == f"group 'g', partition 1, 3: {why}; ask again in a moment"
 
 
-async def test_one_message_is_asked_for_by_few_of_those_who_wait(bed: Bed) -> None:
+async def test_few_waiting_consumers_request_one_message(bed: Bed) -> None:
     names = [f"c{number}" for number in range(100)]
     await bed.wait(*names)
     (led,) = bed.partitions

@@ -55,7 +55,7 @@ def test_who_waits_gets_what_nobody_uses() -> None:
     assert home.decide() is None, "as long as nothing is new"
 
 
-def test_nothing_is_written_while_nobody_waits() -> None:
+def test_nothing_is_written_without_waiters() -> None:
     home = Home(3, most=8, burst=5)
     assert home.entries == 1
     for partition in (1, 2):
@@ -97,7 +97,7 @@ def test_one_that_does_not_answer_keeps_what_it_has_and_nothing_is_written_for_i
     assert home.ledger.shares[2].units > 0 and home.ledger.shares[2].in_flight > 0
 
 
-def test_what_was_heard_long_ago_is_not_believed() -> None:
+def test_old_report_is_not_trusted() -> None:
     home = Home(2, most=8)
     home.heard(report_of(1, wants_in_flight=2), 1)
     home.now_ms += FRESH_MS

@@ -94,7 +94,7 @@ def test_strange_frames_are_none(kind: int, body: Any) -> None:
 
 
 @pytest.mark.parametrize("said", [None, ("X", "y", True), "strange", (1, 2, 3)])
-def test_an_answer_that_nobody_waits_for_is_passed_over(said: Any) -> None:
+def test_reply_without_a_waiter_is_ignored(said: Any) -> None:
     assert Bed().sender.on_frame("n2", PeerFrame.OUTBOX_ANSWER, (99, said))
 
 

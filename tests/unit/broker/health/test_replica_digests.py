@@ -78,7 +78,7 @@ async def test_the_same() -> None:
         ({"a": RIGHT, "b": None, "c": WRONG}, ("a", "c")),
     ],
 )
-async def test_who_differs_is_named(digests: dict[str, bytes | None], odd: tuple[str, ...]) -> None:
+async def test_differing_node_is_named(digests: dict[str, bytes | None], odd: tuple[str, ...]) -> None:
     bed = Bed()
     assert await bed.compare(**digests) is False
     assert bed.comparing.different == {GROUP: odd}
@@ -108,7 +108,7 @@ async def test_a_difference_stays_known_until_all_were_heard() -> None:
     assert bed.comparing.different == {GROUP: ("b",)}
 
 
-async def test_who_is_away_is_not_waited_for(autojump_clock: trio.testing.MockClock) -> None:
+async def test_absent_member_is_not_awaited(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed()
     bed.links.peers = {"b": None}
     assert await bed.compare(a=RIGHT, b=RIGHT) is True
@@ -130,7 +130,7 @@ async def test_nothing_is_asked_where_it_cannot_be_answered() -> None:
     assert await bed.compare(a=RIGHT) is None
 
 
-async def test_what_is_no_digest_is_dropped() -> None:
+async def test_invalid_digest_is_dropped() -> None:
     comparing = Bed().comparing
     for body in (None, (), (1, 2, 3), (1, 2, 3, b"short"), (1, 2, 3, "t" * 16), (True, 2, 3, RIGHT), [1, 2, 3, RIGHT]):
         assert not comparing.on_frame("b", body), body

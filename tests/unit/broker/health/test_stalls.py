@@ -23,7 +23,7 @@ class Work:
         return [one.label for one in self.stalls.stalled()]
 
 
-def test_who_has_nothing_to_do_does_not_stand_still() -> None:
+def test_idle_work_is_not_stalled() -> None:
     work = Work()
     work.advance(60)
     assert work.labels() == [] and work.stalls.ages_s == {"log": 0.0}
@@ -50,7 +50,7 @@ def test_what_makes_no_progress_stands_still_until_it_does() -> None:
     assert work.labels() == [] and work.stalls.ages_s["log"] == 0.0
 
 
-def test_who_was_stopped_himself_does_not_count_the_time() -> None:
+def test_paused_process_does_not_count_the_pause() -> None:
     """The process was stopped for a minute: its threads were, too."""
     work = Work()
     work.progress = 1

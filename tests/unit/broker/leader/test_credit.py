@@ -63,7 +63,7 @@ def test_a_node_that_stands_still_is_late(bed: Counting) -> None:
     assert bed.counted == (1, 1)
 
 
-def test_what_was_due_before_a_consumer_came_does_not_count(bed: Counting) -> None:
+def test_message_due_before_a_consumer_came_does_not_count(bed: Counting) -> None:
     bed.produce(0)
     bed.advance(LATE_MS)
     attach(bed)
@@ -73,7 +73,7 @@ def test_what_was_due_before_a_consumer_came_does_not_count(bed: Counting) -> No
     assert bed.counted == (1, 0)
 
 
-def test_what_was_due_while_all_consumers_were_busy_does_not_count(bed: Counting) -> None:
+def test_message_due_while_all_consumers_were_busy_does_not_count(bed: Counting) -> None:
     consumer = attach(bed, credit=1)
     bed.produce(0)
     bed.produce(0)
@@ -87,7 +87,7 @@ def test_what_was_due_while_all_consumers_were_busy_does_not_count(bed: Counting
     assert bed.counted == (2, 1), "it had room in time, and the node was late"
 
 
-def test_what_was_due_while_the_group_was_paused_does_not_count(bed: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_due_while_the_group_was_paused_does_not_count(bed: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bed.host, "_check_level", lambda level: None)
     bed.call(c.RaiseLevel(KNOWN.highest))
     attach(bed)
@@ -100,7 +100,7 @@ def test_what_was_due_while_the_group_was_paused_does_not_count(bed: Counting, m
     assert bed.counted == (1, 0)
 
 
-def test_what_was_due_while_nobody_led_counts(bed: Counting) -> None:
+def test_message_due_without_a_leader_counts(bed: Counting) -> None:
     """A consumer that subscribes soon after a failover was subscribed to the previous leader."""
     attach(bed)
     bed.delivery.end_subscriptions(MOVED)

@@ -191,7 +191,7 @@ def test_lease_that_ended_meanwhile_uses_no_credit(bed: Bed) -> None:
     assert second.credit == CREDIT
 
 
-def test_what_was_leased_before_comes_first_though_its_timer_is_late(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_returned_message_comes_first_though_its_timer_is_late(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that does not keep up hears of a lease first, and then of timers that were due before."""
     bed.delivery.attach(bed.subscription("first"))
     bed.produce(LEASE_AHEAD_MS // 2)
@@ -210,7 +210,7 @@ def test_what_was_leased_before_comes_first_though_its_timer_is_late(bed: Bed, m
 
 @pytest.mark.parametrize("lease_ahead_ms", [DENSE_PAUSE_MS, 5, LEASE_AHEAD_MS])
 @pytest.mark.parametrize("each_ms, pause_ms", [(1, PAUSE_MS), (DENSE_PER_MS, DENSE_PAUSE_MS)])
-def test_what_comes_dense_is_leased_together(lease_ahead_ms: int, each_ms: int, pause_ms: int) -> None:
+def test_dense_messages_are_leased_together(lease_ahead_ms: int, each_ms: int, pause_ms: int) -> None:
     """With several messages per millisecond, a lease is requested every few ms, and no message waits longer for it."""
     bed = Bed(lease_ahead_ms)
     subscription = bed.subscription("first")

@@ -234,7 +234,7 @@ def test_the_greater_id_does_not_dial_a_link() -> None:
     assert acceptor.refusal is not None and acceptor.refusal.reason == "purpose"
 
 
-def test_who_answers_must_be_who_was_dialled() -> None:
+def test_acceptor_must_be_the_dialled_node() -> None:
     """node3 lets everybody in, whatever they wanted."""
     three = named(TWO, "node3")
     bodies: list[bytes] = []
@@ -270,7 +270,7 @@ def test_stranger_learns_nothing_that_it_did_not_send() -> None:
     assert SECRET not in acceptor.refusal.frame() and proof not in acceptor.refusal.frame()
 
 
-def test_who_dials_proves_first() -> None:
+def test_dialer_proves_its_secret_first() -> None:
     """Otherwise any client could collect a proof and guess the secret offline."""
     hello, challenge, proof, *_ = frames(terms(ONE), terms(TWO))
     with_other_secret = frames(terms(ONE), terms(TWO, secret=b"x" * 16))
@@ -298,7 +298,7 @@ def levelled(
         ((2, 4, 2), "the acceptor's version is too new"),
     ],
 )
-def test_who_does_not_know_the_level_of_the_cluster_is_refused(two: tuple[int, int, int], by: str) -> None:
+def test_node_without_the_cluster_level_is_refused(two: tuple[int, int, int], by: str) -> None:
     for dialer_terms, acceptor_terms in (
         (levelled(ONE, 0, 1, 1), levelled(TWO, *two)),
         (levelled(ONE, *two), levelled(TWO, 0, 1, 1)),
@@ -472,7 +472,7 @@ def test_a_field_that_is_wrong_is_refused(field: int, value: object, reason: str
 
 
 @pytest.mark.parametrize("fields", [[], HELLO[:1], HELLO[:-1], {"a": 1}, None, 5, "hello"])
-def test_what_is_no_hello_is_refused(fields: object) -> None:
+def test_invalid_hello_is_refused(fields: object) -> None:
     assert refusal_of(msgpack.packb(fields)).reason == "malformed"
 
 
@@ -480,7 +480,7 @@ def test_other_version_may_use_another_format() -> None:
     assert refusal_of(msgpack.packb(["sandq-peer", 2])).reason == "version"
 
 
-def test_what_a_later_version_adds_is_passed_over() -> None:
+def test_fields_of_a_later_version_are_ignored() -> None:
     acceptor = Side(accept(terms(TWO), NONCE_2))
     acceptor.step(None)
     assert acceptor.step(msgpack.packb([*HELLO, {"new": 1}, None])) and not acceptor.ended

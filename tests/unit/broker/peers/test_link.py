@@ -98,7 +98,7 @@ async def test_frames_go_in_both_directions_in_order(autojump_clock: trio.testin
         assert bed.link.waiting_bytes == 0 and not bed.link.why
 
 
-async def test_what_waits_goes_out_together(autojump_clock: trio.testing.MockClock) -> None:
+async def test_pending_frames_are_sent_together(autojump_clock: trio.testing.MockClock) -> None:
     async with running() as bed:
         for number in range(500):
             bed.link.send(1, number)
@@ -210,7 +210,7 @@ async def test_a_frame_that_is_too_large_is_the_callers_fault() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 5, (), (1,), (1, 2, 3), ("1", 2), (True, 2), (-1, 2), (256, 2), {1: 2}, "12"])
-async def test_what_is_no_frame_of_a_link_ends_it(value: object) -> None:
+async def test_unexpected_frame_ends_a_link(value: object) -> None:
     async with running(alive=False) as bed:
         await bed.far.send((7, "before"))
         await bed.far.send(value)

@@ -59,7 +59,7 @@ def test_secrets_are_separated_by_dashes(tmp_path: Path) -> None:
             read_secrets(secret_file(path, content))
 
 
-def test_a_file_is_read_again_when_it_is_another_one(tmp_path: Path) -> None:
+def test_replaced_file_is_read_again(tmp_path: Path) -> None:
     path = secret_file(tmp_path / "secret", OLD)
     secrets = Secrets(path)
     assert not secrets.check() and secrets.current == (OLD,)

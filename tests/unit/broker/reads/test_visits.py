@@ -84,7 +84,7 @@ HOST: Any = Host()
 
 
 @pytest.mark.parametrize(("work", "at_once"), [(1, VISIT_WORK), (PAGE_WORK, VISIT_WORK // PAGE_WORK)])
-async def test_so_much_is_asked_in_one_visit(thread: Thread, runner: Runner, work: int, at_once: int) -> None:
+async def test_requests_of_one_visit_are_limited(thread: Thread, runner: Runner, work: int, at_once: int) -> None:
     asked = 0
 
     def question(replica: PartitionReplica) -> int:

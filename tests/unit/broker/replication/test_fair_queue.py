@@ -44,7 +44,7 @@ def test_who_has_much_waiting_keeps_others_for_as_much_as_they_have() -> None:
     assert taken(queue) == ["a0", "b0", "a1", "b1", "a2", "a3", "a4"]
 
 
-def test_what_is_small_goes_before_what_is_large() -> None:
+def test_small_entries_precede_large_ones() -> None:
     queue = queue_of(*[(f"a{number}", 1000, "a") for number in range(3)], ("b0", 10, "b"), ("b1", 10, "b"))
     assert queue.take() == "b0"
     assert taken(queue) == ["b1", "a0", "a1", "a2"]
@@ -118,7 +118,7 @@ def test_order_and_nothing_lost(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", seeds(10, 300))
-def test_nobody_waits_longer_than_for_as_much_as_is_its_own(seed: int) -> None:
+def test_wait_is_bounded_by_the_own_work(seed: int) -> None:
     """The bound for each other queue: the work that waited in the item's own queue when it came, including it, and one
     item more."""
     rng = random.Random(seed)

@@ -146,7 +146,7 @@ async def test_what_comes_while_stores_are_flushed_is_cut_by_the_next_checkpoint
         await until_holds(lambda: node.metadata.group.journal.size_bytes < KEPT_BYTES)
 
 
-async def test_what_is_proposed_is_not_kept_beside_its_entry() -> None:
+async def test_proposal_is_not_kept_in_addition_to_its_entry() -> None:
     async with bed() as node:
         command = register_node("n1", "store", {})
         kept: list[object] = []

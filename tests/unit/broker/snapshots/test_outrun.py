@@ -10,7 +10,7 @@ from sandq.broker.snapshots.snapshots import Snapshots
 KEY = (1, "b#1")
 
 
-def test_who_needs_a_snapshot_is_not_forgotten() -> None:
+def test_member_that_needs_a_snapshot_is_not_forgotten() -> None:
     """Also while it has all that was committed a round ago: the next one would be sent as slowly as the one before."""
     group = SimpleNamespace(lagging={"b#1"}, is_leader=True, has_caught_up=lambda member: True)
     host = SimpleNamespace(failed=None, group=group, members=(("a#1", "b#1"), ()))

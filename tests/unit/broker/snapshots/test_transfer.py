@@ -299,7 +299,7 @@ async def test_another_snapshot_begins_anew() -> None:
     assert target.dropped == [1] and len(target.begun) == 2
 
 
-async def test_what_is_there_already_is_not_sent() -> None:
+async def test_installed_snapshot_is_not_sent() -> None:
     source, target = Source(), Target()
     await transfer(source, target, Wire())
     wire = Wire()
@@ -308,7 +308,7 @@ async def test_what_is_there_already_is_not_sent() -> None:
     assert [frame[0] for frame in wire.sent] == [OFFER, REFUSE]
 
 
-async def test_what_nobody_goes_on_with_is_dropped_after_a_while(autojump_clock: trio.testing.MockClock) -> None:
+async def test_abandoned_transfer_is_dropped_after_a_while(autojump_clock: trio.testing.MockClock) -> None:
     target = Target()
     await transfer(Source(), target, Wire(20))
     await trio.sleep(KEPT_S - 1)
@@ -321,7 +321,7 @@ async def test_what_nobody_goes_on_with_is_dropped_after_a_while(autojump_clock:
     assert target.installed() == ROWS
 
 
-async def test_what_is_no_longer_needed_is_dropped_at_once() -> None:
+async def test_snapshot_that_is_no_longer_needed_is_dropped_at_once() -> None:
     """The member got the rest from the log, because the leader changed."""
     target = Target()
     await transfer(Source(), target, Wire(20))
@@ -540,7 +540,7 @@ async def test_an_answer_that_is_none_ends_the_connection(
 # Limits
 
 
-async def test_a_receiver_takes_so_many_at_a_time() -> None:
+async def test_requests_to_a_receiver_are_limited() -> None:
     target = Target()
     async with trio.open_nursery() as nursery:
         wires = [Wire() for _ in range(RECEIVING_AT_ONCE + 1)]
@@ -569,7 +569,7 @@ async def _receive_until_lost(target: Target, wire: Wire) -> None:
         await target.intake.receive(wire.right)
 
 
-async def test_a_sender_has_so_many_slots() -> None:
+async def test_slots_of_a_sender_are_limited() -> None:
     outlet = Outlet(1 << 20)
     for _ in range(SENDING_AT_ONCE):
         outlet.slots.acquire_nowait()

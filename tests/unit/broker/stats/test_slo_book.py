@@ -107,7 +107,7 @@ def test_a_clock_that_was_set_back_loses_nothing(bed: Bed) -> None:
     assert bed.within(5 * MINUTE_MS) == 1
 
 
-def test_what_is_no_file_of_it_is_refused(bed: Bed) -> None:
+def test_damaged_file_is_refused(bed: Bed) -> None:
     bed.deliver(5)
     whole = bed.book.encode()
     for at in range(len(whole)):
@@ -132,7 +132,7 @@ COUNTS = [0] * (len(BOUNDS_US) + 1)
         [BOUNDS_US, T, [], [[T // HOUR_MS, "many", 0, 0]]],
     ],
 )
-def test_what_is_no_content_of_it_is_refused(content: object) -> None:
+def test_invalid_content_is_refused(content: object) -> None:
     with pytest.raises(Corruption):
         Bed(kept=small_file.encode(MAGIC, VERSION, content))
 

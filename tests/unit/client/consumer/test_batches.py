@@ -168,7 +168,7 @@ def test_batches_that_lapsed_are_not_given(with_client: Any) -> None:
     with_client(body)
 
 
-def test_what_comes_after_its_lease_is_given_to_nobody(with_client: Any) -> None:
+def test_delivery_after_the_end_of_its_lease_is_dropped(with_client: Any) -> None:
     """A push that was long on its way: another consumer may have had the message since."""
 
     async def body(server: FakeServer, client: Client) -> None:

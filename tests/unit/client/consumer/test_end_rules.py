@@ -73,7 +73,7 @@ def test_a_dead_one_says_why() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["ValueError", ValueError(), int, (ValueError, 3), [ValueError], None])
-def test_what_is_no_class_of_exceptions_is_refused(wrong: Any) -> None:
+def test_argument_that_is_no_exception_class_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidRequest, match="dead_on: a class of exceptions or a tuple of them is expected"):
         EndRules(dead_on=wrong)
     if wrong is not None:

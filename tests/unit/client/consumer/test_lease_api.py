@@ -149,7 +149,7 @@ def test_all_leaders_wait_at_once_and_the_first_that_has_something_ends_it(run: 
     run(main)
 
 
-def test_what_several_leaders_have_at_once_is_no_more_than_was_asked_for(run: Any) -> None:
+def test_lease_from_several_leaders_never_exceeds_the_requested_number(run: Any) -> None:
     """Surplus messages are released one by one, or all of them if the reply came too late."""
 
     async def main() -> None:
@@ -164,7 +164,7 @@ def test_what_several_leaders_have_at_once_is_no_more_than_was_asked_for(run: An
     run(main)
 
 
-def test_what_is_to_be_acked_is_acked_once_it_is_clear_whose_it_is(run: Any) -> None:
+def test_ack_waits_until_the_owner_is_known(run: Any) -> None:
     """A node that had acked the message could not undo it."""
 
     async def main() -> None:

@@ -334,7 +334,7 @@ def test_handlers_that_do_not_end_are_cancelled_and_their_messages_given_back(wi
     assert "did not end in 0.02 s and was cancelled: given back" in caplog.text
 
 
-def test_what_cannot_get_better_is_raised(with_client: Any) -> None:
+def test_permanent_error_is_raised(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async def handler(message: Message) -> None:
             del server.topics["t"]
@@ -383,7 +383,7 @@ def test_closing_the_client_ends_it(run: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), BaseExceptionGroup("both", [SystemExit(3), ValueError("x")])])
-def test_what_is_no_failure_of_the_handler_alone_ends_it(with_client: Any, error: BaseException) -> None:
+def test_exception_beyond_the_handler_ends_the_worker(with_client: Any, error: BaseException) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async def handler(message: Message) -> None:
             raise error
@@ -596,11 +596,11 @@ WRONG_HANDLERS: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize("handler", [lambda m, other=1: None, lambda *args: None, partial(_with_two, 1), print, str])
-def test_what_takes_one_argument_is_a_handler(handler: Any) -> None:
+def test_callable_with_one_argument_is_a_handler(handler: Any) -> None:
     check_options(handler, 1)
 
 
-def test_what_is_no_handler_is_refused(with_client: Any) -> None:
+def test_argument_that_is_no_handler_is_refused(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async def fine(message: Message) -> None: ...
 

@@ -165,7 +165,7 @@ def test_a_wrong_item_is_named(with_client: Any, item: Any) -> None:
         (lambda kv: kv.get_many(["a"], consistency=None), "consistency"),
     ],
 )
-def test_what_is_wrong_is_said_at_once(with_client: Any, call: Any, says: str) -> None:
+def test_mistakes_are_reported_at_once(with_client: Any, call: Any, says: str) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         kv = with_keys(server, client)
         asked = len(server.frames)
@@ -230,7 +230,7 @@ def test_messages_that_no_topic_of_the_kind_takes(with_client: Any) -> None:
     with_client(body)
 
 
-def test_a_topic_that_was_made_anew_as_another_kind(with_client: Any) -> None:
+def test_topic_recreated_with_a_different_kind(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         await client.produce("t", b"x")
         await client.admin.delete_topic("t")

@@ -80,7 +80,7 @@ def test_what_is_written_from_now_on(with_client: Any) -> None:
     with_client(body)
 
 
-def test_of_one_key_only_its_partition_is_asked(with_client: Any) -> None:
+def test_request_for_one_key_asks_only_its_partition(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         kv = with_keys(server, client, 8)
         async with kv.watch("user/1") as watch:
@@ -236,7 +236,7 @@ def test_what_came_before_an_error_is_handed_out_before_it(with_client: Any) -> 
     with_client(body)
 
 
-def test_who_is_slow_is_not_sent_more(with_client: Any) -> None:
+def test_slow_client_is_not_sent_more(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         kv = with_keys(server, client)
         await kv.put_many([("a", str(n)) for n in range(100)])
@@ -404,7 +404,7 @@ def test_closing_the_client_ends_a_watch(run: Any) -> None:
         ({"start": offset_text(offsets.pack(5, 5, 0, 2))}, "the version is of partition 2, the topic has 2"),
     ],
 )
-def test_what_is_wrong_is_said(with_client: Any, options: Any, says: str) -> None:
+def test_mistakes_are_reported(with_client: Any, options: Any, says: str) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         kv = with_keys(server, client, 2)
         with pytest.raises(InvalidRequest) as wrong:

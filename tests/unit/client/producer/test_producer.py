@@ -176,9 +176,7 @@ def test_times_travel_in_batches_of_their_own(with_client: Any) -> None:
         ({"value": b"v", "partition": "1"}, InvalidRequest, "partition"),
     ],
 )
-def test_what_is_wrong_with_a_message_is_raised_at_once(
-    with_client: Any, arguments: Any, error: Any, words: str
-) -> None:
+def test_invalid_message_is_raised_at_once(with_client: Any, arguments: Any, error: Any, words: str) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         given = dict(arguments)
         value = given.pop("value")

@@ -115,7 +115,7 @@ def test_a_rank_that_the_kind_of_topic_does_not_take(
     with_client(body)
 
 
-def test_a_topic_that_was_made_anew_as_another_kind(with_client: Any) -> None:
+def test_topic_recreated_with_a_different_kind(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         await client.produce("t", b"v")
         await client.admin.delete_topic("t")

@@ -180,6 +180,6 @@ def test_a_client_asks_for_itself(with_client: Any) -> None:
     "caller, what",
     [(("",), "address"), (("a" * 65,), "address"), ((ADA, ""), "principal"), ((ADA, "p" * 300), "principal")],
 )
-def test_what_no_node_would_take_is_refused_before_it_ends_the_connection(caller: tuple[str, ...], what: str) -> None:
+def test_invalid_on_behalf_of_is_refused_by_the_client(caller: tuple[str, ...], what: str) -> None:
     with pytest.raises(InvalidRequest, match=f"on_behalf_of: {what} has 1 to"), on_behalf_of(*caller):
         pass

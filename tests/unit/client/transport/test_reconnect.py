@@ -87,7 +87,7 @@ def test_held_messages_survive_a_cut(with_client: Any) -> None:
     with_client(body)
 
 
-def test_what_is_pushed_again_is_seen_once(with_client: Any) -> None:
+def test_message_that_is_pushed_twice_is_seen_once(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=4) as subscription:
             subscribed = server.subscription()
@@ -347,7 +347,7 @@ def test_no_server(run: Any) -> None:
     run(main)
 
 
-def test_who_answers_is_no_sandq_node(run: Any) -> None:
+def test_server_that_is_no_sandq_node_is_reported(run: Any) -> None:
     async def talk(answer: bytes, error: Any, words: str) -> None:
         async def serve(stream: Any) -> None:
             async with stream:

@@ -8,7 +8,7 @@ from sandq.partition import commands as c
 from tests.support.partition.bench import Bench
 
 
-def test_a_partition_has_so_many_groups() -> None:
+def test_groups_of_a_partition_are_limited() -> None:
     bench = Bench()
     opened = bench.apply(0, *[c.OpenGroup(f"g{number}", "earliest") for number in range(FIXED.groups_per_topic)])
     assert len({*opened}) == FIXED.groups_per_topic

@@ -52,7 +52,7 @@ def shown(bench: Bench) -> tuple[int, int]:
 
 
 @BOTH
-def test_a_group_has_so_many_of_a_key_at_once_in_order(restart: bool) -> None:
+def test_messages_of_a_key_in_flight_are_limited_and_in_order(restart: bool) -> None:
     bench = of_key(5)
     bench.put("other", key="l")
     bench.put("none")

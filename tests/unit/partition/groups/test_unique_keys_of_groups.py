@@ -83,7 +83,7 @@ class TestWindow:
         bench.trim(30 + WINDOW_MS)
         assert bench.rows(b"u") == bench.rows(b"e") == []
 
-    def test_what_every_group_passed_over_frees_it(self, bench: Bench, restart: bool) -> None:
+    def test_message_skipped_by_every_group_frees_its_unique_key(self, bench: Bench, restart: bool) -> None:
         bench.put("a", unique="k")
         bench.apply(3, c.Seek("g", "latest"))
         if restart:

@@ -80,7 +80,7 @@ class TestById:
         bench.ack(lease.token, at=4)
         assert bench.apply(5, again, c.PurgeDead("g", [one])) == [[("not_found", None)], [("not_found", None)]]
 
-    def test_what_waits_for_another_attempt_is_not_dead(self) -> None:
+    def test_message_waiting_for_an_attempt_is_not_dead(self) -> None:
         bench = Bench()
         bench.open()
         one = bench.put("a")

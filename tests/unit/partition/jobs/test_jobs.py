@@ -49,7 +49,7 @@ def test_started_again_it_is_the_same_job(bench: Bench) -> None:
     assert bench.status().messages == 1, "what came later is not its business"
 
 
-def test_what_comes_while_it_runs_is_left_alone(bench: Bench) -> None:
+def test_messages_that_come_during_a_job_are_unchanged(bench: Bench) -> None:
     for _ in range(2):
         bench.append(*["m"] * 800, due=[1000] * 800)
     job_id = bench.start_job("cancel")
@@ -125,7 +125,7 @@ def test_only_those_whose_unique_keys_begin_so(kind: str) -> None:
     assert bench.values(bench.lease(at=8999)) == ["c", "d"]
 
 
-def test_what_is_too_late_is_counted(bench: Bench) -> None:
+def test_leased_messages_of_a_job_are_counted_as_too_late(bench: Bench) -> None:
     bench.open()
     bench.append("a", "b", "c")
     bench.lease(2)
@@ -207,7 +207,7 @@ class TestRedrive:
         bench.trim(at=3000)
         assert _shown(bench, job_id)["done"] == 7
 
-    def test_what_dies_again_is_not_redriven_again(self) -> None:
+    def test_message_that_dies_again_is_not_redriven_again(self) -> None:
         bench = self._dead(3)
         job_id = bench.start_job("redrive", at=1, rate=1)
         for at in range(1, 8000, 500):
@@ -318,7 +318,7 @@ def test_jobs_of_one_entry_run_in_the_same_order_after_a_restart() -> None:
 
 
 @pytest.mark.parametrize("priority", [5, [5, 6] * 250])
-def test_what_is_ready_is_found_in_its_queue_without_a_scan_for_each(priority: int | list[int]) -> None:
+def test_ready_message_is_found_in_its_queue_without_a_scan(priority: int | list[int]) -> None:
     bench = RankedBench()
     bench.open()
     bench.add(*["x"] * 500, priority=priority)

@@ -90,7 +90,7 @@ def test_a_conditioned_write_that_is_sent_again_has_its_first_answer() -> None:
         ({Column.VALUE: [b"x"], Column.KEY: [b"a"], Column.EXPECTED_VERSION: [b"short"]}, "16 bytes"),
     ],
 )
-def test_what_is_no_write(columns: dict[int, list[object]], says: str) -> None:
+def test_invalid_write_is_refused(columns: dict[int, list[object]], says: str) -> None:
     bench = KeyBench()
     result = bench.apply(0, c.Append(encode(columns)))[0]  # type: ignore[arg-type]
     assert isinstance(result, InvalidRequest) and says in result.message
@@ -194,7 +194,7 @@ class TestCompaction:
         assert (bench.status().messages, bench.machine.keys.live) == (4, 4)
         assert bench.status().upkeep_ms is None, "nothing is left to do"
 
-    def test_what_is_left_of_a_batch_keeps_its_offsets(self) -> None:
+    def test_rest_of_a_batch_keeps_its_offsets(self) -> None:
         bench = KeyBench()
         base, _ = bench.write(("a", "1"), ("b", "1"), ("c", "1"), ("d", "x" * 10_000))
         bench.write(("a", "2"), ("c", "2"), at=1)
@@ -444,7 +444,7 @@ def test_a_scan_counts_keys() -> None:
     assert found == keys
 
 
-def test_what_ends_at_once_is_deleted_by_and_by() -> None:
+def test_keys_that_expire_together_are_deleted_gradually() -> None:
     bench = KeyBench()
     keys = [f"{n:03}" + "k" * 60_000 for n in range(200)]
     for key in keys:

@@ -129,7 +129,7 @@ def test_coming_back_too_often_is_cut() -> None:
     assert (len(bench.dead()), bench.held()) == (COUNT, []) and bench.is_bounded()
 
 
-def test_what_expires_while_it_waits_is_cut() -> None:
+def test_waiting_messages_that_expire_are_handled_in_slices() -> None:
     bench = Zeros(ttl="10s", backoff={"kind": "fixed", "first": "60s", "jitter_percent": 0})
     bench.do(c.Nack([(bench.one().token, None, None, "no")]))
     assert bench.do(c.Expire(), 10_000) == FIT

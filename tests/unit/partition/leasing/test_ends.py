@@ -73,7 +73,7 @@ class TestRejected:
         assert bench.rows(b"m") == []
         assert [message.fields[Column.VALUE] for message in bench.dead()] == [b"a"]
 
-    def test_what_was_redriven_can_be_given_up_again(self) -> None:
+    def test_redriven_message_can_die_again(self) -> None:
         bench = bench_of()
         bench.append("a")
         bench.reject(bench.one(at=1).token, at=2, error="once")
@@ -218,7 +218,7 @@ class TestSnoozed:
         assert (bench.values([lease]), lease.snoozes) == (["a"], 1)
 
     @pytest.mark.parametrize("how", ["seek", "redrive"])
-    def test_what_begins_anew_has_no_snoozes(self, how: str) -> None:
+    def test_seek_or_redrive_resets_the_snoozes(self, how: str) -> None:
         bench = bench_of()
         bench.append("a")
         bench.snooze(bench.one(at=1).token, at=2, delay=0)

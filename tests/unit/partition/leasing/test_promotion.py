@@ -69,7 +69,7 @@ def test_nothing_is_promoted_before_its_time_while_the_time_of_the_partition_is_
     assert bench.take(2, at=4000) == ["back"]
 
 
-def test_what_was_due_by_a_wrong_clock_alone_waits_when_it_is_right() -> None:
+def test_message_due_only_by_a_wrong_clock_waits_once_it_is_right() -> None:
     bench = RankedBench()
     bench.open()
     bench.add("back", priority=1)

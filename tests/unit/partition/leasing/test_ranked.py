@@ -223,7 +223,7 @@ def test_two_groups_have_separate_turns(fair: RankedBench) -> None:
 # -- what else happens to messages -------------------------------------------------------------------------------------
 
 
-def test_what_is_ready_can_be_cancelled(bench: RankedBench) -> None:
+def test_ready_message_can_be_cancelled(bench: RankedBench) -> None:
     offsets_of = bench.add("a", "b", "c", "d", priority=4)
     bench.take(1)
     assert bench.cancel(offsets_of[2]) == ("cancelled", offsets_of[2])
@@ -346,7 +346,7 @@ def test_a_tenant_has_its_messages_at_a_rate() -> None:
     assert fair.rows(rows.PACE) == [], "what is not ahead is forgotten"
 
 
-def test_what_comes_again_counts_for_the_rate_too() -> None:
+def test_redelivery_counts_for_the_rate() -> None:
     fair = RankedBench("fair", tenants={"*": {"rate": 1, "burst": 1}})
     fair.open()
     fair.add("a0", tenant="a")

@@ -22,7 +22,7 @@ def leased(bench: Bench, limit: int, *, epoch: int = 0, at: int = 0, consumer: s
     return token
 
 
-def test_what_was_settled_stays_settled(bench: Bench) -> None:
+def test_reclaim_leaves_settled_messages_settled(bench: Bench) -> None:
     bench.open()
     base, _ = bench.append(*"abcd")
     token = leased(bench, 4)
@@ -201,7 +201,7 @@ def test_what_it_settled_meanwhile_is_not_given_up() -> None:
     assert bench.values(bench.lease(at=1000)) == ["b", "c"]
 
 
-def test_a_deadline_begins_the_count_anew() -> None:
+def test_expiry_restarts_the_reclaim_count() -> None:
     bench = counting()
     bench.append("m")
     leased(bench, 1)

@@ -278,7 +278,7 @@ class TestSeek:
         bench.restart()
         assert bench.values(bench.lease(at=1)) == ["d", "e"]
 
-    def test_what_was_cancelled_stays_so(self) -> None:
+    def test_cancelled_message_stays_cancelled(self) -> None:
         bench = Bench(retention="1h")
         bench.open()
         base, _ = bench.append(*"abc")

@@ -141,7 +141,7 @@ def test_again_and_back(bench: RankedBench) -> None:
 
 
 @pytest.mark.parametrize("of", [1, 3])
-def test_what_is_moved_or_cancelled_takes_its_priority_with_it(bench: RankedBench, of: int) -> None:
+def test_moved_or_cancelled_message_takes_its_priority_with_it(bench: RankedBench, of: int) -> None:
     a, b, d = bench.add("a", "b", "d", priority=5)
     for one in (a, b, d)[:of]:
         rank(bench, one, 1)

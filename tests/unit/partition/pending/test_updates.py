@@ -150,7 +150,7 @@ def _check_state(held: Scene, state: str) -> None:
 
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_waits_keeps_its_attempts_and_its_time(bench: Bench, kind: str, kept: bool) -> None:
+def test_waiting_message_keeps_its_attempts_and_its_time(bench: Bench, kind: str, kept: bool) -> None:
     offset = add(bench, kind)
     lease = bench.one(at=1000)
     bench.nack(lease.token, at=1000, delay=2 * PIN_MS, error="no")

@@ -105,7 +105,7 @@ def test_one_millisecond_that_holds_more_than_is_wanted(bench: Bench) -> None:
     assert count(bench, found.next) == measured(bench, found.next, most=400).messages == 300
 
 
-def test_what_was_cancelled_is_not_counted(bench: Bench) -> None:
+def test_cancelled_message_is_not_counted(bench: Bench) -> None:
     kept = bench.put("kept", due=2000)
     bench.cancel(bench.put("gone", due=1000))
     bench.upkeep(at=5000)

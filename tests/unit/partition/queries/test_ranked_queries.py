@@ -201,7 +201,7 @@ def test_a_nack_with_another_priority_counts_as_that_one() -> None:
 
 
 @pytest.mark.parametrize("seed", seeds(20, 200))
-def test_what_why_counts_is_what_comes_before(seed: int) -> None:
+def test_why_counts_the_earlier_messages(seed: int) -> None:
     rng = random.Random(seed)
     settings: dict[str, Any] = {"backoff": {"kind": "none"}, "max_attempts": None}
     bench = made("priority", **settings, **({"ageing": "1s"} if seed % 2 else {}))

@@ -71,7 +71,7 @@ def test_weights_are_shares() -> None:
     assert Counter(taken(turns, 600)) == {"a": 300, "b": 100, "c": 200}
 
 
-def test_what_was_not_used_is_not_owed() -> None:
+def test_idle_tenant_is_not_owed_turns() -> None:
     turns = turns_of("a", "b")
     taken(turns, 100)
     turns.set_active("c", True)
@@ -127,7 +127,7 @@ WEIGHTS = st.dictionaries(st.sampled_from(["a", "b", "a.x", "a.y", "a.x.p", "a.x
 
 
 @given(st.lists(st.tuples(NAMES, st.booleans()), max_size=90), NAMES, WEIGHTS)
-def test_nobody_waits_longer_than_the_shares_of_the_others(
+def test_wait_is_bounded_by_the_shares_of_the_others(
     changes: list[tuple[str, bool]], quiet: str, weights: dict[str, int]
 ) -> None:
     """However the others come and go, between two turns of a node of the tree below which one has something each of its

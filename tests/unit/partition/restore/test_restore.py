@@ -348,7 +348,7 @@ def test_schedules_are_there_and_fire_by_what_the_leader_says() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x91\xc4\x01a", b"\x92\xa1a\xa1b", b"\x92\xc4\x00\xc4\x01b", b"\x80", b"\xc1"])
-def test_what_is_no_chunk_is_refused(data: bytes) -> None:
+def test_invalid_chunk_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidRequest):
         decode_chunk(data)
 

@@ -137,7 +137,7 @@ def test_arrays_within_arrays_take_no_more_memory_than_a_chunk() -> None:
         msgpack.packb([b"k", b""] * (CHUNK_ROWS + 1)),
     ],
 )
-def test_what_is_no_chunk_is_refused(chunk: bytes) -> None:
+def test_invalid_chunk_is_refused(chunk: bytes) -> None:
     with pytest.raises(InvalidRequest):
         decode_chunk(chunk)
 

@@ -64,7 +64,7 @@ class TestSending:
             "sandq-dead-created": T + 5,
         }
 
-    def test_what_is_sent_again_is_stored_once(self) -> None:
+    def test_resent_dead_letters_are_stored_once(self) -> None:
         bench, to = OutboxBench(), receiver()
         bench.kill("a", "b")
         command = bench.batch(HERE)

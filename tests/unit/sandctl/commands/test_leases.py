@@ -66,7 +66,7 @@ def test_what_a_worker_holds_is_settled_by_its_id(
     assert len(held.asked("why")) == looks
 
 
-def test_what_the_group_does_not_hold_is_left_alone(offline: Ctl, held: FakeClient) -> None:
+def test_message_that_the_group_does_not_hold_is_unchanged(offline: Ctl, held: FakeClient) -> None:
     result = offline("lease", "nack", "t", "-g", "audit", ID)
     assert (result.exit_code, result.stderr) == (1, f"{ID}: not leased, it is waiting\n")
     result = offline("lease", "dead", "t", "-g", "audit", ID, "-o", "jsonl")

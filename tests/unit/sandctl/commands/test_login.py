@@ -132,7 +132,7 @@ def test_no_token_is_replaced_by_one_that_cannot_be_kept(offline: Ctl, access: F
     assert access.asked == []
 
 
-def test_lists_show_who_may_do_what(offline: Ctl, access: FakeAccess) -> None:
+def test_lists_show_grants(offline: Ctl, access: FakeAccess) -> None:
     assert "payments" in offline("token", "list").stdout and "till" not in offline("token", "list").stdout
     assert "cert:till" in offline("identity", "list").stdout
     roles = json.loads(offline("role", "list", "-o", "json").stdout)

@@ -176,7 +176,7 @@ def test_consume_max_and_no_ack(ctl: Any, server: FakeServer) -> None:
     assert ctl("consume", "nope", "-g", "g").exit_code == 1
 
 
-def test_what_consume_prints_produce_takes(ctl: Any, server: FakeServer) -> None:
+def test_consume_output_is_valid_produce_input(ctl: Any, server: FakeServer) -> None:
     lines = [
         {"text": "é", "key": "k", "headers": {"a": 1, "b": {"base64": "AP8="}}},
         {"value": "AP8=", "key_base64": "/w=="},

@@ -60,7 +60,7 @@ def test_lists_are_bounded_and_say_so(ctl: Ctl, client: FakeClient) -> None:
         assert result.exit_code == 2 and "neither a number of 1 or more nor all" in result.stderr
 
 
-def test_what_message_list_prints_produce_takes(ctl: Ctl, client: FakeClient) -> None:
+def test_message_list_output_is_valid_produce_input(ctl: Ctl, client: FakeClient) -> None:
     client.rows = [
         stored(1, key=b"ada", headers={"a": 1, "b": b"\xff"}, ttl_ms=90_000, unique_key=b"u"),
         stored(2, value=b"\xff", key=b"\xfe", unique_key=b"\xfd"),

@@ -51,7 +51,7 @@ def test_wide_characters_and_marks_count_as_they_are_shown() -> None:
     assert cut("日本語", 5) == "日本…" and cell_len(cut("日本語", 4)) <= 4 and cut("abc", 3) == "abc"
 
 
-def test_what_a_terminal_would_obey_is_escaped() -> None:
+def test_control_characters_are_escaped() -> None:
     shown = one_line(HOSTILE)
     assert shown.isprintable() and shown.startswith(r"\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202eevil")
     assert lines("a\nb\x1b") == "a\nb\\x1b" and lines("plain") == "plain"

@@ -37,7 +37,7 @@ def test_the_oldest_files_go(tmp_path: Path) -> None:
     assert numbers(files.last(100)[0]) == [*range(15, 23)]
 
 
-def test_what_comes_after_a_position_is_read_once(tmp_path: Path) -> None:
+def test_messages_after_a_position_are_read_once(tmp_path: Path) -> None:
     files = AuditFiles(tmp_path, 100, 10)
     files.append(line(0) + line(1))
     _, position = files.last(1)
@@ -96,7 +96,7 @@ def test_only_the_owner_may_read_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "1", "1:2:3", "-1:0", "1:99999999999999"])
-def test_what_is_no_position_is_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_position_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(InvalidRequest, match="not a position"):
         AuditFiles(tmp_path, 1000, 10).after(text, 1)
 

@@ -107,7 +107,7 @@ async def test_lines_lost_by_a_full_disk_are_counted_and_reported() -> None:
     assert [(line["request"], line.get("lost")) for line in files.lines] == [(LINES_LOST, 3), ("topic_delete", None)]
 
 
-async def test_a_disk_that_hangs_holds_up_nobody_and_keeps_a_bounded_number() -> None:
+async def test_hung_disk_delays_no_caller_and_keeps_a_bounded_number() -> None:
     files = HandFiles()
     files.goes_on.clear()
     audit = log_of(files, queued_bytes=2000)
@@ -153,7 +153,7 @@ async def test_refusals_of_one_principal_hide_none_of_another() -> None:
     assert requests[-1] == "later"
 
 
-async def test_what_is_noted_after_the_end_is_lost() -> None:
+async def test_note_after_the_end_is_lost() -> None:
     audit = log_of(HandFiles())
     await audit.close()
     note(audit)
@@ -350,7 +350,7 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("kind", sorted(RULES), ids=name_of)
-def test_whatever_needs_a_right_to_change_something_is_noted(kind: int) -> None:
+def test_request_that_needs_a_write_right_is_noted(kind: int) -> None:
     words = RULES[kind].summary
     if any(f"`{right}`" in words for right in (Right.MANAGE, Right.CLUSTER, Right.SECURITY)):
         assert kind in ACTS or kind in LOOKS

@@ -80,7 +80,7 @@ def test_a_role_may_do_what_it_is_for(role: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if decode(name)[0] not in ANYBODY])
-def test_who_has_rights_elsewhere_has_none_here(name: str) -> None:
+def test_right_on_a_different_topic_does_not_apply(name: str) -> None:
     frame = decode(name)
     access = Access.of("token:a", ["produce:mine.*", "consume:mine.*", "read:mine.*", "manage:mine.*"], {})
     if frame[0] == Type.METADATA and frame[2] is None:

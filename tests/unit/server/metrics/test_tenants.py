@@ -37,7 +37,7 @@ def test_of_a_group_those_with_most_ready() -> None:
     assert [int(ready) for *_, ready in found] == list(range(3 * TENANTS - 1, 2 * TENANTS - 1, -1))
 
 
-def test_of_all_groups_together_no_more_than_the_limit() -> None:
+def test_groups_together_are_limited() -> None:
     topics = [(f"f{n}", rows_of("g", TENANTS) + rows_of("h", TENANTS)) for n in range(20)]
     labelled = {(topic, group) for topic, _ in topics for group in "gh"}
     assert len(samples_of(topics, labelled, 10_000)) == 40 * TENANTS

@@ -106,7 +106,7 @@ def test_a_topic_keeps_its_label_and_the_sum_of_others_never_falls() -> None:
     assert stored(board.sums([])[0]) == {OTHER: 5}
 
 
-def test_a_topic_made_anew_is_another_one() -> None:
+def test_recreated_topic_is_a_different_topic() -> None:
     board = Board(1, 10)
     board.sums([topic(1, partition(stored=9))])
     again = topic(2, partition(stored=1))._replace(name="t1")

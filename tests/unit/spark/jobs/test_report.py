@@ -149,7 +149,7 @@ def test_a_report_as_plain_rows() -> None:
     assert found.record()["dead_read"] == 9
 
 
-def test_what_schedule_prints() -> None:
+def test_schedule_output() -> None:
     found = ScheduleSummary(
         topic="t",
         write_id="id",

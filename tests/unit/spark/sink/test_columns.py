@@ -45,7 +45,7 @@ def test_a_frame_with_all_columns() -> None:
     assert "topic" not in check_columns(fields, "t"), "the option is stronger"
 
 
-def test_what_the_source_gives_can_be_written() -> None:
+def test_rows_of_the_source_can_be_written() -> None:
     names = {"timestamp[us, tz=UTC]": "timestamp", "int32": "int"}
     extra = Extra(headers=True)
     fields = [(field.name, names.get(str(field.type), str(field.type))) for field in source.schema(extra)]

@@ -36,7 +36,7 @@ def test_everything_in_the_case_in_which_spark_gives_it() -> None:
     assert pickle.loads(pickle.dumps(expected)) == expected
 
 
-def test_what_spark_takes_from_the_options_of_a_stream() -> None:
+def test_options_that_spark_takes_from_a_stream() -> None:
     assert parse_sink_options({"checkpointLocation": "/tmp/c", "queryName": "q"}) == SinkOptions()
     with pytest.raises(InvalidSetting, match="writeId: it is for batches"):
         parse_sink_options({"writeId": "w"}).check_stream()

@@ -87,7 +87,7 @@ FATES = (
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_whatever_is_lost_or_refused_is_sent_again(cluster: FakeCluster, seed: int) -> None:
+async def test_lost_or_refused_requests_are_resent(cluster: FakeCluster, seed: int) -> None:
     chance = random.Random(seed)
     cluster.fates = {place: chance.choice(FATES) for place in range(200) if chance.random() < 0.3}
     cluster.leaderless = chance.randrange(3)

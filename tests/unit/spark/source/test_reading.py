@@ -105,7 +105,7 @@ def test_the_next_page_is_asked_for_while_one_is_used() -> None:
     assert at(20_000) not in log.asked
 
 
-def test_what_was_trimmed_before_it_was_read_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_messages_trimmed_before_reading_raise_an_error(caplog: pytest.LogCaptureFixture) -> None:
     log = FakeLog(40)
     log.trimmed = at(12)
     with pytest.raises(HistoryGone) as caught:
@@ -158,7 +158,7 @@ def test_a_node_that_does_not_know_the_range_closed() -> None:
     assert read(log) == [*range(5)]
 
 
-def test_what_asking_raises_comes_out() -> None:
+def test_error_of_a_page_request_is_raised() -> None:
     def ask(cursor: bytes) -> FetchReply:
         raise ConnectionLost("nobody is there")
 

@@ -311,7 +311,7 @@ def test_an_added_partition_is_to_be_read_whole(brokers: FakeBrokers) -> None:
     assert (task.topic, task.start) == ("new", offsets.FIRST)
 
 
-def test_what_is_to_be_read_is_held(brokers: FakeBrokers) -> None:
+def test_unread_messages_are_held(brokers: FakeBrokers) -> None:
     clock = Clock()
     reader = stream(brokers, clock, holdName="mine", holdTtl="100s")
     brokers.append("t", 10, 5)

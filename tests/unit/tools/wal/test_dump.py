@@ -253,7 +253,7 @@ def test_a_segment_that_is_prepared_is_no_damage(log: Path) -> None:
         (lambda path: path.write_text("x") and path, "its name is not that of a WAL segment"),
     ],
 )
-def test_what_is_no_log(tmp_path: Path, make: Any, words: str) -> None:
+def test_invalid_log_is_refused(tmp_path: Path, make: Any, words: str) -> None:
     result = dump(make(tmp_path / "thing"))
     assert result.exit_code == 1 and words in result.stderr and result.stdout == ""
 
@@ -302,7 +302,7 @@ def test_it_says_what_a_start_of_the_node_would_say(tmp_path: Path, seal: bool) 
     assert True in told and False in told
 
 
-def test_what_a_token_is_known_by_is_not_shown() -> None:
+def test_token_hash_is_not_shown() -> None:
     command = m.PutIdentity("token:app", True, ["read"], b"h" * 32, None, {}, "")
     assert command_record(command, values=True)["secret_hash"] == "<hidden>"
 
