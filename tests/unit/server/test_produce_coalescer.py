@@ -64,7 +64,7 @@ class Broker:
         self.given: list[tuple[Produce, Done]] = []
         self.refused: dict[bytes, SandqError] = {}
         self.requests: list[int] = []
-        """The requests that wait for a reply, at each accepted or refused batch."""
+        """Number of requests that wait for the reply to each accepted or refused batch."""
         self.most_messages = 1000
         self.large = 0
         self.connection = Connection()
