@@ -286,7 +286,7 @@ async def test_spark_reads_by_it(tmp_path: Path, authority: Authority) -> None:
         options = parse_options(given)
 
         def look() -> int:
-            brokers = ClientBrokers(options.servers, options.who)
+            brokers = ClientBrokers(options.servers, options.credentials)
             try:
                 return len(brokers.partitions(options.topics))
             finally:
