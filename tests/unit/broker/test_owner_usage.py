@@ -32,9 +32,9 @@ class Bed:
         self.catalog: Any = SimpleNamespace(view=SimpleNamespace(identities=identities), topics={})
         self.usage = OwnerUsage(self.catalog, self.links, runner, lambda: 10_000)
 
-    async def _ask(self, look: Callable[[], list[int]], *, patient: bool) -> list[int]:
+    async def _ask(self, fetch: Callable[[], list[int]], *, patient: bool) -> list[int]:
         self.asked += 1
-        return look()
+        return fetch()
 
     def topic(self, name: str, owner: str | None, *held: tuple[int, int]) -> None:
         led = {}

@@ -70,16 +70,16 @@ def test_each_test_that_fails_is_named(scene: Path) -> None:
     }
     assert failed_in(said) == bad, said
     assert "1 passed" in said
-    told = (scene / "costs.failures").read_text()
-    assert all(f"FAILED {name} " in told for name in bad)
+    seen = (scene / "costs.failures").read_text()
+    assert all(f"FAILED {name} " in seen for name in bad)
     assert json.loads((scene / "costs.json").read_text())["suites"]["unit"]["tests"] >= 3
 
 
 def test_a_process_that_a_test_has_stopped_is_not_continued(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: set[int] = set()
+    seen: set[int] = set()
 
     def telling(processes: Iterable[int], signal_: signal.Signals) -> None:
-        told.update(found := list(processes))
+        seen.update(found := list(processes))
         send_signal(found, signal_)
 
     monkeypatch.setattr(flaky, "send_signal", telling)
@@ -93,5 +93,5 @@ def test_a_process_that_a_test_has_stopped_is_not_continued(monkeypatch: pytest.
         wait_until(lambda: sorted(descendants(process.pid).values()) == ["S", "T"])
         flaky.stand_still(process.pid, 0)
         wait_until(lambda: sorted(descendants(process.pid).values()) == ["S", "T"])
-        assert process.pid in told and stopped not in told
+        assert process.pid in seen and stopped not in seen
         send_signal(descendants(process.pid), signal.SIGKILL)

@@ -12,7 +12,7 @@ from tests.support import waiting
 from tests.support.waiting import until_holds, wait_until
 
 
-def by_looks(*answers: object) -> Callable[[], object]:
+def by_polls(*answers: object) -> Callable[[], object]:
     """Answers that come one after the other, the last again and again; errors are raised."""
     left = list(answers)
 
@@ -29,25 +29,25 @@ NOT_YET = (False, UnknownTopic("there is no topic 't'"), KeyError("node2"), None
 
 
 async def test_what_is_not_there_yet_does_not_hold_yet(autojump_clock: trio.testing.MockClock) -> None:
-    await until_holds(by_looks(*NOT_YET, "it holds"))
-    wait_until(by_looks(*NOT_YET, "it holds"))
+    await until_holds(by_polls(*NOT_YET, "it holds"))
+    wait_until(by_polls(*NOT_YET, "it holds"))
 
 
 async def test_condition_that_never_holds_is_reported(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "PATIENCE_S", 3.0)
-    with pytest.raises(AssertionError, match=r"never held in 3 s: .*by_looks\(False\)"):
-        await until_holds(lambda: by_looks(False)())
+    with pytest.raises(AssertionError, match=r"never held in 3 s: .*by_polls\(False\)"):
+        await until_holds(lambda: by_polls(False)())
     with pytest.raises(UnknownTopic):
-        await until_holds(by_looks(UnknownTopic("there is no topic 't'")))
+        await until_holds(by_polls(UnknownTopic("there is no topic 't'")))
     with pytest.raises(ZeroDivisionError):
-        await until_holds(by_looks(ZeroDivisionError()))
+        await until_holds(by_polls(ZeroDivisionError()))
 
 
 def test_condition_that_never_holds_is_reported_without_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "PATIENCE_S", 0.0)
     with pytest.raises(AssertionError, match="never held"):
-        wait_until(by_looks(False))
+        wait_until(by_polls(False))
     with pytest.raises(KeyError):
-        wait_until(by_looks(KeyError("node2")))
+        wait_until(by_polls(KeyError("node2")))

@@ -12,7 +12,7 @@ from sandq.broker.memory_budget import Account
 from sandq.server.http.bounds import FULL, REFUSED_MOST, SPARE_SLOTS, Deadlines
 from sandq.server.http.connections import HttpServer, _Connection
 
-PLACES: Final = 4
+SLOTS: Final = 4
 
 
 class Transport(asyncio.Transport):
@@ -51,7 +51,7 @@ async def nothing(scope: Scope, receive: Receive, send: Send) -> None: ...
 
 class Bed:
     def __init__(self) -> None:
-        self.server = HttpServer(nothing, PLACES, Account(1 << 30), Deadlines())
+        self.server = HttpServer(nothing, SLOTS, Account(1 << 30), Deadlines())
 
     def connect(self, host: str) -> tuple[_Connection, Transport]:
         connection, transport = _Connection(self.server), Transport(host)
@@ -67,7 +67,7 @@ class Bed:
 
 async def _flood() -> None:
     at = Bed()
-    for number in range(PLACES + SPARE_SLOTS):
+    for number in range(SLOTS + SPARE_SLOTS):
         assert not at.busy(f"192.0.2.{number}").sent
     refused = [at.connect("192.0.2.250") for _ in range(REFUSED_MOST + 5)]
     assert {transport.sent for _, transport in refused} == {FULL}
@@ -80,7 +80,7 @@ async def _flood() -> None:
 
 async def _share() -> None:
     at = Bed()
-    share, spare_share = PLACES - PLACES // 4, SPARE_SLOTS - SPARE_SLOTS // 4
+    share, spare_share = SLOTS - SLOTS // 4, SPARE_SLOTS - SPARE_SLOTS // 4
     for number in range(share + spare_share):
         assert not at.busy(f"2001:db8::{number:x}").sent
     assert at.busy("2001:db8::ffff").sent == FULL
