@@ -31,7 +31,7 @@ def write(directory: Path, results: Sequence[Result]) -> list[str]:
     found = {result.row.name: result for result in results}
     names = []
     for name, draw in CHARTS.items():
-        # A figure of its own instead of pyplot's: it looks for no window system and keeps nothing.
+        # Use `Figure` directly: pyplot looks for a window system and keeps every figure.
         figure = Figure(figsize=_INCHES, dpi=_DPI, layout="constrained")
         if draw(figure, found):
             names.append(f"bench-{name}.png")

@@ -59,7 +59,7 @@ class Survey:
     """Number of lines with their own time."""
     odd_times: int = 0
     latest_ms: int = 0
-    """The latest of those times, from now."""
+    """Latest of the times that lines have, from now."""
 
 
 def survey(path: Path, now_ms: int) -> Survey:

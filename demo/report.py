@@ -36,9 +36,8 @@ class Failover:
     """Time of the first receipt for them after that."""
 
     def delayed(self, partition: int, due_ms: float, delivered_ms: float, confirmed_ms: float | None) -> bool:
-        """Return whether the gap explains a message that was due, delivered and confirmed at these times: no worker
-        could get it, or its producer could not store it in time.
-        """
+        """Return whether this failover explains why a message was late: at these times, no worker could get it, or its
+        producer could not store it."""
         if partition not in self.partitions:
             return False
         if delivered_ms >= self.killed_ms and (self.delivered_ms is None or due_ms <= self.delivered_ms):

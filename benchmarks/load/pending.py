@@ -62,8 +62,8 @@ def trim(address: str, port: int, messages: int, within_ms: int) -> Ready:
 
 
 def earliest(port: int, messages: int, within_ms: int) -> Ready:
-    """Let a group begin with messages that have long been due, and receive and ack them all. Details: the time of the
-    first."""
+    """Let a group begin with messages that have long been due, and receive and ack them all. Details: the time until
+    the first message."""
     due_ms = int(time.time() * 1000) + messages // MESSAGES_PER_MS
     wire = _fill(port, messages, due_ms, within_ms, 1)
     time.sleep(max(0.0, (due_ms + within_ms) / 1000 - time.time()))

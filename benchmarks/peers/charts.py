@@ -40,7 +40,7 @@ def write_charts(directory: Path, run: Run) -> dict[str, str]:
         found = [row for name in reversed(peers) for row in rows(run.outcomes, workload.name) if row.peer == name]
         if not found:
             continue
-        # A figure of its own instead of pyplot's: it looks for no window system and keeps nothing.
+        # Use `Figure` directly: pyplot looks for a window system and keeps every figure.
         size = (_WIDTH_INCHES, _MARGIN_INCHES + _BAR_INCHES * len(found))
         figure = Figure(figsize=size, dpi=_DPI, layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)

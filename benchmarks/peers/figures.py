@@ -49,11 +49,12 @@ class Row:
     p50_ms: float | None = None
     p99_ms: Spread | None = None
     max_ms: float | None = None
+    """Latencies of each peer as in `Outcome`, at the median."""
     early: int | None = None
     per_sync: float | None = None
     """Messages per sync of the log."""
     stolen: float = 0.0
-    """Latencies as in `Outcome`, at the median."""
+    """Median share of the CPU time that the host gave to other machines."""
     rate_ratio: float | None = None
     """sandq's rate divided by this peer's; the other ratios alike."""
     cpu_ratio: float | None = None

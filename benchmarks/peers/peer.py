@@ -56,7 +56,8 @@ class Link(ABC):
 
     @abstractmethod
     def count(self, data: bytes) -> int:
-        """Return how many responses are complete in `data`, received next. Raises PeerError for an error."""
+        """Return how many responses become complete with `data`, the next received bytes. Raises PeerError for an
+        error."""
 
 
 class Consumer(ABC):

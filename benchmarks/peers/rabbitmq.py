@@ -264,7 +264,9 @@ class RabbitConsumer(Consumer):
             if kind == METHOD:
                 which = struct.unpack_from(">HH", payload)
                 if which == _DELIVER:
-                    self._tags.append(struct.unpack_from(">Q", payload, 6)[0])  # after the consumer's name, "c"
+                    self._tags.append(
+                        struct.unpack_from(">Q", payload, 6)[0]
+                    )  # the delivery tag follows the consumer tag "c"
                 elif which != _CONSUME_OK:
                     raise PeerError(f"not a delivery: {payload[:300]!r}")
             elif kind == BODY:

@@ -130,7 +130,7 @@ class DelayedLink(Link):
 
 
 def check(lines: bytes) -> None:
-    """Raise PeerError for an error; errors begin with a line end."""
+    """Raise PeerError if a reply line begins with "-"."""
     if b"\n-" in lines:
         raise PeerError(f"an answer is an error: {lines[:500]!r}")
 

@@ -247,7 +247,7 @@ def _topic(found: Mapping[str, Any]) -> Topic:
     topic = Topic(**found)
     check_name("topic", topic.name)
     _check_numbers(topic.number, topic.partitions, topic.initial_partitions, topic.replicas, topic.created_ms)
-    # An unlimited number of partitions would be checked one by one.
+    # Partitions are checked one by one, so refuse a huge number from a damaged file.
     is_possible = 1 <= topic.partitions <= DEFAULT.partitions_per_topic
     if not is_possible or type(topic.kind) is not str or type(topic.settings) is not dict:
         raise ValueError(f"topic {topic.name} is invalid")

@@ -1,8 +1,8 @@
 """Follow a cluster after a backup: store the later commits as increments, one after the other.
 
 The log space that nodes reserve for it is limited in bytes and time. If too little of a partition's log was kept, the
-partition gets new rows, as in a backup. The times in between cannot be restored for it, which is always reported.
-"""
+partition gets new rows, as in a backup. The time between its last followed entry and the new rows cannot be restored
+for this partition; the result reports this."""
 
 from __future__ import annotations
 
@@ -309,8 +309,8 @@ class _Run:
         self._over = [window for window in before.windows if window.last is not None]
         self._alive = {window.place: window for window in before.windows if window.last is None}
         self._durable = {place: window.index for place, window in self._alive.items()}
-        """Index of the last stored entry by partition, without this increment; for other partitions that of their
-        rows."""
+        """Index of the last entry of each partition in complete increments; for a partition without such an entry, the
+        index of its copied rows."""
         self._ended = False
         self._transfer = transfer
         self._place = place

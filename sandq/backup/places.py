@@ -208,7 +208,7 @@ class _Remote:
             try:
                 yield stream
             except BaseException:
-                # Discard the file if the store can. A file without its end is not used in any case.
+                # Discard the file if the store can. If the file stays, readers ignore it, because its end is missing.
                 with suppress(Exception):
                     stream.discard()
                 raise

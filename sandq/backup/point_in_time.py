@@ -112,7 +112,7 @@ def find_moment(
 def _topics(
     place: Place, manifest: Manifest, key: BackupKey | None, last: Summary, at_ms: int | None
 ) -> tuple[tuple[Topic, ...], tuple[Topic, ...] | None]:
-    """Return the topics as of a time, and those of the next listing; None if there was none."""
+    """Return (topics as of `at_ms`, topics of the next listing). The second is None if there is no later listing."""
     if at_ms is None or last.time_ms <= at_ms:
         return topics_at(place, manifest, last, key), None
     # Binary search for the last increment whose topics were listed by then: `before`; -1 if there is none.
@@ -242,8 +242,8 @@ async def made_backup(
     work: Path | None,
     on_progress: OnProgress,
 ) -> AsyncIterator[tuple[Directory, Manifest]]:
-    """Make a temporary backup of a moment; yield its place and its manifest. `work`: in this directory; None:
-    default."""
+    """Make a temporary backup of a moment; yield its place and its manifest. `work`: parent of the temporary directory.
+    None: the system's default."""
     replay = _replay()
     folder = await in_thread(partial(_folder, work), str(work or tempfile.gettempdir()))
     try:

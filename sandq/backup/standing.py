@@ -39,7 +39,7 @@ class Standing:
     reach_ms: int | None = None
     """Time up to which all of it can be restored with its increments, by the cluster's clock."""
     increments: int = 0
-    """Number of increments that this process made; the next fields are of this process, too."""
+    """Number of increments that this process made. The following counts are also those of this process."""
     increment_bytes: int = 0
     gone: int = 0
     """How often a partition got new rows because the nodes had not kept enough of its log."""

@@ -26,7 +26,7 @@ INTENTS_MOST: Final = 4096
 LTIME_LAST: Final = 2**63
 """Maximum Lamport time that is accepted: the next one must still fit into 64 bits."""
 JOIN_STEP: Final = 8
-"""Distance between a join intent's time and the latest known time.
+"""Added to the latest known Lamport time to get the time of a new join intent.
 
 The seed may have missed the last leave of this member, and of two intents with the same time neither wins.
 """

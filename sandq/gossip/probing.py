@@ -204,8 +204,7 @@ class Prober:
             self._send(relay.requester, [Nack(relay.seq)], False)
 
     def _answer_to(self, asked: Ping | IndirectPing, packet_from: Address) -> Address:
-        """Return the source named in the ping if that member is known to have this address; otherwise the packet's
-        sender."""
+        """Return the ping's `source` if that member is known at this address; otherwise `packet_from`."""
         named = asked.source
         if named is None or named == packet_from:
             return packet_from

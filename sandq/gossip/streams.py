@@ -68,7 +68,7 @@ READ_BYTES: Final = 16 << 10
 PIECE_BYTES: Final = 64 << 10
 """Decrypted or decompressed data is read in pieces of this size."""
 PIECE_WORK: Final = 16
-"""Units of work of such a piece."""
+"""Units of work for a piece of `PIECE_BYTES`."""
 MAP_BYTES: Final = 128 << 10
 """Maximum size of an incomplete map: nested arrays take 28 times as much memory as they have bytes."""
 NODE_BYTES: Final = 1024

@@ -380,7 +380,7 @@ class GossipMembership:
             try:
                 address = Address(await _ip_of(seed.host), seed.port)
             except SandqError:
-                address = seed  # the attempt to ask it will report that it cannot be resolved
+                address = seed  # keep the name: the exchange with this seed will log the error
             if address not in live and address not in wanted and not self._was_met(address):
                 wanted.append(address)
         return wanted

@@ -154,7 +154,7 @@ class Assign(_Command):
 class Settle(_Command):
     """Report that the committed configuration of a group has only members of the assignment with this `epoch`.
 
-    `whole`: it also has all of these members, as voters."""
+    `whole`: the configuration has every assigned member as a voter."""
 
     type: ClassVar[int] = 10
     group: int

@@ -160,7 +160,8 @@ class _Planner:
         self._set(slot.group, order + [node for node in kept if node not in order])
 
     def new(self, group: int, replicas: int, left: int) -> list[str]:
-        """Place a new partition, the first of `left` new ones, and return its nodes; the first one leads."""
+        """Place one new partition and return its nodes, the leader first. `left`: number of new partitions still to
+        place, including this one."""
         spacious, least = self._needed(replicas, left)
         nodes: list[str] = []
         while len(nodes) < replicas:

@@ -95,7 +95,7 @@ def next_changes(
     even = others and not halted
     changes = plan(slots(topics.values(), led), there, even=even, most=MOVES_MOST - moving)
     if even and not changes:
-        # Partitions without a leader were not planned. Report an even load only if there are none.
+        # `plan` ignores partitions without a leader. Report an even load only if all have one.
         return [c.Balance(spread)] if partitions.keys() <= set(led) else []
     assigns: list[c.Command] = [c.Assign(group, partitions[group].epoch, chosen) for group, chosen in changes.items()]
     return [c.Balance([]), *assigns] if assigns and others and balanced else assigns

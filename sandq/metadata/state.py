@@ -78,7 +78,7 @@ class MetadataState:
         self.roles: dict[str, tuple[str, ...]] = {}
         """Grants of user-defined roles, by name."""
         self.balanced: tuple[str, ...] = ()
-        """The nodes over which all partitions were spread evenly last; empty while they are not."""
+        """Nodes of the last `Balance` command; empty while partitions are not evenly spread."""
         self.partition_of_group: dict[int, tuple[str, int]] = {}
         """(topic, partition) by Raft group."""
         self.skips: dict[bytes, bytes] = {}

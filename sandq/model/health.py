@@ -26,7 +26,7 @@ Consumers that ask over HTTP are not connected between two requests. A group tha
 has leased messages.
 """
 RECENT_MS: Final = 5 * 60_000
-"""A receiver that failed within this time needs attention also while it takes other messages, in ms."""
+"""Time in ms for which a receiver that failed is reported, even if it accepts other messages."""
 PUSH_WAITING: Final = "waiting"
 PUSH_PROBING: Final = "probing"
 PUSH_LOOKING: Final = "looking"

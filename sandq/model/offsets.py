@@ -142,7 +142,8 @@ def behind(offset: bytes) -> bytes:
 
 
 def distance(base: bytes, offset: bytes) -> int | None:
-    """Return the number of places from `base` to `offset` (negative: before); None if more than the place differs."""
+    """Return how many positions `offset` is after `base` (negative: before). None if they differ in more than the
+    position."""
     if not len(base) == len(offset) == OFFSET_BYTES:
         _checked(base)
         _checked(offset)

@@ -96,7 +96,7 @@ def _shown(name: str, value: Any) -> Any:
 
 
 def size_text(size: int) -> str | int:
-    """Return a size as in a configuration: "64MiB". A size that is no whole number of a unit stays a number."""
+    """Return a size as in a configuration: "64MiB". A size that is not a multiple of a unit is returned as an int."""
     for unit, name in _SIZE_UNITS:
         if size and size % unit == 0:
             return f"{size // unit}{name}"

@@ -240,7 +240,7 @@ def _end_abruptly(abandon: Callable[[], None] | None) -> None:
 
 
 def _close_log(node_log: NodeLog, clean: bool) -> None:
-    """Close the log. `clean`: a checkpoint covers all entries, so the log is sealed first."""
+    """Close the log. `clean`: a checkpoint covers all entries, so a SEAL record is written first."""
     if clean:
         try:
             node_log.wal.seal()

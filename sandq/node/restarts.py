@@ -26,7 +26,7 @@ async def serve_until(
 ) -> None:
     """Run nodes one after the other on the same data, until `stop` is set. Call `on_ready` for each node that serves.
 
-    Raises the errors of `run`, with one exception. If the disk is too full to restart a node that has served before,
+    Raises the errors of `run`, except in one case: if the disk is too full to restart a node that has served before,
     the start is attempted again later."""
     served = False
     while not stop.is_set():

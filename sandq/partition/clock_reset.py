@@ -346,7 +346,7 @@ class ClockResets:
         )
 
     def _reposition_dead(self, step: Step) -> bool:
-        """Place the dead messages again that are no longer in the log. No message has died after the new time."""
+        """Give new offsets to dead messages that are no longer in the log. No message has died after the new time."""
         view = step.view
         new_ms = self._current().new_ms
         found, position = self._rows_of_groups(rows.DEAD, view)

@@ -44,8 +44,8 @@ class GroupStatus:
     """Messages that were given back, and whose next attempt is not due yet."""
     dead: int
     oldest_ms: int | None
-    """Delivery time of the oldest due message that is not acked, in ms. None if all are acked. Exact to the second: it
-    may be some ms in the future."""
+    """Delivery time of the oldest due message that is not acked, in ms. None if all are acked. Rounded to a second, so
+    it may be slightly in the future."""
     is_promoting: bool = False
     """Whether the log may have more due messages than the last lease promoted. The next lease continues."""
     limit: Limited | None = None

@@ -204,7 +204,7 @@ class FrameReader:
         self._first_frame_bytes = max_frame_bytes if first_frame_bytes is None else first_frame_bytes
         self._control_bytes = control_bytes
         self._kept = bytearray()
-        self._wanted = _LENGTH_BYTES  # decode nothing before this many bytes are kept
+        self._wanted = _LENGTH_BYTES  # received bytes needed before the next decoding
         self._started = False
 
     @property

@@ -332,9 +332,9 @@ _FORECAST = _shape(
 class ForecastReply(NamedTuple):
     """Counts of messages by due time.
 
-    `buckets`: `(start_ms, messages)`, rising, none of them 0. `later`: messages after the last bucket. `scheduled`:
-    messages that schedules will send in these buckets. `is_complete`: whether `scheduled` has all of them.
-    """
+    `buckets`: `(start_ms, messages)` in ascending order; empty buckets are omitted. `later`: messages after the last
+    bucket. `scheduled`: messages that schedules will send in these buckets. `is_complete`: whether `scheduled` has all
+    of them."""
 
     now_ms: int
     buckets: Sequence[tuple[int, int]]

@@ -308,9 +308,8 @@ async def _read_body(connection: _Connection, found: bytearray, is_early: bool) 
     unusable.
 
     If the response came before the request was sent (`is_early`), the whole body is read and the excess dropped.
-    Otherwise a receiver that echoes the request would stop reading it, and closing the connection would lose data in
-    transit to it.
-    """
+    Otherwise a receiver that echoes the request would block, and closing the connection would lose request data in
+    transit."""
     with suppress(OSError, trio.BrokenResourceError, h11.RemoteProtocolError):
         while connection.http.their_state is h11.SEND_BODY and (is_early or len(found) < BODY_BYTES):
             event = await _next_event(connection)

@@ -185,7 +185,7 @@ class Pump:
                         partitions=partitions,
                         grace=min(self._grace_s, self.push["timeout_ms"] / 1000),
                     )
-                except SandqError as error:  # it starts again, until the metadata no longer contains the push
+                except SandqError as error:  # the pump subscribes again while the metadata contains the push
                     self._note(error.message)
                     if error.message != self._refusal:
                         log.info("a push cannot consume", topic=self.topic, group=self.group, error=error.message)

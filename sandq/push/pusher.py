@@ -39,7 +39,7 @@ SETTLE_S: Final = 5.0
 """Time for acks after the grace time of requests, when the node stops, in seconds."""
 
 FILES_PART: Final = 16
-"""One concurrent request, over all groups, is allowed for this many files that the process may open.
+"""Number of files that the process may open for each concurrent request, over all groups.
 
 Each request takes a file, and the node needs the others.
 """

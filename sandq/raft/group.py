@@ -434,7 +434,7 @@ class Group:
             waiting[index] = [(term, waiter) for term, waiter in entries if waiter.settles]
             if not waiting[index]:
                 del waiting[index]
-        # No tick of a follower clears it: `has_more` would request ticks for ever.
+        # A follower's ticks never clear `resend`, so `has_more` would request ticks for ever.
         self._message_filter.resend = False
         self._transport.lagging.clear()
         for node in list(self._transport.paused):

@@ -35,7 +35,7 @@ class ReadIndex:
         self._rounds: list[_Round] = []
         self._heard: dict[str, int] = {}
         self._marks: deque[tuple[int, float]] = deque(maxlen=MARKS)
-        """(message number, time in s at which it was the last one sent), in order."""
+        """(message number, time in s), ascending: the last number sent at that time."""
 
     @property
     def pending(self) -> bool:

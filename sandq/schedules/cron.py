@@ -53,7 +53,7 @@ _ENDS: Final = {
 _ORDER: Final = (
     "five fields are expected (minute, hour, day of month, month, day of week), or six with the second first"
 )
-# Any time in the calendar, from which expressions are tested.
+# Arbitrary time from which an expression is tested.
 _ANY_WALL: Final = datetime(2000, 1, 1)
 _LAST_YEAR: Final = 9998
 
@@ -166,7 +166,7 @@ def _plain(name: str, field: str) -> str:
     for position, part in enumerate(parts):
         span, step, _ = part.partition("/")
         low, dash, high = span.partition("-")
-        # If the reversed range is valid, too, both ends are the same number, even if they are written differently.
+        # A range is valid in both directions only if both ends are the same number, even if written differently.
         if step and dash and _is_readable(name, f"{high}-{low}"):
             parts[position] = low
     return ",".join(parts)

@@ -26,7 +26,7 @@ class Plan(NamedTuple):
     fire_ms: int | None
     """Delivery time of its message."""
     missed: int = 0
-    """Number of missed occurrences before it that are skipped, as far as they were counted."""
+    """Number of skipped occurrences before this one; a lower bound if there were too many to count."""
 
 
 _NONE: Final = Plan(None, None)
@@ -84,7 +84,8 @@ def _next_ms(recurrence: Recurrence, after_ms: int, done: Done) -> int | None:
 
 
 def _last_of(recurrence: Recurrence, after_ms: int, until_ms: int, most: int) -> tuple[int, list[int]]:
-    """Return the last occurrences within a range that has some, and about how many came before them in it."""
+    """Return (approximate number of earlier occurrences in the range, its last `most` ones). The range must have
+    one."""
     found = recurrence.occurrences(after_ms, until_ms, _COUNT_MOST)
     if len(found) < _COUNT_MOST:
         return max(len(found) - most, 0), found[-most:]

@@ -28,7 +28,7 @@ _LIKENESS: Final = 0.8
 def zone(name: str) -> ZoneInfo:
     """Return the time zone with an IANA name, always the same object.
 
-    Raise InvalidRequest, with a similar name, if there is none."""
+    Raise InvalidRequest if the zone is unknown; the error suggests a similar name."""
     if name not in _names():
         raise InvalidRequest(_unknown(name))
     # The name is a known one, so it cannot be a path that leads outside of the package.

@@ -123,7 +123,7 @@ class Output:
         self._read_bytes = 0
         """Total bytes of replies that the apply thread has read. Only that thread writes it."""
         self._let_go_bytes = 0
-        """Total bytes of read replies that were made into frames, or dropped. Only the loop writes it."""
+        """Total bytes of replies that were read and then put into frames or dropped. Only the loop writes it."""
         self._was_congested = False
         self._is_writing = False
         self._wake = trio.Event()

@@ -71,8 +71,8 @@ class OpenConnections(Generic[C]):
     def add(self, connection: C, source: str) -> tuple[bool, C | None]:
         """Find a slot for a new connection, which is idle at first.
 
-        Return whether it got one, and the idle connection that lost its slot for it, if any: the caller must end
-        that."""
+        Return (granted, displaced). `displaced` is the idle connection that lost its slot, or None; the caller must
+        close it."""
         for slots in (self._slots, self._spare):
             given_up = None
             if not slots.take(source):

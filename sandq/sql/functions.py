@@ -97,7 +97,7 @@ _COPIED: Final[Mapping[type, str]] = {
 
 
 def _copies(node: exp.Expr) -> int:
-    """Return the number of copies that DuckDB makes of the argument in `_COPIED`."""
+    """Return how often DuckDB copies the argument that `_COPIED` names for this operator."""
     if isinstance(node, exp.Case):
         return len(node.args["ifs"])
     return max(len(node.expressions), 1) if isinstance(node, exp.In) else 2

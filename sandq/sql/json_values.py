@@ -89,7 +89,7 @@ _BOUND: Final = "mysql_bound"
 
 
 def _bind(value: exp.Expr, make: Callable[[exp.Expr], exp.Expr]) -> exp.Expr:
-    """Return the expression that `make` returns for a value, with the value only once: as a lambda's parameter."""
+    """Return `make(value)` as an expression that evaluates `value` once: it is a lambda's parameter."""
     name = exp.to_identifier(_BOUND)
     inside = exp.Lambda(this=make(exp.column(name)), expressions=[name.copy()], colon=True)
     as_list = call("list_transform", exp.Array(expressions=[exp.cast(value, "JSON", copy=False)]), inside)

@@ -45,7 +45,7 @@ _OF_BATCH: Final = {
 COLUMNS: Final = frozenset(
     {*_OF_BATCH, "topic", "partition", "id", "offset", "deliver_at", "created_at", "key", "text", "size"}
 )
-"""Columns that a page has for every message. For pending messages it has all columns, unless they were moved."""
+"""Columns that every page has. Pages of pending messages that were never moved have all columns."""
 
 
 def columns_of(piece: Piece, topic: str, partition: int, names: Sequence[str]) -> tuple[dict[str, Any], int]:

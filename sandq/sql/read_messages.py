@@ -74,7 +74,7 @@ async def _listed_then_pages(view: CallerView, topic: str, scan: Scan, limit: in
     later.bounds.columns["deliver_at"].above(at_us, False)
     try:
         pages = await _pages(view, topic, later, limit, held)
-    except MovedMessages:  # only a list has the number of moves
+    except MovedMessages:  # pages lack the number of moves; listed messages have it
         return await _listed(view, topic, scan, limit, held)
     return pa.concat_tables([await _listed(view, topic, due, limit, held), pages])
 

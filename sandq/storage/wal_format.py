@@ -210,7 +210,7 @@ class Reader:
                 self.why = "a record header's checksum does not match"
                 return
             if batch_number != last_batch or pass_at != start:
-                # The first record of a new pass: its number must be higher, and the pass must begin here.
+                # First record of a new commit batch: its number must be higher, and the batch must begin here.
                 if batch_number <= last_batch or pass_at << 3 != at:
                     self.why = f"a record of pass {batch_number} behind pass {last_batch}"
                     return

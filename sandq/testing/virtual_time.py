@@ -50,7 +50,7 @@ class VirtualTimers(Timers):
         self._wake.set()
 
     def pause_ms(self, ms: int) -> int:
-        """Return no pause: jobs that a test waits for must continue although the time stands still."""
+        """Return 0: a job that a test waits for must not pause, because virtual time does not advance."""
         return 0
 
     async def run(self) -> None:

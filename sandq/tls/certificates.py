@@ -284,7 +284,7 @@ def _take_lists(
 ) -> None:
     """Load revocation lists into a context.
 
-    `ssl` can only read files here, too. It would trust any certificate in the file, so the lists are encoded again."""
+    `ssl` can only read files here, too. It would also trust certificates in that file, so it has only the lists."""
     with _in_memory(b"".join(one.public_bytes(serialization.Encoding.PEM) for one in lists)) as path:
         try:
             context.load_verify_locations(cafile=path)

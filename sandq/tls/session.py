@@ -175,7 +175,7 @@ class TlsSession:
         return b"".join(encoded)
 
     def end(self) -> None:
-        """Announce the end of the data. Send the bytes from `words` afterwards, and nothing else."""
+        """Close the TLS session. Afterwards, send the pending records from `words`, and nothing else."""
         try:
             self._tls.unwrap()
         except (ssl.SSLError, ValueError):

@@ -50,8 +50,8 @@ ABUSER_BYTES = 48 * MB
 PING_ROUNDS = 8
 """Median of loop iterations for the victim: receive, handle, send, receive. Small requests do not wait in a queue."""
 ROUND_FRAMES = (ABUSERS + 1) * FIRST_WORK + SLICE_WORK
-"""Largest number of requests handled in one loop iteration, each one unit of work: first requests, and one from the
-queue."""
+"""Largest number of requests handled in one loop iteration: the first request of each connection, and a time slice of
+the queue."""
 ACCOUNTS = ("requests", "answers", "watchers", "http")
 """Accounts that clients fill."""
 
@@ -193,7 +193,7 @@ def floods(kind: Type, *fields: Any, count: int = 50) -> Abuse:
 
 
 Asked = Callable[[int], list[tuple[Any, ...]]]
-"""Requests that go together, with changing numbers: type and fields."""
+"""Function of a number to the requests (type, fields) that are sent together."""
 
 
 def asks(requests: Asked, *, reads: bool = True, rounds: int = 20) -> Abuse:

@@ -27,7 +27,7 @@ from tests.support.waiting import PATIENCE_S
 SIZE = 200_000
 """Each request is larger than this; less than this may remain after all of them, including connections."""
 SHARED = (type, asyncio.AbstractEventLoop)
-"""Objects that many refer to, and that keep no leftovers alive."""
+"""Shared objects, which do not count as memory of a request."""
 ASKED = 5
 """Number of times that each request is sent."""
 

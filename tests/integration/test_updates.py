@@ -50,7 +50,7 @@ async def test_every_group_gets_the_new_value(api: sandq.Client) -> None:
 
 
 async def test_many_at_once_and_large_ones(api: sandq.Client) -> None:
-    """They share frames, which are cut by their bytes, and each has an outcome of its own."""
+    """Updates are sent in frames of limited size; each update has its own outcome."""
     async with with_topic(api, **NOW):
         messages = api.messages("t")
         ids = await (await api.produce_many("t", [{"value": b"old", "delay": "1h"} for _ in range(40)]))

@@ -38,7 +38,7 @@ FLOORS = {
 }
 PURE_FLOORS = ("sandq.model", "sandq.protocol", "sandq.partition", "sandq.metadata", "sandq.gossip", "sandq.schedules")
 
-# In addition to the floors: modules of sandq that these may import, and no others. "sandq" is the top alone.
+# Modules outside the floors, with the only modules that each may import. "sandq" is the top alone.
 BESIDE = {
     "sandq": {"sandq.client", "sandq.errors", "sandq.sync"},
     "sandq.errors": {"sandq.model"},

@@ -271,6 +271,6 @@ def test_every_account_is_on_the_page_with_its_share() -> None:
     for name, share in SHARES.items():
         assert f"| {share.as_integer_ratio()[0]}/{share.as_integer_ratio()[1]} |" in found[name], name
     for share in (output.CONNECTION_SHARE, caller_requests.CONNECTION_REQUESTS_SHARE, memory_budget.SOURCE_SHARE):
-        assert {0.125: "an eighth of all answers", 0.25: "a quarter of all requests", 0.75: "three quarters at most"}[
+        assert {0.125: "an eighth of `answers`", 0.25: "a quarter of `requests`", 0.75: "three quarters at most"}[
             share
         ] in section("When memory is short").replace("\n", " ")

@@ -208,7 +208,7 @@ class GuardedClock:
     def accept(self) -> ClockStatus:
         """Follow the wall clock at once, because the operator says that it is right.
 
-        The alarm ends, unless the peers' clocks contradict."""
+        The alarm ends, unless the peers' clocks disagree."""
         self._follow()
         self.peers.acquit()
         self.peers.judge(self._offset, self._last)

@@ -59,8 +59,8 @@ def is_whole(wanted: Partition, members: Members) -> bool:
 def report_of(wanted: Partition, members: Members) -> bool | None:
     """Return what to report about a committed configuration to the metadata.
 
-    True: a changed assignment is reached. False: former members have left, but the assignment is not reached yet. None:
-    nothing new."""
+    True: the group now has exactly the members of its new assignment. False: former members have left, but the
+    assignment is not reached yet. None: nothing new."""
     if is_whole(wanted, members):
         return True if wanted.moving else None
     have_left = {*members.voters, *members.learners} <= set(wanted.members)

@@ -164,7 +164,7 @@ class Rebalancer:
     # -- members --------------------------------------------------------------------------------------------------
 
     async def _move(self, differing: Sequence[_Led], most: int, nursery: trio.Nursery) -> None:
-        """Make a step of each group that can make one.
+        """Do the next step of the move in each group that is ready for it.
 
         No further group begins to get a replica while `most` groups have learners. Unreachable learners do not count,
         as they may stay for long."""

@@ -620,7 +620,7 @@ class PartitionLeader:
             self.push(subscription, delivery, held[2])
 
     def _present(self, subscription: Subscription) -> Subscription | None:
-        """Return the subscription, or the one with which its consumer has returned since.
+        """Return the consumer's current subscription: this one, or the one that replaced it after a reconnect.
 
         None if the consumer is gone."""
         if not subscription.closed:

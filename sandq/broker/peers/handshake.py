@@ -128,7 +128,7 @@ class Introduced(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The requirements of this node.
+    """Requirements of this node for a peer, and the secrets that it uses.
 
     `peers`: node ids that may connect. `secrets`: the current secrets; each is accepted, and the dialer proves the
     first one. An empty one means that there is none.

@@ -296,8 +296,8 @@ class RaftGroup:
     def needed_from(self, lag_bytes: int) -> int:
         """Return the index of the first entry that some member or reader still needs from this log.
 
-        `lag_bytes`: maximum size of the log that is kept for lagging members. Pins of snapshots and readers that exceed
-        their budget are dropped."""
+        `lag_bytes`: maximum size of the log that is kept for lagging members. If a snapshot or reader needs more of the
+        log than its budget, its pin is dropped."""
         group = self.group
         pins = [pin.needed_from(group.journal, group.match_index(m)) for m, pin in list(self.pins.items())]
         pins.append(self.reader_pins.needed_from(group.journal))

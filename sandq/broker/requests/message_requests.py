@@ -85,8 +85,8 @@ log = structlog.get_logger("sandq.broker")
 FORECAST_WORK = 8
 """Work of the forecast of one partition.
 
-It is high, as the request asks the next partition as soon as one has answered: many forecasts in one visit would take a
-long time slice."""
+It is high, so that a time slice ends after few forecasts: the request continues with the next partition as soon as one
+has responded."""
 WHY_WORK = 16
 """Work of explaining one message for every group."""
 TARGET_WORK: Final = 4096

@@ -213,8 +213,8 @@ class AckQueue(RequestQueue):
         return sent._replace(parts=[(chunk, [(at, at + 1) for at in positions if at in gone])])
 
     def _refuse(self, chunk: Chunk, spans: list[Span], error: SandqError) -> None:
-        """Hold these messages again: the broker refused to settle them and did nothing, so that a different end is
-        possible."""
+        """Mark these messages as held again: the broker refused to settle them and changed nothing, so the caller may
+        settle them differently."""
         unseen = 0
         for position in positions_of(spans):
             unseen += not chunk.is_awaited(position)

@@ -37,9 +37,8 @@ class ConsumerIdentity:
     def is_replaced_by(self, error: ConsumerFenced) -> bool:
         """Return whether a later process has replaced this one.
 
-        The process that starts last is the later one. While this one has just started, a node's higher epoch belongs to
-        an earlier process.
-        """
+        The process that starts last is the later one. Until a node has accepted this process, a node's higher epoch
+        belongs to an earlier process."""
         return self.is_accepted or type(error.details.get("epoch")) is not int
 
     def outrank(self, error: ConsumerFenced) -> bool:

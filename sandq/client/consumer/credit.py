@@ -79,7 +79,7 @@ class Prefetch:
         passed_s = now_s - self._since_s
         if passed_s < _WINDOW_S:
             return False
-        # One window sees either the messages of one lease or none. So `extra` falls by at most half per window.
+        # A window may contain one whole lease or nothing. So `extra` is at most halved per window.
         extra = min(max(int(self._count / passed_s * KEEP_S), self.extra // 2), MOST)
         self._count, self._since_s = 0, now_s
         changed = extra != self.extra

@@ -68,10 +68,9 @@ class Arrival:
     async def report(self, *, whole: bool) -> None:
         """Report the next message, or all of them if `whole`, as begun, and wait until the broker has stored that.
 
-        A message whose lease is lost is not held afterwards. If the report fails otherwise, or is not answered within
-        `REPORT_S`, the message is begun all the same: the report only keeps the count of attempts fair, and messages of
-        other partitions wait behind it.
-        """
+        A message whose lease is lost is not held afterwards. If the report fails for another reason, or takes longer
+        than `REPORT_S`, the message still counts as begun: the report only keeps the count of attempts correct, and
+        must not delay messages of other partitions."""
         chunk = self.chunk
         stop = chunk.count if whole else chunk.state.find(HELD, self.position) + 1
         chunk.taken = max(chunk.taken, stop)

@@ -51,7 +51,7 @@ class CompactedPartition(TimerPartition):
     def load(
         cls, partition: int, settings: dict[str, Any], view: View, look_aheads: LookAheads | None = None
     ) -> CompactedPartition:
-        # In a compacted topic, rows of that tag are deletions, whose keys may look like offsets.
+        # A compacted topic uses the tag of overlays for deletions, whose keys may look like offsets.
         view.has_overlays = False
         self = super().load(partition, settings, view, look_aheads)
         assert isinstance(self, CompactedPartition)

@@ -149,9 +149,7 @@ class LeaseGrants:
     def _without_superseded(self, step: Step, group: Group, ranges: list[Range], kept: bool) -> list[Range]:
         """Finish the messages whose keys have a later write, and return the others.
 
-        If they were delivered again, they would come after the later write: a copy of the table would keep the older
-        value.
-        """
+        If they were delivered after the later write, a consumer's copy of the keys would keep the older value."""
         view = step.view
         assert self.is_latest is not None
         latest: list[Range] = []

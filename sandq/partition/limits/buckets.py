@@ -28,7 +28,7 @@ NO_PART = Part(0, 0)
 
 
 def pace_of(limit: GroupLimit, units: int) -> Pace:
-    """Return the pace of this many units of a rate, at least one."""
+    """Return the pace for `units` (at least 1) of the limit's rate."""
     return Pace(-(-limit.window_us // units), units)
 
 

@@ -3,12 +3,11 @@
 A message counts in the second of its delivery time from its insertion until it is cancelled or moved in the log.
 Messages that are acked, or only in rows of groups, stay counted until the log is trimmed beyond their whole hour.
 
-Rows, `hour u32 | seq u64`: changes of an hour, `[second of the hour, change, ...]`. A row is added each time the
-partition's rows are written, so that a message far ahead needs no look-up. After `FOLD_ROWS` rows, those of an hour are
-folded into one. The number of rows is known only for some hours. So one row in `FOLD_ROWS`, chosen by a hash of its
-number, also causes a fold: the rows of an hour stay few, even if many hours are written in turn. A few hours are cached
-in memory.
-"""
+Rows, `hour u32 | seq u64`: changes of an hour, `[second of the hour, change, ...]`. Each write of the partition's rows
+adds a row instead of changing one, so that counting a message far in the future reads nothing. After `FOLD_ROWS` rows,
+those of an hour are folded into one. The number of rows is known only for some hours. So one row in `FOLD_ROWS`, chosen
+by a hash of its number, also causes a fold: the rows of an hour stay few, even if many hours are written in turn. A few
+hours are cached in memory."""
 
 from __future__ import annotations
 

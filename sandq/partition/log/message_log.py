@@ -85,7 +85,7 @@ class Found(NamedTuple):
         return behind is not None and 0 <= behind < self.length
 
     def look_up(self, tag: bytes, offset: bytes, view: View) -> bytes | None:
-        """Return the row with a tag for a message of the batch row that begins with this message."""
+        """Return the row `tag + offset` for a message of the batch row that begins with this message."""
         if self.size < LARGE_ROW_BYTES:
             return view.get(tag + offset)
         return view.get_ahead(tag + offset, rows.after(tag + offsets.shift(self.offset, self.length - 1)))

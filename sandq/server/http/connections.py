@@ -51,7 +51,8 @@ from sandq.tls.names import client_name, read
 log = structlog.get_logger("sandq.http")
 
 SLICE_BYTES: Final = 4096
-"""Bytes that are parsed at a time. Pipelined requests within a slice are queued as requests, others as bytes."""
+"""Bytes that are parsed at a time. Pipelined requests in parsed bytes are queued as requests; bytes that are not parsed
+yet are queued as bytes."""
 AHEAD_BYTES: Final = 65_536
 """Maximum bytes that are received behind the request in progress. With more, the connection is not read."""
 UNSENT_BYTES: Final = 16_384

@@ -269,7 +269,7 @@ async def delete(
 
 @router.post(f"{GROUP}/seek", operation_id="seekGroup", response_model=responses.Seeked, summary="Move a group")
 async def seek(request: Request, topic: TopicName, group: GroupName, body: bodies.SeekIn) -> Found:
-    """Everything from there on is delivered again. Messages before that count as acked."""
+    """Everything from the given position on is delivered again. Messages before that count as acked."""
     cursors = await gateway_of(request).client.admin.seek_group(topic, group, body.to)
     return {"cursors": {str(partition): cursor for partition, cursor in cursors.items()}}
 

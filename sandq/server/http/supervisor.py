@@ -196,7 +196,8 @@ class Supervisor:
         return _End("killed", f"signal {-code}") if code < 0 else _End("ended", f"exit code {code}")
 
     async def _push(self, process: Process, began: trio.Event) -> None:
-        """Send the orders, then report the node every `PUSH_S`; kill a process that does not react."""
+        """Send the process its listeners and secret, then the node's state every `PUSH_S`. Kill a process that does not
+        react."""
         secret = self._gateway_secret().hex()
         begin = replace(self._begin, gateway_secret=secret, listeners=self._port.descriptors)
         await self._send(process, encode({"begin": begin.as_json()}))

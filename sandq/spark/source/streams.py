@@ -78,7 +78,7 @@ class Stream:
         self._target: Positions | None = None
         """End of the stream with Trigger.AvailableNow."""
         self._found: Positions | None = None
-        """The last end that `latest` has returned as new; its clock epochs are already checked."""
+        """The last new end that `latest` has returned. Its clock epochs need no second check."""
         self._gone: set[TopicPartition] = set()
         """Lost partitions that were already reported."""
         self._triggered_at = -float("inf")

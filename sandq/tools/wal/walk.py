@@ -3,9 +3,9 @@
 `read_segment` yields `Found` for each record and `Problem` for other bytes. After a problem it continues at the next
 intact record header. The kinds of problems are:
 
-- `torn`: the bytes may belong to the last pass, whose sync may not have returned. The node cuts them at its start. In
-  the log of a running node, they are the bytes that the node is writing now.
-- `damage`: the bytes had been synced; the records after them prove it. The node refuses to start.
+- `torn`: the bytes may belong to the last commit batch, whose sync may not have returned. The node cuts them at its
+start. In the log of a running node, they are the bytes that the node is writing now. - `damage`: the bytes had been
+synced; the records after them prove it. The node refuses to start.
 
 docs/storage-format.md, "Reading it after a stop", has the rule that tells the two apart.
 """
@@ -178,7 +178,7 @@ def _records(segment: Segment, data: bytes, header: SegmentHeader, following: Se
 
 
 def _after_problem(data: bytes, header: SegmentHeader, at: int, problem: Problem | None) -> Iterator[Item]:
-    """Yield the problem, cut at the next intact record, then the records after it, and so on to the end."""
+    """Yield the problem up to the next intact record, then the following records; repeat to the end."""
     content = len(data.rstrip(b"\0"))
     while True:
         resumed = _resume(data, header, at)

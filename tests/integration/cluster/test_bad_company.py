@@ -72,7 +72,8 @@ async def test_of_another_cluster_or_with_another_secret(
 
 
 async def test_an_address_that_was_that_of_another(tmp_path: Path) -> None:
-    """node4 comes where node3 was, which is away: neither is taken for the other, and node3 may come back elsewhere."""
+    """node4 starts at the address of the stopped node3: the cluster distinguishes them, and node3 may return
+    elsewhere."""
     async with found_nodes(tmp_path, *THREE) as nodes:
         async with nodes.connect("node1") as client:
             await client.admin.create_topic("t", partitions=3, replicas=3)

@@ -35,7 +35,8 @@ def incarnations(nodes: ThreeNodes) -> Iterator[str]:
 
 
 def anew(nodes: ThreeNodes, before: set[str]) -> set[str] | None:
-    """Return the nodes whose replicas of partition 0 changed, once all nodes see as many replicas again."""
+    """Return the nodes whose replicas of partition 0 were replaced; None until all nodes report as many replicas
+    again."""
     found = [set(nodes.host(name).members.voters) for name in NAMES]
     if any(len(after) != len(NAMES) or after != found[0] for after in found):
         return None

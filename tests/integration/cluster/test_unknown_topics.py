@@ -28,7 +28,7 @@ async def connected(nodes: ThreeNodes, name: str) -> AsyncIterator[RawClient]:
 
 @contextmanager
 def hearing_nothing(nodes: ThreeNodes, name: str) -> Iterator[None]:
-    """Raft messages of other nodes reach a node only after this."""
+    """Delay all Raft messages to a node until the end of the block."""
     passes = nodes.running[name].broker.node_log.group_commit
     held: list[Any] = []
     receive = passes.receive

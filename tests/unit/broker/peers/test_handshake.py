@@ -39,7 +39,7 @@ ONE = PeerIdentity(node_id="node1", store_uuid="store-1", cluster_uuid=None, add
 TWO = PeerIdentity(node_id="node2", store_uuid="store-2", cluster_uuid=None, addresses={"client": "127.0.0.1:7171"})
 
 Meddle = Callable[[int, bytes], bytes]
-"""Given the number of a frame and its body: what arrives instead."""
+"""Function (frame number, body) to the body that arrives instead."""
 
 
 def terms(who: PeerIdentity, **changes: Any) -> Terms:
