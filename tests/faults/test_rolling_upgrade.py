@@ -68,7 +68,7 @@ def test_upgrade_under_load_loses_nothing(make_cluster: Callable[..., ClusterPro
                     await trio.to_thread.run_sync(again, name, program)
                     await record.goes_on()
                 await refused("node1")
-                with pytest.raises(Conflict, match=f"node3 knows {KNOWN}"):
+                with pytest.raises(Conflict, match=f"node3 supports {KNOWN}"):
                     await client.admin.finalize()
                 await trio.to_thread.run_sync(again, "node3", AFTER)
                 await record.goes_on()
