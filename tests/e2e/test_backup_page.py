@@ -32,7 +32,9 @@ class Reader:
         self.node: subprocess.Popen[bytes] | None = None
 
     def section(self, title: str) -> str:
-        return self.page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+        _, found, after = self.page.partition(f"\n## {title}\n")
+        assert found, f"the page has no section {title!r}"
+        return after.partition("\n## ")[0]
 
     def do(self, title: str) -> dict[str, Done]:
         text = re.sub(r"```.*?```", "", self.section(title), flags=re.S)

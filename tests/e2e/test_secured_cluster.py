@@ -36,7 +36,9 @@ class Walk:
         self.secrets: set[str] = set()
 
     def section(self, title: str) -> str:
-        return self.page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+        _, found, after = self.page.partition(f"\n## {title}\n")
+        assert found, f"the page has no section {title!r}"
+        return after.partition("\n## ")[0]
 
     def lines(self, title: str) -> list[str]:
         text = re.sub(r"```.*?```", "", self.section(title), flags=re.S)
@@ -106,9 +108,9 @@ def test_the_page_is_walked_and_tells_no_secret(walk: Walk) -> None:
     walk.do("An application")
     (program,) = re.findall(r"```python\n(.*?)```", walk.section("An application"), re.S)
     walk.line(f"python3 -c {shlex.quote(program)}".replace("python3", sys.executable))
-    walk.do("What goes wrong, and what was done")
+    walk.do("Refused requests and the audit log")
     assert "FORBIDDEN" in walk.said and "UNAUTHENTICATED" in walk.said and "token:billing" in walk.said
-    for line in walk.lines("What is changed while it runs"):
+    for line in walk.lines("Changes while the cluster runs"):
         walk.line(line)
 
     # Output that must not contain secrets.
