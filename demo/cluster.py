@@ -44,7 +44,7 @@ class Cluster:
         return [node.address for node in self.nodes.values()]
 
     def check(self) -> None:
-        """Raise NodeFailed if a node has ended although nobody stopped it."""
+        """Raise NodeFailed if a node has ended by itself."""
         for node in self.nodes.values():
             node.check()
 

@@ -145,12 +145,12 @@ class Node:
         return self._has_served
 
     def check(self) -> None:
-        """Raise NodeFailed if it has ended although nobody stopped it."""
+        """Raise NodeFailed if it has ended by itself."""
         if self._process is not None and self._process.poll() is not None:
             raise NodeFailed(f"{self.name} ended with exit code {self._process.returncode}:\n{self.log_tail()}")
 
     def kill(self) -> None:
-        """Kill it with SIGKILL and wait for its end: it flushes nothing and informs nobody."""
+        """Kill it with SIGKILL and wait for its end: it flushes nothing and sends no message."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -259,7 +259,7 @@ async def accidents(scene: Scene, join: Join) -> None:
 async def kill_a_leader(scene: Scene) -> None:
     """Kill the node that leads most partitions; later start a new process with its data."""
     ledger, placement = scene.ledger, scene.placement
-    while not all(placement.leaders.values()):  # noqa: ASYNC110 - while one is elected, nobody leads most
+    while not all(placement.leaders.values()):  # noqa: ASYNC110 - during an election, some partitions have no leader
         await anyio.sleep(POLL_S)
     victim = scene.cluster.nodes[max(scene.cluster.nodes, key=lambda name: len(placement.led_by(name)))]
     failover = Failover(victim.name, placement.led_by(victim.name), now_ms())

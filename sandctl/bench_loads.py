@@ -105,7 +105,7 @@ class Load:
         elif consumes:
             # Acked messages are deleted only if a group acked them; without a group they would stay.
             with anyio.move_on_after(CLEAN_UP_S / 2):
-                while await self._held(client):  # noqa: ASYNC110 - nobody tells when
+                while await self._held(client):  # noqa: ASYNC110 - there is no event for this
                     await anyio.sleep(TRIM_LOOK_S)
             with suppress(NotFound):  # it ended before there was a group
                 await client.admin.delete_group(self.topic, self.group, force=True)

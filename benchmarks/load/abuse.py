@@ -41,10 +41,9 @@ PAUSE_S = 0.005
 CHUNK = 32
 """Requests sent in one call."""
 NUMBERS = 8192
-"""Request numbers used in turn for a repeated request, more than may be in flight ..."""
+"""Request numbers used in turn for a repeated request: more than may be in flight, unless the frames get too large."""
 NUMBERED_BYTES = 16 << 20
-"""... if its frames with all these numbers are no larger than this. They are built once, because the processor is for
-the node."""
+"""Maximum bytes of the frames with all these numbers. They are built once, because the processor is for the node."""
 SOCKETS = 100
 """Connections of one abuser that holds as many as it can."""
 STEP_S = 0.05

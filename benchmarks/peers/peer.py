@@ -135,7 +135,7 @@ class Peer(ABC):
     syncs_first = True
     """Whether that is a sync to disk."""
     notes: str
-    """What the peer does in each load."""
+    """Settings and commands of the peer in the loads, for the report."""
     cannot: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Loads that it cannot run, with reasons."""
 

@@ -47,9 +47,9 @@ class Workload:
     window: int = 1
     scheduled: bool = False
     soon_ms: int = SOON_MS
-    """Scheduled messages: the first due time ..."""
+    """Earliest due time of scheduled messages, in ms from now."""
     within_ms: int = HOUR_MS - SOON_MS
-    """... and the length of the span of due times after it."""
+    """Length of the span of due times after `soon_ms`, in ms."""
 
     @property
     def timed(self) -> bool:

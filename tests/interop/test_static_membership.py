@@ -34,7 +34,7 @@ class StaticBed:
         await self._members[name].leave()
 
     async def kill(self, name: str) -> None:
-        raise NotImplementedError("nobody would see it")
+        raise NotImplementedError("static membership does not detect failures")
 
     def has_left(self, member: Member) -> bool:
         return member.state is State.LEFT

@@ -10,7 +10,7 @@ import type { components, paths } from "./sandq.js";
 
 type Problem = components["schemas"]["Problem"];
 
-// Where nobody has to say who they are, no token is needed.
+// Without authentication, no token is needed.
 const token = process.env["SANDQ_TOKEN"];
 const sandq = createClient<paths>({
   baseUrl: process.argv[2] ?? "http://localhost:2108",
