@@ -335,7 +335,7 @@ def _raises(*args: Any) -> None:
     raise NoBackup("stopped here")
 
 
-async def test_by_fsspec(api: sandq.Client) -> None:
+async def test_backup_in_fsspec_place_can_be_restored(api: sandq.Client) -> None:
     place = place_of("memory://backups/of")
     assert await list_backups(place) == []
     await api.admin.create_topic("t")

@@ -239,7 +239,7 @@ OF_A_TOPIC: list[tuple[Any, ...]] = [
 ]
 
 
-async def test_the_mistake_is_named_and_the_connection_goes_on(client: RawClient) -> None:
+async def test_wrong_request_is_named_and_connection_continues(client: RawClient) -> None:
     await client.create()
     await client.subscribe()
     before = (await client.call(Type.GROUP_LIST, "t"))[2]

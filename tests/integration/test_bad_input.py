@@ -165,7 +165,7 @@ async def test_a_connection_has_so_many_subscriptions(tmp_path: Path, dial: Dial
         assert (await (await dial(node)).subscribe())[0] == 0, "another one has its own"
 
 
-async def test_what_waits_to_be_stored_is_bounded(node: Serving, client: RawClient) -> None:
+async def test_bytes_waiting_to_be_stored_are_bounded(node: Serving, client: RawClient) -> None:
     await client.create()
     backlog = node.broker.node_log.backlog
     backlog.bytes += backlog.limit_bytes
@@ -175,7 +175,7 @@ async def test_what_waits_to_be_stored_is_bounded(node: Serving, client: RawClie
     assert (await client.produce(b"m"))[0] == 0
 
 
-async def test_what_a_subscription_may_say_is_bounded(tmp_path: Path, dial: Dial) -> None:
+async def test_credit_and_consumer_id_of_subscription_are_bounded(tmp_path: Path, dial: Dial) -> None:
     config = small_config(tmp_path, LIMITS__CREDIT_MAX="10", LIMITS__CONSUMER_ID_CHARS="5")
     async with run_node(config) as node:
         client = await dial(node)

@@ -134,7 +134,7 @@ async def test_a_batch_that_is_nacked_comes_again_as_a_whole(api: sandq.Client) 
     await waits_until_trimmed(api)
 
 
-async def test_what_of_a_batch_was_cancelled_is_not_in_it(api: sandq.Client) -> None:
+async def test_cancelled_and_moved_messages_are_left_out_of_batches(api: sandq.Client) -> None:
     await api.admin.create_topic("t")
     async with api.producer("t") as producer:
         receipts = await producer.send_many([b"%d" % number for number in range(200)])

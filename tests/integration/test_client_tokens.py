@@ -112,7 +112,7 @@ async def test_roles_are_made_and_given(boss: sandq.Client) -> None:
         await admin.create_token("app", ["payments"])
 
 
-async def test_what_one_may_not_do_fails_at_once(strict: Serving, boss: sandq.Client) -> None:
+async def test_forbidden_requests_fail_immediately(strict: Serving, boss: sandq.Client) -> None:
     await boss.admin.create_topic("t")
     made = await boss.admin.create_token("app", ["read:t"])
     async with sandq.connect(at(strict), token=made.text) as client:
@@ -206,7 +206,7 @@ def test_token_is_not_sent_to_other_machines_without_tls(remote: object) -> None
     check_clear("sandq_x", ("127.0.0.1", 4711), Options())
 
 
-async def test_what_is_pushed_goes_on_where_all_must_say_who_they_are(tmp_path: Path) -> None:
+async def test_push_works_if_authentication_is_required(tmp_path: Path) -> None:
     allowed = {"PUSH__ALLOW": "127.0.0.1", "PUSH__ALLOW_HTTP": "true", "PUSH__PORTS": ""}
     config = small_config(tmp_path, SECURITY__AUTHENTICATION="require", **allowed)
     async with (
@@ -221,7 +221,7 @@ async def test_what_is_pushed_goes_on_where_all_must_say_who_they_are(tmp_path: 
         assert came.body == b"pushed"
 
 
-def test_the_blocking_client_says_who_it_is() -> None:
+def test_blocking_client_authenticates_with_token() -> None:
     with sandq.testing.broker(authentication=True) as b:
         token = b.token("app", "reader")
         with sandq.sync.connect(b.address, token=lambda: token) as client:

@@ -78,7 +78,7 @@ def log_sizes(node: Serving) -> list[int]:
     return [node.broker.catalog.partition("t", at).raft_group.status.messages for at in range(PARTITIONS)]
 
 
-async def test_who_follows_has_what_there_is(tmp_path: Path) -> None:
+async def test_followers_have_the_latest_values(tmp_path: Path) -> None:
     expected: MetadataBarrier = {}
     followers = Follower(), Follower(), Follower()
     async with run_node(small_config(tmp_path)) as node, connected(node) as client:

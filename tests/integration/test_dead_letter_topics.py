@@ -97,7 +97,7 @@ async def test_settings_that_make_no_sense(api: sandq.Client) -> None:
     await api.admin.delete_topic("c")
 
 
-async def test_what_is_refused_stays_and_says_why(api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refused_dead_letters_stay_with_the_reason(api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The target topic of dead letters is deleted while they are in flight, and a new topic gets its name."""
     await topics(api)
 
@@ -120,7 +120,7 @@ async def test_what_is_refused_stays_and_says_why(api: sandq.Client, monkeypatch
         assert {one.value for one in await take(subscription, 2)} == {b"a", b"b"}
 
 
-async def test_what_cannot_be_sent_yet_is_sent_later(api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_sends_are_retried_without_duplicates(api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await topics(api)
     tries = []
     deliver = OutboxSender._deliver
@@ -142,7 +142,7 @@ async def test_what_cannot_be_sent_yet_is_sent_later(api: sandq.Client, monkeypa
     assert [one.value for one in await forwarded(api, 1)] == [b"last"], "nothing came twice"
 
 
-async def test_what_is_fenced_is_sent_in_another_epoch(api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fenced_send_is_retried_in_a_newer_epoch(api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a forced reset of a partition to an older state."""
     await topics(api)
     epochs: list[int] = []

@@ -142,7 +142,7 @@ async def test_a_message_without_a_group_does_not_die(api: sandq.Client) -> None
     assert (await api.messages("t").get(message_id)).state == "dead"
 
 
-async def test_the_topics_ttl_may_come_later(api: sandq.Client) -> None:
+async def test_ttl_set_later_expires_stored_messages(api: sandq.Client) -> None:
     await api.admin.create_topic("t", partitions=2)
     async with api.subscribe("t", group="g"):
         pass
@@ -263,7 +263,7 @@ async def test_purging_forgets_them(api: sandq.Client, partitions: int) -> None:
         assert {message.id for message in await take(subscription, 20)} == set(ids)
 
 
-async def test_the_dead_of_one_group_are_alive_for_another(api: sandq.Client) -> None:
+async def test_dead_letter_of_one_group_is_delivered_to_another_group(api: sandq.Client) -> None:
     await api.admin.create_topic("t", max_attempts=1)
     for group in ("g", "h"):
         await bury(api, 0, group=group)

@@ -119,7 +119,7 @@ async def test_back_off_and_death_at_the_last_attempt(client: RawClient) -> None
     assert (groups[0]["dead"], groups[0]["leased"], groups[0]["waiting"]) == (1, 0, 0)
 
 
-async def test_what_every_group_acked_is_trimmed(client: RawClient) -> None:
+async def test_message_acked_by_every_group_is_trimmed(client: RawClient) -> None:
     await client.create()
     await client.subscribe(number=1, group="g")
     await client.subscribe(number=2, group="h")

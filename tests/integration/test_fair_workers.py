@@ -56,7 +56,7 @@ async def leaves_to_others_what_it_does_not_begin(connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
-async def test_what_a_slow_consumer_does_not_begin_goes_to_another(
+async def test_messages_that_a_slow_consumer_has_not_begun_go_to_others(
     node: Serving, api: sandq.Client, partitions: int
 ) -> None:
     await api.admin.create_topic("t", partitions=partitions, lease="1h")
@@ -64,7 +64,7 @@ async def test_what_a_slow_consumer_does_not_begin_goes_to_another(
     await leaves_to_others_what_it_does_not_begin(partial(connected, node))
 
 
-async def test_so_it_does_over_several_nodes(tmp_path: Path) -> None:
+async def test_messages_not_begun_go_to_others_across_several_nodes(tmp_path: Path) -> None:
     async with three_nodes(tmp_path) as nodes:
         async with nodes.connect() as api:
             await until_answer(api.admin.cluster, lambda info: len(info["nodes"]) == 3)

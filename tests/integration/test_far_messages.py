@@ -91,7 +91,7 @@ async def test_nothing_is_refused_together_with_what_is_too_far_for_this_node(tm
             await fine
 
 
-async def test_the_node_says_how_far(tmp_path: Path) -> None:
+async def test_limit_of_delay_is_announced_by_the_node(tmp_path: Path) -> None:
     async with run_node(small_config(tmp_path, LIMITS__DELAY_DAYS="100000")) as serving, connected(serving) as api:
         await api.admin.create_topic("t")
         assert api.limits["delay_days"] == 100_000

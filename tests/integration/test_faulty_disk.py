@@ -258,7 +258,7 @@ async def test_a_directory_of_another_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("vanished", ["stores", "wal", "stores.level"])
-async def test_what_has_vanished_is_not_made_anew(tmp_path: Path, dial: Dial, vanished: str) -> None:
+async def test_missing_data_prevents_start(tmp_path: Path, dial: Dial, vanished: str) -> None:
     async with run_node(small_config(tmp_path)) as node:
         await fill(await dial(node), 5)
     path = tmp_path / "data" / vanished

@@ -133,7 +133,7 @@ async def now_of(node: Serving) -> int:
     return node.broker.clock.now_ms()
 
 
-async def test_the_end_lies_within_a_batch(api: sandq.Client) -> None:
+async def test_fetch_can_begin_and_end_within_a_batch(api: sandq.Client) -> None:
     await api.admin.create_topic("t")
     async with api.producer("t") as producer:
         receipts = await producer.send_many([b"%d" % number for number in range(100)])
@@ -163,7 +163,7 @@ async def test_nothing_beyond_the_closed_time(node: Serving, api: sandq.Client, 
     assert following is None or following > sandq.offset_bytes(pending)
 
 
-async def test_the_closed_time_of_an_idle_partition_moves(node: Serving, api: sandq.Client, client: RawClient) -> None:
+async def test_closed_time_of_idle_partition_advances(node: Serving, api: sandq.Client, client: RawClient) -> None:
     """Without writes, a reader still learns that no message will appear before its clock, by few entries."""
     await api.admin.create_topic("t")
     begun_ms = node.broker.clock.now_ms()
@@ -183,7 +183,7 @@ async def test_the_closed_time_of_an_idle_partition_moves(node: Serving, api: sa
     assert sandq.offset_time_ms(late) >= closed[-1]
 
 
-async def test_what_was_cancelled_or_moved_is_not_there(node: Serving, api: sandq.Client) -> None:
+async def test_cancelled_and_moved_messages_are_not_fetched(node: Serving, api: sandq.Client) -> None:
     await api.admin.create_topic("t")
     messages = api.messages("t")
     ids = await fill(api, 50)
@@ -204,7 +204,7 @@ async def test_what_was_cancelled_or_moved_is_not_there(node: Serving, api: sand
     assert [message.id for message in await fetched(api, 0, ids[10], ids[13])] == [ids[11], ids[12]]
 
 
-async def test_what_is_pending_is_given_when_asked_for(api: sandq.Client) -> None:
+async def test_pending_messages_are_fetched_on_request(api: sandq.Client) -> None:
     await api.admin.create_topic("t")
     ids = await fill(api, 100)
     later = [await api.produce("t", b"later", delay="1h") for _ in range(3)]

@@ -109,7 +109,7 @@ async def test_it_says_what_was_scheduled(hand: HandClock, api: sandq.Client, pa
     await check(api, [])
 
 
-async def test_what_came_due_is_not_in_it(hand: HandClock, api: sandq.Client) -> None:
+async def test_due_messages_are_not_in_the_forecast(hand: HandClock, api: sandq.Client) -> None:
     await api.admin.create_topic("t")
     for number in range(10):
         await api.produce("t", b"%d" % number)

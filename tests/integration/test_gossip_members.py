@@ -99,14 +99,14 @@ async def test_changes_are_everybody_and_then_what_is_new(jumping: MockClock, cl
     assert set(listed) == {"b", "c"} and not any(change.gone for change in listed.values())
 
 
-async def test_who_is_alone_leaves_at_once(jumping: MockClock, cluster: Cluster) -> None:
+async def test_single_member_leaves_immediately(jumping: MockClock, cluster: Cluster) -> None:
     a = await cluster.start("a")
     with trio.fail_after(1):
         await a.member.leave()
     assert a.state("a") is LEFT
 
 
-async def test_who_left_stays_away_until_it_is_started_again(jumping: MockClock, cluster: Cluster) -> None:
+async def test_member_that_left_stays_left_until_it_restarts(jumping: MockClock, cluster: Cluster) -> None:
     """Neither new tags nor a seed that replies at last bring it back."""
     a, b = await cluster.start_all("ab")
     await b.member.leave()
@@ -121,7 +121,7 @@ async def test_who_left_stays_away_until_it_is_started_again(jumping: MockClock,
     await until_holds(lambda: agree([a, again]))
 
 
-async def test_the_same_store_comes_back_at_another_port(jumping: MockClock, cluster: Cluster) -> None:
+async def test_member_with_same_store_returns_at_another_port(jumping: MockClock, cluster: Cluster) -> None:
     a, b, c = await cluster.start_all("abc")
     await c.crash()
     again = await cluster.start("c", joins=b)
@@ -228,7 +228,7 @@ async def test_joins_at_once(jumping: MockClock, cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [(ONE, TWO), (ONE, None), (None, ONE)])
-async def test_who_has_another_key_is_not_let_in(
+async def test_member_with_another_key_cannot_join(
     jumping: MockClock, cluster: Cluster, theirs: Keyring | None, ours: Keyring | None
 ) -> None:
     a, _ = await cluster.start_all("ab", keyring=theirs)
@@ -395,7 +395,7 @@ class Share(trio.abc.Instrument):
         self._in_this_round = 0
 
 
-async def test_what_is_compressed_takes_a_share_of_each_round(
+async def test_decompression_work_per_round_is_bounded(
     jumping: MockClock, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Datagrams and streams that take long to decompress take turns."""
@@ -446,7 +446,7 @@ async def test_stream_ping_for_another_node_is_not_answered(jumping: MockClock, 
     assert await tcp(a.address, Streams(None, lambda: bytes(12)).seal(Ping(7, "b", None, ""))) == b""
 
 
-async def test_who_is_pinged_through_a_stream_alone_lives(
+async def test_member_that_is_pinged_only_by_stream_stays_alive(
     jumping: MockClock, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = await cluster.start_all("ab")

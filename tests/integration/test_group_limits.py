@@ -147,7 +147,7 @@ async def test_lowered_and_raised_while_it_runs(api: sandq.Client) -> None:
         assert len({message.id for message in held}) == 25
 
 
-async def test_what_asks_once_is_served_by_every_partition(api: sandq.Client) -> None:
+async def test_single_lease_request_is_served_by_every_partition(api: sandq.Client) -> None:
     """Without subscriptions, the limit goes where messages are due."""
     await api.admin.create_topic("t", partitions=3, lease="1h")
     await api.admin.limit_group("t", "g", max_in_flight=1)
@@ -215,7 +215,7 @@ async def test_other_kinds_have_limits_too(api: sandq.Client, kind: str) -> None
         assert len(await take(subscription, 10)) == 10
 
 
-async def test_what_is_refused(api: sandq.Client) -> None:
+async def test_invalid_group_limits_are_refused(api: sandq.Client) -> None:
     await api.admin.create_topic("t")
     await api.admin.create_topic("keys", kind="compacted")
     wrong: list[tuple[dict[str, Any], str]] = [

@@ -36,7 +36,7 @@ async def _holds(api: sandq.Client) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", ["timer", "fair"])
-async def test_what_is_held_is_read_after_a_restart(tmp_path: Path, hand: HandClock, kind: str) -> None:
+async def test_hold_keeps_messages_through_a_restart(tmp_path: Path, hand: HandClock, kind: str) -> None:
     config = small_config(tmp_path)
     async with run_node(config, clock=hand.guarded()) as node, connected(node) as api:
         await api.admin.create_topic("t", kind=kind)
@@ -78,7 +78,7 @@ async def test_released_it_keeps_nothing(api: sandq.Client) -> None:
     await waits_until_trimmed(api)
 
 
-async def test_what_is_wrong_is_said(api: sandq.Client) -> None:
+async def test_invalid_holds_are_refused(api: sandq.Client) -> None:
     await api.admin.create_topic("t")
     await api.admin.create_topic("keys", kind="compacted")
     with pytest.raises(InvalidRequest, match="compacted"):
@@ -111,7 +111,7 @@ async def test_there_are_so_many_at_most(api: sandq.Client) -> None:
         await api.admin.hold("t", "one-more", {0: NOTHING})
 
 
-async def test_by_the_blocking_client(node: Serving) -> None:
+async def test_blocking_client_sets_and_releases_hold(node: Serving) -> None:
     def blocking() -> Any:
         with sandq.sync.connect(f"127.0.0.1:{node.client_port}") as client:
             client.admin.create_topic("t")

@@ -124,7 +124,7 @@ async def test_a_revoked_token_ends_a_live_subscription(strict: Serving) -> None
         await trio.aclose_forcefully(one.stream)
 
 
-async def test_who_may_do_something_else_now_comes_again(strict: Serving) -> None:
+async def test_client_with_changed_grants_must_reconnect(strict: Serving) -> None:
     token = await give(strict, "app", "reader:t")
     raw, _ = await greet(strict, token=token)
     await strict.identities.put(IdentityPut("token:app", False, {"add": ["produce:t"], "note": "more"}), NODE)
@@ -233,7 +233,7 @@ async def test_accepting_holds_those_who_show_something(tmp_path: Path) -> None:
             await trio.aclose_forcefully(one.stream)
 
 
-async def test_the_first_token_lets_its_owner_do_everything(strict: Serving) -> None:
+async def test_first_admin_token_has_all_rights(strict: Serving) -> None:
     file = strict.data_dir / "admin.token"
     await until_holds(file.exists)
     assert file.stat().st_mode & 0o777 == 0o600
@@ -263,7 +263,7 @@ async def test_a_token_of_an_outside_issuer_lets_in(tmp_path: Path) -> None:
             await trio.aclose_forcefully(one.stream)
 
 
-async def test_who_has_some_groups_settles_nothing_of_others(strict: Serving) -> None:
+async def test_token_for_some_groups_cannot_settle_leases_of_others(strict: Serving) -> None:
     admin, _ = await greet(strict, token=await give(strict, "boss", "admin"))
     await admin.create("t")
     await admin.produce(b"x", b"y")

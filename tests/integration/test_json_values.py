@@ -66,7 +66,7 @@ async def test_keys_and_schedules_take_json(api: sandq.Client) -> None:
     assert (many.value, many.headers) == (b"null", JSON_HEADERS)
 
 
-async def test_what_is_no_json_is_refused(api: sandq.Client) -> None:
+async def test_values_that_are_not_json_are_refused(api: sandq.Client) -> None:
     await api.admin.create_topic("t")
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"value": b"1", "json": 1}, "value and json: one of them"),

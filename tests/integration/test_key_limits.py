@@ -76,7 +76,7 @@ async def _three_consumers(b: AsyncBroker) -> None:
     assert len(done) == len(KEYS) * OF_EACH
 
 
-async def test_the_next_one_comes_as_soon_as_one_is_acked(api: sandq.Client) -> None:
+async def test_next_message_of_key_is_delivered_after_an_ack(api: sandq.Client) -> None:
     await api.admin.create_topic("t", max_in_flight_per_key=2, lease="1h")
     for number in range(4):
         await api.produce("t", b"%d" % number, key="k")
@@ -117,7 +117,7 @@ async def test_a_group_lowers_its_limit_and_raises_it(api: sandq.Client) -> None
         assert values(await take_until(subscription, b"last")) == [b"5"]
 
 
-async def test_what_is_refused(api: sandq.Client) -> None:
+async def test_invalid_key_limits_are_refused(api: sandq.Client) -> None:
     wrong: list[tuple[str, dict[str, Any], str]] = [
         ("timer", {"ordering": "key", "max_in_flight_per_key": 1}, "it does not go with ordering key"),
         ("timer", {"max_in_flight_per_key": 0}, "0 is not within 1 to 1000"),

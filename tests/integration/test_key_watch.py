@@ -113,7 +113,7 @@ async def test_from_the_beginning_and_from_a_version(client: RawClient) -> None:
     assert await Watcher(client, FIRST, every=False).ask() == [(b"b", b"1"), (b"a", None)]
 
 
-async def test_who_finds_nothing_is_answered_in_time(client: RawClient) -> None:
+async def test_watch_without_changes_returns_when_its_wait_ends(client: RawClient) -> None:
     await create(client)
     await put(client, (b"a", b"1"))
     watcher = Watcher(client, FIRST, start=b"b")
@@ -189,7 +189,7 @@ async def test_a_topic_that_is_deleted(client: RawClient, node: Serving, dial: D
     assert replies[0][2] == "UNKNOWN_TOPIC"
 
 
-async def test_what_is_no_watch(client: RawClient) -> None:
+async def test_invalid_watches_are_rejected(client: RawClient) -> None:
     await create(client)
     await client.create("timers")
     reply = await client.call(Type.KV_WATCH, "timers", 0, None, None, True, b"", None, 1, 1, 0)

@@ -54,7 +54,7 @@ async def scan(client: RawClient, start: bytes = b"", stop: bytes | None = None,
     return pages
 
 
-async def test_what_was_put_is_there(client: RawClient) -> None:
+async def test_put_values_are_returned_by_get_and_scan(client: RawClient) -> None:
     await create(client)
     assert await get(client, b"a") == [None]
     await put(client, (b"a", b"1"), (b"b", b""), (b"c", b"3"))
@@ -125,7 +125,7 @@ async def test_keys_are_in_the_partition_of_their_hash(client: RawClient) -> Non
         ({"key": [b""]}, "has a key, of one byte at least"),
     ],
 )
-async def test_what_is_no_write_is_refused(client: RawClient, columns: dict[str, Any], says: str) -> None:
+async def test_invalid_writes_are_refused(client: RawClient, columns: dict[str, Any], says: str) -> None:
     await create(client)
     named = {Column.KEY: [b"a"], Column.VALUE: [b"1"]} | {Column[n.upper()]: cells for n, cells in columns.items()}
     reply = await client.produce_batch(encode(named))
@@ -159,7 +159,7 @@ async def test_its_settings_and_its_partitions(client: RawClient, api: sandq.Cli
     )
 
 
-async def test_what_it_holds_is_not_cancelled_or_moved(client: RawClient, api: sandq.Client) -> None:
+async def test_keys_cannot_be_cancelled_or_moved(client: RawClient, api: sandq.Client) -> None:
     await create(client)
     version = (await put(client, (b"a", b"1")))[2][0]
     for asked in ((Type.CANCEL, "t", 0, [[0, version]]), (Type.MOVE, "t", 0, [[[0, version], 5, True]])):

@@ -94,7 +94,7 @@ async def test_a_zombie_ends_with_an_error_and_settles_nothing(node: Serving, ap
     assert [row["leased"] for row in await api.admin.groups("t")] == [0]
 
 
-async def test_what_a_zombie_leaves_is_not_what_its_successor_holds(node: Serving, api: sandq.Client) -> None:
+async def test_messages_of_a_fenced_consumer_are_not_given_back_twice(node: Serving, api: sandq.Client) -> None:
     await api.admin.create_topic("t", lease="10m")
     await api.produce("t", b"m")
     async with connected(node) as later, later.subscribe("t", group="g", consumer_id="w") as again:
@@ -136,7 +136,7 @@ async def test_an_older_process_that_comes_again_is_refused(node: Serving, dial:
         assert without[2] == "CONSUMER_FENCED"
 
 
-async def test_who_comes_last_goes_first_whatever_its_clock_says(node: Serving, dial: Dial, api: sandq.Client) -> None:
+async def test_latest_consumer_wins_despite_a_slow_clock(node: Serving, dial: Dial, api: sandq.Client) -> None:
     await api.admin.create_topic("t", lease="10m")
     await api.produce("t", b"m")
     ahead = await dial(node)

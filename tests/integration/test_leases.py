@@ -25,7 +25,7 @@ async def lag(api: sandq.Client, group: str = "g") -> int:
     return sum(row["lag"] for row in await api.admin.groups("t") if row["group"] == group)
 
 
-async def test_what_is_ready_now_and_no_more(api: sandq.Client) -> None:
+async def test_lease_without_wait_returns_only_ready_messages(api: sandq.Client) -> None:
     async with with_topic(api, partitions=5):
         for n in range(40):
             await api.produce("t", b"%d" % n, key=b"%d" % n)
@@ -42,7 +42,7 @@ async def test_what_is_ready_now_and_no_more(api: sandq.Client) -> None:
         assert await lag(api) == 0
 
 
-async def test_what_is_given_back_is_as_if_nobody_had_had_it(api: sandq.Client) -> None:
+async def test_messages_given_back_do_not_count_an_attempt(api: sandq.Client) -> None:
     async with with_topic(api, backoff={"kind": "fixed", "first": "5m"}, max_attempts=1):
         for value in (b"a", b"b", b"c"):
             await api.produce("t", value)
@@ -54,7 +54,7 @@ async def test_what_is_given_back_is_as_if_nobody_had_had_it(api: sandq.Client) 
         assert [(message.value, message.attempt) for message in again] == [(b"b", 1), (b"c", 1)]
 
 
-async def test_what_it_tells_of_a_message(timed: Serving, hand: HandClock) -> None:
+async def test_leased_message_has_all_its_fields(timed: Serving, hand: HandClock) -> None:
     hand.hold()
     async with connected(timed) as api, with_topic(api, partitions=3):
         offset = await api.produce("t", b"v", key=b"k", headers={"a": 1}, partition=2)
@@ -157,7 +157,7 @@ async def test_beside_a_subscription(api: sandq.Client) -> None:
         assert sorted(int(m.value) for m in [*pushed, *pulled]) == list(range(10))
 
 
-async def test_who_is_cancelled_gives_back(api: sandq.Client) -> None:
+async def test_cancelled_lease_request_gives_messages_back(api: sandq.Client) -> None:
     """Even if the message arrives at the last moment, it is not leased to a client that has gone."""
     async with with_topic(api, lease="1h"):
         leases = api.leases("t", "g")
@@ -224,7 +224,7 @@ async def test_bad_requests(client: RawClient) -> None:
         assert reply[0] == Type.ERROR and message in reply[3], (fields, reply)
 
 
-async def test_the_topic_is_deleted_meanwhile(api: sandq.Client) -> None:
+async def test_waiting_lease_fails_if_the_topic_is_deleted(api: sandq.Client) -> None:
     async with with_topic(api), trio.open_nursery() as nursery:
 
         async def wait() -> None:
@@ -286,7 +286,7 @@ async def test_an_ack_that_fails_in_one_partition_loses_nothing_of_the_others(
         assert await lag(api) == 0
 
 
-async def test_what_a_seek_revoked_is_not_returned_as_acked(
+async def test_lease_revoked_by_seek_is_not_returned_as_acked(
     node: Serving, api: sandq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with with_topic(api, retention="1h"):

@@ -118,7 +118,7 @@ def test_json_log_has_lines_of_sandq_and_of_libraries(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.usefixtures("untouched")
-def test_the_level_is_as_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_level_is_applied(capsys: pytest.CaptureFixture[str]) -> None:
     logs.set_up("json", "error", "n7")
     structlog.get_logger("x").warning("no")
     structlog.get_logger("x").error("yes")

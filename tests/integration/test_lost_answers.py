@@ -33,7 +33,7 @@ async def stored(client: sandq.Client) -> list[tuple[str, bytes]]:
 
 @pytest.mark.parametrize("lost", [[0], [1, 2, 5, 8]], ids=str)
 @pytest.mark.parametrize("what", ["answer", "request"])
-async def test_what_a_producer_sends_is_stored_once(node: Serving, lost: list[int], what: str) -> None:
+async def test_messages_of_producer_are_stored_once(node: Serving, lost: list[int], what: str) -> None:
     async with through(node) as (proxy, client):
         setattr(proxy, f"cut_{what}", lost.__contains__)
         async with client.producer("t", linger=0) as producer:

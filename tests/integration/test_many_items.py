@@ -59,7 +59,7 @@ async def test_ranges_count_as_items(client: RawClient, applied: list[int]) -> N
     assert applied == [1, 1, 1]
 
 
-async def test_what_is_wrong_in_one_part_is_wrong_with_all(client: RawClient, applied: list[int]) -> None:
+async def test_invalid_item_in_one_part_rejects_the_whole_request(client: RawClient, applied: list[int]) -> None:
     _, _, group, partition, token, *_ = await leased(client)
     items: list[Any] = [[token, 30_000] for _ in range(2 * PART_WORK)]
     items[PART_WORK + 4] = [token, "soon"]

@@ -62,7 +62,7 @@ async def test_other_tasks_run_while_partitions_are_opened(api: sandq.Client, mo
     await api.produce("t", b"x", partition=PARTITIONS - 1)
 
 
-async def test_who_takes_part_learns_of_partitions_that_are_led_later(node: Serving, api: sandq.Client) -> None:
+async def test_subscription_receives_from_partitions_added_later(node: Serving, api: sandq.Client) -> None:
     await api.admin.create_topic("t", partitions=2)
     async with api.subscribe("t", group="g") as subscription:
         with trio.fail_after(PATIENCE_S):

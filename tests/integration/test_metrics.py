@@ -154,7 +154,7 @@ async def test_nothing_is_early_and_lateness_is_of_the_first_delivery(walked: tu
     assert found("delivery_lateness_seconds_bucket", topic="t", le="0.001") == 6, "the clock stood still"
 
 
-async def test_what_comes_due_while_nothing_happens_is_lag(
+async def test_message_due_in_idle_partition_counts_as_lag(
     walked: tuple[Serving, sandq.Client], hand: HandClock
 ) -> None:
     node, client = walked
@@ -279,7 +279,7 @@ async def test_two_nodes_in_a_process_count_each_for_itself(node: Serving, clien
 # -- formats ---------------------------------------------------------------------------------------------------------
 
 
-async def test_the_text_parses_with_prometheus_own_parser(walked: tuple[Serving, sandq.Client]) -> None:
+async def test_metrics_text_is_parsed_by_prometheus_client(walked: tuple[Serving, sandq.Client]) -> None:
     text, content_type = await walked[0].metrics.render("text/html, */*")
     assert content_type == "text/plain; version=0.0.4; charset=utf-8"
     families = {family.name: family for family in text_string_to_metric_families(text.decode())}
@@ -321,7 +321,7 @@ def _documented() -> dict[str, tuple[str, tuple[str, ...], str]]:
     return rows
 
 
-def test_the_documentation_has_every_metric_as_it_is() -> None:
+def test_documentation_lists_every_metric() -> None:
     assert _documented() == {metric.name: (metric.type, metric.labels, metric.help) for metric in EVERY}
 
 

@@ -93,7 +93,7 @@ async def test_there_is_no_sending_without_a_link() -> None:
         assert not node1.links.send("node2", 1, None) and not node1.links.accepts("node2")
 
 
-async def test_who_was_met_before_is_known_when_it_returns(log: Log) -> None:
+async def test_peer_met_before_is_known_after_restart(log: Log) -> None:
     files = MemoryFiles(), MemoryFiles()
     for known in (False, True):
         node1, node2 = [await new_node(f"node{number}", files=files[number - 1]) for number in (1, 2)]
@@ -333,7 +333,7 @@ async def test_requests_for_other_ports_are_explained(log: Log) -> None:
 
 
 @pytest.mark.parametrize("frames", [b"", struct.pack(">I", 100) + b"12"])
-async def test_who_does_not_introduce_itself_keeps_nobody_out(
+async def test_silent_connections_do_not_block_peers(
     jumping: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, log: Log, frames: bytes
 ) -> None:
     """All places are taken by connections from where a peer is, too, which say nothing, or no more than this."""
@@ -460,7 +460,7 @@ class FarListener(trio.abc.Listener[trio.SocketStream]):
 
 
 @pytest.mark.parametrize("secret", [None, b"what all nodes of the cluster share"])
-async def test_who_comes_from_another_machine_needs_the_secret(log: Log, secret: bytes | None) -> None:
+async def test_peer_from_another_machine_needs_the_secret(log: Log, secret: bytes | None) -> None:
     node1, node2 = await both()
     node2.listener = FarListener(node2.listener)  # type: ignore[assignment]
     async with linked(node1, node2, secret=secret):
@@ -587,7 +587,7 @@ async def test_a_link_may_be_used_within_its_callbacks() -> None:
         await until_holds(lambda: sent == [True, False])
 
 
-def test_the_links_need_nothing_to_be_made() -> None:
+def test_links_can_be_created_before_the_node_listens() -> None:
     """No loop, no socket: a node makes them before it listens."""
     links = PeerLinks(
         cluster="sandq",

@@ -145,7 +145,7 @@ async def test_why_tells_what_a_message_waits_for(api: sandq.Client, partitions:
 
 
 @both_sizes
-async def test_what_is_cancelled_is_delivered_to_nobody(api: sandq.Client, node: Serving, partitions: int) -> None:
+async def test_cancelled_message_is_not_delivered(api: sandq.Client, node: Serving, partitions: int) -> None:
     await api.admin.create_topic("t", partitions=partitions)
     messages = api.messages("t")
     due_ms = node.broker.clock.now_ms() + 250
@@ -367,7 +367,7 @@ async def test_too_late_for_what_is_dead_and_trimmed_from_the_log(api: sandq.Cli
     assert (found.id, found.offset, found.state, found.value) == (message_id, message.offset, "dead", b"m")
 
 
-async def test_what_one_of_two_groups_has_yet_to_take_is_too_late(api: sandq.Client) -> None:
+async def test_cancel_after_lease_by_one_of_two_groups_is_too_late(api: sandq.Client) -> None:
     await api.admin.create_topic("t")
     messages = api.messages("t")
     async with api.subscribe("t", group="slow"):
@@ -383,7 +383,7 @@ async def test_what_one_of_two_groups_has_yet_to_take_is_too_late(api: sandq.Cli
         assert values(await take(subscription, 1)) == [b"m"]
 
 
-async def test_what_is_given_back_is_its_producers_again(api: sandq.Client) -> None:
+async def test_message_given_back_can_be_cancelled(api: sandq.Client) -> None:
     await api.admin.create_topic("t")
     messages = api.messages("t")
     message_id = await api.produce("t", b"m", unique_key="u")
@@ -394,7 +394,7 @@ async def test_what_is_given_back_is_its_producers_again(api: sandq.Client) -> N
     assert await api.leases("t", "g").take(10) == []
 
 
-async def test_what_waits_for_a_retry_is_cancelled_and_moved(timed: Serving, hand: HandClock) -> None:
+async def test_message_waiting_for_retry_can_be_cancelled_and_moved(timed: Serving, hand: HandClock) -> None:
     async with connected(timed) as api, with_topic(api), api.subscribe("t", group="g") as subscription:
         messages = api.messages("t")
         ids = [await api.produce("t", value) for value in (b"cancelled", b"moved", b"as it was")]

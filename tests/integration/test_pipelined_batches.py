@@ -53,7 +53,7 @@ async def test_each_of_many_has_its_offset_in_the_order_in_which_it_was_sent(cli
     assert {found[number][2][0]: b"%d" % number for number in range(100, 400)} == values
 
 
-async def test_what_comes_between_is_answered_where_it_stands(client: RawClient) -> None:
+async def test_invalid_requests_between_batches_are_answered_individually(client: RawClient) -> None:
     await client.create()
     too_early = single(104, b"e", deliver_ms=1000)
     damaged = single(105, b"f")

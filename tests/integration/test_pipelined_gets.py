@@ -124,7 +124,9 @@ async def test_a_write_that_was_answered_is_seen_by_all_that_ask_behind_it(
         assert all(value in frame[3][0] for frame in found.values())
 
 
-async def test_who_leaves_while_they_are_asked_leaves_no_trace(client: RawClient, dial: Dial, node: Serving) -> None:
+async def test_client_that_leaves_during_gets_does_not_disturb_others(
+    client: RawClient, dial: Dial, node: Serving
+) -> None:
     rows = await write(client, b"a")
     leaving = await dial(node)
     await leaving.send_bytes(packed(*[get(number, b"a") for number in range(100, 110)]))

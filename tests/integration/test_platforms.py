@@ -80,7 +80,7 @@ def test_a_node_installs_from_wheels(version: str, machine: str, tmp_path: Path)
 
 @pytest.mark.parametrize("desktop", DESKTOPS)
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_clients_c_code_has_wheels_for_desktops(version: str, desktop: str, tmp_path: Path) -> None:
+def test_c_dependencies_of_client_have_wheels_for_desktops(version: str, desktop: str, tmp_path: Path) -> None:
     system, machine, platforms = DESKTOPS[desktop]
     packages = locked("packaging/release.lock", version, system, machine)
     download(packages, CLIENT_WITH_C, version, platforms, tmp_path)

@@ -96,7 +96,7 @@ async def test_a_message_is_posted_at_its_time_and_acked(
     assert (await the_node(client))["acked"] == 2
 
 
-async def test_what_fails_comes_again_as_the_same_message(
+async def test_failed_push_is_retried_as_the_same_message(
     client: sandq.Client, receiver: Receiver, hand: HandClock
 ) -> None:
     receiver.answers = [(500, {}, b"no stock")]
@@ -253,7 +253,7 @@ async def test_a_push_that_this_version_does_not_understand_stops_nothing_else(
     assert [row["state"] for row in await client.admin.pushes("t")] == ["starting", "pushing"]
 
 
-async def test_the_limits_of_the_group_hold(client: sandq.Client, receiver: Receiver) -> None:
+async def test_group_limits_apply_to_push(client: sandq.Client, receiver: Receiver) -> None:
     receiver.hold = trio.Event()
     await client.admin.limit_group("t", "g", max_in_flight=1)
     await push(client, receiver)
@@ -394,7 +394,7 @@ async def test_secrets_are_not_shown_again(
     assert SECRET.removeprefix("whsec_") not in json.dumps(told, default=str)
 
 
-async def test_what_the_configuration_does_not_allow_is_refused(client: sandq.Client) -> None:
+async def test_url_that_configuration_does_not_allow_is_refused(client: sandq.Client) -> None:
     for url, why in (("http://10.0.0.1/", "no public|not among"), ("https://example.com:70000/", "ort")):
         with pytest.raises(InvalidSetting, match=why):
             await client.admin.set_push("t", "g", url, secrets=SECRET)

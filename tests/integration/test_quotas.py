@@ -151,7 +151,7 @@ async def test_nothing_is_sent_further_ahead_than_it_may_be(strict: Serving, gre
     assert refusal(moved) == ("max_delay_ms", False)
 
 
-async def test_what_topics_of_an_owner_hold_is_bounded(strict: Serving, greet: Greet) -> None:
+async def test_stored_content_of_owner_is_bounded(strict: Serving, greet: Greet) -> None:
     token = await give(strict, "app", "admin", stored_bytes=6000, pending_messages=5)
     raw, _ = await greet(strict, token)
     other, _ = await greet(strict, await give(strict, "other", "admin"))

@@ -48,7 +48,7 @@ def test_checksums_are_of_all_files(built: Path) -> None:
     assert sums(built) == {name: hashlib.sha256((built / name).read_bytes()).hexdigest() for name in files}
 
 
-def test_the_lock_has_what_the_wheels_need_and_no_more(built: Path) -> None:
+def test_lock_lists_only_dependencies_of_the_wheels(built: Path) -> None:
     lock = (built / "requirements.lock").read_text(encoding="utf-8")
     names = re.findall(r"^([A-Za-z0-9._-]+)==", lock, re.M)
     assert {"trio", "plyvel", "plyvel-next", "uvicorn", "zstandard", "idna"} <= {*names}
@@ -61,7 +61,7 @@ def test_the_lock_has_what_the_wheels_need_and_no_more(built: Path) -> None:
         assert "--hash=sha256:" in block, name
 
 
-def test_the_bill_names_all_of_it(built: Path) -> None:
+def test_bill_of_materials_lists_all_dependencies(built: Path) -> None:
     found = bill(built)
     assert (found["bomFormat"], found["specVersion"], found["version"]) == ("CycloneDX", "1.6", 1)
     assert re.fullmatch(r"urn:uuid:[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", found["serialNumber"])
@@ -79,7 +79,7 @@ def test_the_bill_names_all_of_it(built: Path) -> None:
     assert sum("licenses" in one for one in components.values()) > len(components) * 0.8
 
 
-def test_the_bill_says_what_needs_what(built: Path) -> None:
+def test_bill_of_materials_has_the_dependency_tree(built: Path) -> None:
     found = bill(built)
     refs = {one["bom-ref"] for one in found["components"]} | {found["metadata"]["component"]["bom-ref"]}
     tree = {one["ref"]: one["dependsOn"] for one in found["dependencies"]}
@@ -97,7 +97,7 @@ def test_the_bill_says_what_needs_what(built: Path) -> None:
     assert reached == refs, "nothing is there that nothing needs"
 
 
-def test_the_source_can_be_built_and_deployed(built: Path) -> None:
+def test_source_archive_has_files_for_build_and_deployment(built: Path) -> None:
     with tarfile.open(built / f"sandq-{sandq.__version__}.tar.gz") as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {
@@ -107,7 +107,7 @@ def test_the_source_can_be_built_and_deployed(built: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_same_sources_give_the_same_bytes(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_release_build_is_reproducible(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", EPOCH)
     release().build(tmp_path)
     assert sums(tmp_path) == sums(built)
@@ -119,7 +119,7 @@ def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
         release().build(tmp_path)
 
 
-def test_what_is_not_committed_is_no_release(tmp_path: Path) -> None:
+def test_uncommitted_changes_prevent_a_release(tmp_path: Path) -> None:
     def git(*args: str) -> None:
         who = ("-c", "user.name=a", "-c", "user.email=a@b")
         subprocess.run(["git", *who, *args], cwd=tmp_path, check=True, capture_output=True)

@@ -68,7 +68,7 @@ async def test_settling_waits_for_no_rate(api: sandq.Client) -> None:
     assert (await api.admin.groups("t"))[0]["ready"] == 0
 
 
-async def test_the_client_waits_and_goes_on(api: sandq.Client) -> None:
+async def test_client_waits_at_request_rate_and_continues(api: sandq.Client) -> None:
     await api.admin.create_topic("t", max_request_rate="20/s", max_request_burst=1)
     for number in range(4):
         await api.produce("t", str(number).encode())

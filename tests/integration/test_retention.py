@@ -51,7 +51,7 @@ async def fetched(api: sandq.Client, partition: int = 0) -> list[bytes]:
     return [message.value async for message in api.fetch("t", partition)]
 
 
-async def test_what_was_acked_stays_for_its_retention(timed: Serving, hand: HandClock) -> None:
+async def test_acked_messages_are_kept_for_the_retention_time(timed: Serving, hand: HandClock) -> None:
     hand.hold()
     async with connected(timed) as api, with_topic(api, retention="1h"):
         async with api.subscribe("t", group="g", credit=100) as subscription:
@@ -75,7 +75,7 @@ async def test_what_was_acked_stays_for_its_retention(timed: Serving, hand: Hand
 
 
 @pytest.mark.parametrize("kind", ["priority", "fair"])
-async def test_what_was_acked_of_ranked_messages_stays_for_its_retention(
+async def test_acked_messages_of_ranked_topics_are_kept_for_the_retention_time(
     timed: Serving, hand: HandClock, kind: str
 ) -> None:
     hand.hold()
@@ -108,7 +108,7 @@ async def test_a_ranked_log_keeps_what_its_groups_acked_for_a_time(timed: Servin
             await trimmed_in_time(api, hand)
 
 
-async def test_what_a_group_has_yet_to_take_stays_however_old(api: sandq.Client) -> None:
+async def test_pending_messages_of_a_group_are_kept_at_any_age(api: sandq.Client) -> None:
     await api.admin.create_topic("t", retention="0s")
     for group in ("slow", "fast"):
         async with api.subscribe("t", group=group):

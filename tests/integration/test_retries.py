@@ -56,7 +56,7 @@ async def in_group(api: sandq.Client, message_id: str, name: str = "g") -> dict[
 
 
 @pytest.mark.parametrize(("backoff", "delays_ms"), BACKOFFS)
-async def test_the_back_off_of_a_topic(
+async def test_retries_follow_the_backoff_of_the_topic(
     tmp_path: Path, hand: HandClock, backoff: dict[str, object], delays_ms: list[tuple[int, int]]
 ) -> None:
     """The reply names the time of the retry; the message then arrives, not a millisecond earlier."""

@@ -116,7 +116,7 @@ def test_a_cancelled_occurrence_is_the_only_one_that_is_left_out(b: Broker, clie
     assert message.deliver_at_ms == first.next_ms + 3_600_000
 
 
-def test_the_end_the_count_and_triggers(b: Broker, client: Client) -> None:
+def test_end_count_and_triggers_of_schedules(b: Broker, client: Client) -> None:
     client.admin.create_topic("t")
     schedules, group = client.schedules("t"), client.leases("t", "g")
     group.take()
@@ -269,7 +269,7 @@ def test_making_them_again(client: Client) -> None:
         ({"every": "1h", "overlap_group": "a b"}, "group"),
     ],
 )
-def test_what_is_refused(client: Client, wrong: dict[str, object], said: str) -> None:
+def test_invalid_schedules_are_refused(client: Client, wrong: dict[str, object], said: str) -> None:
     client.admin.create_topic("t")
     schedules = client.schedules("t")
     with pytest.raises(InvalidRequest, match=said):

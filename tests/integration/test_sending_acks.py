@@ -73,7 +73,7 @@ async def _pending(api: sandq.Client, topic: str) -> list[sandq.StoredMessage]:
     return [one async for one in api.messages(topic).list(state="delayed")]
 
 
-async def test_what_is_refused_acks_nothing(api: sandq.Client) -> None:
+async def test_refused_ack_settles_nothing(api: sandq.Client) -> None:
     await topics(api)
     await api.produce("steps", b"m")
     leases = api.leases("steps", "g")
@@ -120,7 +120,9 @@ async def test_a_lease_that_is_lost_sends_nothing(api: sandq.Client) -> None:
         assert [one.value for one in await take(subscription, 1)] == [b"last"]
 
 
-async def test_what_cannot_be_delivered_is_a_dead_letter(api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_message_that_cannot_be_sent_becomes_a_dead_letter(
+    api: sandq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await topics(api)
     await api.produce("steps", b"m")
 

@@ -109,7 +109,7 @@ async def test_every_topic_is_served_in_turn(client: sandq.Client) -> None:
         assert seen["a"] < 280, "they were not kept until the end"
 
 
-async def test_by_the_batch(client: sandq.Client) -> None:
+async def test_batches_come_from_all_topics(client: sandq.Client) -> None:
     for topic in TOPICS:
         await fill(client, topic, 50)
     found: Counter[str] = Counter()
@@ -170,7 +170,7 @@ async def test_a_name_that_lasts_is_for_all_of_them(node: Serving, client: sandq
 # -- patterns ----------------------------------------------------------------------------------------------------------
 
 
-async def test_those_that_are_like_a_pattern(client: sandq.Client) -> None:
+async def test_pattern_subscribes_to_matching_topics(client: sandq.Client) -> None:
     for topic in ("orders.eu", "orders.us", "other"):
         await client.admin.create_topic(topic)
         await fill(client, topic, 1)
@@ -193,7 +193,7 @@ async def test_topics_come_and_go(client: sandq.Client) -> None:
         assert values(await take(subscription, 1)) == [b"again"]
 
 
-async def test_what_is_held_of_a_topic_that_goes_is_lost(client: sandq.Client) -> None:
+async def test_held_message_of_deleted_topic_is_lost(client: sandq.Client) -> None:
     for topic in ("p.a", "p.b"):
         await client.admin.create_topic(topic)
     await client.produce("p.a", b"held")
@@ -283,7 +283,7 @@ async def test_handlers_go_on_without_a_topic_that_refuses(client: sandq.Client)
     ("topics", "error"),
     [([], InvalidRequest), (["a", "b c"], InvalidName), ([5], InvalidName), (5, InvalidName), (b"a", InvalidName)],
 )
-async def test_what_names_no_topics(api: sandq.Client, topics: Any, error: type[Exception]) -> None:
+async def test_invalid_topic_lists_are_rejected(api: sandq.Client, topics: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         api.subscribe(topics, group="g")
 

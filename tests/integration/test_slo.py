@@ -58,7 +58,7 @@ async def test_a_file_that_is_damaged_costs_the_counts_alone(tmp_path: Path) -> 
         assert (await client.admin.slo()).deliveries == 0
 
 
-async def test_the_clock_says_what_it_is_worth(node: Serving, api: sandq.Client, dial: Dial) -> None:
+async def test_slo_reports_whether_the_clock_is_trusted(node: Serving, api: sandq.Client, dial: Dial) -> None:
     assert (await api.admin.slo()).doubts == []
     client = await dial(node)
     frame = await client.call(Type.SLO)

@@ -35,7 +35,7 @@ async def test_a_subscription_to_some(api: sandq.Client, topic: str) -> None:
             assert values(await take(others, 1)) == [b"more"]
 
 
-async def test_the_group_is_made_where_it_is_wanted(api: sandq.Client, topic: str) -> None:
+async def test_group_is_created_only_in_chosen_partitions(api: sandq.Client, topic: str) -> None:
     async with api.subscribe(topic, group="h", partitions={2}):
         assert [row["partition"] for row in await api.admin.groups(topic) if row["group"] == "h"] == [2]
 
@@ -61,7 +61,7 @@ async def test_taking_from_some(api: sandq.Client, topic: str) -> None:
     assert await leases.take(100, partitions=[1, 2]) == []
 
 
-async def test_who_waits_for_some_is_woken_by_these_alone(node: Serving, api: sandq.Client) -> None:
+async def test_waiting_lease_is_woken_only_by_its_partitions(node: Serving, api: sandq.Client) -> None:
     await api.admin.create_topic("t", partitions=2)
     leases = api.leases("t", "g")
     got: dict[int, list[bytes]] = {}
@@ -81,7 +81,7 @@ async def test_who_waits_for_some_is_woken_by_these_alone(node: Serving, api: sa
     assert got[0] == [b"first"]
 
 
-async def test_what_is_not_there(api: sandq.Client, topic: str) -> None:
+async def test_missing_partitions_are_rejected(api: sandq.Client, topic: str) -> None:
     with pytest.raises(UnknownPartition, match="no partition 4: it has 4"):
         async with api.subscribe(topic, group="g", partitions=[1, 4]):
             pass
@@ -99,14 +99,14 @@ async def test_a_partition_that_is_new(api: sandq.Client, node: Serving, topic: 
 
 
 @pytest.mark.parametrize("partitions", [[], [-1], [4096], ["1"], [True], "12", 3])
-async def test_what_is_no_list_of_partitions(api: sandq.Client, partitions: Any) -> None:
+async def test_invalid_partition_lists_are_rejected(api: sandq.Client, partitions: Any) -> None:
     with pytest.raises(InvalidRequest, match="partitions"):
         api.subscribe("t", group="g", partitions=partitions)
     with pytest.raises(InvalidRequest, match="partitions"):
         await api.leases("t", "g").take(partitions=partitions)
 
 
-async def test_the_node_says_what_is_not_there(node: Serving, dial: Dial) -> None:
+async def test_node_rejects_missing_partitions(node: Serving, dial: Dial) -> None:
     raw = await dial(node)
     await raw.create()
     answer = await raw.call(Type.SUBSCRIBE, 1, "t", "g", "c", 10, None, "earliest", [], None, [1])

@@ -143,7 +143,7 @@ async def test_a_task_of_something_else(node: Serving, api: sandq.Client) -> Non
         await trio.to_thread.run_sync(partial(list, read_task(task, (f"127.0.0.1:{free_port()}",))))
 
 
-async def test_what_keys_have_with_all_columns(node: Serving, api: sandq.Client) -> None:
+async def test_latest_values_of_keys_have_all_columns(node: Serving, api: sandq.Client) -> None:
     await api.admin.create_topic("kv", kind="compacted", partitions=1)
     keys = api.kv("kv")
     await keys.put("a", b"1", headers={"n": 1})

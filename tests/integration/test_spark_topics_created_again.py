@@ -241,7 +241,7 @@ def test_between_two_pages_of_the_latest_values(node: Broker, monkeypatch: pytes
     assert got == [*range(len(got))] and len(got) < 200, got
 
 
-def test_the_same_query_asks_again(node: Broker, queries: list[Query]) -> None:
+def test_same_query_fails_again_on_recreated_topic(node: Broker, queries: list[Query]) -> None:
     """`Stream._check_lost` remembers its report before it raises: called again, it continues silently."""
     fill(node, range(10))
     queries.append(query := Query(node))

@@ -60,7 +60,7 @@ async def a_node(directory: Path) -> AsyncIterator[tuple[Held, Serving, sandq.Cl
             yield held, node, client
 
 
-async def test_what_comes_due_meanwhile_is_delivered_after_it(tmp_path: Path) -> None:
+async def test_message_due_during_stall_is_delivered_after_it(tmp_path: Path) -> None:
     async with a_node(tmp_path) as (held, _, client):
         await client.admin.create_topic("t")
         async with client.subscribe("t", group="g") as subscription:
@@ -85,7 +85,7 @@ async def test_lease_in_flight_reaches_its_consumer(tmp_path: Path) -> None:
             await message.ack()
 
 
-async def test_what_a_lease_without_a_subscription_was_to_get_is_given_back(tmp_path: Path) -> None:
+async def test_message_for_cancelled_lease_request_is_given_back(tmp_path: Path) -> None:
     async with a_node(tmp_path) as (held, _, client):
         await client.admin.create_topic("t", lease="12h")
         await client.produce("t", b"once", delay="300ms")

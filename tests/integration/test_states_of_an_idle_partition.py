@@ -7,7 +7,7 @@ from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.working import connected, with_topic
 
 
-async def test_what_came_due_is_not_shown_as_delayed(timed: Serving, hand: HandClock) -> None:
+async def test_due_message_is_shown_as_ready(timed: Serving, hand: HandClock) -> None:
     async with connected(timed) as api, with_topic(api):
         message_id = await api.produce("t", b"m", delay="1h")
         messages = api.messages("t")

@@ -91,7 +91,7 @@ async def test_refused_tls_client_gets_a_reason(tmp_path: Path, authority: Autho
             assert client.cluster_uuid
 
 
-async def test_the_name_is_checked(tmp_path: Path, authority: Authority) -> None:
+async def test_server_name_is_checked(tmp_path: Path, authority: Authority) -> None:
     pair = authority.issue("node1", [x509.DNSName("node1"), x509.DNSName("elsewhere.example")])
     async with node(tmp_path, authority, pair) as serving:
         assert "is not valid for '127.0.0.1'" in (await refused(serving, ca=authority.ca)).message
@@ -179,7 +179,7 @@ async def test_http_on_the_client_port(tmp_path: Path, authority: Authority) -> 
         assert answer.startswith(b"HTTP/1.1 400 ") and b"client port, and requires TLS" in answer
 
 
-async def test_what_is_renewed_is_used_without_an_end(
+async def test_renewed_certificate_is_used_and_connections_continue(
     tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(certificates, "CHECK_S", 0.01)
@@ -205,7 +205,7 @@ async def test_what_is_renewed_is_used_without_an_end(
         assert len(serving.metrics.clients.open) <= 2
 
 
-async def test_what_goes_wrong_in_a_handshake_is_nobody_elses(tmp_path: Path, authority: Authority) -> None:
+async def test_failed_handshake_does_not_affect_other_clients(tmp_path: Path, authority: Authority) -> None:
     async with node(tmp_path, authority) as serving, sandq.connect(at(serving), ca=authority.ca) as client:
         for said in (b"\x16\x03\x01\xff\xff", b"\x16\x03\x01\x00\x05hello", b"\x16\x00\x01\x00\x05hello", b"\x16"):
             stream = await trio.open_tcp_stream(HOST, serving.client_port)
@@ -227,7 +227,7 @@ async def test_a_raw_client_gets_a_frame(tmp_path: Path, authority: Authority) -
         assert error[:3] == [Type.ERROR, 0, "WRONG_PORT"]
 
 
-def test_what_is_asked_for_wrongly(authority: Authority, tmp_path: Path) -> None:
+def test_invalid_tls_options_are_rejected(authority: Authority, tmp_path: Path) -> None:
     async def connect(**options: Any) -> None:
         async with sandq.connect(f"{HOST}:1", **options):
             raise AssertionError
@@ -250,7 +250,9 @@ def test_what_is_asked_for_wrongly(authority: Authority, tmp_path: Path) -> None
         assert said in caught.value.message, caught.value.message
 
 
-async def test_the_environment_says_it(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_environment_variables_configure_tls(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with node(tmp_path, authority) as serving:
         monkeypatch.setenv("SANDQ_CA", str(authority.ca))
         async with sandq.connect(at(serving)) as client:
@@ -295,7 +297,7 @@ async def test_spark_reads_by_it(tmp_path: Path, authority: Authority) -> None:
         assert await trio.to_thread.run_sync(look) == 1
 
 
-async def test_what_it_tells_prometheus(tmp_path: Path, authority: Authority) -> None:
+async def test_tls_metrics_are_exported(tmp_path: Path, authority: Authority) -> None:
     async with node(tmp_path, authority) as serving, sandq.connect(at(serving), ca=authority.ca) as client:
         await refused(serving, tls=True)
         await until_holds(lambda: serving.metrics._tls is not None and serving.metrics._tls[1].failed == 1)

@@ -66,7 +66,7 @@ FIT: Final = {
 
 @pytest.mark.parametrize("dials", ["off", "accept", "send", "require"])
 @pytest.mark.parametrize("accepts", ["off", "accept", "send", "require"])
-async def test_which_modes_find_each_other(
+async def test_only_compatible_modes_connect(
     authority: Authority, pairs: dict[str, Pair], dials: str, accepts: str
 ) -> None:
     one, other = (peer_tls(mode, pairs[name], authority) for name, mode in (("n1", dials), ("n2", accepts)))
@@ -130,7 +130,7 @@ async def test_client_on_the_peer_port_gets_a_reason_over_tls_too(authority: Aut
         nursery.cancel_scope.cancel()
 
 
-async def test_what_is_cut_off_is_a_lost_connection(authority: Authority, pairs: dict[str, Pair]) -> None:
+async def test_closed_handshake_raises_connection_lost(authority: Authority, pairs: dict[str, Pair]) -> None:
     tls = peer_tls("require", pairs["n1"], authority)
     assert tls is not None
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")

@@ -72,7 +72,7 @@ async def test_partitions_are_added_and_last(tmp_path: Path) -> None:
             assert {message.partition for message in await take(subscription, 5)} == set(range(5))
 
 
-async def test_what_is_refused_changes_nothing(api: sandq.Client) -> None:
+async def test_refused_settings_change_nothing(api: sandq.Client) -> None:
     settings = (await api.admin.create_topic("t")).settings
     wrong: list[dict[str, Any]] = [
         {"lease": "1ms"},

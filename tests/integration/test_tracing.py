@@ -176,7 +176,7 @@ def test_no_message_is_refused_or_changed_for_its_trace(spans: InMemorySpanExpor
         ({"traceparent": "0" * 100_000}, False),
     ],
 )
-def test_what_a_message_has_for_a_trace_fails_no_handler(
+def test_invalid_trace_headers_do_not_fail_the_handler(
     spans: InMemorySpanExporter, caplog: pytest.LogCaptureFixture, ties: str, headers: dict[str, Any], is_tied: bool
 ) -> None:
     message = SimpleNamespace(topic="t", id="1", attempt=1, headers=headers)

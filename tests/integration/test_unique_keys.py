@@ -83,7 +83,7 @@ async def test_ignore_gives_the_id_of_the_first(api: sandq.Client, partitions: i
     assert len([1 async for _ in api.messages("t").list()]) == 1
 
 
-async def test_what_is_refused_keeps_nothing_else_of_its_batch_out(api: sandq.Client) -> None:
+async def test_refused_duplicate_does_not_refuse_its_batch(api: sandq.Client) -> None:
     await api.admin.create_topic("t", partitions=4)
     async with api.producer("t", linger="50ms") as producer:
         receipts = [

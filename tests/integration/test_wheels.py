@@ -130,7 +130,7 @@ def test_sandq_wants_its_own_version_of_the_client(wheels: tuple[Path, Path]) ->
     assert all("License-File: LICENSE" in one for one in metadata)
 
 
-def test_the_client_alone_works_with_a_node_of_the_whole(wheels: tuple[Path, Path], tmp_path: Path) -> None:
+def test_client_wheel_works_with_a_node_of_the_full_install(wheels: tuple[Path, Path], tmp_path: Path) -> None:
     whole = Environment(tmp_path / "whole", *wheels)
     slim = Environment(tmp_path / "slim", wheels[1])
     assert {"anyio", "msgpack", "xxhash", "zstandard", "click"} <= slim.packages
@@ -152,7 +152,7 @@ def test_the_client_alone_works_with_a_node_of_the_whole(wheels: tuple[Path, Pat
         node.kill()
 
 
-def test_the_client_alone_says_what_the_rest_needs(wheels: tuple[Path, Path], tmp_path: Path) -> None:
+def test_client_wheel_names_the_missing_extra(wheels: tuple[Path, Path], tmp_path: Path) -> None:
     slim = Environment(tmp_path / "slim", wheels[1])
     assert not (slim.bin / "sandq").exists()
     done = slim.run("sandctl", "pipeline", "report", "t")

@@ -53,7 +53,7 @@ async def test_a_second_node_of_the_same_id(tmp_path: Path) -> None:
         ("CLUSTER__SECRET_FILE", "secret-2", ("a gossip stream ended early",)),
     ],
 )
-async def test_of_another_cluster_or_with_another_secret(
+async def test_node_with_wrong_cluster_name_or_secret_cannot_join(
     tmp_path: Path, key: str, other: str, said: tuple[str, ...]
 ) -> None:
     for name in ("secret-1", "secret-2"):
@@ -117,7 +117,7 @@ async def test_a_minority_says_what_it_knows_and_changes_nothing(tmp_path: Path)
             await client.admin.create_topic("u", replicas=2)
 
 
-async def test_who_was_met_under_a_name_before_the_one_that_is_registered(tmp_path: Path) -> None:
+async def test_known_peer_with_another_store_is_replaced_by_the_registered_node(tmp_path: Path) -> None:
     """node2 met a node3 without its disk first, before it had heard of the right one."""
     async with found_nodes(tmp_path, *THREE) as nodes:
         await nodes.stop("node2")

@@ -27,7 +27,7 @@ def write(directory: Path, name: str, *secrets: bytes) -> str:
     return str(path)
 
 
-async def test_the_secret_is_changed_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_secret_is_changed_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secret, "CHECK_S", 0.05)
     sent: list[bytes] = []
     async with trio.open_nursery() as nursery:

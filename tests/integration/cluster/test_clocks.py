@@ -196,7 +196,7 @@ async def test_one_that_starts_an_hour_ahead_leads_nothing(tmp_path: Path) -> No
         await until_holds(lambda: abs(nodes.clock("node1").status().median_ms or 0) < 250)
 
 
-async def test_what_one_that_is_off_comes_to_lead_it_gives_away_unused(nodes: ClockedNodes) -> None:
+async def test_leader_with_wrong_clock_hands_leadership_over_before_any_command(nodes: ClockedNodes) -> None:
     """It becomes leader because the leader asks it to; it accepts no command before the next leader takes over."""
     async with nodes.connect() as client:
         await create(nodes, client)

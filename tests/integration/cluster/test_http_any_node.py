@@ -11,7 +11,7 @@ from tests.support.nodes.three import NAMES, three_nodes
 from tests.support.waiting import PATIENCE_S, until_answer, until_holds
 
 
-async def test_what_is_led_elsewhere_is_routed_on(tmp_path: Path) -> None:
+async def test_http_requests_are_routed_to_leaders_on_other_nodes(tmp_path: Path) -> None:
     async with three_nodes(tmp_path, LISTEN__HTTP="127.0.0.1:0") as nodes:
         for serving in nodes.running.values():
             await until_holds(lambda serving=serving: len(serving.broker.metadata.nodes) == 3)  # type: ignore[misc]

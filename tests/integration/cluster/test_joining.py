@@ -79,7 +79,7 @@ async def test_all_at_once_and_again(tmp_path: Path) -> None:
             assert values(await take(sub, 1)) == [b"kept"]
 
 
-async def test_who_founds_with_seeds_waits_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_founder_with_seeds_waits_for_a_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A founder that has seeds never founds without a response: it waits for one of them."""
     checks = BootstrapChecks(monkeypatch)
     async with trio.open_nursery() as nursery:

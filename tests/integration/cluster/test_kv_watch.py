@@ -188,7 +188,7 @@ async def test_every_change_is_seen_once_and_in_its_order(tmp_path: Path) -> Non
             assert rows == [row for row in wanted if row[0] == one], name
 
 
-async def test_the_last_value_of_each_key_is_seen_while_the_rest_is_compacted(
+async def test_last_value_of_each_key_is_seen_during_compaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed = random.randrange(1 << 30)

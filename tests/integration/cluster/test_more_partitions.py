@@ -110,7 +110,7 @@ async def test_keys_go_to_all_partitions_and_keep_their_order(tmp_path: Path) ->
                     await until_holds(lambda: producer._partitioner.partitions == MANY)  # the producer learns of it
 
 
-async def test_what_is_about_a_whole_topic_is_about_new_partitions_as_well(tmp_path: Path) -> None:
+async def test_topic_requests_cover_new_partitions(tmp_path: Path) -> None:
     async with three_nodes(tmp_path) as nodes, nodes.connect("node1") as client, nodes.connect("node3") as other:
         await until_registered(nodes)
         await client.admin.create_topic("t", partitions=FEW, replicas=2)
@@ -122,7 +122,7 @@ async def test_what_is_about_a_whole_topic_is_about_new_partitions_as_well(tmp_p
         assert (await client.messages("t").cancel_all()).done == MANY + 1
 
 
-async def test_what_cannot_be(tmp_path: Path) -> None:
+async def test_invalid_partition_and_replica_counts_are_rejected(tmp_path: Path) -> None:
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await until_registered(nodes)
         await client.admin.create_topic("t", partitions=FEW, replicas=2)

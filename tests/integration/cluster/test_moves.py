@@ -171,7 +171,7 @@ async def test_a_node_is_drained_and_comes_back(tmp_path: Path) -> None:
         await all_there(nodes)
 
 
-async def test_what_cannot_be_drained_or_removed(tmp_path: Path) -> None:
+async def test_impossible_drains_and_removals_are_refused(tmp_path: Path) -> None:
     async with four(tmp_path, replicas=4) as nodes:
         with pytest.raises(InvalidRequest, match="'t' has 4 replicas, and without node2 3 nodes would be left"):
             await administrate(nodes, lambda by: by.drain("node2"))

@@ -214,7 +214,7 @@ REFUSED: list[tuple[str, str, Any, int, str]] = [
 ]
 
 
-async def test_what_is_refused_over_http(tmp_path: Path) -> None:
+async def test_invalid_node_changes_over_http_are_refused(tmp_path: Path) -> None:
     async with found_nodes(tmp_path, "node1", LISTEN__HTTP="127.0.0.1:0") as nodes, web_of(nodes, "node1") as one:
         web = Web(one)
         await web.post("/topics", {"name": "t", "partitions": 2}, 201)

@@ -19,7 +19,7 @@ from tests.support.nodes.three import NAMES, three_nodes
 from tests.support.waiting import until_holds
 
 
-async def test_the_one_that_is_left_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_remaining_node_continues_alone_after_recover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_controller, "FAILED_S", 0.5)
     async with three_nodes(tmp_path) as nodes:
         async with nodes.connect("node1") as client:

@@ -54,7 +54,7 @@ async def test_three_and_one_that_founds_nothing(tmp_path: Path) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_the_next_one_founds_when_the_first_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_next_candidate_founds_after_the_first_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decide, is_stuck = FounderElection.decide, trio.Event()
     checks = BootstrapChecks(monkeypatch)
 

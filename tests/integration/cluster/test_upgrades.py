@@ -61,7 +61,7 @@ async def test_cluster_with_manual_finalize_can_return_until_finalized(tmp_path:
         assert (await client.admin.cluster())["feature_level_next"] is None
 
 
-async def test_the_level_rises_when_the_last_node_was_upgraded(tmp_path: Path) -> None:
+async def test_feature_level_rises_after_the_last_node_is_upgraded(tmp_path: Path) -> None:
     async with found_nodes(tmp_path, *NAMES) as nodes, nodes.connect() as client:
         await client.admin.create_topic("t", replicas=3)
         await until_at(nodes, KNOWN.highest)

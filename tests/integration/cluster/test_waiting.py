@@ -86,7 +86,7 @@ async def test_one_founds_it_and_the_other_joins(tmp_path: Path) -> None:
                 await client.admin.init_cluster()
 
 
-async def test_what_is_answered_while_it_waits(tmp_path: Path) -> None:
+async def test_waiting_node_replies_to_few_requests_until_it_is_founded(tmp_path: Path) -> None:
     """And on the same connection everything, once it does not wait any more."""
     async with waiting_nodes(tmp_path, "node1") as nodes:
         async with nodes.connect("node1") as client:
@@ -177,7 +177,7 @@ async def test_two_operators_at_once(tmp_path: Path, turn: int, monkeypatch: pyt
         assert {serving.broker.metadata.cluster_uuid for serving in nodes.running.values()} == set(uuids)
 
 
-async def test_who_knows_of_a_cluster_founds_none(tmp_path: Path) -> None:
+async def test_node_that_knows_a_cluster_refuses_to_found_another(tmp_path: Path) -> None:
     """It returned with an empty disk: it may not join, and must not found a second cluster either."""
     async with found_nodes(tmp_path, "node1", "node2", "node3") as nodes:
         await until_holds(lambda: len(nodes.voters("node1")) == 3)  # of two, one must not lose its disk

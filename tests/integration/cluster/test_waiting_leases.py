@@ -54,7 +54,7 @@ async def test_all_nodes_wait_at_once_and_the_first_to_have_something_ends_it(tm
         assert sum(row["leased"] + row["ready"] for row in rows) == 0
 
 
-async def test_what_two_have_at_once_is_not_kept_from_others(tmp_path: Path) -> None:
+async def test_surplus_lease_is_given_back_and_taken_by_others(tmp_path: Path) -> None:
     """One of them is given back, as if it had never been leased."""
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await led_by_each(nodes, client)

@@ -106,7 +106,7 @@ async def test_mistakes_are_reported(boss: httpx.AsyncClient, path: str, body: d
     assert refused.status_code == 400 and refused.json()["code"].startswith("INVALID"), refused.text
 
 
-async def test_who_has_some_groups_settles_nothing_of_others(strict: Serving, boss: httpx.AsyncClient) -> None:
+async def test_token_for_some_groups_cannot_settle_leases_of_others(strict: Serving, boss: httpx.AsyncClient) -> None:
     assert (await boss.post("/topics", json={"name": "t"})).status_code == 201
     for text in ("x", "y"):
         await boss.post("/topics/t", json={"text": text})

@@ -83,7 +83,7 @@ async def test_a_queue_with_priorities(doq: Web) -> None:
     assert (await doq.get(GROUP))["lag"] == 0
 
 
-async def test_what_was_nacked_can_be_changed_and_deleted(doq: Web) -> None:
+async def test_nacked_message_can_be_changed_and_deleted(doq: Web) -> None:
     """doq allows this; sandq once returned TOO_LATE."""
     await create(doq, "priority")
     first, second = await enqueue(doq, "a", priority=1), await enqueue(doq, "b", priority=2)

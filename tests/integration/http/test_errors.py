@@ -114,13 +114,13 @@ async def test_other_errors_have_one_mistake(web: Web) -> None:
     assert places(response.json()).keys() == {"body.1"}
 
 
-async def test_so_many_mistakes_that_nobody_reads_them_are_few_in_the_answer(web: Web) -> None:
+async def test_reply_lists_at_most_twenty_mistakes(web: Web) -> None:
     await web.post("/topics", {"name": "t"})
     found = await refused(web, "POST", "/topics/t", {"text": "x"} | {f"delai{number}": 1 for number in range(9000)})
     assert len(found["errors"]) == 20
 
 
-async def test_what_no_utf8_can_write_is_a_mistake(web: Web) -> None:
+async def test_lone_surrogate_in_filter_is_rejected(web: Web) -> None:
     await web.post("/topics", {"name": "t"})
     await web.post("/topics/t/groups/g/lease", {})
     for what in ("redrive", "purge"):

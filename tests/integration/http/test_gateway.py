@@ -113,7 +113,7 @@ async def test_a_head_is_no_larger_than_it_may_be(at: Address, data: bytes) -> N
     assert answer.count(b"HTTP/1.1 ") == 1 and answer.split()[1] in (b"431", b"408", b"400"), answer[:200]
 
 
-async def test_what_is_no_request_is_refused_behind_the_answers_to_what_came_before(at: Address) -> None:
+async def test_invalid_request_is_refused_after_replies_to_earlier_requests(at: Address) -> None:
     answer = await said(at, GET + HEALTH + b"nonsense\r\n\r\n" + HEALTH)
     assert [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"400"]
 
@@ -126,7 +126,7 @@ async def test_a_flood_of_requests_on_one_connection_is_answered_whole_and_in_or
     assert answer.count(b"HTTP/1.1 200 OK") == count + 1
 
 
-async def test_who_is_gone_while_its_lease_waits_leaves_nothing(
+async def test_client_that_leaves_during_a_waiting_lease_leaves_no_requests(
     small: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Return whether the connection was closed or reset, and the bytes that it received after the lease."""
@@ -253,7 +253,7 @@ async def test_posts_that_come_together_are_few_produces(tmp_path: Path, monkeyp
         assert row["messages"] == 40
 
 
-async def test_who_takes_nothing_of_its_answer_is_cut_off(small: Serving) -> None:
+async def test_client_that_does_not_read_its_reply_is_disconnected(small: Serving) -> None:
     listing = b"GET /topics/t/messages?values=true HTTP/1.1\r\nHost: localhost\r\nAccept: application/x-ndjson\r\n\r\n"
     async with connected(small) as api:
         for _ in range(12):

@@ -397,7 +397,7 @@ async def test_limits_of_a_group(web: Web) -> None:
     assert (await web.get("/topics/t/groups/g"))["limits"] is None
 
 
-async def test_what_is_no_limit_of_a_group(web: Web) -> None:
+async def test_invalid_group_limits_are_rejected(web: Web) -> None:
     await topic(web)
     limits = "/topics/t/groups/g/limits"
     wrong: list[tuple[str, str, str]] = [
@@ -451,7 +451,7 @@ async def test_a_push_is_set_shown_and_removed(web: Web) -> None:
     assert await web.get("/topics/t/pushes") == {"pushes": []}
 
 
-async def test_what_is_no_push(web: Web) -> None:
+async def test_invalid_push_settings_are_rejected(web: Web) -> None:
     await topic(web)
     wrong: list[tuple[dict[str, Any], str]] = [
         ({}, "INVALID_SETTING"),

@@ -41,7 +41,7 @@ async def hosts(web: Web, host: str) -> int:
     return (await web.raw("GET", "/healthz", headers={"host": host})).status_code
 
 
-async def test_who_may_be_asked_for(web: Web) -> None:
+async def test_only_allowed_hosts_are_accepted(web: Web) -> None:
     for host in ("localhost", "LOCALHOST:2108", "127.0.0.1:2108", "[::1]:2108", "10.1.2.3"):
         assert await hosts(web, host) == 200, host
     for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "a b", "[::1", "localhost:x"):
@@ -142,7 +142,7 @@ NO_JSON = [
 ]
 
 
-async def test_what_is_no_json(web: Web) -> None:
+async def test_body_that_is_not_json_is_rejected(web: Web) -> None:
     for content in NO_JSON:
         response = await web.raw("POST", "/topics", content=content)
         assert response.status_code == 400, (content[:50], response.text)
@@ -231,7 +231,7 @@ async def test_too_large(web: Web, web_node: Serving, monkeypatch: pytest.Monkey
     assert b" 413 " in await wire(web_node, huge)
 
 
-async def test_who_sends_on_and_does_not_read_that_it_was_refused(web_node: Serving) -> None:
+async def test_client_that_sends_on_receives_the_refusal(web_node: Serving) -> None:
     head = b"POST /topics/t HTTP/1.1\r\nHost: evil.example\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert (await wire(web_node, head + b"1\r\nx\r\n" * 100 + b"0\r\n\r\n")).startswith(b"HTTP/1.1 403")
 
@@ -296,7 +296,7 @@ async def test_a_slow_client_slows_nobody(web: Web, web_node: Serving, capsys: p
     assert "unexpected error" not in capsys.readouterr().out, "that they went away is no fault of ours"
 
 
-async def test_what_else_http_has(web: Web, web_node: Serving) -> None:
+async def test_head_pipelining_expect_http_1_0_and_upgrade(web: Web, web_node: Serving) -> None:
     """HEAD, several requests at once, a body that is asked for first, a client of HTTP/1.0, one that upgrades."""
     head = await web.raw("HEAD", "/healthz")
     assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", "15")
@@ -320,7 +320,7 @@ async def test_what_else_http_has(web: Web, web_node: Serving) -> None:
     assert await web.get("/healthz") == {"status": "ok"}
 
 
-async def test_what_http_has_not(web: Web, web_node: Serving) -> None:
+async def test_ambiguous_requests_and_other_protocols_are_rejected(web: Web, web_node: Serving) -> None:
     """Requests that two parsers might understand in different ways, and other protocols."""
     one = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
     both = b"POST /topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 13\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -337,7 +337,7 @@ async def test_what_http_has_not(web: Web, web_node: Serving) -> None:
     assert (await web.get("/topics"))["topics"] == []
 
 
-async def test_so_many_wait_at_once(tmp_path: Path) -> None:
+async def test_waiting_requests_are_limited(tmp_path: Path) -> None:
     limits = {"LIMITS__HTTP_REQUESTS": "8", "LIMITS__HTTP_WAITING": "3"}
     async with run_node(small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", **limits)) as node:
         assert node.http is not None
@@ -364,7 +364,7 @@ async def test_so_many_wait_at_once(tmp_path: Path) -> None:
             assert sorted(statuses) == [200, 200, 200, 503, 503, 503]
 
 
-async def test_the_port_is_taken(web_node: Serving, tmp_path: Path) -> None:
+async def test_taken_http_port_prevents_start(web_node: Serving, tmp_path: Path) -> None:
     assert web_node.http is not None
     config = small_config(tmp_path / "other", LISTEN__HTTP=f"127.0.0.1:{web_node.http[1]}")
     with pytest.raises(StartupError, match=r"listen\.http"):
@@ -387,7 +387,7 @@ async def test_documentation_without_the_internet(web: Web) -> None:
             assert operation["summary"] and {"4XX", "5XX"} <= operation["responses"].keys()
 
 
-async def test_the_node(web: Web) -> None:
+async def test_node_routes_return_health_cluster_and_clock(web: Web) -> None:
     assert await web.get("/healthz") == {"status": "ok"}
     await until_answer(lambda: web.raw("GET", "/readyz"), lambda found: found.json() == {"status": "ok"})
     cluster = await web.get("/cluster")
@@ -444,7 +444,7 @@ async def test_a_request_target_may_be_absolute(web_node: Serving) -> None:
         assert await raw_status(web_node, f"{scheme}://{host}/topics/none%20") == b"400"
 
 
-async def test_the_authority_of_an_absolute_target_stands_for_the_host(web_node: Serving) -> None:
+async def test_host_of_absolute_target_is_checked(web_node: Serving) -> None:
     assert await raw_status(web_node, "http://evil.example/topics") == b"403"
 
 

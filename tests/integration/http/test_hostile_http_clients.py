@@ -136,7 +136,7 @@ async def test_settings_that_are_no_settings(web: Web) -> None:
             assert (await web.patch(path, {"settings": {name: 1}}, 400))["code"] == "INVALID_SETTING", name
 
 
-async def test_what_is_there_twice(web: Web) -> None:
+async def test_duplicate_fields_and_parameters_are_rejected(web: Web) -> None:
     response = await web.raw("POST", "/topics", content=b'{"name": "a", "name": "b"}')
     assert response.status_code == 400 and "'name' is there twice" in response.json()["detail"]
     await web.post("/topics", {"name": "t"})
@@ -186,7 +186,7 @@ async def test_a_page_ends_when_it_is_large(web: Web, web_node: Serving) -> None
     assert len((await web.get("/topics/t/messages"))["messages"]) == 10
 
 
-async def test_who_went_away_is_no_fault_of_ours(web: Web, web_node: Serving) -> None:
+async def test_client_that_disconnects_is_counted_as_499(web: Web, web_node: Serving) -> None:
     await web.post("/topics", {"name": "t"})
     async with trio.open_nursery() as nursery:
         nursery.start_soon(web.post, "/topics/t/groups/g/lease", {"wait": "1m"})

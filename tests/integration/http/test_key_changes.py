@@ -45,7 +45,7 @@ async def test_changes(keys: Web) -> None:
     assert len(rest) == 2
 
 
-async def test_what_is_not_asked_for_is_passed(keys: Web) -> None:
+async def test_position_advances_past_changes_outside_the_prefix(keys: Web) -> None:
     """The position advances, whatever is requested, so that it never becomes older than the compacted changes."""
     before = position = (await keys.get("/topics/t/changes"))["position"]
     for number in range(20):
@@ -75,7 +75,7 @@ async def test_what_is_not_asked_for_is_passed(keys: Web) -> None:
     assert len(set(await seen(before))) == 23
 
 
-async def test_what_was_compacted(web: Web) -> None:
+async def test_changes_after_compacted_position_return_history_gone(web: Web) -> None:
     await web.post("/topics", {"name": "t", "kind": "compacted", "settings": {"history": 0}}, 201)
     first, *_ = [await put(web, "a", text) for text in "123"]
     asked = {"after": first, "wait": 0}
@@ -116,7 +116,7 @@ async def test_changes_from_the_beginning_and_from_a_version(keys: Web) -> None:
     assert await texts(versions[0]) == ["2", "3"]
 
 
-async def test_of_topics_without_keys(keys: Web) -> None:
+async def test_key_routes_of_topics_without_keys_are_refused(keys: Web) -> None:
     await keys.post("/topics", {"name": "timed"})
     for method, at, body in (
         ("GET", "/topics/timed/keys/a", None),
@@ -151,7 +151,7 @@ async def test_a_compacted_topic(web: Web) -> None:
     assert (await web.post("/topics", {"name": "v", "settings": {"history": "1m"}}, 400))["code"] == "INVALID_SETTING"
 
 
-async def test_the_log_goes_into_another_topic(keys: Web) -> None:
+async def test_leased_messages_can_be_stored_in_another_topic(keys: Web) -> None:
     await put(keys, "a", "1", headers={"by": "ada"})
     await put(keys, "b", "2")
     await keys.delete(f"{KEYS}/a", 200)

@@ -76,7 +76,7 @@ NO_VALUES: list[tuple[object, str]] = [
 ]
 
 
-async def test_what_is_no_value(keys: Web) -> None:
+async def test_invalid_values_are_rejected(keys: Web) -> None:
     for body, words in NO_VALUES:
         assert words in (await keys.ask("PUT", f"{KEYS}/a", body, 400))["detail"], body
         await keys.get(f"{KEYS}/a", 404)
@@ -166,7 +166,7 @@ NOT_MEANT: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-async def test_what_cannot_be_meant(keys: Web) -> None:
+async def test_contradictory_parameters_are_rejected(keys: Web) -> None:
     for at, params, words in NOT_MEANT:
         found = await keys.ask("GET", at, None, 400, **({"params": params} if params else {}))
         assert words in found["detail"] and found["retriable"] is False, (at, params, found)
@@ -239,7 +239,7 @@ async def test_two_condition_headers_are_a_list(keys: Web) -> None:
     assert told.status_code == 304
 
 
-async def test_of_many_that_create_one_does(keys: Web) -> None:
+async def test_one_of_many_concurrent_creates_succeeds(keys: Web) -> None:
     codes: list[int] = []
 
     async def create(number: int) -> None:

@@ -205,7 +205,7 @@ NO_MESSAGES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_is_no_message(web: Web) -> None:
+async def test_invalid_messages_are_rejected(web: Web) -> None:
     await topic(web)
     for body, words in NO_MESSAGES:
         for path, sent in (
@@ -427,7 +427,7 @@ async def test_values_of_a_list_are_cut_between_characters(web: Web) -> None:
     assert "order" in str(await web.get("/topics/t/messages", 400, order="up"))
 
 
-async def test_what_is_no_list(web: Web) -> None:
+async def test_invalid_list_parameters_are_rejected(web: Web) -> None:
     await topic(web)
     wrong: list[dict[str, object]] = [
         {"state": "dead"},

@@ -142,7 +142,7 @@ async def ended(client: RawClient) -> str:
     return str(message)
 
 
-async def test_who_asks_for_no_challenge_gets_the_reply_of_before(raw: Nodes) -> None:
+async def test_client_without_challenge_gets_the_old_reply(raw: Nodes) -> None:
     client, reply = await raw.greeted({"something": 1})
     assert len(reply) == 7
     await client.send(Type.PROVE, 2, bytes(32))
@@ -188,7 +188,7 @@ async def test_a_nonce_has_its_length(raw: Nodes) -> None:
     assert answer[2] == "INVALID" and "gateway must be 32 bytes" in answer[3]
 
 
-async def test_who_asks_for_too_much_is_refused_and_others_are_not(raw: Nodes) -> None:
+async def test_client_over_its_limit_is_refused_and_others_are_served(raw: Nodes) -> None:
     client, _ = await raw.proved()
     await client.send(Type.ON_BEHALF, 0, None, GREEDY)
     for number in range(10, 13):

@@ -81,7 +81,7 @@ async def test_last_hour_of_a_topic_is_reported(web: Web) -> None:
     assert first["late_p99_ms"] >= first["late_p50_ms"]
 
 
-async def test_the_stream_tells_all_and_then_changes(web: Web, web_node: Serving) -> None:
+async def test_overview_stream_sends_everything_then_changes(web: Web, web_node: Serving) -> None:
     await web.post("/topics", {"name": "t"}, 201)
     assert web_node.http is not None
     text, has_produced = b"", False
@@ -105,7 +105,7 @@ def rows_of(text: bytes) -> list[Any]:
     return [row for data in told if data for row in json.loads(data)]
 
 
-async def test_who_asks_for_a_page_gets_the_console(web: Web) -> None:
+async def test_browser_gets_the_console_page(web: Web) -> None:
     page = await web.raw("GET", "/", headers=PAGE)
     assert page.status_code == 200 and page.headers["content-type"] == "text/html; charset=utf-8"
     policy = page.headers["content-security-policy"]

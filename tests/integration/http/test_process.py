@@ -79,7 +79,7 @@ async def test_requests_in_progress_are_answered_before_the_client_port_closes(t
             await stopped.wait()
 
 
-async def test_the_node_believes_its_process_on_whose_behalf_it_asks(tmp_path: Path, patient: None) -> None:
+async def test_node_counts_waiting_requests_for_the_client_address(tmp_path: Path, patient: None) -> None:
     config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0")
     with trio.fail_after(PATIENCE_S):
         async with run_node(config) as node:

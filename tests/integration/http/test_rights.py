@@ -88,11 +88,11 @@ def test_every_route_says_what_it_needs(method: str, path: str, route: Any) -> N
     assert needs.is_of_group == ("{group}" in path)
 
 
-def test_the_table_has_no_route_that_is_not_there() -> None:
+def test_table_of_rights_matches_the_routes() -> None:
     assert {(method, path) for method, path, _ in ROUTES} == NEEDS.keys()
 
 
-def test_what_is_not_in_the_table_needs_most() -> None:
+def test_route_that_is_not_in_the_table_needs_most() -> None:
     class Route:
         methods = frozenset({"POST"})
         path = "/new"
@@ -223,7 +223,7 @@ async def test_lists_show_what_may_be_seen(strict: Serving, web: httpx.AsyncClie
 
 
 @pytest.mark.parametrize("header", ["Bearer mistaken", "Basic YTpi", "Bearer", "Bearer " + "x" * 9000])
-async def test_what_says_nothing_is_refused(web: httpx.AsyncClient, header: str) -> None:
+async def test_unusable_authorization_header_is_refused(web: httpx.AsyncClient, header: str) -> None:
     answer = await web.get("/topics", headers={"authorization": header})
     assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
     assert "mistaken" not in answer.text
@@ -239,7 +239,7 @@ async def test_health_and_documents_are_open_and_metrics_are_for_who_is_known(
     assert (await web.get("/metrics", headers=bearer(token))).status_code == 200
 
 
-async def test_who_is_nobody_sends_no_bodies(strict: Serving, web: httpx.AsyncClient) -> None:
+async def test_unauthenticated_request_with_body_is_refused(strict: Serving, web: httpx.AsyncClient) -> None:
     assert strict.http is not None
     for length in ("Content-Length: 9", "Transfer-Encoding: chunked"):
         for method, path, more in (
@@ -351,7 +351,7 @@ async def test_a_note_that_cannot_be_sent_ends_nothing(monkeypatch: pytest.Monke
         tasks.cancel_scope.cancel()
 
 
-async def test_who_shows_nothing_may_do_everything_where_it_is_accepted(tmp_path: Path) -> None:
+async def test_anonymous_client_may_do_everything_if_authentication_is_accept(tmp_path: Path) -> None:
     config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", SECURITY__AUTHENTICATION="accept")
     async with run_node(config) as serving:
         assert serving.http is not None
@@ -412,7 +412,7 @@ async def test_bodies_are_counted(strict: Serving, web: httpx.AsyncClient) -> No
     assert (await web.get("/topics", headers=other)).status_code == 429
 
 
-async def test_who_may_not_ask_may_still_settle(strict: Serving, web: httpx.AsyncClient) -> None:
+async def test_client_over_request_quota_may_settle(strict: Serving, web: httpx.AsyncClient) -> None:
     admin = bearer(await give(strict, "boss", "admin"))
     await web.post("/topics", json={"name": "t"}, headers=admin)
     none = bearer(await give(strict, "none", "admin", quota={"requests_per_s": 0}))
@@ -488,7 +488,7 @@ def _shut(topic: str | None) -> dict[str, Any]:
     }
 
 
-async def test_who_settles_for_some_groups_sees_what_it_may(
+async def test_overview_shows_only_topics_of_the_caller(
     strict: Serving, web: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admin = bearer(await give(strict, "boss", "admin"))
@@ -520,9 +520,7 @@ async def test_who_settles_for_some_groups_sees_what_it_may(
     assert (await web.get("/topics/hidden", headers=admin)).status_code == 200
 
 
-async def test_who_is_refused_learns_nothing_of_a_topics_rate_and_takes_nothing_of_it(
-    strict: Serving, web: httpx.AsyncClient
-) -> None:
+async def test_refused_requests_do_not_use_the_topic_request_rate(strict: Serving, web: httpx.AsyncClient) -> None:
     admin = bearer(await give(strict, "boss", "admin"))
     made = {"name": "slow", "settings": {"max_request_rate": 1}}
     assert (await web.post("/topics", json=made, headers=admin)).status_code == 201

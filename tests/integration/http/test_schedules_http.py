@@ -47,7 +47,7 @@ async def test_a_schedule_is_made_shown_changed_and_deleted(timers: Web) -> None
         assert (await timers.ask(method, at("daily", tail), body, 404))["code"] == "NOT_FOUND"
 
 
-async def test_what_was_shown_can_be_made_again(timers: Web) -> None:
+async def test_shown_schedule_can_be_created_again(timers: Web) -> None:
     body = {**DAILY, "misfire": "all", "misfire_most": 3, "overlap_group": "g", "start": "2040-01-01T00:00:00Z"}
     made = await timers.post(SCHEDULES, {**body, "key": "k", "ttl": "1h", "paused": True}, 201)
     await timers.delete(at("daily"), 204)
@@ -158,7 +158,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_is_no_schedule(timers: Web) -> None:
+async def test_invalid_schedules_and_changes_are_rejected(timers: Web) -> None:
     for body, words in WRONG:
         response = await timers.raw("POST", SCHEDULES, content=json.dumps(body))
         assert response.status_code in (400, 413, 422), (body, response.text)

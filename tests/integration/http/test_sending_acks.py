@@ -30,7 +30,9 @@ async def test_an_ack_that_sends_messages(web: Web) -> None:
         ([], 400, "at least 1"),
     ],
 )
-async def test_what_is_refused(web: Web, then: list[dict[str, str]], status: int, words: str) -> None:
+async def test_invalid_messages_in_acks_are_refused(
+    web: Web, then: list[dict[str, str]], status: int, words: str
+) -> None:
     await web.post("/topics", {"name": "steps"})
     await web.post("/topics/steps", {"text": "m"})
     (leased,) = (await web.post("/topics/steps/groups/g/lease", {"wait": "10s"}))["messages"]
@@ -41,7 +43,7 @@ async def test_what_is_refused(web: Web, then: list[dict[str, str]], status: int
     assert await web.post("/topics/steps/groups/g/nack", held) == {"settled": 1}, "it is held still"
 
 
-async def test_the_ack_of_several_messages_sends_or_does_nothing(web: Web) -> None:
+async def test_ack_of_several_messages_sends_all_or_nothing(web: Web) -> None:
     for topic in ("steps", "next"):
         await web.post("/topics", {"name": topic})
     await web.post("/topics/steps", {"messages": [{"text": "a"}, {"text": "b"}]}, status=201)

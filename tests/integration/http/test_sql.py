@@ -61,7 +61,7 @@ async def test_rows_come_as_json(asked: Web, api: sandq.Client) -> None:
     assert (await asked.post("/sql", {"statement": "SET @a = 1"}))["columns"] == []
 
 
-async def test_what_is_refused(asked: Web, api: sandq.Client) -> None:
+async def test_invalid_statements_are_refused(asked: Web, api: sandq.Client) -> None:
     await api.admin.create_topic("t", partitions=1)
     for statement, words in (
         ("DELETE FROM messages", "read"),
@@ -84,7 +84,7 @@ async def test_sql_is_off_by_default(web: Web) -> None:
     assert "sql.http" in found["detail"]
 
 
-async def test_what_is_seen_goes_by_who_asks(tmp_path: Path) -> None:
+async def test_visible_topics_depend_on_the_caller(tmp_path: Path) -> None:
     secret = b"what nodes and gateways share"
     secret_file = tmp_path / "gateway-secret"
     secret_file.write_bytes(secret + b"\n")

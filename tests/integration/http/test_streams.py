@@ -148,7 +148,7 @@ async def test_no_more_are_out_than_its_client_may_hold(
     assert texts == ["0", "1", "2", "3", "4", "5"]
 
 
-async def test_what_was_not_settled_is_given_back_when_the_client_goes(
+async def test_unsettled_messages_are_given_back_when_the_client_disconnects(
     web: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that stops sending may read for a while; the node notices its end at the next send."""
@@ -183,7 +183,7 @@ async def test_why_it_cannot_go_on_is_said_last(web: Web, web_node: Serving) -> 
         assert await events.said() == {}
 
 
-async def test_what_is_wrong_at_the_start_is_answered_as_ever(web: Web, web_node: Serving) -> None:
+async def test_invalid_stream_requests_get_normal_error_replies(web: Web, web_node: Serving) -> None:
     await web.get(STREAM, 404)
     await topic(web, "a")
     for wrong in ({"max_in_flight": 0}, {"max_in_flight": 1001}, {"lease": "x"}, {"start": "x"}, {"max": 1}):

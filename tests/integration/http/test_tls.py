@@ -134,7 +134,9 @@ async def test_clients_with_certificates_alone(tmp_path: Path, authority: Author
                 await client.get("/topics")
 
 
-async def test_what_is_renewed_is_used(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_renewed_certificate_is_used_for_new_connections(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(certificates, "CHECK_S", 0.01)
 
     async def serial(client: httpx.AsyncClient) -> int:
@@ -154,7 +156,7 @@ async def test_what_is_renewed_is_used(tmp_path: Path, authority: Authority, mon
 
 
 @pytest.mark.parametrize("has_authority", [True, False])
-async def test_by_a_process_of_the_node(
+async def test_http_process_connects_to_its_node_with_tls(
     tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch, has_authority: bool
 ) -> None:
     begin = partial(Begin, stale_s=PATIENCE_S, timeout_s=PATIENCE_S, deadlines=PATIENT)

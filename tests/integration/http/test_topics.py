@@ -28,7 +28,7 @@ async def test_a_topic_from_its_making_to_its_end(web: Web) -> None:
     assert (await web.get("/topics/orders", 404))["code"] == "UNKNOWN_TOPIC"
 
 
-async def test_what_is_written_of_settings_can_be_read_again(web: Web) -> None:
+async def test_returned_settings_can_be_used_to_create_a_topic(web: Web) -> None:
     made = await web.post("/topics", {"name": "a", "settings": {"retention": "1h", "backoff": {"factor": 1.5}}})
     again = await web.post("/topics", {"name": "b", "settings": made["settings"]})
     assert again["settings"] == made["settings"]
@@ -77,19 +77,19 @@ NO_TOPICS: list[tuple[object, int, str, str]] = [
 ]
 
 
-async def test_what_is_no_topic(web: Web) -> None:
+async def test_invalid_topics_are_rejected(web: Web) -> None:
     for body, status, code, words in NO_TOPICS:
         found = await web.post("/topics", body, status)
         assert found["code"] == code and words in found["detail"], (body, found)
         assert (await web.get("/topics"))["topics"] == [], "nothing half done"
 
 
-async def test_the_same_twice(web: Web) -> None:
+async def test_existing_topic_is_not_created_again(web: Web) -> None:
     await web.post("/topics", {"name": "t"})
     assert (await web.post("/topics", {"name": "t"}, 409))["code"] == "TOPIC_EXISTS"
 
 
-async def test_what_is_no_change(web: Web) -> None:
+async def test_invalid_topic_changes_are_rejected(web: Web) -> None:
     await web.post("/topics", {"name": "t"})
     wrong: list[object] = [{}, {"settings": {}}, {"settings": {"nope": 1}}, {"settings": {"ordering": "key"}}]
     for body in wrong:
@@ -107,7 +107,7 @@ async def test_purge_and_forecast(web: Web) -> None:
     assert (await web.get("/topics/t/forecast"))["buckets"] == []
 
 
-async def test_what_is_no_forecast(web: Web) -> None:
+async def test_invalid_forecast_parameters_are_rejected(web: Web) -> None:
     await web.post("/topics", {"name": "t"})
     wrong: list[dict[str, object]] = [
         {"unit": "day"},

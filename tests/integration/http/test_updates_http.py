@@ -67,7 +67,7 @@ async def test_all_of_it_in_one_request(web: Web) -> None:
         {"text": "a", "key": "k"},
     ],
 )
-async def test_what_is_wrong(web: Web, body: dict[str, Any]) -> None:
+async def test_invalid_updates_are_rejected(web: Web, body: dict[str, Any]) -> None:
     await topic(web)
     stored = await web.post("/topics/t", {"text": "old", "delay": "1h"})
     problem = await web.patch(f"/topics/t/messages/{stored['id']}", body, 400)

@@ -173,7 +173,7 @@ WANTED = (
 
 @pytest.mark.parametrize("kind", ["timer", "fair", "priority"])
 @pytest.mark.parametrize("seed", seeds(2, 20))
-async def test_what_is_asked_of_the_cluster_is_never_less_than_where_says(kind: str, seed: int) -> None:
+async def test_pushed_down_conditions_lose_no_rows(kind: str, seed: int) -> None:
     """A query returns the rows that DuckDB finds among all rows, whichever conditions of WHERE were pushed down."""
     chance = random.Random(f"{kind} {seed}")
     async with benched() as bench:
@@ -330,7 +330,7 @@ async def test_joins_bound_a_table_only_by_what_is_true_of_its_rows() -> None:
             assert (await bench.refused(query)).number == NOT_SUPPORTED, kind
 
 
-async def test_what_is_compared_with_another_kind_bounds_nothing_or_is_refused() -> None:
+async def test_comparison_with_another_type_sets_no_bound() -> None:
     async with benched() as bench:
         await bench.client.admin.create_topic("kv", kind="compacted")
         await bench.client.kv("kv").put("5", b"x")
@@ -359,7 +359,7 @@ async def test_an_offset_of_one_partition_bounds_the_others() -> None:
             assert await bench.column(f"{of_t} AND `offset` = '{offsets[place]}'") == [offsets[place]]
 
 
-async def test_what_can_be_true_of_nothing_is_nothing() -> None:
+async def test_condition_that_is_never_true_returns_no_rows() -> None:
     async with benched() as bench:
         await bench.client.admin.create_topic("t")
         for query in (
@@ -440,7 +440,7 @@ async def test_forecast_is_complete_or_an_error() -> None:
         assert (await bench.refused(f"{of} AND unit = 'second'")).number == TOO_BIG_SELECT
 
 
-async def test_what_would_read_everything_is_refused_unless_it_is_allowed() -> None:
+async def test_full_scan_is_refused_unless_allowed() -> None:
     async with benched() as bench:
         await filled(bench, count=10)
         for query in (

@@ -181,14 +181,14 @@ def refused(work: Any) -> int:
     return number
 
 
-def test_who_asks_reads_what_its_token_may(secured: Secured) -> None:
+def test_query_returns_only_rows_that_the_token_may_read(secured: Secured) -> None:
     query = "SELECT text, state FROM messages WHERE topic = '{}' AND deliver_at > NOW()"
     assert secured.ask(query.format("ours")) == (("hello", "delayed"),)
     assert refused(lambda: secured.ask(query.format("theirs"))) == 1142
     assert secured.ask("SELECT topic FROM topics") == (("ours",),)
 
 
-def test_who_shows_nothing_or_something_wrong_is_not_let_in(secured: Secured) -> None:
+def test_missing_or_wrong_token_is_refused(secured: Secured) -> None:
     assert refused(lambda: secured.ask("SELECT 1", token="")) == 1045
     assert refused(lambda: secured.ask("SELECT 1", token="sq_nothing")) == 1045
 
@@ -275,7 +275,7 @@ def test_every_table_unbounded_has_only_rows_that_may_be_read(secured: Secured, 
 
 
 @pytest.mark.parametrize("wire", ["over_mysql", "over_http"])
-def test_who_may_read_one_group_sees_its_dead_letters_alone(secured: Secured, wire: str) -> None:
+def test_reader_of_one_group_sees_only_its_dead_letters(secured: Secured, wire: str) -> None:
     ask = getattr(secured, wire)
     of_group = "SELECT error FROM dead_letters WHERE `group` = 'mine'"
     for query in (of_group, f"{of_group} AND topic = 'secret'"):
@@ -289,7 +289,7 @@ def test_who_may_read_one_group_sees_its_dead_letters_alone(secured: Secured, wi
 
 
 @pytest.mark.parametrize("wire", ["over_mysql", "over_http"])
-def test_who_may_read_sees_it(secured: Secured, wire: str) -> None:
+def test_reader_of_topics_sees_all_content(secured: Secured, wire: str) -> None:
     ask = getattr(secured, wire)
     assert ask("owner", f"SELECT text FROM messages WHERE id = '{secured.id}'") == [(HIDDEN,)]
     assert ask("owner", "SELECT text FROM `keys` WHERE topic = 'vault' AND `key` LIKE 'db%'") == [(HIDDEN,)]
@@ -308,7 +308,7 @@ def test_prepared_statements_go_by_the_same_rights(secured: Secured) -> None:
     assert HIDDEN.encode() in secured.prepared("owner", query, "secret")
 
 
-def test_what_is_known_without_the_cluster_tells_of_no_topic(secured: Secured) -> None:
+def test_statements_about_the_schema_reveal_no_topics(secured: Secured) -> None:
     for query in (
         "SHOW TABLES",
         "SHOW DATABASES",

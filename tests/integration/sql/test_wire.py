@@ -346,7 +346,7 @@ async def test_prepared_statements_have_a_size_together() -> None:
         assert await in_thread(work) == [1461]
 
 
-async def test_who_leaves_while_a_statement_is_prepared_takes_it_with_them() -> None:
+async def test_prepare_is_cancelled_when_the_client_disconnects() -> None:
     async with served(Budget(queries=1)) as sql:
         leaving = await in_thread(lambda: pymysql.connect(host="127.0.0.1", port=sql.port, user="ada"))
         holding = anyio.Event()

@@ -86,7 +86,7 @@ async def test_increments_come_at_their_interval_and_sooner_after_a_failure(auto
     assert (standing.increment_failures, standing.increment_error, standing.reach_ms) == (0, None, T)
 
 
-async def test_what_would_be_outrun_is_read_sooner(autojump_clock: Any) -> None:
+async def test_interval_shrinks_if_the_log_might_be_trimmed(autojump_clock: Any) -> None:
     follower = Follower(
         *[Increment(backup_id="b", number=0, reach_ms=T, fullest=fullest) for fullest in (0.25, 0.5, 1.0, 0.0)]
     )
@@ -112,7 +112,7 @@ async def test_it_is_stopped_between_two(autojump_clock: Any) -> None:
         ChainKeeper(follower, 0.5, Standing())  # type: ignore[arg-type]
 
 
-async def test_the_status_says_how_far_it_is(tmp_path: Path, autojump_clock: Any) -> None:
+async def test_status_file_reports_how_far_the_chain_is(tmp_path: Path, autojump_clock: Any) -> None:
     standing = Standing()
     for name in ("status.json", "status.prom"):
         follower = Follower(Increment(backup_id="b", number=0, reach_ms=T + 5, errors=["p"]))
@@ -197,9 +197,7 @@ async def test_full_backups_and_increments_leave_no_hole(
     assert "sandq_backup_increment_failures 0" in (tmp_path / "status.prom").read_text()
 
 
-async def test_the_last_increment_of_a_backup_is_tried_again(
-    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_last_increment_of_a_backup_is_retried(autojump_clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to it there is no hole before the next one."""
     cluster, place = FakeCluster(), FakePlace()
     client: Any = cluster
@@ -297,7 +295,7 @@ async def test_schedules_of_other_topics_share_a_destination(
     assert last is not None and last.only is None
 
 
-async def test_the_next_backup_is_followed_where_the_one_before_goes(
+async def test_next_backup_is_followed_while_the_previous_is_deleted(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One is kept: the one before is deleted while it is followed yet."""

@@ -318,7 +318,7 @@ async def test_partitions_that_are_added_take_nothing_of_the_times_before(
     assert listed.spans == [(T + 1000, T + cluster.at)]
 
 
-async def test_what_is_read_of_a_topic_that_is_made_anew_meanwhile_is_given_up(
+async def test_entries_of_recreated_topic_are_discarded(
     cluster: FakeCluster, place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The name now finds a different topic, whose log may continue at the old end, in the same term."""
@@ -636,7 +636,7 @@ async def test_data_of_a_newer_version_is_refused(
         find_moment(place, manifest, None, None, None)
 
 
-async def test_the_client_alone_says_what_to_install(
+async def test_missing_node_package_raises_config_error(
     cluster: FakeCluster, place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sandq.errors import ConfigError

@@ -54,7 +54,7 @@ def test_store_without_permission_raises_storage_failed(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("kind", ["directory", "memory"])
-def test_what_is_deleted_by_half_has_no_manifest(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_deleted_backup_has_no_manifest(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = place_of(str(tmp_path) if kind == "directory" else f"memory://{tmp_path}")
     for name in ("a/data/b", "a/manifest"):
         with place.create(name) as stream:
@@ -90,7 +90,7 @@ def test_two_do_not_write_or_delete_the_same_folder(tmp_path: Path) -> None:
     assert place.folders() == ["b"]
 
 
-def test_what_a_stopped_one_left_is_written_anew_and_no_link_is_followed(tmp_path: Path) -> None:
+def test_partial_file_is_replaced_and_link_is_not_followed(tmp_path: Path) -> None:
     place, outside = place_of(str(tmp_path / "place")), tmp_path / "outside"
     outside.write_bytes(b"mine")
     (tmp_path / "place" / "a").mkdir(parents=True)

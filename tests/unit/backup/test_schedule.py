@@ -67,7 +67,9 @@ class Bed:
         return made(place, self.now_ms)
 
 
-async def test_the_next_one_counts_from_the_last_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_next_backup_is_due_one_interval_after_the_last_complete_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bed = Bed(tmp_path, monkeypatch)
     last = made(bed.place, bed.now_ms - HOUR_MS // 2)
     await bed.schedule._read_existing()
@@ -78,7 +80,7 @@ async def test_the_next_one_counts_from_the_last_good_one(tmp_path: Path, monkey
     assert bed.reported == ["backup made"] and bed.schedule.standing.backups == 2
 
 
-async def test_the_last_ones_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_latest_backups_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bed = Bed(tmp_path, monkeypatch)
     for _ in range(4):
         assert await bed.schedule.once()
@@ -142,7 +144,7 @@ async def test_unfinished_backup_is_deleted_after_a_day(tmp_path: Path, monkeypa
     assert len([one for one in await list_backups(bed.place) if one.is_unfinished]) == 1
 
 
-async def test_the_status_is_for_prometheus_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_status_file_has_prometheus_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status = tmp_path / "sandq.prom"
     bed = Bed(tmp_path, monkeypatch, status=status)
     assert await bed.schedule.once()

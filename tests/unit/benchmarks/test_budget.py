@@ -27,7 +27,7 @@ def test_each_function_has_a_layer(function: Function, layer: str) -> None:
     assert layer_of(function) == layer
 
 
-def test_what_c_does_counts_for_who_calls_it_and_the_system_for_itself() -> None:
+def test_c_functions_count_for_their_caller_and_system_calls_for_themselves() -> None:
     stats = {
         TICK: (5, 5, 0.5, 0.9, {}),
         LEN: (9, 9, 0.3, 0.3, {TICK: (9, 9, 0.3, 0.3)}),
@@ -38,7 +38,7 @@ def test_what_c_does_counts_for_who_calls_it_and_the_system_for_itself() -> None
     assert costs[SYSTEM, "'send of _socket.socket' objects"] == (2, 0.1)
 
 
-def test_the_start_of_the_node_is_not_in_it() -> None:
+def test_start_of_the_node_is_left_out() -> None:
     few = {"MainThread": {("Raft", "group.tick"): (100, 1.0), (OTHER, "start"): (1, 3.0)}}
     many = {"MainThread": {("Raft", "group.tick"): (300, 1.5), (OTHER, "start"): (1, 3.0)}}
     raft, others = difference(few, many, 100)

@@ -18,7 +18,7 @@ def test_a_row_is_measured_with_little_and_with_more(row: Row) -> None:
     assert len(measured.details) == 1
 
 
-def test_what_is_cancelled_is_leased() -> None:
+def test_cancelled_messages_are_leased() -> None:
     steps = list(itertools.islice(held.cancels(2000), 3))
     partition = steps[0].args[0]  # type: ignore[attr-defined]
     for step in steps:
@@ -28,7 +28,7 @@ def test_what_is_cancelled_is_leased() -> None:
     assert all(len(lease.ranges) == lease.total for lease in group.leases.values())
 
 
-def test_what_is_acked_has_ranges_of_its_own() -> None:
+def test_acked_messages_have_their_own_ranges() -> None:
     steps = list(itertools.islice(held.acks(20), 3))
     partition = steps[0].func.__self__  # type: ignore[attr-defined]
     for step in steps:

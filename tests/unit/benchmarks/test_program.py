@@ -52,7 +52,7 @@ def test_every_row_is_in_a_group_and_has_its_own_name() -> None:
     assert not set(ALIASES) & set(MEASURES)
 
 
-def test_the_grid_of_batches_is_whole() -> None:
+def test_produce_rows_cover_all_batch_sizes_and_modes() -> None:
     names = {
         *("produce_1000", "produce_100", "produce_10", "produce_1_pipe_16"),
         *("produce_1000_lock_16", "produce_100_lock_16", "produce_10_lock_16", "produce_lock_step"),
@@ -88,7 +88,7 @@ def test_a_row_that_fails_leaves_the_others_their_figures() -> None:
         ("/twice", "ramfs"),
     ],
 )
-def test_the_file_system_is_that_of_the_longest_mount(path: str, found: str) -> None:
+def test_filesystem_is_found_by_longest_mount(path: str, found: str) -> None:
     assert disk.filesystem_of(Path(path), MOUNTS) == found
 
 
@@ -140,7 +140,7 @@ def result(name: str, measured: Measured, group: str = "produce", goal: Goal | N
     return Result.of(Row(name, group, f"what {name} is", ok, goal=goal), [measured])
 
 
-def test_the_report_has_a_table_for_each_group_and_says_what_latency_counts_from(tmp_path: Path) -> None:
+def test_report_has_a_table_per_group_and_the_start_of_latency(tmp_path: Path) -> None:
     latency = Latency.of(DUE, [0.001, 0.002])
     late = Measured(2, 2.0, latency=latency, errors=1, details={"early": 1}, stolen=0.125)
     results = [

@@ -76,7 +76,7 @@ def test_latencies_are_in_ms_and_signed() -> None:
 
 
 @pytest.mark.parametrize("seconds", [[], [0.5, 0.25]])
-def test_what_a_load_tells_comes_through_json(seconds: list[float]) -> None:
+def test_load_result_survives_json(seconds: list[float]) -> None:
     result = LoadResult(10, 2.0, Latency.of(HANDED, seconds), 1, {"early": 0}, 0.5)
     assert LoadResult.of(json.loads(json.dumps(asdict(result)))) == result
 
@@ -89,7 +89,7 @@ def test_a_rate_and_what_both_sides_took_for_each_message() -> None:
 
 
 @pytest.mark.parametrize(("values", "median"), [([5.0], 5), ([9, 1, 5], 5), ([4, 1, 3, 2], 2)])
-def test_the_round_with_the_median_value_is_the_row(values: list[float], median: float) -> None:
+def test_result_is_the_round_with_the_median_value(values: list[float], median: float) -> None:
     rounds = [Measured(int(value) * 10, value, details={"mine": value}) for value in values]
     found = Result.of(row(), rounds)
     assert (found.measured.value, found.measured.messages, found.measured.details) == (

@@ -29,7 +29,7 @@ async def test_memory_is_granted_in_order_of_request() -> None:
     assert sorted(got) == [10, 20, 50] and account.bytes == 80 and not account.is_waited_for
 
 
-async def test_what_is_larger_than_the_share_gets_it_alone() -> None:
+async def test_reservation_larger_than_the_share_gets_it_alone() -> None:
     account, got = Account(100), list[int]()
     await account.reserve(1)
     async with trio.open_nursery() as nursery:
@@ -55,7 +55,7 @@ async def test_cancelled_waiter_holds_nothing_and_delays_no_other() -> None:
     assert got == [10] and account.bytes == 100
 
 
-async def test_who_waits_for_a_full_account_goes_on_when_an_eighth_is_free() -> None:
+async def test_waiter_continues_when_an_eighth_of_the_account_is_free() -> None:
     account, went = Account(80), trio.Event()
 
     async def wait() -> None:
@@ -93,7 +93,7 @@ async def test_clients_of_one_address_leave_a_quarter_to_others() -> None:
     assert other.is_full, "all of it is taken"
 
 
-async def test_who_waits_for_its_address_goes_on_when_an_eighth_of_that_is_free() -> None:
+async def test_waiter_continues_when_an_eighth_of_its_address_share_is_free() -> None:
     account, went = Account(100), trio.Event()
     share = account.of("10.0.0.1")
 
@@ -112,7 +112,7 @@ async def test_who_waits_for_its_address_goes_on_when_an_eighth_of_that_is_free(
     assert went.is_set() and not share.is_waited_for
 
 
-def test_what_the_apply_thread_reads_counts_for_the_address_and_for_all() -> None:
+def test_held_bytes_count_for_the_address_and_the_account() -> None:
     account = Account(100)
     share = account.of("10.0.0.1")
     share.hold(60)
@@ -122,7 +122,7 @@ def test_what_the_apply_thread_reads_counts_for_the_address_and_for_all() -> Non
 
 
 @pytest.mark.parametrize("limit", [256 << 20, 1 << 30])
-def test_the_shares_are_less_than_the_limit(limit: int) -> None:
+def test_shares_are_at_most_the_limit(limit: int) -> None:
     memory = MemoryBudget(limit)
     memory.measure("logs", 1 / 4, lambda: 7)
     memory.requests.take(5)

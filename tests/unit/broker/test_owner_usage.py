@@ -64,7 +64,7 @@ async def test_nothing_is_reported_without_bounded_owners() -> None:
     bed.usage.check("bob", 0, no())
 
 
-async def test_what_others_lead_counts_until_they_are_silent(autojump_clock: MockClock) -> None:
+async def test_usage_reported_by_other_nodes_expires(autojump_clock: MockClock) -> None:
     bed = Bed(ada={"stored_bytes": 100, "pending_messages": 5})
     bed.topic("a", "ada", (30, 1))
     await bed.usage.update()

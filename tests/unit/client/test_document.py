@@ -28,7 +28,7 @@ def compiled(source: str) -> Callable[[Client], Awaitable[None]]:
     return example
 
 
-def test_the_examples_run(with_client: Any) -> None:
+def test_documented_examples_run(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         server.auto = True
         server.add_topic("orders")

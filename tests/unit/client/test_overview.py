@@ -162,7 +162,7 @@ async def test_a_node_that_hangs_keeps_nothing_back(
     assert seen.missing["busy"] == seen.missing["old"] == "it does not answer in 5 s"
 
 
-async def test_what_is_about_no_node_is_raised_as_it_is(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_error_not_about_a_node_is_raised_unchanged(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     async def call(cluster: Any, request: Any, *, node_id: str) -> Any:
         raise Unauthenticated("the token is no more")
 

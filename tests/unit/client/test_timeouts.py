@@ -54,7 +54,7 @@ def test_every_call_has_a_timeout(api: type) -> None:
 
 
 @pytest.mark.parametrize("api", FACES)
-def test_the_blocking_calls_have_it_too(api: type) -> None:
+def test_blocking_calls_accept_timeout(api: type) -> None:
     """They are the same functions, or take the same arguments."""
     blocking = sandq.sync.Client if api is sandq.Client else BLOCKING[api]
     for method in methods(api):
@@ -133,7 +133,7 @@ def test_invalid_timeout_is_rejected_at_once(with_client: Any) -> None:
     with_client(test)
 
 
-def test_the_blocking_calls_block() -> None:
+def test_blocking_calls_are_no_coroutines() -> None:
     for blocking in (sandq.sync.Client, *BLOCKING.values()):
         found = [
             member for name, member in inspect.getmembers(blocking, inspect.isfunction) if not name.startswith("_")

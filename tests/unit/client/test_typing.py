@@ -34,6 +34,6 @@ def test_a_typed_program() -> None:
     assert len(wanted) > 10
 
 
-def test_the_package_says_that_it_is_typed() -> None:
+def test_package_has_py_typed_marker() -> None:
     assert sandq.__file__ is not None
     assert Path(sandq.__file__).with_name("py.typed").is_file()

@@ -64,7 +64,7 @@ def test_repeated_state_is_no_change(placement: Placement) -> None:
 # Moves.
 
 
-def test_what_moves_is_held_by_those_that_held_it_before(placement: Placement) -> None:
+def test_moving_partition_counts_for_its_previous_nodes(placement: Placement) -> None:
     assert placement.moves() == ""
     moved = ("node4", "node1", "node3")
     placement.see_partitions([row(0, "node1", "node1", "node2", "node4", moving=True), row(1, "node2", *THREE)])

@@ -60,7 +60,7 @@ def test_another_copy_of_the_reminder_does_not_make_up_for_a_lost_message() -> N
     assert verdict(made).lost == 1
 
 
-def test_what_came_before_its_time_is_early() -> None:
+def test_delivery_before_its_time_is_early() -> None:
     found = verdict(ledger(produced=2, delivered={0: -1.5, 1: 0.0}))
     assert found.early == 1
     assert found.exit_code == 1
@@ -125,7 +125,7 @@ def test_lateness_during_failover_is_reported_separately() -> None:
     assert rows["  failover"].endswith("(of 5): partition 0 had no leader")
 
 
-def test_what_others_lead_has_no_excuse() -> None:
+def test_late_message_of_unaffected_partition_is_not_excused() -> None:
     found = verdict(ledger(produced=10, delivered=DISTURBED, failovers=(failover(250, 600, 620),), partition=1))
     assert (found.in_failover.count, found.undisturbed.count) == (0, 10)
     assert found.undisturbed.most_ms == 421.0
@@ -147,7 +147,7 @@ def test_a_failover_is_over_with_a_delivery_and_a_receipt_of_what_it_was_about()
     assert (over.delivered_ms, over.confirmed_ms) == (T + 23.0, T + 24.0)
 
 
-def test_what_its_producer_could_not_store_in_time_is_late_because_of_the_failover() -> None:
+def test_message_stored_late_counts_for_the_failover() -> None:
     made = ledger(produced=8, delivered={}, failovers=(failover(250, 600, 620, confirmed=700),))
     made.receipts[message(6)] = "r6", T + 700.0  # due at 600, confirmed when the producer was back
     made.receipts[message(7)] = "r7", T + 705.0
@@ -227,7 +227,7 @@ def test_an_empty_input_is_refused() -> None:
         parse_reminders([b"\n"], "f")
 
 
-def test_the_plan_keeps_delays_that_fit_and_shortens_others() -> None:
+def test_plan_keeps_short_delays_and_scales_long_ones() -> None:
     short = [Reminder("a", None, 12_000, b"")]
     assert plan(short, None).total_s == pytest.approx(20)
     assert plan(short, None).scale == 1.0

@@ -45,7 +45,7 @@ def test_metrics_and_labels_are_in_the_catalog(name: str) -> None:
     assert labels_in(QUERIES[name]) <= known
 
 
-def test_what_is_not_in_the_catalog_is_found() -> None:
+def test_names_and_labels_are_found_in_expressions() -> None:
     assert names_in("sum(rate(sandq_nonsense_total[5m])) / job:sandq_slo_burn_rate:1h") == {"sandq_nonsense_total"}
     assert labels_in('sum by (le, topic) (x{group=~"a",job!="b"}) / on (z) y') == {"le", "topic", "group", "job", "z"}
 
@@ -60,7 +60,7 @@ def test_variables_come_of_metrics_that_there_are() -> None:
         assert used <= set(list(by_name)[: list(by_name).index(name)]), "each is chosen of what stands before it"
 
 
-def test_the_dashboard_can_be_imported_whatever_the_data_source_is_called() -> None:
+def test_dashboard_can_be_imported_with_any_data_source() -> None:
     found = board()
     assert "id" not in found and found["uid"] == "sandq" and found["templating"]["list"][0]["query"] == "prometheus"
     ids = [panel["id"] for panel in found["panels"]]

@@ -106,7 +106,7 @@ def test_pods_may_do_little_and_have_time_to_stop() -> None:
     assert base("PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
 
 
-def test_who_is_no_node_does_not_reach_the_ports_between_nodes() -> None:
+def test_network_policy_allows_peer_ports_only_for_nodes() -> None:
     nodes, clients = base("NetworkPolicy")["spec"]["ingress"]
     assert {"peer", "gossip", "gossip-udp"} <= {port["port"] for port in nodes["ports"]}
     assert {port["port"] for port in clients["ports"]} == {"client", "http"}
@@ -120,7 +120,7 @@ def test_every_variable_is_a_key_of_the_configuration() -> None:
     assert len(named) > 12 and named <= {*environment_names()}
 
 
-def test_the_chart_has_what_the_base_has() -> None:
+def test_chart_has_the_settings_of_the_base() -> None:
     """As far as that can be seen without Helm."""
     chart, plain = read(CHART / "templates" / "statefulset.yaml"), read(BASE / "statefulset.yaml")
     for pattern in (
@@ -137,7 +137,7 @@ def test_the_chart_has_what_the_base_has() -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("helm") is None, reason="helm is missing")
-def test_the_chart_makes_the_base() -> None:
+def test_rendered_chart_equals_the_base() -> None:
     command = ["helm", "template", "sandq", str(CHART), "-n", "prod", "--kube-version", "1.30.0"]
     rendered = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     subprocess.run(["helm", "lint", str(CHART)], check=True)
@@ -180,7 +180,7 @@ def test_compose_mounts_what_is_there() -> None:
                 assert source in compose()["volumes"], source
 
 
-def test_the_service_has_time_to_stop_and_may_do_little() -> None:
+def test_systemd_unit_has_stop_timeout_and_few_rights() -> None:
     unit = read(DEPLOY / "systemd" / "sandq.service")
     keys = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line and not line.startswith("#"))
     assert int(keys["TimeoutStopSec"].removesuffix("s")) >= load_config(None, {}).shutdown_grace_ms / 1000 + 15

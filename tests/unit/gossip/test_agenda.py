@@ -6,7 +6,7 @@ from sandq.gossip.agenda import SWEEP_TASKS, Agenda
 from sandq.membership.awake_clock import STALL_S, AwakeClock
 
 
-def test_what_is_due_is_done_in_order() -> None:
+def test_due_calls_run_in_order() -> None:
     agenda = Agenda(10.0)
     done: list[str] = []
     for delay_s, name in ((3.0, "c"), (1.0, "a"), (2.0, "b"), (1.0, "a too")):
@@ -21,7 +21,7 @@ def test_what_is_due_is_done_in_order() -> None:
     assert done == ["a", "a too", "b", "c"] and agenda.next_at is None
 
 
-def test_what_is_cancelled_is_not_done_even_when_both_are_due() -> None:
+def test_cancelled_call_does_not_run_even_if_both_are_due() -> None:
     agenda = Agenda(0.0)
     done: list[str] = []
     second = agenda.after(2.0, lambda: done.append("second"))
@@ -30,7 +30,7 @@ def test_what_is_cancelled_is_not_done_even_when_both_are_due() -> None:
     assert done == [] and len(agenda) == 0
 
 
-def test_what_is_planned_meanwhile_is_left_for_the_next_time() -> None:
+def test_call_planned_during_run_waits_for_the_next_run() -> None:
     agenda = Agenda(0.0)
     done: list[float] = []
 
@@ -98,7 +98,7 @@ def test_a_stall_is_taken_out() -> None:
     assert clock.now() == 50.4 and clock.stalls == 2
 
 
-def test_who_asks_first_after_a_stall_does_not_see_it() -> None:
+def test_first_reader_after_a_stall_gets_the_planned_time() -> None:
     """A stream's task may run before the one whose turn was planned: it must not tell the core of a later time."""
     below = Below()
     clock = AwakeClock(below)

@@ -19,7 +19,7 @@ def bytes_for(*messages: str) -> int:
     return sum(len(message) + PART_BYTES for message in messages)
 
 
-def test_the_newest_goes_first() -> None:
+def test_newest_broadcast_is_sent_first() -> None:
     queue = filled("a", "b", "c")
     assert queue.take(ROOM, 3) == [b"c", b"b", b"a"]
 

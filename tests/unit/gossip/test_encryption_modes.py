@@ -80,7 +80,7 @@ def test_encrypted_packet_reserves_its_overhead() -> None:
     assert packets("send").overhead(False) == packets("true").overhead(False) > 0
 
 
-def test_the_configuration_says_which() -> None:
+def test_encrypt_setting_is_parsed() -> None:
     secret = {"SANDQ_CLUSTER__SECRET_FILE": "s"}
     for said, means in (("accept", "accept"), ("send", "send"), ("true", True), ("no", False)):
         assert load_config(None, {**secret, "SANDQ_GOSSIP__ENCRYPT": said}).gossip.encrypt == means

@@ -73,7 +73,7 @@ def packed(kind: int, fields: object) -> bytes:
 
 
 @pytest.mark.parametrize(("message", "kind", "fields"), CASES, ids=lambda value: type(value).__name__)
-def test_the_bytes_of_a_message(message: Message, kind: int, fields: dict[str, Any]) -> None:
+def test_message_bytes_round_trip(message: Message, kind: int, fields: dict[str, Any]) -> None:
     data = encode(message)
     assert data[0] == kind
     unpacked = msgpack.unpackb(data[1:], raw=True)
@@ -93,7 +93,7 @@ def test_a_user_message_is_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("nil", [True, False])
-def test_what_may_be_missing_is_zero(nil: bool) -> None:
+def test_missing_optional_fields_are_zero(nil: bool) -> None:
     def without(fields: dict[str, Any], *keys: str) -> dict[str, Any]:
         kept = {key: value for key, value in fields.items() if key not in keys}
         return {**kept, **dict.fromkeys(keys)} if nil else kept

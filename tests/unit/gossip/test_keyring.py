@@ -103,13 +103,13 @@ def test_a_file_that_is_wrong(text: str, says: str) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, STEP_BYTES, 3 * STEP_BYTES + 1])
-def test_what_is_large_is_sealed_in_steps(size: int) -> None:
+def test_large_data_is_sealed_in_steps(size: int) -> None:
     ring, plain = Keyring([bytes(32)]), bytes(size)
     assert at_once(ring.sealing(plain, b"head", NONCE)) == ring.seal(plain, b"head", NONCE)
     assert [*ring.sealing(plain, b"head", NONCE)] == [STEP_WORK] * (max(0, size - 1) // STEP_BYTES)
 
 
-def test_what_is_large_is_opened_in_steps_with_each_key() -> None:
+def test_large_data_is_opened_in_steps_with_each_key() -> None:
     keys = [bytes([number] * 32) for number in range(3)]
     plain = bytes(5 * STEP_BYTES)
     sealed = Keyring([keys[2]]).seal(plain, b"head", bytes(12))

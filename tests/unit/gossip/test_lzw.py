@@ -85,7 +85,7 @@ def test_a_code_that_brings_about_itself() -> None:
     ],
     ids=lambda data: data.hex() or "nothing",
 )
-def test_what_is_corrupt_is_refused(data: bytes) -> None:
+def test_corrupt_data_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode(data, 100)
 
@@ -97,7 +97,7 @@ def test_a_cut_is_refused_wherever_it_is() -> None:
             decode(compressed[:size], 10_000)
 
 
-def test_the_limit_ends_it_early() -> None:
+def test_decoding_ends_at_the_limit() -> None:
     compressed = encode(bytes(1_000_000))
     with pytest.raises(ProtocolError, match="more than 65535"):
         decode(compressed, 65535)

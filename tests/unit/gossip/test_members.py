@@ -109,7 +109,7 @@ LIVES: list[tuple[str, list[Word], State | None]] = [
 
 
 @pytest.mark.parametrize(("words", "state"), [life[1:] for life in LIVES], ids=[life[0] for life in LIVES])
-def test_who_is_what(words: list[Word], state: State | None) -> None:
+def test_member_state_follows_from_messages(words: list[Word], state: State | None) -> None:
     bench = MemberBench()
     for word in words:
         if isinstance(word, JoinIntent | LeaveIntent):
@@ -145,7 +145,7 @@ def test_intents_that_are_news_are_handed_on_once() -> None:
 # ----------------------------------------------------------------------------------------------------------- itself
 
 
-def test_what_it_means_to_do_is_later_than_all_it_heard() -> None:
+def test_own_intent_is_later_than_all_known_intents() -> None:
     bench = MemberBench("a")
     bench.intend(joins("a", 41))
     bench.serf.announce_join()
@@ -156,7 +156,7 @@ def test_what_it_means_to_do_is_later_than_all_it_heard() -> None:
     assert bench.state("own") == State.LEFT
 
 
-def test_that_it_leaves_is_refuted_while_it_does_not() -> None:
+def test_false_leave_of_own_node_is_refuted() -> None:
     bench = MemberBench("a")
     bench.intend(leaves("own", 7))
     assert bench.handed_on() == [joins("own", 7 + JOIN_STEP)] and bench.state("own") == State.ALIVE
@@ -193,7 +193,7 @@ def test_node_overrides_later_intents_about_itself(theirs: SerfState, says: int 
     assert bench.handed_on() == ([joins("own", says)] if says else [])
 
 
-def test_what_it_says_itself_and_hears_again_is_nothing_new() -> None:
+def test_own_intent_received_again_is_ignored() -> None:
     bench = MemberBench("a")
     bench.serf.announce_join()
     bench.handed_on()
@@ -202,7 +202,7 @@ def test_what_it_says_itself_and_hears_again_is_nothing_new() -> None:
     assert bench.handed_on() == [] and bench.counts["refutations"] == 0
 
 
-def test_who_leaves_does_not_say_that_it_joins() -> None:
+def test_leaving_node_does_not_announce_join() -> None:
     """A seed that answers at last must not undo a leave."""
     bench = MemberBench("a")
     bench.serf.announce_leave()
@@ -217,14 +217,14 @@ def test_who_leaves_does_not_say_that_it_joins() -> None:
 # -------------------------------------------------------------------------------------------------------- comparing
 
 
-def test_what_it_tells_of_intents() -> None:
+def test_serf_state_reports_intents() -> None:
     bench = MemberBench("abc")
     bench.intend(joins("a", 3), leaves("b", 4), leaves("c", 5))
     bench.hear(left("b"), dead("a"))
     assert bench.serf.state() == SerfState(6, {"own": 0, "a": 3, "b": 4, "c": 5}, ["b", "c"], 0, 0)
 
 
-def test_who_joins_again_left_when_it_left_until_it_is_there() -> None:
+def test_rejoining_member_stays_left_until_it_is_alive() -> None:
     bench = MemberBench("a")
     bench.intend(leaves("a", 4))
     bench.hear(left("a"))
@@ -315,7 +315,7 @@ def test_a_time_far_ahead_is_not_believed(ltime: int) -> None:
     assert bench.counts["refused_ltime"] == 3
 
 
-def test_the_numbers_never_run_out() -> None:
+def test_lamport_times_stay_below_the_maximum() -> None:
     """The number after the latest accepted time can still be encoded."""
     bench = MemberBench("a")
     bench.serf.clock = LTIME_LAST - 1

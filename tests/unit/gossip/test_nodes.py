@@ -65,7 +65,7 @@ def test_stronger_of_two_messages_wins(
 
 
 @pytest.mark.parametrize("word", [suspect("x"), dead("x"), left("x")])
-def test_of_a_member_that_is_not_known_only_alive_is_heard(word: Suspect | Dead) -> None:
+def test_only_alive_is_accepted_for_unknown_member(word: Suspect | Dead) -> None:
     bench = SwimBench(others="a")
     bench.hear(word)
     assert (bench.nodes.get("x"), bench.said(), bench.changes) == (None, [], [])
@@ -122,7 +122,7 @@ def test_old_messages_are_refuted_when_states_are_compared(state: Liveness) -> N
         (alive("own", 9), 10),
     ],
 )
-def test_what_it_was_before_is_refuted(word: Alive, says: int | None) -> None:
+def test_message_about_earlier_state_of_own_node_is_refuted(word: Alive, says: int | None) -> None:
     bench = SwimBench(others="a")
     bench.hear(word)
     assert bench.said() == ([alive("own", says)] if says else [])
@@ -175,7 +175,7 @@ def test_each_who_agrees_shortens_a_suspicion(agreeing: str, times: float) -> No
     assert bench.said()[0] == dead("a", 1, "own")
 
 
-def test_the_same_one_again_shortens_nothing_and_is_no_news() -> None:
+def test_repeated_suspicion_by_same_node_is_ignored() -> None:
     bench = SwimBench(others="abcdefg")
     bench.hear(suspect("a", 1, "b"), suspect("a", 1, "c"))
     assert bench.said() == [suspect("a", 1, "c")]
@@ -201,7 +201,7 @@ def test_where_few_can_agree_the_shortest_time_is_waited() -> None:
     assert suspected_for(bench) == LEAST_S
 
 
-def test_those_that_are_gone_count_for_nothing() -> None:
+def test_gone_members_do_not_count_for_suspicion_time() -> None:
     """Else the last two of many would wait for others to agree who are not there."""
     bench = SwimBench(others="abcdefg")
     bench.hear(*(dead(name) for name in "bcdefg"), suspect("a", 1, "own"))
@@ -231,7 +231,7 @@ def test_a_second_suspicion_has_its_own_time() -> None:
 
 
 @pytest.mark.parametrize("word", [dead("a", 1), left("a", 1)])
-def test_who_is_gone_is_forgotten_after_a_while_and_may_come_back(word: Dead) -> None:
+def test_gone_member_is_forgotten_and_may_return(word: Dead) -> None:
     bench = SwimBench(others="ab")
     bench.hear(word)
     bench.advance(LAN.dead_gossip_s - 0.1)
@@ -272,7 +272,7 @@ def test_it_is_sampled_without_itself() -> None:
     assert {node.name for node in bench.nodes.sample(9, lambda node: True)} == set("abcde")
 
 
-def test_of_many_each_is_sampled_as_often_as_any_other() -> None:
+def test_members_are_sampled_uniformly() -> None:
     bench = SwimBench()
     bench.hear(*(alive(f"x{number}") for number in range(40)), *(dead(f"x{number}") for number in range(10)))
     drawn: Counter[str] = Counter()

@@ -25,7 +25,7 @@ def test_another_machine_does_not_take_a_name(liveness: Liveness) -> None:
     assert bench.refused() == {"refused_name_conflict": 1} and bench.nodes.refusals == {"a": "name_conflict"}
 
 
-def test_the_name_of_one_that_left_may_be_taken() -> None:
+def test_name_of_left_member_may_be_reused() -> None:
     bench = known_as(LEFT)
     another = alive("a", 6, at=ELSEWHERE, meta=tags_of("a", store="of another"))
     bench.hear(another)
@@ -41,7 +41,7 @@ def test_old_message_of_another_address_revives_no_node() -> None:
 
 
 @pytest.mark.parametrize("liveness", Liveness)
-def test_the_same_store_may_move(liveness: Liveness) -> None:
+def test_member_with_same_store_may_change_its_address(liveness: Liveness) -> None:
     bench = known_as(liveness)
     bench.hear(alive("a", 5, at=ELSEWHERE))
     assert bench.liveness("a") == (liveness, 5) and bench.node("a").address == address_of("a")
@@ -101,7 +101,7 @@ TAKEN = [
 
 
 @pytest.mark.parametrize(("reason", "word"), REFUSED)
-def test_who_is_refused(reason: str, word: Alive | Suspect | Dead) -> None:
+def test_invalid_member_is_refused(reason: str, word: Alive | Suspect | Dead) -> None:
     bench = SwimBench(others="a", uuid="of ours")
     bench.hear(word)
     assert bench.refused() == {f"refused_{reason}": 1} and bench.nodes.refusals == {word.node: reason}
@@ -110,7 +110,7 @@ def test_who_is_refused(reason: str, word: Alive | Suspect | Dead) -> None:
 
 
 @pytest.mark.parametrize("word", TAKEN)
-def test_who_is_taken(word: Alive) -> None:
+def test_valid_member_is_accepted(word: Alive) -> None:
     bench = SwimBench(uuid="of ours")
     bench.hear(word)
     assert bench.liveness("x") == (ALIVE, word.incarnation) and bench.said() == [word] and not bench.refused()
@@ -133,7 +133,7 @@ def test_there_is_a_limit_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.liveness("c") == (ALIVE, 1)
 
 
-def test_of_many_that_are_refused_some_are_remembered() -> None:
+def test_number_of_remembered_refusals_is_limited() -> None:
     bench = SwimBench()
     for number in range(REFUSALS_MOST + 5):
         bench.hear(alive("x", meta=tags_of("y")), alive(f"x{number}", meta=tags_of("y")))

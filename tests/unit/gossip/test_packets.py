@@ -69,7 +69,7 @@ def test_sealed_bytes_can_be_opened(key: bytes | None, crc: bool, count: int) ->
     assert len(datagram) == sum(map(len, parts)) + wrapping + mine.overhead(crc)
 
 
-def test_the_bytes_of_the_layers() -> None:
+def test_layers_have_the_expected_bytes() -> None:
     assert PLAIN.seal(PARTS[:1], crc=False) == PARTS[0]
     assert PLAIN.seal(PARTS[:2], crc=False) == compound(*PARTS[:2])
     assert PLAIN.seal(PARTS[:2], crc=True) == summed(compound(*PARTS[:2]))
@@ -193,7 +193,7 @@ def test_only_what_is_encrypted_is_read_with_a_key() -> None:
         packets(bytes(16)).open(mine.seal(PARTS, crc=True))
 
 
-def test_what_is_encrypted_is_named_without_a_key() -> None:
+def test_encrypted_packet_without_key_raises_clear_error() -> None:
     with pytest.raises(ProtocolError, match="is it encrypted"):
         PLAIN.open(packets(bytes(32)).seal(PARTS, crc=True))
     indirect = IndirectPing(1, HERE, "b", True, HERE, "a")

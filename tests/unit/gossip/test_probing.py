@@ -173,7 +173,7 @@ def test_indirect_ack_counts(by: str) -> None:
     assert bench.node(ping.node).liveness == ALIVE and bench.awareness.score == 0
 
 
-def test_those_that_are_suspected_or_gone_are_not_asked_to_help() -> None:
+def test_suspected_and_gone_members_are_not_asked_to_help() -> None:
     bench = ProbeBench("abcdef")
     bench.hear(suspect("a"), suspect("b"), dead("c"), left("d"))
     while (ping := bench.probe()).node != "e":
@@ -194,7 +194,7 @@ def test_a_failed_probe_costs_one_round_not_two() -> None:
 
 
 @pytest.mark.parametrize(("nacks", "doubt"), [(0, 3), (1, 2), (3, 0), (9, 0)])
-def test_who_hears_no_nacks_doubts_itself(nacks: int, doubt: int) -> None:
+def test_missing_nacks_lower_own_health(nacks: int, doubt: int) -> None:
     bench = ProbeBench("abcdef")
     ping = bench.probe()
     bench.awareness.add(1)
@@ -223,7 +223,7 @@ def test_node_with_low_self_awareness_waits_longer_and_skips_rounds() -> None:
     assert bench.node(ping.node).liveness == SUSPECT
 
 
-def test_who_said_more_during_the_probe_is_not_suspected() -> None:
+def test_member_alive_during_failed_probe_is_not_suspected() -> None:
     bench = ProbeBench("abcd")
     ping = bench.probe()
     bench.advance(LAN.probe_timeout_s)
@@ -232,7 +232,7 @@ def test_who_said_more_during_the_probe_is_not_suspected() -> None:
     assert bench.counts["probes_failed"] == 1 and bench.liveness(ping.node) == (ALIVE, 2)
 
 
-def test_who_was_forgotten_during_the_probe_is_nobody() -> None:
+def test_member_forgotten_during_probe_is_ignored() -> None:
     bench = ProbeBench("abcd")
     ping = bench.probe()
     bench.hear(dead(ping.node))

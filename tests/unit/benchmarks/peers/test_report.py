@@ -85,7 +85,7 @@ def test_numbers_have_three_digits(given: float | None, text: str) -> None:
 # ----------------------------------------------------------------------------------------------------- report
 
 
-def test_the_report_names_every_peer_of_a_load_or_says_why_not() -> None:
+def test_report_lists_every_peer_or_the_reason_for_its_absence() -> None:
     text = markdown(a_run(), {"lateness": "peers-lateness.png"})
     first, _, second = text.partition("## produce_batched")[2].partition("## lateness")
     assert "| sandq |" in first and "| nats * |" in first
@@ -103,7 +103,7 @@ def test_every_table_has_as_many_cells_as_columns(name: str) -> None:
     assert len(ours) == len(nats) == len(head(BY_NAME[name]))
 
 
-def test_the_raw_figures_are_all_there() -> None:
+def test_json_report_has_all_figures() -> None:
     found = json.loads(as_json(a_run()))
     assert len(found["outcomes"]) == len(a_run().outcomes)
     assert found["rows"]["produce_batched"][1]["cpu_ratio"] == pytest.approx(0.5)

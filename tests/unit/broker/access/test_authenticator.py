@@ -59,7 +59,7 @@ async def test_a_token_is_found_by_its_hash() -> None:
     assert TOKEN not in repr(login) and "secret" not in repr(login)
 
 
-async def test_who_was_let_in_is_looked_at_again() -> None:
+async def test_login_is_checked_again_after_metadata_changes() -> None:
     node = Node(record("token:app", "read", secret=TOKEN))
     login = await node.authenticator.identify(TOKEN, None)
     assert login is not None and node.authenticator.again(login) == login
@@ -81,7 +81,7 @@ async def test_a_role_that_changes_changes_what_one_may_do() -> None:
     assert login is not None and [*map(str, node.authenticator.again(login).access.grants)] == ["produce"]
 
 
-async def test_what_expired_is_let_in_no_more() -> None:
+async def test_expired_token_is_refused() -> None:
     node = Node(record("token:app", "read", secret=TOKEN, expires_ms=2000))
     login = await node.authenticator.identify(TOKEN, None)
     node.now_ms = 2000

@@ -124,7 +124,7 @@ async def test_one_of_which_nobody_knows_what_became_is_not_replaced(autojump_cl
     assert node.is_of_file, "the first one was made after all"
 
 
-async def test_that_of_a_node_that_was_too_late_is_removed(autojump_clock: Any, tmp_path: Path) -> None:
+async def test_token_file_of_losing_node_is_removed(autojump_clock: Any, tmp_path: Path) -> None:
     node = Node(tmp_path)
 
     def other_was_first(secret_hash: bytes) -> None:

@@ -68,7 +68,7 @@ async def test_applied_entries_are_returned_and_the_rest_is_kept_on_all_replicas
     assert sorted(bed.links.sent) == [(node, PeerFrame.LOG_PINNED, (GROUP, "r", 2)) for node in ("n2", "n3")]
 
 
-async def test_who_begins_learns_where_it_stands() -> None:
+async def test_first_read_returns_the_position_and_sets_a_pin() -> None:
     bed = Bed()
     found = await bed.ask(None, pin=None, max_bytes=0)
     assert (found.applied, found.term_before, found.entries) == (6, 2, []) and bed.pinned == 6
@@ -83,7 +83,7 @@ async def test_answers_are_bounded_and_a_large_entry_is_alone(monkeypatch: pytes
     assert (await bed.ask(1)).entries == [1, b"2", 1, b"3"]
 
 
-async def test_what_is_not_to_be_had_is_said() -> None:
+async def test_missing_entries_are_reported_with_the_reason() -> None:
     bed = Bed()
     assert "different history: it ends at entry 6, and there was an entry 20" in str((await bed.ask(20)).gone)
     assert "entry 3 is of term 1, and was of 9" in str((await bed.ask(3, term=9)).gone)

@@ -75,7 +75,7 @@ async def test_one_that_nobody_leads_is_not_taken_for_whole() -> None:
         await bed.check()
 
 
-async def test_who_cannot_be_reached_or_does_not_answer_is_not_taken_for_whole(
+async def test_partitions_of_silent_leaders_count_as_not_restored(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     bed = Bed()
@@ -96,7 +96,7 @@ async def test_an_answer_of_another_node_or_that_comes_late_counts_for_nothing()
     assert bed.restores.on_frame("n3", PeerFrame.RESTORE_TOLD, (number, (11, 12)))
 
 
-def test_who_is_asked_says_what_is_whole() -> None:
+def test_node_replies_with_its_restored_partitions() -> None:
     bed = Bed()
     bed.led[14] = RestoreState("r")
     assert bed.restores.on_frame("n4", PeerFrame.RESTORE_ASKED, (7, "r", (10, 14, 15)))

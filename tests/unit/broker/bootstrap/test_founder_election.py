@@ -102,7 +102,7 @@ async def test_only_one_of_linked_nodes_founds(autojump_clock: trio.testing.Mock
         nursery.cancel_scope.cancel()
 
 
-async def test_the_smaller_of_two_that_ask_at_once(autojump_clock: trio.testing.MockClock) -> None:
+async def test_smaller_of_two_simultaneous_founders_wins(autojump_clock: trio.testing.MockClock) -> None:
     network = linked("a", "b")
     a, b = network["a"], network["b"]
     results: dict[str, str | None] = {}
@@ -126,7 +126,7 @@ async def test_the_smaller_of_two_that_ask_at_once(autojump_clock: trio.testing.
 
 
 @pytest.mark.parametrize("reason", ["it belongs to a cluster", "it knows of one"])
-async def test_who_refuses(autojump_clock: trio.testing.MockClock, reason: str) -> None:
+async def test_node_that_cannot_agree_refuses(autojump_clock: trio.testing.MockClock, reason: str) -> None:
     network = linked("a", "b")
     network["b"].founding.decided = reason == "it belongs to a cluster"
     network["b"].knows = reason == "it knows of one"
@@ -234,7 +234,9 @@ async def test_node_without_peers_founds_nothing(autojump_clock: trio.testing.Mo
 
 
 @pytest.mark.parametrize("other", ["a", "c"])
-async def test_who_meets_one_that_founds_nothing_founds(autojump_clock: trio.testing.MockClock, other: str) -> None:
+async def test_founder_founds_after_meeting_a_node_that_is_no_founder(
+    autojump_clock: trio.testing.MockClock, other: str
+) -> None:
     bed = Bed("meets")
     bed.see(other)
     with trio.fail_after(10):
@@ -242,7 +244,7 @@ async def test_who_meets_one_that_founds_nothing_founds(autojump_clock: trio.tes
     assert bed.founds
 
 
-async def test_the_smallest_of_those_that_are_to_found_does(autojump_clock: trio.testing.MockClock) -> None:
+async def test_smallest_founder_founds(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed("meets")
     bed.see("c", founder="1")
     bed.link("c")
@@ -251,7 +253,7 @@ async def test_the_smallest_of_those_that_are_to_found_does(autojump_clock: trio
     assert bed.founds
 
 
-async def test_the_smallest_does_not_before_the_others_agree(autojump_clock: trio.testing.MockClock) -> None:
+async def test_smallest_founder_waits_for_agreement(autojump_clock: trio.testing.MockClock) -> None:
     """They may have founded, and gossip is late."""
     bed = Bed("meets")
     bed.see("c", founder="1")
@@ -260,7 +262,7 @@ async def test_the_smallest_does_not_before_the_others_agree(autojump_clock: tri
     assert bed.found is None
 
 
-async def test_the_others_wait_until_it_has_and_join(autojump_clock: trio.testing.MockClock) -> None:
+async def test_other_founders_wait_and_join(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed("meets")
     bed.see("a", founder="1")
     bed.see("c")
@@ -277,7 +279,7 @@ async def test_the_others_wait_until_it_has_and_join(autojump_clock: trio.testin
     assert bed.found == Beginning(members, "u")
 
 
-async def test_the_next_one_does_when_it_is_gone(autojump_clock: trio.testing.MockClock) -> None:
+async def test_next_founder_founds_when_the_smallest_is_gone(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed("meets")
     bed.see("a", founder="1")
     async with trio.open_nursery() as nursery:
@@ -290,7 +292,7 @@ async def test_the_next_one_does_when_it_is_gone(autojump_clock: trio.testing.Mo
     assert bed.founds
 
 
-async def test_by_hand(autojump_clock: trio.testing.MockClock) -> None:
+async def test_init_founds_after_seen_nodes_agree(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed("joins")
     bed.see("c")
     async with trio.open_nursery() as nursery:
@@ -305,7 +307,9 @@ async def test_by_hand(autojump_clock: trio.testing.MockClock) -> None:
 
 
 @pytest.mark.parametrize("how", ["seen", "linked", "named"])
-async def test_by_hand_refused(autojump_clock: trio.testing.MockClock, how: str) -> None:
+async def test_init_is_refused_if_a_cluster_or_a_member_is_missing(
+    autojump_clock: trio.testing.MockClock, how: str
+) -> None:
     bed = Bed("named" if how == "named" else "joins")
     if how == "seen":
         bed.see("c", uuid="u")
@@ -315,7 +319,7 @@ async def test_by_hand_refused(autojump_clock: trio.testing.MockClock, how: str)
         await bed.forming.init()
 
 
-async def test_who_was_taken_in_and_stopped_founds_nothing(autojump_clock: trio.testing.MockClock) -> None:
+async def test_node_with_cluster_uuid_founds_nothing(autojump_clock: trio.testing.MockClock) -> None:
     """It would found a second cluster of the same UUID."""
     bed = Bed("meets", belongs="u")
     bed.see("c")

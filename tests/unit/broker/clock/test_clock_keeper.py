@@ -105,7 +105,7 @@ def test_leadership_is_given_to_no_node_whose_clock_stands_worse(kept: Kept) -> 
     assert kept.keeper.may_lead("b"), "this node's clock stands no better"
 
 
-def test_who_asks_says_when_its_clock_got_worse(kept: Kept) -> None:
+def test_clock_request_reports_a_worse_clock_at_once(kept: Kept) -> None:
     """Not when it got better: the question may have been long on its way."""
     kept.keeper.up("b")
     kept.reply(kept.question(), int(NOW_S * 1e6), 0)
@@ -187,7 +187,7 @@ def test_invalid_question_is_ignored(kept: Kept, kind: int, body: Any) -> None:
     assert kept.links.sent == []
 
 
-def test_of_a_peer_that_does_not_answer_the_last_questions_are_kept(kept: Kept) -> None:
+def test_only_the_latest_requests_to_silent_peer_are_kept(kept: Kept) -> None:
     kept.keeper.up("b")
     first = kept.question()
     for _ in range(REQUESTS_MOST):

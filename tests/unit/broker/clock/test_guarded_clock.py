@@ -84,7 +84,7 @@ def test_a_jump_raises_one_alarm_and_is_not_followed(jump_s: float) -> None:
     assert clocks.alarms == [pytest.approx(jump_s * 1000, abs=10)]
 
 
-def test_the_alarm_ends_when_the_wall_clock_is_right_again() -> None:
+def test_alarm_ends_when_the_wall_clock_is_right_again() -> None:
     clocks = Clocks()
     clocks.wall_s += 3600
     clocks.guarded.now_s()

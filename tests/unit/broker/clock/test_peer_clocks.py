@@ -87,7 +87,7 @@ def test_a_clock_is_known_to_half_the_round_trip(there_s: float, back_s: float) 
     assert median_ms is not None and abs(median_ms - 200) <= (there_s + back_s) * 1000 / 2 + 1
 
 
-def test_the_shortest_round_trip_counts() -> None:
+def test_shortest_round_trip_is_used() -> None:
     world = World(a=0.0, b=0.1)
     for there_s, back_s in ((0.2, 0.0), (0.001, 0.001), (0.0, 0.2)):
         world.ask("a", "b", there_s, back_s)
@@ -161,7 +161,7 @@ def test_clock_with_silent_peers_is_uncompared_until_they_leave() -> None:
     assert (clock.reason, clock.standing) == (None, GOOD)
 
 
-def test_what_was_agreed_on_counts_until_clocks_may_have_gone_apart() -> None:
+def test_agreement_of_clocks_expires_with_maximum_drift() -> None:
     world = World(a=0.0, b=0.0)
     clock = world.nodes["a"].clock
     world.ask("a", "b")
@@ -240,7 +240,7 @@ def test_one_that_is_off_and_stood_still_waits_anew() -> None:
     assert not waits(world)["a"]
 
 
-def test_what_is_old_counts_no_more() -> None:
+def test_old_samples_are_ignored() -> None:
     world = World(a=0.0, b=0.1)
     world.ask("a", "b")
     world.now_s += FRESH_S - 1
@@ -266,7 +266,7 @@ def test_a_peer_that_was_set_is_known_anew_although_the_round_trip_is_longer() -
     assert world.nodes["a"].clock.status().peers["b"] == pytest.approx(HOUR_S * 1000, abs=60)
 
 
-def test_what_is_known_stays_right_when_the_own_clock_is_set() -> None:
+def test_offsets_of_peers_are_corrected_after_own_clock_step() -> None:
     world = World(a=0.0, b=0.0)
     world.ask("a", "b")
     world.nodes["a"].ahead_s = HOUR_S
@@ -425,7 +425,7 @@ def test_a_step_accepted_on_two_of_three_is_followed_by_the_third() -> None:
     assert world.off_by_s("c") == pytest.approx(HOUR_S, abs=0.01)
 
 
-def test_of_two_the_other_follows_what_was_accepted_on_one() -> None:
+def test_accepting_clock_of_one_node_settles_both() -> None:
     world = World(a=0.0, b=0.0)
     world.rounds()
     for node in world.nodes.values():

@@ -11,7 +11,7 @@ from sandq.broker.clock.timers import STALE_LEAST, Timers
 HOUR_MS = 3_600_000
 
 
-async def test_what_is_due_by_a_clock_that_was_accepted_is_done_at_once(
+async def test_timer_due_by_newly_accepted_clock_fires_at_once(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """It was done with the next look, up to a second later."""

@@ -280,7 +280,7 @@ async def test_a_learner_that_went_before_it_was_registered_is_let_go(autojump_c
 # -- feature levels ---------------------------------------------------------------------------------------------------
 
 
-async def test_the_cluster_comes_to_a_level_once_every_node_knows_it(autojump_clock: trio.testing.MockClock) -> None:
+async def test_feature_level_rises_when_every_node_knows_it(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed("a", "b", "c")
     bed.levels |= {"a": Levels(FIRST_LEVEL, FIRST_LEVEL + 2), "b": NEW}
     await bed.tend()

@@ -103,7 +103,7 @@ def test_lost_node_is_not_awaited() -> None:
     assert after(nodes, before, up=["a", "b", "c"], caught_up=(), lost={"d"}) == Members(("a#1", "c#1"), ("d#1",))
 
 
-def test_the_leader_goes_last_and_hands_over_before() -> None:
+def test_drained_leader_leaves_last_after_handing_over() -> None:
     nodes = registry("abcd", a=DRAINING, b=DRAINING)
     assert after(nodes, members("abcd")) == members("acd")
     assert after(nodes, members("acd")) == members("acd", "b"), "it goes on listening"

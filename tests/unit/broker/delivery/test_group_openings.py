@@ -80,7 +80,7 @@ async def test_simultaneous_openings_are_limited(nursery: trio.Nursery) -> None:
     assert PARTITIONS_AT_ONCE <= most <= GROUPS_AT_ONCE * PARTITIONS_AT_ONCE
 
 
-async def test_who_gives_up_leaves_it_to_the_next(nursery: trio.Nursery) -> None:
+async def test_cancelled_opening_is_done_by_the_next_request(nursery: trio.Nursery) -> None:
     partitions: Any = [Led(0, nursery)]
     openings = of_many()
     opened: list[bool] = []
@@ -124,7 +124,7 @@ async def test_groups_of_a_node_are_limited(nursery: trio.Nursery) -> None:
         await openings.open("t", partitions[:1], "c", "earliest")
 
 
-async def test_what_is_being_made_counts_and_what_has_gone_does_not(
+async def test_group_limit_counts_openings_and_ignores_removed_groups(
     nursery: trio.Nursery, mock_clock: MockClock
 ) -> None:
     may_go_on = trio.Event()

@@ -222,7 +222,7 @@ async def test_all_get_something_where_there_is_enough(bed: Bed) -> None:
     assert len(led.asked) <= 150 and led.watchers == [], "the last one has left nothing"
 
 
-async def test_who_asks_for_much_gets_it_of_all_partitions(nursery: trio.Nursery) -> None:
+async def test_large_request_is_served_from_all_partitions(nursery: trio.Nursery) -> None:
     bed = Bed(nursery, 3)
     await bed.wait("a", most=10)
     for led in bed.partitions:
@@ -255,7 +255,7 @@ async def test_a_message_comes_at_its_time(bed: Bed) -> None:
     bed.leave()
 
 
-async def test_what_another_has_is_looked_at_again_in_a_moment(bed: Bed) -> None:
+async def test_empty_lease_is_retried_after_a_moment(bed: Bed) -> None:
     (led,) = bed.partitions
     await bed.wait("a")
     led.groups["g"].due_ms = bed.clock.ms  # due, and not to be had
@@ -267,7 +267,7 @@ async def test_what_another_has_is_looked_at_again_in_a_moment(bed: Bed) -> None
     assert bed.got == {"a": 1}
 
 
-async def test_who_is_woken_and_goes_has_another_one_woken(bed: Bed) -> None:
+async def test_waiter_that_leaves_after_wakeup_passes_it_on(bed: Bed) -> None:
     await bed.wait("a", "b")
     (led,) = bed.partitions
     bed.scopes["a"].cancel()
@@ -276,7 +276,7 @@ async def test_who_is_woken_and_goes_has_another_one_woken(bed: Bed) -> None:
     assert bed.got == {"b": 1} and led.released == []
 
 
-async def test_what_was_asked_for_is_given_back_and_no_more(nursery: trio.Nursery) -> None:
+async def test_cancelled_request_gives_back_only_its_pending_lease(nursery: trio.Nursery) -> None:
     bed = Bed(nursery, 2)
     await bed.wait("a", "b")
     first, second = bed.partitions
@@ -294,7 +294,7 @@ async def test_what_was_asked_for_is_given_back_and_no_more(nursery: trio.Nurser
     bed.leave()
 
 
-async def test_who_takes_nothing_now_lets_others_have_it(bed: Bed) -> None:
+async def test_congested_client_lets_others_take_the_message(bed: Bed) -> None:
     await bed.wait("a", "b")
     bed.congested.add("a")
     (led,) = bed.partitions
@@ -327,7 +327,7 @@ async def test_all_waiting_consumers_are_notified_of_a_change(nursery: trio.Nurs
     assert bed.partitions[0].watchers == led.watchers == []
 
 
-async def test_the_wait_ends(bed: Bed) -> None:
+async def test_waiting_requests_end_at_their_wait_time(bed: Bed) -> None:
     await bed.wait("a", wait_ms=1000)
     await bed.wait("b", wait_ms=2000)
     await bed.advance(1000)
@@ -336,7 +336,7 @@ async def test_the_wait_ends(bed: Bed) -> None:
     assert bed.got == {"a": 0, "b": 0}
 
 
-async def test_the_group_is_said_to_be_in_use_once_for_all(bed: Bed) -> None:
+async def test_group_is_touched_once_for_all_waiters(bed: Bed) -> None:
     await bed.wait("a", "b", "c")
     (led,) = bed.partitions
     assert led.touched == 1
@@ -360,7 +360,7 @@ async def test_a_partition_that_is_led_since(nursery: trio.Nursery) -> None:
     bed.leave()
 
 
-async def test_what_is_due_is_ranked_before_the_answer(nursery: trio.Nursery) -> None:
+async def test_due_messages_are_promoted_before_the_reply(nursery: trio.Nursery) -> None:
     bed = Bed(nursery)
     bed.partitions[0].promoting = 3
     bed.partitions[0].come(1)

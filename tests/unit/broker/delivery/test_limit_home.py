@@ -46,7 +46,7 @@ def report_of(partition: int, version: int = 0, leased: int = 0, **more: Any) ->
     return one._replace(**more)
 
 
-def test_who_waits_gets_what_nobody_uses() -> None:
+def test_waiting_partition_gets_unused_share() -> None:
     home = Home(3, most=8)
     home.heard(report_of(1, wants_in_flight=3), 1)
     home.heard(report_of(2, wants_in_flight=100), 2)
@@ -104,7 +104,7 @@ def test_old_report_is_not_trusted() -> None:
     assert home.decide() is None
 
 
-def test_what_is_said_again_is_no_news_until_it_was_forgotten() -> None:
+def test_repeated_report_is_no_change_until_it_expires() -> None:
     home, waits = LimitHome(), report_of(1, wants_in_flight=2)
     assert home.heard(1, waits, NOW_MS)
     assert not home.heard(1, waits, NOW_MS + ASK_MS)

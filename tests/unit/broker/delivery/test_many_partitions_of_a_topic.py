@@ -59,7 +59,7 @@ async def test_reads_of_all_partitions_begin_in_time_slices() -> None:
     await at_most_so_many_in_a_step(work)
 
 
-async def test_what_a_consumer_holds_is_gone_through_once() -> None:
+async def test_held_tokens_of_consumer_are_iterated_once() -> None:
     looked: list[set[int]] = []
     times = 0
 

@@ -71,7 +71,7 @@ def test_a_batch_is_proposed_and_answered_once_it_is_stored() -> None:
         (Bed(), 7, encode({Column.VALUE: [bytes(DEFAULT.batch_bytes + 1)]}), "TOO_LARGE"),
     ],
 )
-def test_what_cannot_be_stored_is_answered(bed: Bed, group: int, batch: bytes, code: str) -> None:
+def test_batch_that_cannot_be_stored_gets_an_error_reply(bed: Bed, group: int, batch: bytes, code: str) -> None:
     assert bed.batch(3, group, OURS, 9, batch)
     ((_, kind, (number, said)),) = bed.links.sent
     assert (kind, number, said[0]) == (PeerFrame.OUTBOX_ANSWER, 3, code) and not bed.proposed

@@ -197,7 +197,7 @@ async def test_failed_disk_is_reported(autojump_clock: trio.testing.MockClock) -
     assert bed.stalled == [] and bed.handed_to == []
 
 
-async def test_who_says_nothing_any_more_is_well(autojump_clock: trio.testing.MockClock) -> None:
+async def test_silent_node_is_no_longer_sick(autojump_clock: trio.testing.MockClock) -> None:
     peers = SickPeers()
     peers.heard("b", "x" * 10_000, False)
     peers.heard("c", "EIO", False)

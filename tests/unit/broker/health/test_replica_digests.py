@@ -62,7 +62,7 @@ class Bed:
         return await self.comparing.compare(GROUP)
 
 
-async def test_the_same() -> None:
+async def test_equal_replicas_are_not_different() -> None:
     bed = Bed()
     assert await bed.compare(a=RIGHT, b=RIGHT, c=RIGHT) is True
     assert bed.comparing.different == {} and bed.comparing.compared == 1
@@ -191,7 +191,7 @@ async def test_too_much_at_once_is_answered_with_nothing() -> None:
     assert {body[1] for _, _, body in bed.links.sent if body[3] is None} == {VIEWS_MOST, VIEWS_MOST + 1, VIEWS_MOST + 2}
 
 
-async def test_so_many_that_are_refused_wait_to_be_closed() -> None:
+async def test_refused_views_are_closed_beyond_a_limit() -> None:
     bed = Bed(bytes_per_s=0)
     bed.host.leader = "b"
     views = [view(number) for number in range(REFUSED_MOST + 3)]

@@ -29,7 +29,7 @@ def test_idle_work_is_not_stalled() -> None:
     assert work.labels() == [] and work.stalls.ages_s == {"log": 0.0}
 
 
-def test_what_gets_on_does_not_stand_still() -> None:
+def test_work_with_progress_is_not_stalled() -> None:
     work = Work()
     for step in range(100):
         work.progress = step
@@ -37,7 +37,7 @@ def test_what_gets_on_does_not_stand_still() -> None:
     assert work.labels() == []
 
 
-def test_what_makes_no_progress_stands_still_until_it_does() -> None:
+def test_work_without_progress_is_stalled_until_it_progresses() -> None:
     work = Work()
     work.progress = 1
     work.poll()

@@ -66,7 +66,7 @@ def test_all_waiters_are_notified_when_leadership_begins_and_ends() -> None:
     assert bed.take() == ["g: NOT_LEADER", "h: NOT_LEADER", "none: NOT_LEADER"]
 
 
-def test_who_waits_no_more_leaves_nothing() -> None:
+def test_removed_watchers_leave_nothing() -> None:
     bed = Bed()
 
     def first(delivery: PartitionLeader, error: SandqError | None) -> None:

@@ -35,7 +35,7 @@ def replaced(bed: Bed, subscription: Subscription, *, moved: bool) -> None:
 
 
 @pytest.mark.parametrize("moved", [True, False])
-def test_what_is_granted_meanwhile_is_given_back_and_comes_again(bed: Bed, moved: bool) -> None:
+def test_lease_of_replaced_process_is_given_back_and_redelivered(bed: Bed, moved: bool) -> None:
     bed.produce(0)
     replaced(bed, subscribed(bed, "first", 1), moved=moved)
     subscribed(bed, "second", 2)
@@ -47,7 +47,7 @@ def test_what_is_granted_meanwhile_is_given_back_and_comes_again(bed: Bed, moved
 
 
 @pytest.mark.parametrize("moved", [True, False])
-def test_what_is_ahead_of_its_time_comes_under_its_new_token(bed: Bed, moved: bool) -> None:
+def test_lease_ahead_is_delivered_under_its_new_token(bed: Bed, moved: bool) -> None:
     bed.produce(LEASE_AHEAD_MS // 2)
     first = subscribed(bed, "first", 1)
     bed.settle()

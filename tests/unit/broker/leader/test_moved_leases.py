@@ -263,7 +263,7 @@ def test_acks_take_leases_along() -> None:
     assert bed.host.status.applied_index - before <= 1.2 * leases + 4, "not one for the leases, and one for the acks"
 
 
-def test_what_is_due_at_once_is_leased_at_once(bed: Bed) -> None:
+def test_due_messages_are_leased_immediately(bed: Bed) -> None:
     bed.delivery.attach(bed.subscription("first"))
     for _ in range(3):
         bed.produce(0)

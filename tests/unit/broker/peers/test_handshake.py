@@ -133,7 +133,7 @@ def test_each_side_learns_whether_the_other_knew_it_before(by_one: bool, by_two:
     assert acceptor.introduced.peer.known == by_one
 
 
-def test_the_cluster_uuid_is_the_one_of_the_last_frame() -> None:
+def test_cluster_uuid_is_taken_from_the_last_frame() -> None:
     """It may have joined one meanwhile."""
     identities = [ONE]
 
@@ -229,7 +229,7 @@ def test_a_refusal_reaches_both_sides(one: Terms, two: Terms, to: str, reason: s
     assert acceptor.refusal.claimed_id == one.identity().node_id
 
 
-def test_the_greater_id_does_not_dial_a_link() -> None:
+def test_node_with_greater_id_may_not_dial_a_link() -> None:
     _, acceptor = shake(terms(TWO), terms(ONE), to="node1")
     assert acceptor.refusal is not None and acceptor.refusal.reason == "purpose"
 
@@ -418,7 +418,7 @@ def refusal_of(body: bytes) -> Refusal:
     return acceptor.refusal
 
 
-def test_the_hello_of_these_tests_is_one() -> None:
+def test_hello_of_these_tests_is_valid() -> None:
     acceptor = Side(accept(terms(TWO), NONCE_2))
     acceptor.step(None)
     assert acceptor.step(msgpack.packb(HELLO)) and not acceptor.ended
@@ -536,7 +536,7 @@ def test_nothing_but_a_refusal_comes_of_garbage(bodies: list[bytes]) -> None:
 # ------------------------------------------------------------------------------------------------------ the document
 
 
-def test_the_document_has_the_bytes() -> None:
+def test_documented_bytes_match_the_handshake() -> None:
     blocks = dict(re.findall(r"```peer-hex ([a-z-]+)\n(.*?)```", PAGE, re.DOTALL))
     one = terms(ONE, secret=b"an open secret!!")
     two = terms(dataclasses.replace(TWO, cluster_uuid="cluster-1"), secret=b"an open secret!!")
@@ -550,7 +550,7 @@ def test_the_document_has_the_bytes() -> None:
     assert all(f"| `{reason}` |" in PAGE for reason in REMEDIES)
 
 
-def test_the_document_says_how_a_proof_is_made() -> None:
+def test_documented_proof_matches_the_handshake() -> None:
     """From what the page says alone."""
     hello, challenge, proof, welcome, last = frames(terms(ONE), terms(TWO))
     openings = b"".join(len(body).to_bytes(4, "big") + body for body in (hello, challenge))
@@ -590,7 +590,7 @@ def test_a_secret_is_changed_without_two_that_do_not_understand_each_other(
         assert proved in (*dialing, *accepting) and repr(proved) not in repr(dialer.introduced)
 
 
-def test_what_only_one_side_takes_is_refused() -> None:
+def test_handshake_without_common_secret_is_refused() -> None:
     dialer, acceptor = shake(terms(ONE, secrets=lambda: (OLD,)), terms(TWO, secrets=lambda: (NEW,)))
     assert dialer.refusal is not None and acceptor.refusal is not None
     assert acceptor.refusal.reason == "secret"

@@ -188,7 +188,7 @@ async def test_a_peer_that_takes_nothing_ends_it(autojump_clock: trio.testing.Mo
         assert bed.link.why == "the peer accepted no data for 3 s"
 
 
-async def test_the_queue_is_bounded(autojump_clock: trio.testing.MockClock) -> None:
+async def test_queue_of_link_is_bounded(autojump_clock: trio.testing.MockClock) -> None:
     async with running() as bed:
         bed.near.stuck = True
         piece = b"x" * (1 << 20)

@@ -55,7 +55,7 @@ def test_garbage_is_dropped() -> None:
     assert (table.leader(7), table.leader(8)) == (None, "n2")
 
 
-async def test_who_waits_for_leaders(autojump_clock: trio.testing.MockClock) -> None:
+async def test_waiter_continues_when_all_partitions_have_leaders(autojump_clock: trio.testing.MockClock) -> None:
     table, _ = routes()
     seen: list[float] = []
 

@@ -17,7 +17,7 @@ def secret_file(path: Path, content: bytes, mode: int = 0o600) -> Path:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o700])
-def test_the_secret_is_what_stands_between_white_space(tmp_path: Path, mode: int) -> None:
+def test_white_space_around_secret_is_ignored(tmp_path: Path, mode: int) -> None:
     path = secret_file(tmp_path / "secret", b"  0123456789 abcdef\r\n\n", mode)
     assert read_secrets(path) == (b"0123456789 abcdef",)
     assert read_secrets(secret_file(tmp_path / "bytes", b"\xff" * LEAST_BYTES)) == (b"\xff" * LEAST_BYTES,)

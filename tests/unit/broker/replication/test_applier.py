@@ -119,7 +119,7 @@ def test_many_entries_are_written_at_once(bed: Bed) -> None:
     assert bed.written() == WRITE_ENTRIES, "it counts anew"
 
 
-def test_so_are_large_ones_and_such_as_change_much(bed: Bed) -> None:
+def test_rows_are_written_when_many_or_large(bed: Bed) -> None:
     bed.applier.run([Apply(0, bed.replicas[0], 1, b"x" * (WRITE_ROWS - 1), True)])
     assert bed.written() == 0
     bed.applier.run([Apply(0, bed.replicas[0], 2, b"x", True)])
@@ -129,7 +129,7 @@ def test_so_are_large_ones_and_such_as_change_much(bed: Bed) -> None:
     assert bed.stores.get(b"1 applied") is not None
 
 
-def test_so_are_small_ones_that_copy_large_messages(bed: Bed) -> None:
+def test_rows_of_moved_large_messages_are_written(bed: Bed) -> None:
     value, count = bytes(1 << 18), 8
     replica = PartitionReplica(bed.stores, 1, 0, 0, parse_settings({}).record())
 
@@ -147,7 +147,7 @@ def test_so_are_small_ones_that_copy_large_messages(bed: Bed) -> None:
     assert replica.unwritten < WRITE_ROWS
 
 
-def test_what_is_asked_of_no_group_finds_all_written(bed: Bed) -> None:
+def test_request_without_group_sees_all_rows_written(bed: Bed) -> None:
     found: list[int] = []
     bed.applier.run([bed.entry(0), bed.entry(1)])
     bed.applier.run([Ask(lambda: bed.written(), found.append, 0)])
@@ -288,7 +288,7 @@ def test_no_answer_comes_before_the_results_that_it_rests_on(bed: Bed, monkeypat
     ]
 
 
-def test_who_always_has_a_long_entry_keeps_no_other_from_its_end(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_entries_do_not_delay_the_end_of_another_entry(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     """The longer others took, the longer an entry goes on before it gives way again."""
     now_s = 0.0
     monkeypatch.setattr(applier, "time", SimpleNamespace(perf_counter=lambda: now_s))
@@ -344,7 +344,7 @@ def test_an_entry_that_fails_inside_another_shuts_its_own_replica_only(
     assert [group for sent in bed.sent for group, _ in sent.shut] == [1]
 
 
-def test_who_must_not_wait_applies_and_tells_and_leaves_the_rows_to_the_thread(bed: Bed) -> None:
+def test_run_here_reports_results_and_leaves_rows_to_the_thread(bed: Bed) -> None:
     for _ in range(WRITE_ENTRIES):
         assert bed.applier.run_here([bed.entry()])
     assert bed.sent[-1].results == [(0, WRITE_ENTRIES, [WRITE_ENTRIES])] and not bed.written()
@@ -357,7 +357,7 @@ def test_who_must_not_wait_applies_and_tells_and_leaves_the_rows_to_the_thread(b
 
 
 @pytest.mark.parametrize("rows", [WRITE_ROWS, WRITE_BYTES])
-def test_who_must_not_wait_leaves_it_to_the_thread_where_much_is_to_be_written(bed: Bed, rows: int) -> None:
+def test_run_here_stops_if_much_must_be_written(bed: Bed, rows: int) -> None:
     for _ in range(rows // 500 + 1):
         if not bed.applier.run_here([bed.entry(size=500)]):
             break
@@ -366,7 +366,7 @@ def test_who_must_not_wait_leaves_it_to_the_thread_where_much_is_to_be_written(b
     assert bed.sent and not bed.written()
 
 
-def test_who_must_not_wait_leaves_what_is_long_or_needs_the_disk_or_is_a_question(bed: Bed) -> None:
+def test_run_here_leaves_long_disk_and_ask_items_to_the_thread(bed: Bed) -> None:
     replica = bed.replicas[0]
 
     def entries(*commands: bytes) -> list[Apply]:

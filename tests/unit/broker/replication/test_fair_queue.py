@@ -39,7 +39,7 @@ def taken(queue: FairQueue[str]) -> list[str]:
     return found
 
 
-def test_who_has_much_waiting_keeps_others_for_as_much_as_they_have() -> None:
+def test_long_queue_alternates_with_short_queue() -> None:
     queue = queue_of(*[(f"a{number}", 10, "a") for number in range(5)], ("b0", 10, "b"), ("b1", 10, "b"))
     assert taken(queue) == ["a0", "b0", "a1", "b1", "a2", "a3", "a4"]
 
@@ -65,7 +65,7 @@ def test_item_without_queue_runs_after_all_earlier_and_before_all_later_items() 
     assert taken(queue_of(("end", 1, None), ("a0", 1, "a"), ("then", 1, None))) == ["end", "a0", "then"]
 
 
-def test_what_is_behind_all_keeps_nobody_who_comes_after_it() -> None:
+def test_items_behind_all_do_not_delay_later_items() -> None:
     queue: FairQueue[str] = FairQueue()
     for number in range(3):
         queue.add(f"a{number}", 900, "a")
@@ -76,7 +76,7 @@ def test_what_is_behind_all_keeps_nobody_who_comes_after_it() -> None:
     assert taken(queue) == ["b0", "a0", "a1", "a2", "expire", "upkeep", "a3"]
 
 
-def test_the_first_are_taken_in_the_order_of_their_coming() -> None:
+def test_take_first_returns_items_in_arrival_order() -> None:
     queue = queue_of(("a0", 10, "a"), ("a1", 10, "a"), ("b0", 10, "b"), ("end", 1, None), ("a2", 10, "a"))
     assert queue.take() == "a0"
     assert queue.take_first(4) == ["a1", "b0", "end"]

@@ -83,7 +83,7 @@ def test_many_items_are_looked_at_a_few_times_each(at_once: int) -> None:
 
 
 @pytest.mark.parametrize("command", [MOVE, NACK, c.Move([])])
-def test_what_is_done_at_once_is_submitted_once(command: c.Move | c.Nack) -> None:
+def test_command_done_at_once_is_submitted_once(command: c.Move | c.Nack) -> None:
     host = OneAfterTheOther(at_once=5)
     assert len(outcome(host, command)) == len(command.items)
     assert len(host.submitted) == 1 and host.submitted[0][0] == command.items

@@ -36,7 +36,7 @@ def test_groups_run_round_robin() -> None:
     assert all_of(lanes) == "bcaba" + "a"
 
 
-def test_what_is_behind_all_comes_when_all_that_was_there_is_done() -> None:
+def test_item_without_group_runs_after_all_earlier_items() -> None:
     lanes: Lanes[str] = Lanes()
     lanes.add("!", None)
     assert all_of(lanes) == "!"
@@ -252,7 +252,7 @@ def test_nothing_is_run_here_while_something_waits_for_the_thread() -> None:
     assert [item for item in here.done if item != "rest"] == ["a there", "b there"]
 
 
-def test_what_cannot_be_run_here_was_not() -> None:
+def test_item_that_cannot_run_here_runs_on_the_thread() -> None:
     here = Here()
     here.submit("a")
     assert not here.worker.run_here(["no"])

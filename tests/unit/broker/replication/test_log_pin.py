@@ -39,6 +39,6 @@ def test_bytes_above_an_index_are_those_that_the_log_still_keeps() -> None:
     assert [found.bytes_above(index) for index in (3, 14, 20, 21, 99)] == [601, 601, 100, 0, 0], "the first is not sent"
 
 
-def test_the_budget_doubles_up_to_a_limit() -> None:
+def test_pin_budget_doubles_up_to_a_limit() -> None:
     assert [pin_bytes(outrun) // PIN_BYTES for outrun in (0, 1, 2, 3, 60)] == [1, 2, 4, 4, 4]
     assert pin_bytes(60) == PIN_BYTES_MOST

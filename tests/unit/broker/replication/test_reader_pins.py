@@ -17,7 +17,7 @@ class Bed:
         self.pins = ReaderPins(lambda: self.now_s)
 
 
-def test_the_log_is_kept_from_the_reader_that_is_furthest_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_is_kept_for_the_slowest_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     bed = Bed(monkeypatch)
     assert bed.pins.needed_from(journal(14)) is None
     assert bed.pins.put("one", 12) and bed.pins.put("two", 11)
@@ -35,7 +35,7 @@ def test_more_than_the_budget_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> No
     assert bed.pins.needed_from(journal(18)) is None and len(bed.pins) == 0
 
 
-def test_who_is_not_heard_of_has_no_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pin_of_idle_reader_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     bed = Bed(monkeypatch)
     bed.pins.put("gone", 12)
     bed.now_s += IDLE_S

@@ -51,7 +51,7 @@ def test_a_lease_knows_whether_its_messages_were_leased_before() -> None:
     assert (second.attempt, second.returning) == (1, True), "the attempt did not count, and yet it was one"
 
 
-def test_what_an_epoch_was_granted_is_of_that_epoch() -> None:
+def test_leases_belong_to_the_epoch_of_their_grant() -> None:
     """Another process with the id of one that lasts, and no epoch, gets none of its messages."""
     replica = PartitionReplica(MemoryStores(), 1, 7, 0, parse_settings({}).record())
     apply(replica, 1, c.Append(encode({Column.VALUE: [b"a", b"b"]})), c.OpenGroup("g", "earliest"), wanted=True)

@@ -123,7 +123,7 @@ async def test_a_log_that_has_grown_is_cut_at_once(monkeypatch: pytest.MonkeyPat
         await until_holds(lambda: node.metadata.group.journal.size_bytes < KEPT_BYTES)
 
 
-async def test_what_comes_while_stores_are_flushed_is_cut_by_the_next_checkpoint(
+async def test_log_written_during_flush_is_trimmed_by_the_next_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also when nothing comes after it."""

@@ -24,7 +24,7 @@ class Thread:
         self._order.append(task)
 
 
-async def test_what_the_loop_does_not_apply_is_submitted_before_it_hears_of_the_next_sync() -> None:
+async def test_unapplied_entries_are_submitted_before_the_next_sync() -> None:
     """It was after it: an entry of the next pass was applied before the last ones of this pass, and these were lost."""
     runner, order = object.__new__(Runner), []
     runner._inbox = Inbox()

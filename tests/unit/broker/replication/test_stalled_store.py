@@ -199,7 +199,7 @@ async def threads() -> AsyncIterator[Threads]:
     await found.runner.close()
 
 
-async def test_what_waits_for_the_store_goes_on_with_it() -> None:
+async def test_requests_waiting_for_the_store_continue_after_the_stall() -> None:
     async with threads() as node:
         one, other = node.hosts
         node.below.stall()
@@ -253,7 +253,7 @@ async def test_a_store_that_fails_ends_what_waits_for_it() -> None:
         assert not node.node_log.backlog.bytes
 
 
-async def test_who_brings_rows_of_its_own_accord_waits_until_they_are_written() -> None:
+async def test_until_written_waits_until_rows_are_written() -> None:
     async with threads() as node:
         await node.runner.until_written()  # there are none
         node.below.stall()

@@ -330,7 +330,7 @@ async def test_snapshot_that_is_no_longer_needed_is_dropped_at_once() -> None:
     assert target.dropped == [1]
 
 
-async def test_what_is_coming_is_not_dropped(autojump_clock: trio.testing.MockClock) -> None:
+async def test_snapshot_in_transfer_is_not_dropped(autojump_clock: trio.testing.MockClock) -> None:
     target, wire = Target(), Wire()
     source = Source()
 
@@ -593,7 +593,7 @@ async def test_silence_ends_the_connection(autojump_clock: trio.testing.MockCloc
 # The throttle
 
 
-async def test_the_throttle_keeps_its_rate(autojump_clock: trio.testing.MockClock) -> None:
+async def test_throttle_keeps_its_rate(autojump_clock: trio.testing.MockClock) -> None:
     throttle = Throttle(1000)
     began = trio.current_time()
     for _ in range(100):
@@ -602,7 +602,7 @@ async def test_the_throttle_keeps_its_rate(autojump_clock: trio.testing.MockCloc
     assert trio.current_time() - began == pytest.approx(9.9 - BURST_S)
 
 
-async def test_the_throttle_is_shared_first_come_first_served(autojump_clock: trio.testing.MockClock) -> None:
+async def test_throttle_is_shared_first_come_first_served(autojump_clock: trio.testing.MockClock) -> None:
     throttle = Throttle(1000)
     finished: list[tuple[str, float]] = []
 
@@ -645,7 +645,7 @@ async def test_a_transfer_is_throttled(autojump_clock: trio.testing.MockClock) -
 # The document
 
 
-def test_the_limits_are_what_the_document_says() -> None:
+def test_limits_match_the_document() -> None:
     page = (ROOT / "docs" / "protocol.md").read_text()
     for name, kind in (
         ("OFFER", OFFER),

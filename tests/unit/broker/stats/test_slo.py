@@ -38,7 +38,7 @@ def kept_by(files: Any) -> tuple[LatenessSlo, NodeStats]:
     return LatenessSlo(SloSection(), stats, clock, files), stats
 
 
-async def test_what_a_full_disk_did_not_take_is_written_later() -> None:
+async def test_counts_are_saved_later_after_a_full_disk() -> None:
     written: list[bytes] = []
 
     def write(data: bytes) -> None:

@@ -73,7 +73,7 @@ def test_more_partitions_are_looked_for_before_one_is_said_not_to_be_there(with_
     with_client(body)
 
 
-def test_what_is_about_a_whole_topic_is_about_all_its_partitions(with_client: Any) -> None:
+def test_topic_requests_cover_partitions_added_meanwhile(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         await client.produce("t", b"0", delay="1h")
         messages = client.messages("t")
@@ -191,13 +191,15 @@ def test_rows_of_partitions(with_client: Any) -> None:
         ([("n1", True, {}), ("n2", False, {"snapshot_sent": 5, "snapshot_bytes": 0})], ["n2 is catching up"]),
     ],
 )
-def test_the_steps_of_a_move(members: list[tuple[str, bool, dict[str, int]]] | None, words: list[str]) -> None:
+def test_steps_of_a_move_are_described(
+    members: list[tuple[str, bool, dict[str, int]]] | None, words: list[str]
+) -> None:
     rows = None if members is None else [{"node": node, "voter": voter, **more} for node, voter, more in members]
     assert steps(Partition(0, 7, "n1", ("n1", "n2"), True), rows) == words
     assert steps(Partition(0, 7, "n1", ("n1", "n2"), False), rows) == []
 
 
-def test_who_ends_a_subscription_knows_why(run: Any) -> None:
+def test_error_of_ended_subscription_has_the_reason(run: Any) -> None:
     """Another node may not have heard of the new partitions yet."""
 
     async def main() -> None:

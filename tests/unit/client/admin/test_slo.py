@@ -73,7 +73,7 @@ def test_nothing_delivered_is_no_share() -> None:
         ([report(), report(lateness_ms=250)], {}, "n2 has a different objective: 99% within 250ms, over 30d"),
     ],
 )
-def test_what_is_not_proven_is_said(nodes: list[NodeSlo], missing: dict[str, str], doubt: str) -> None:
+def test_unproven_report_lists_doubts(nodes: list[NodeSlo], missing: dict[str, str], doubt: str) -> None:
     found = of(*nodes, **missing)
     assert not found.is_proven and any(said.startswith(doubt) for said in found.doubts), found.doubts
 
@@ -92,7 +92,7 @@ def test_topics_of_all_nodes_are_together_the_worst_first() -> None:
     ]
 
 
-def test_the_example_of_the_protocol_is_read() -> None:
+def test_documented_slo_reply_is_parsed() -> None:
     found = merge({"node1": parse_reply(decode("slo-reply"))}, {})
     assert (found.deliveries, found.late, found.budget_left) == (1000, 1, 0.0)
 

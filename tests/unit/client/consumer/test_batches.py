@@ -49,7 +49,7 @@ def test_a_batch_is_what_was_pushed(with_client: Any) -> None:
     with_client(body)
 
 
-def test_the_ack_of_a_batch_is_one_item(with_client: Any) -> None:
+def test_batch_ack_sends_one_item(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=30_000) as subscription:
             subscribed = server.subscription()

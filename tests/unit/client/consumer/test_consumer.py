@@ -27,7 +27,7 @@ from tests.support.waiting import until_holds
 TOKEN = 5 << 16
 
 
-def test_what_a_message_knows(with_client: Any) -> None:
+def test_message_has_all_its_fields(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=7, lease="45s", start="latest") as subscription:
             subscribed = server.subscription()

@@ -17,7 +17,7 @@ def test_session_without_messages_has_credit_for_one() -> None:
     assert shares(10, [None, 0, None]) == [1, 10, 1]
 
 
-def test_those_that_are_busy_share_all_of_it() -> None:
+def test_busy_sessions_share_the_credit() -> None:
     assert shares(10, [3, None, 0]) == [5, 1, 5]
     assert shares(11, [0, 0, 0]) == [4, 4, 3]
 

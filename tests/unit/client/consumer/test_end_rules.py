@@ -49,11 +49,11 @@ def group_of(*errors: BaseException) -> BaseException:
         ({"retry_on": Exception}, sandq.Dead(), True),
     ],
 )
-def test_which_exceptions_mean_that_a_message_is_dead(options: Any, error: BaseException, is_dead: bool) -> None:
+def test_rules_decide_which_exceptions_are_dead(options: Any, error: BaseException, is_dead: bool) -> None:
     assert EndRules(**options).rule(error).is_dead is is_dead
 
 
-def test_what_a_handler_chose_is_expected() -> None:
+def test_chosen_outcome_of_handler_is_expected() -> None:
     rules = EndRules(retry_on=())
     assert rules.rule(group_of(sandq.Retry("5m", "429", count=False))) == (False, True, "429", "5m", False)
     together = group_of(sandq.Retry("1s", "a", count=False), group_of(sandq.Retry("5m", "429", count=False)))

@@ -243,7 +243,7 @@ def test_giving_up_and_snoozing(with_client: Any) -> None:
     with_client(body)
 
 
-def test_what_was_given_up_under_a_lost_lease_is_lost(with_client: Any) -> None:
+def test_dead_under_lost_lease_raises_lease_lost(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=100) as subscription:
             server.deliver(server.subscription(), [b"v"], token=TOKEN)

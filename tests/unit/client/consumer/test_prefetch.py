@@ -77,7 +77,7 @@ def test_credit_is_given_back_in_lumps_while_nobody_waits(with_client: Any) -> N
     with_client(body)
 
 
-def test_what_waits_behind_slow_work_is_given_back(with_client: Any) -> None:
+def test_messages_behind_slow_work_are_given_back(with_client: Any) -> None:
     """Messages came quickly, and then a handler takes its time: another consumer may have what it did not begin."""
 
     async def body(server: FakeServer, client: Client) -> None:

@@ -35,7 +35,7 @@ def loses(*ranges: list[Any]) -> Any:
     return lambda to, frame: to.send(encode_reply(frame[1], [list(ranges)]))
 
 
-def test_the_ack_of_a_batch_sends_messages(with_client: Any) -> None:
+def test_batch_ack_sends_messages(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=100) as subscription:
             base = server.deliver(server.subscription(), [b"v"] * 5, token=TOKEN)
@@ -55,7 +55,7 @@ def test_the_ack_of_a_batch_sends_messages(with_client: Any) -> None:
     with_client(body)
 
 
-def test_of_a_batch_of_which_one_message_was_lost_the_others_are_held_still(with_client: Any) -> None:
+def test_batch_with_one_lost_message_keeps_the_others_held(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=100) as subscription:
             base = server.deliver(server.subscription(), [b"v"] * 3, token=TOKEN)
@@ -80,7 +80,7 @@ def test_of_a_batch_of_which_one_message_was_lost_the_others_are_held_still(with
 
 
 @pytest.mark.parametrize("end", ["ack", "then", "nack", "dead"])
-def test_what_the_broker_refuses_to_ack_is_held_still(with_client: Any, end: str) -> None:
+def test_message_stays_held_after_refused_ack(with_client: Any, end: str) -> None:
     """It was lost to its consumer before: neither acked nor nacked, it waited for its lease to end."""
 
     async def body(server: FakeServer, client: Client) -> None:
@@ -140,7 +140,7 @@ def test_a_refusal_that_nobody_awaits_keeps_no_lease(with_client: Any, caplog: A
 
 
 @pytest.mark.parametrize("kind", [Type.ACK_THEN, Type.NACK])
-def test_what_was_given_up_is_not_settled_with_the_rest_of_its_lease(with_client: Any, caplog: Any, kind: Type) -> None:
+def test_refused_message_is_not_acked_with_the_rest_of_its_lease(with_client: Any, caplog: Any, kind: Type) -> None:
     """The rest seemed to be all of the lease, and was acked so: what the broker holds still went with it."""
 
     async def body(server: FakeServer, client: Client) -> None:

@@ -37,7 +37,7 @@ async def set_leaders(client: Client, leaders: Sequence[str | None], *servers: F
     await until_holds(knows)
 
 
-def test_what_is_held_stays_while_a_leader_is_not_known(run: Any) -> None:
+def test_held_messages_stay_while_the_leader_is_unknown(run: Any) -> None:
     """It was given back behind the consumer's back, as if nobody had begun with it: others got it, as the same
     attempt."""
 
@@ -75,7 +75,7 @@ def test_a_node_that_ceases_to_lead_is_left(run: Any) -> None:
     run(main)
 
 
-def test_what_is_held_stays_when_a_node_does_not_answer_in_time(run: Any) -> None:
+def test_held_messages_stay_when_a_node_times_out(run: Any) -> None:
     """Subscribing again on a new connection took too long, and was tried once more."""
 
     async def main() -> None:

@@ -45,7 +45,7 @@ def nack_texts(server: FakeServer) -> list[tuple[int | None, str | None]]:
     return [(item[2], item[3]) for nack in server.nacks for item in nack.items]
 
 
-def test_what_becomes_of_a_message(with_client: Any, caplog: Any) -> None:
+def test_handler_result_settles_the_message(with_client: Any, caplog: Any) -> None:
     seen: list[bytes] = []
 
     async def handler(message: Message) -> None:
@@ -209,7 +209,7 @@ def test_a_plain_handler_in_time_fails_as_without_a_timeout(with_client: Any) ->
     with_client(body)
 
 
-def test_so_many_at_once(with_client: Any) -> None:
+def test_concurrency_limits_running_handlers(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         server.auto = True
         most = now = 0

@@ -27,7 +27,7 @@ def written(server: FakeServer) -> list[Batch]:
     return [Batch.parse(request.batch) for request in server.produced]
 
 
-def test_what_was_put_is_there(with_client: Any) -> None:
+def test_put_value_is_returned_by_get(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         kv = with_keys(server, client, 3)
         assert await kv.get("user/1") is None

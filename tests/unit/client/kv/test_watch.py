@@ -59,7 +59,7 @@ def shown(changes: list[Change]) -> list[tuple[bytes, bytes | None]]:
     return [(change.key, change.value) for change in changes]
 
 
-def test_what_is_written_from_now_on(with_client: Any) -> None:
+def test_watch_yields_writes_from_now_on(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         kv = with_keys(server, client, 3)
         await kv.put("a", "before")
@@ -94,7 +94,7 @@ def test_request_for_one_key_asks_only_its_partition(with_client: Any) -> None:
     with_client(body)
 
 
-def test_of_a_prefix(with_client: Any) -> None:
+def test_watch_of_prefix_yields_only_its_keys(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         kv = with_keys(server, client, 2)
         async with kv.watch(prefix="user/") as watch:
@@ -155,7 +155,7 @@ def test_a_position_is_gone_on_from(with_client: Any) -> None:
     with_client(body)
 
 
-def test_the_position_is_what_was_handed_out(with_client: Any) -> None:
+def test_position_covers_only_yielded_changes(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         kv = with_keys(server, client)
         async with kv.watch() as watch:
@@ -221,7 +221,7 @@ def test_history_that_is_gone(with_client: Any) -> None:
     with_client(body)
 
 
-def test_what_came_before_an_error_is_handed_out_before_it(with_client: Any) -> None:
+def test_changes_before_an_error_are_yielded_first(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         kv = with_keys(server, client)
         async with kv.watch() as watch:

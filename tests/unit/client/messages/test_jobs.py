@@ -66,7 +66,7 @@ def test_cancel_all_with_progress(with_client: Any) -> None:
     with_client(body, partitions=3)
 
 
-def test_what_a_job_is_about(with_client: Any) -> None:
+def test_job_filters_select_messages(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         messages = client.messages("t")
         await fill(client, 9)
@@ -195,7 +195,7 @@ def test_a_group_that_is_not_in_the_partition_has_no_such_dead_letter(with_clien
     with_client(body)
 
 
-def test_which_dead_letters(with_client: Any) -> None:
+def test_dead_letter_filters_are_sent_only_if_given(with_client: Any) -> None:
     """Options that were not given are not sent: older brokers know neither."""
 
     async def body(server: FakeServer, client: Client) -> None:
@@ -334,7 +334,7 @@ def test_fetch(with_client: Any) -> None:
     with_client(body)
 
 
-def test_what_a_fetch_may_answer(with_client: Any) -> None:
+def test_fetch_rejects_invalid_replies(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         from sandq.model.batch import Column, encode
 

@@ -299,7 +299,7 @@ def test_a_cancelled_caller_is_left_out_and_the_others_are_not(with_client: Any)
     with_client(body)
 
 
-def test_what_a_whole_frame_fails_with_is_everybodys(with_client: Any) -> None:
+def test_error_of_a_frame_is_raised_for_each_request(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         texts = [await client.produce("t", b"v") for _ in range(3)]
         server.script[Type.CANCEL] += [UnknownTopic("gone")]

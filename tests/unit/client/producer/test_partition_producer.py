@@ -89,7 +89,7 @@ def test_a_lost_connection(bed: LaneBed, read: int) -> None:
 
 
 @pytest.mark.parametrize("error", [Overloaded("full"), NotLeader("moved")])
-def test_what_came_behind_one_that_was_refused_for_now(bed: LaneBed, error: Overloaded) -> None:
+def test_batches_behind_a_retriable_refusal_are_resent_in_order(bed: LaneBed, error: Overloaded) -> None:
     for _ in range(3):
         bed.send()
     bed.read(error, STORE, STORE)
@@ -155,7 +155,7 @@ def test_a_lost_connection_leaves_the_outcome_unknown(bed: LaneBed) -> None:
 # -- the node says nothing ----------------------------------------------------------------------------------------
 
 
-def test_what_a_silent_node_has_goes_to_who_leads_now_under_the_same_number(bed: LaneBed) -> None:
+def test_batches_of_silent_node_are_resent_to_new_leader_with_same_numbers(bed: LaneBed) -> None:
     one, two = bed.send(), bed.send()
     bed.stand_still()
     assert [number_of(produce.sequence) for _, produce in bed.wire.requests] == [one.sequence, two.sequence] == [1, 2]
@@ -163,7 +163,7 @@ def test_what_a_silent_node_has_goes_to_who_leads_now_under_the_same_number(bed:
     assert heal(bed) == [0, 1], "the silent node's log had them after all, or the new leader's: once each"
 
 
-def test_what_a_silent_node_has_waits_while_nobody_else_leads(bed: LaneBed) -> None:
+def test_batch_of_silent_node_waits_without_another_leader(bed: LaneBed) -> None:
     batch = bed.send()
     bed.advance(9)
     assert len(bed.wire.requests) == 1 and not batch.done
@@ -206,7 +206,7 @@ def test_abandoned_batch_keeps_its_position_before_others(bed: LaneBed) -> None:
     assert isinstance(one.error, TimedOut) and "may have been stored" in one.error.message
 
 
-def test_those_behind_it_may_be_given_up_as_well(bed: LaneBed) -> None:
+def test_timed_out_batches_are_given_up_together(bed: LaneBed) -> None:
     one, two = bed.send(), bed.send()
     bed.advance(GONE_S)
     assert one.error and two.error and bed.partition_producer.idle
@@ -217,7 +217,7 @@ def test_those_behind_it_may_be_given_up_as_well(bed: LaneBed) -> None:
     assert three.offsets
 
 
-def test_what_follows_one_that_was_given_up_survives_a_lost_connection(bed: LaneBed) -> None:
+def test_batch_after_given_up_batch_survives_a_lost_connection(bed: LaneBed) -> None:
     bed.send()
     bed.advance(GONE_S)
     bed.wire.requests.clear()
@@ -269,7 +269,7 @@ def test_one_that_was_always_refused_is_not_stored_later(bed: LaneBed) -> None:
 # -- one fails for good -----------------------------------------------------------------------------------------------
 
 
-def test_what_flew_behind_one_that_failed_is_sent_in_a_new_epoch(bed: LaneBed) -> None:
+def test_batches_behind_a_failed_batch_are_resent_in_a_new_epoch(bed: LaneBed) -> None:
     """Also what has no answer: it cannot have been stored."""
     one, two, three = bed.send(), bed.send(), bed.send()
     bed.read(InvalidRequest("no"), STORE, STORE)
@@ -280,7 +280,7 @@ def test_what_flew_behind_one_that_failed_is_sent_in_a_new_epoch(bed: LaneBed) -
     assert bed.numbers[-2:] == [(2, 1, False), (2, 2, False)]
 
 
-def test_what_is_sent_after_one_that_failed_survives_a_lost_connection(bed: LaneBed) -> None:
+def test_batch_after_failed_batch_survives_a_lost_connection(bed: LaneBed) -> None:
     bed.send()
     bed.read(InvalidRequest("no"))
     bed.answer()

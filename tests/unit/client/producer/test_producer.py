@@ -228,7 +228,7 @@ def test_timeout_of_one_produce(with_client: Any) -> None:
     with_client(body)
 
 
-def test_the_servers_limits_hold(with_client: Any, run: Any) -> None:
+def test_limits_of_the_server_are_checked(with_client: Any, run: Any) -> None:
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
             server = FakeServer()

@@ -72,7 +72,7 @@ def test_ranked_messages_never_share_a_batch_with_others(with_client: Any) -> No
     with_client(body)
 
 
-def test_the_tenant_chooses_among_the_initial_partitions(with_client: Any) -> None:
+def test_tenant_selects_one_of_the_initial_partitions(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         server.add_topic("f", 8, kind="fair")
         server.topics["f"] = server.topics["f"]._replace(initial_partitions=3)

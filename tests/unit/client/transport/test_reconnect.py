@@ -225,7 +225,7 @@ def test_stalled_node_does_not_delay_the_search_for_a_leader(run: Any, monkeypat
 
 
 @pytest.mark.parametrize("kind", [Type.GET, Type.PRODUCE], ids=["get", "produce"])
-def test_what_a_silent_node_has_goes_to_who_leads_by_now(run: Any, kind: Type) -> None:
+def test_requests_of_silent_node_are_sent_to_the_new_leader(run: Any, kind: Type) -> None:
     """Its connection is open, and it answers PINGs."""
 
     async def main() -> None:
@@ -539,7 +539,7 @@ def test_server_texts() -> None:
     assert NOW_MS > 10**11
 
 
-def test_that_there_was_no_topic_before_the_question_says_nothing(with_client: Any) -> None:
+def test_unknown_topic_reply_to_older_request_is_ignored(with_client: Any) -> None:
     """The reply to an earlier request was in flight when the topic was created."""
 
     async def body(server: FakeServer, client: Client) -> None:
@@ -596,7 +596,7 @@ def test_an_answer_from_before_a_topic_was_deleted_says_nothing(with_client: Any
     with_client(body)
 
 
-def test_the_answer_to_an_update_from_before_a_topic_was_deleted_says_nothing(with_client: Any) -> None:
+def test_update_reply_from_before_topic_deletion_is_ignored(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         await client._cluster.topic("t")
         held: list[tuple[Any, bytes]] = []
