@@ -324,27 +324,28 @@ class Continuity:
     """Checks that each increment continues where the previous one ended."""
 
     def __init__(self, manifest: Manifest) -> None:
-        self._at = {window.place: (window.index, window.term) for window in windows_of(manifest)}
+        self._last = {window.place: (window.index, window.term) for window in windows_of(manifest)}
         """Index and term (None if not known) of the last entry of each partition."""
         self._number = 0
         self._previous = b""
 
-    def take(self, found: Entries) -> str | None:
-        """Process entries; return what is wrong with them, or None."""
+    def check_entries(self, found: Entries) -> str | None:
+        """Check that entries follow the last known entry of their partition. Return the problem, or None."""
         place = found.topic, found.partition
         shown = f"partition {found.partition} of topic {found.topic}"
-        if place not in self._at:
+        if place not in self._last:
             return f"there are entries of {shown}, and no rows"
-        index, term = self._at[place]
+        index, term = self._last[place]
         if found.first != index + 1:
             return f"entries {index + 1} to {found.first - 1} of {shown} are missing: {found.first} is the next one"
         if term not in (None, found.term_before):
             return f"entry {index} of {shown} was of term {term}, and is said to be of {found.term_before}"
-        self._at[place] = found.last, found.entries[-2]
+        # `entries` is a flat list of (term, command) pairs: the term of the last entry is the second item from the end.
+        self._last[place] = found.last, found.entries[-2]
         return None
 
-    def end(self, summary: Summary, digest: bytes) -> str | None:
-        """Process the end of an increment; return what is wrong with it, or None."""
+    def check_end(self, summary: Summary, digest: bytes) -> str | None:
+        """Check the end of an increment. Return the problem, or None."""
         if summary.number != self._number:
             return f"it is increment {summary.number}, and {self._number} is expected"
         if summary.previous != self._previous:
@@ -352,13 +353,13 @@ class Continuity:
         going = {window.place: window for window in summary.windows if window.last is None}
         for place, window in going.items():
             if window.base != summary.number:
-                index, term = self._at.get(place, (None, None))
+                index, term = self._last.get(place, (None, None))
                 if window.index != index or (window.term != term and term is not None):
                     shown = f"partition {place[1]} of topic {place[0]}"
                     return f"it says that {shown} is at entry {window.index}, and it is at {index}"
             elif place not in summary.bases or summary.bases[place].index != window.base_index:
                 return f"it says that it has rows of partition {place[1]} of topic {place[0]}, and it has none"
-        self._at = {place: (window.index, window.term) for place, window in going.items()}
+        self._last = {place: (window.index, window.term) for place, window in going.items()}
         self._number, self._previous = summary.number + 1, digest
         return None
 

@@ -72,7 +72,7 @@ class PartitionReplay:
     def __init__(
         self, stores: Stores, store: int, wanted: Wanted, look_aheads: LookAheads, last: int | None = None
     ) -> None:
-        """`last`: apply entries up to this one, whatever their times; None to go by the times."""
+        """`last`: index of the last entry to apply; None: `apply` compares the times of entries instead."""
         self.wanted = wanted
         self.is_over = False
         """True if the next entry has a later time."""
@@ -122,13 +122,7 @@ class PartitionReplay:
         """
         if index <= self.index:
             return False
-        if self._last is not None:
-            self.is_over = index > self._last
-        elif until_ms is not None and command:
-            if _stamp_ms(command) > until_ms:
-                self.is_over = True
-            elif self.is_over:
-                self.late = index
+        self._check_over(index, command, until_ms)
         if self.is_over:
             return False
         self.term = term
@@ -148,6 +142,20 @@ class PartitionReplay:
         if is_much or self._entries >= WRITE_ENTRIES:
             self.write()
         return True
+
+    def _check_over(self, index: int, command: bytes, until_ms: int | None) -> None:
+        """Set `is_over` if this entry is beyond the end of the replay. Set `late` if it follows such an entry, but is
+        itself from before the end.
+
+        The clock of a new leader may be behind that of the leader before it, so the times of entries may decrease.
+        """
+        if self._last is not None:
+            self.is_over = index > self._last
+        elif until_ms is not None and command:
+            if _stamp_ms(command) > until_ms:
+                self.is_over = True
+            elif self.is_over:
+                self.late = index
 
     def write(self) -> None:
         """Write the applied changes as rows."""

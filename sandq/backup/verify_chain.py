@@ -92,11 +92,11 @@ def _verify(
     try:
         size = 0
         for found in reader.entries():
-            if (why := continuity.take(found)) is not None:
+            if (why := continuity.check_entries(found)) is not None:
                 raise reader.wrong(why)
             size += sum(map(len, found.entries[1::2]))
         assert reader.summary is not None
-        if (why := continuity.end(reader.summary, reader.digest)) is not None:
+        if (why := continuity.check_end(reader.summary, reader.digest)) is not None:
             raise reader.wrong(why)
         return reader.summary, size
     finally:

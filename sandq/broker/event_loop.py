@@ -25,9 +25,9 @@ class TimeSlice:
     A task with much work queues for its next slice: one queued task runs per iteration of the loop, however many there
     are. Tasks with little work go past them. Work is counted, not timed, so it is the same on every machine.
 
-        turn.left -= 8
-        if turn.left <= 0:
-            await turn.end()
+        time_slice.left -= 8
+        if time_slice.left <= 0:
+            await time_slice.end()
     """
 
     __slots__ = ("left",)
@@ -44,7 +44,7 @@ class TimeSlice:
         """Queue for the next slice: all queued tasks, and all others, go first."""
         queue = _queue_of_this_loop()
         await queue.wait()
-        self.left = SHARED_WORK if queue.is_waited_for else SLICE_WORK
+        self.left = SHARED_WORK if queue.is_busy else SLICE_WORK
 
     async def spend(self, work: int) -> None:
         """Count `work` units. If the slice is used up, queue for the next one."""
@@ -61,17 +61,13 @@ class _SliceQueue:
 
     def __init__(self) -> None:
         self._waiting: deque[anyio.Event] = deque()
-        self._moves = False
-        """True while a task was woken that has yet to wake the next one."""
-
-    @property
-    def is_waited_for(self) -> bool:
-        return self._moves
+        self.is_busy = False
+        """True while a woken task has not resumed yet. When it resumes, it wakes the next one."""
 
     async def wait(self) -> None:
         mine = anyio.Event()
         self._waiting.append(mine)
-        if not self._moves:
+        if not self.is_busy:
             self._wake_next()
         try:
             await mine.wait()
@@ -84,8 +80,9 @@ class _SliceQueue:
         self._wake_next()
 
     def _wake_next(self) -> None:
-        self._moves = bool(self._waiting)
-        if self._moves:
+        """Wake the first waiting task, if there is one."""
+        self.is_busy = bool(self._waiting)
+        if self._waiting:
             self._waiting.popleft().set()
 
 

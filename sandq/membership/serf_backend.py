@@ -256,7 +256,8 @@ class SerfMembership:
         try:
             await rpc.set_tags(tags, sorted(self._ours - tags.keys()))
         except Refused:
-            # The agent's own tags count against the limit, too.
+            # If the agent refused because the tags are too large, raise TooLarge, which names the size. The agent's
+            # limit also counts the tags of its own configuration.
             encode_tags({name: value for name, value in self._on_agent().items() if name not in self._ours} | tags)
             raise
         await self._read_members(rpc)

@@ -316,6 +316,10 @@ class _Planner:
         return self._led[first.node] / first.weight - (self._led[second.node] + 1) / second.weight
 
     def _other_leader(self, nodes: tuple[str, ...]) -> str:
+        """Return which of `nodes` should lead: the one with the least load of leaders. `nodes[0]` leads now.
+
+        The load counts the partition itself: it is already counted for `nodes[0]`, so 1 is added for the others.
+        """
         able = [self._candidates[node] for node in nodes if node in self._candidates and self._candidates[node].takes]
         if not able:
             return nodes[0] if nodes else ""

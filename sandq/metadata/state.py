@@ -307,7 +307,7 @@ class MetadataState:
             replicas=command.replicas,
             settings=command.settings,
             created_ms=now_ms,
-            partitions=self._found(command.placement),
+            partitions=self._new_partitions(command.placement),
             first_settings=command.settings,
             owner=command.owner,
         )
@@ -331,7 +331,11 @@ class MetadataState:
             quota.check("topics", owner, len(owned) + topics)
         quota.check("partitions", owner, there + partitions)
 
-    def _found(self, placement: Sequence[Sequence[str]]) -> tuple[Partition, ...]:
+    def _new_partitions(self, placement: Sequence[Sequence[str]]) -> tuple[Partition, ...]:
+        """Create partitions: assign a Raft group to each, and a new member on each of its nodes.
+
+        `placement`: the nodes of each new partition.
+        """
         partitions = []
         for nodes in placement:
             members = tuple([self._mint(node) for node in nodes])
@@ -345,13 +349,15 @@ class MetadataState:
         return member
 
     def _update(self, command: c.UpdateTopic, put: Put) -> Topic:
+        """Replace the settings and the replica count of a topic, and add partitions. `command.partitions`: number of
+        partitions for which the added ones were planned."""
         topic = self._topic(command.name)
         if command.added and command.partitions != len(topic.partitions):
             raise Conflict(f"topic {command.name!r} has {len(topic.partitions)} partitions by now", topic=command.name)
         self._check_registered(command.name, command.added)
         if command.added:
             self._check_quota(topic.owner, 0, len(command.added))
-        added = self._found(command.added)
+        added = self._new_partitions(command.added)
         partitions = (*topic.partitions, *added)
         changed = replace(topic, settings=command.settings, replicas=command.replicas, partitions=partitions)
         return self._put_topic(changed, added, put)

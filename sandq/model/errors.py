@@ -388,7 +388,7 @@ def to_wire(error: SandqError) -> tuple[str, str, bool, dict[str, object]]:
     return error.code, error.message, error.retriable, dict(error.details)
 
 
-def let_go(error: BaseException) -> None:
+def clear_tracebacks(error: BaseException) -> None:
     """Clear the tracebacks of an error that was answered, and of its causes.
 
     A frame in a traceback may refer to the error. Such a cycle would keep the refused request, and everything made from

@@ -362,7 +362,7 @@ class Nack(Request, type=Type.NACK):
             if len(row) > 4 and type(row[4]) is not bool:
                 raise cls.wrong("items", f"item {item}: begun must be bool")
             if len(row) > 6:
-                _check_end_of(cls, item, row)
+                _check_attempt_end(cls, item, row)
             may_change = len(row) == 6 or (len(row) > 6 and row[5] is not None)
             if may_change and (not row[4] or not _is_change(row[5])):
                 raise cls.wrong("items", f"item {item}: changes must be {{priority: int, headers: bin}}, with begun")
@@ -375,15 +375,16 @@ class Nack(Request, type=Type.NACK):
         return request
 
 
-def _check_end_of(cls: type[Nack], item: int, row: list[Any]) -> None:
-    """Check the field that says how the attempt ends."""
+def _check_attempt_end(cls: type[Nack], item: int, row: list[Any]) -> None:
+    """Check the `end` of an item: RETRY, DEAD or SNOOZE, only for begun messages. DEAD allows neither a delay nor
+    changes."""
     end = row[6]
     if type(end) is not int or end not in ENDS:
         raise cls.wrong("items", f"item {item}: end must be {RETRY} (retry), {DEAD} (dead) or {SNOOZE} (snooze)")
     if not row[4]:
-        raise cls.wrong("items", f"item {item}: what was not begun has no end")
+        raise cls.wrong("items", f"item {item}: end needs begun")
     if end == DEAD and (row[2] is not None or row[5] is not None):
-        raise cls.wrong("items", f"item {item}: what is dead has no delay, and is not changed")
+        raise cls.wrong("items", f"item {item}: end {DEAD} (dead) allows neither delay_ms nor changes")
 
 
 _is_extension = row_of("[token, lease_ms] or [token, lease_ms, begun]", int, int)

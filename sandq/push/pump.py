@@ -148,11 +148,11 @@ class Pump:
                 scope.cancel()
 
     async def _pause(self) -> None:
-        """Wait until the pause of the circuit is over."""
+        """Wait until the open circuit may be probed. Return earlier if it was closed, or if the pump ends."""
         self.doing = Doing.WAITING
         with trio.move_on_at(self._circuit.until_s):
             while self._circuit.state is State.OPEN and not self._ending:
-                self._changed = trio.Event()  # the partitions may have changed: they wait, too
+                self._changed = trio.Event()  # a change of partitions also sets the event: wait again
                 await self._changed.wait()
         if self._circuit.state is State.OPEN:
             self._circuit.probe()

@@ -413,7 +413,7 @@ class Group:
             age_s = self._led_age_s()
             if age_s is not None:
                 self._message_filter.complete_s = hooks.now_s() - age_s
-            self._stepped_down()
+            self._clear_leadership()
         if after == LEADER:
             self._round_s = -math.inf
             self._message_filter.barriers.clear()
@@ -422,13 +422,14 @@ class Group:
         if LEADER in (before, after):
             self._on_leadership(self)
 
-    def _stepped_down(self) -> None:
+    def _clear_leadership(self) -> None:
         """Fail pending proposals and set an election deadline after this member stopped leading (guards L5, L6).
 
         The library would leave a deposed leader's proposals pending for ever, and its old election deadline in force,
         which passed long ago."""
         waiting = self._core._SyncObj__commandsWaitingCommit
         pending: list[_Waiter] = []
+        # Proposals with `settles` stay: `_settle` reports later whether they were committed or lost.
         for index, entries in list(waiting.items()):
             pending += [waiter for _, waiter in entries if not waiter.settles]
             waiting[index] = [(term, waiter) for term, waiter in entries if waiter.settles]

@@ -206,6 +206,7 @@ class GroupCommit:
             self._heartbeat_s = now + HEARTBEAT_S
             self.heartbeats.beat(now)
         if now >= self._scan_s:
+            # Until the scan below finds an earlier deadline, the next scan is due after the longest interval.
             self._scan_s = now + SCAN_MOST_S
             self._not_before_s = now + SCAN_S
             for group in self.groups.values():

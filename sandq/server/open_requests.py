@@ -17,7 +17,7 @@ from sandq.broker.event_loop import TimeSlice
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.peers.metadata_barrier import Unsure
 from sandq.model.caller import Caller
-from sandq.model.errors import Overloaded, SandqError, TimedOut, let_go
+from sandq.model.errors import Overloaded, SandqError, TimedOut, clear_tracebacks
 from sandq.model.limits import Limits
 from sandq.protocol.frames import encode_error
 from sandq.server.audit.requests import RequestAudit
@@ -121,7 +121,7 @@ class OpenRequests:
         self.audit.failed(request_id, "connection" if mark is None else mark.request, sender.caller, error)
         self.add_hint(error)
         self._output.send(encode_error(request_id, error))
-        let_go(error)
+        clear_tracebacks(error)
 
     def _log_failure(self, request_id: int, mark: Mark | None, error: SandqError) -> None:
         """Log a failure: faults of this node as rate-limited warnings, mistakes of clients at debug level."""

@@ -60,8 +60,7 @@ class Sender:
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """Hold back all sending within the block, and send at its end, without waiting for the next round of the
-        loop."""
+        """Collect the frames of a block, and send them at its end instead of in the next iteration of the loop."""
         self._is_gathering = True
         try:
             yield
@@ -82,7 +81,7 @@ class Sender:
 
 
 class Output:
-    """The frames that wait to be sent to one client. Implements `Room`, the memory for replies that are being read."""
+    """The frames that wait to be sent to one client. It is the `Output` of `LinearizableReads`."""
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class Output:
     ) -> None:
         """Create the output of one connection.
 
-        `source`: the source whose share of the memory for replies it uses. `turn`: the time slice of the connection.
+        `source`: the source whose share of the memory for replies it uses. `time_slice`: that of the connection.
         `transform`: encodes all bytes; None: the wire is plain. `reading`: cancelled when the client is
         disconnected."""
         self.is_open = True
@@ -122,8 +121,8 @@ class Output:
         self.wire: Wire = PlainWire(self._out) if transform is None else TransformedWire(self._out, transform)
         self._read_bytes = 0
         """Total bytes of replies that the apply thread has read. Only that thread writes it."""
-        self._let_go_bytes = 0
-        """Total bytes of replies that were read and then put into frames or dropped. Only the loop writes it."""
+        self._released_bytes = 0
+        """Total bytes of read replies that have become frames or were dropped. Only the loop writes it."""
         self._was_congested = False
         self._is_writing = False
         self._wake = trio.Event()
@@ -140,7 +139,7 @@ class Output:
 
     @property
     def congested(self) -> bool:
-        """Whether too many bytes wait to be sent: nothing more should be read or made for this client."""
+        """Whether too many bytes wait to be sent: read no more for this client, and make no more frames."""
         waiting_bytes = self._out.bytes
         is_little = waiting_bytes <= self.most_bytes and (
             waiting_bytes <= ANSWERS_GRANTED_BYTES or not self._answers.is_full
@@ -155,14 +154,14 @@ class Output:
     @property
     def has_capacity(self) -> bool:
         """Whether more may be read for this client. May be called from any thread."""
-        waiting_bytes = self._out.bytes + self._read_bytes - self._let_go_bytes
+        waiting_bytes = self._out.bytes + self._read_bytes - self._released_bytes
         return waiting_bytes <= self.most_bytes and not self._answers.is_full
 
     async def wait_for_capacity(self) -> None:
         """Wait until more may be read for this client.
 
-        One task goes on at a time: its reply may use all free bytes, so waking hundreds for each piece would be in
-        vain."""
+        One task goes on at a time: its reply may use all free bytes, so most of several
+        woken tasks would have to wait again."""
         async with self._reading_lock:
             while not self.has_capacity:
                 if self._answers.is_full:
@@ -170,19 +169,19 @@ class Output:
                 else:
                     await self._sent.wait()
 
-    def hold(self, size: int) -> None:
+    def charge_on_apply(self, size: int) -> None:
         """Count bytes that were read for this client on the apply thread."""
         self._read_bytes += size
         self._answers.hold(size)
 
-    def take(self, size: int) -> None:
+    def charge(self, size: int) -> None:
         """Count bytes that were read for this client on the loop."""
-        self._let_go_bytes -= size
+        self._released_bytes -= size
         self._answers.take(size)
 
-    def let_go(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Release bytes that were read: they become a frame, which counts itself, or are dropped."""
-        self._let_go_bytes += size
+        self._released_bytes += size
         self._answers.give_back(size)
         self._notify_sent()
 

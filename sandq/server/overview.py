@@ -76,8 +76,10 @@ class TopicTrack:
         """Start and row of each slot, as MessagePack: compact, and sent as it is."""
 
     def sample(self, topic: OpenTopic, now_ms: int) -> None:
-        """Compare the topic's counters with the last sample. Events from before a partition was led here do not
-        count."""
+        """Add a sample: how much the topic's counters have grown since the last one.
+
+        A partition that this node has just begun to lead counts from the next sample on.
+        """
         stored = acked = died = 0
         seen = {}
         for leader in topic.led().values():

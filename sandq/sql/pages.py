@@ -143,9 +143,11 @@ class _Maker:
         return self._texts_of(self._piece.offsets if self._piece.ids is None else self._piece.ids)
 
     def _texts_of(self, column: bytes) -> Any:
-        if len(column) == _BYTES and self._batch.count != 1:
-            reached = max((stop for _, stop in self._spans), default=0)
-            data = self._chosen(texts_of_run(column, reached), CHARS)
+        """Return offsets as text. `column`: one offset per message, or only the first of consecutive offsets."""
+        is_run = len(column) == _BYTES and self._batch.count != 1
+        if is_run:
+            count = max((stop for _, stop in self._spans), default=0)
+            data = self._chosen(texts_of_run(column, count), CHARS)
         else:
             data = texts_of_column(self._chosen(column, _BYTES))
         return _texts(data, self._count)

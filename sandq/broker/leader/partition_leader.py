@@ -692,14 +692,15 @@ class PartitionLeader:
         self._keeping = True
         names = status.groups.names
         if not names:
-            self._touched(None)
+            self._touch_ended(None)
             return
         try:
-            self.raft_group.submit(c.Touch(names), self._touched, line=BEHIND)
+            self.raft_group.submit(c.Touch(names), self._touch_ended, line=BEHIND)
         except SandqError as error:
-            self._touched(error)
+            self._touch_ended(error)
 
-    def _touched(self, result: Any) -> None:
+    def _touch_ended(self, result: Any) -> None:
+        """Process the result of a Touch: on an error, try it again after `RETRY_MS`."""
         self._keeping = False
         if self.closed or not self.raft_group.works:
             return

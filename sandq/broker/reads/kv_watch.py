@@ -59,7 +59,7 @@ class _Watcher:
         self.found = found
         if isinstance(found, outcome.Value) and not self.is_given_up:
             self.size = sum([len(piece.batch) for piece in found.value.pieces])
-            self.output.take(self.size)
+            self.output.charge(self.size)
         self._woken.set()
 
     def put_off(self) -> None:
@@ -117,7 +117,7 @@ class KvWatches:
         finally:
             watcher.is_given_up = True
             if watcher.size:
-                output.let_go(watcher.size)
+                output.release(watcher.size)
             self._watchers.get(host, {}).pop(watcher, None)
         assert watcher.found is not None
         return watcher.found.unwrap()

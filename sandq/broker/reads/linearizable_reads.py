@@ -40,7 +40,7 @@ PAGE_WORK: Final = 128
 
 
 class Output(Protocol):
-    """The output of one client, which takes answers."""
+    """The output of one client: limits the bytes of replies that are read for it."""
 
     @property
     def has_capacity(self) -> bool:
@@ -49,14 +49,14 @@ class Output(Protocol):
     async def wait_for_capacity(self) -> None:
         """Wait until more may be read."""
 
-    def hold(self, size: int) -> None:
-        """Charge bytes that were read (apply thread)."""
+    def charge_on_apply(self, size: int) -> None:
+        """Charge bytes that were read. For the apply thread."""
 
-    def take(self, size: int) -> None:
-        """Charge bytes that were read (event loop)."""
+    def charge(self, size: int) -> None:
+        """Charge bytes that were read. For the event loop."""
 
-    def let_go(self, size: int) -> None:
-        """Release bytes that were sent, or are not needed."""
+    def release(self, size: int) -> None:
+        """Release charged bytes: they became a frame, or were dropped."""
 
 
 class _Boundless:
@@ -66,11 +66,11 @@ class _Boundless:
 
     async def wait_for_capacity(self) -> None: ...
 
-    def hold(self, size: int) -> None: ...
+    def charge_on_apply(self, size: int) -> None: ...
 
-    def take(self, size: int) -> None: ...
+    def charge(self, size: int) -> None: ...
 
-    def let_go(self, size: int) -> None: ...
+    def release(self, size: int) -> None: ...
 
 
 BOUNDLESS: Final[Output] = _Boundless()
@@ -96,7 +96,7 @@ class _Asked(Generic[T]):
         """Set the answer. Release its bytes if the caller is gone."""
         self.answer, self.stale_ms, self.size = answer, stale_ms, size
         if size and self.is_given_up:
-            self.output.let_go(size)
+            self.output.release(size)
         self.answered.set()
 
     async def wait(self) -> tuple[T, int]:
@@ -106,7 +106,7 @@ class _Asked(Generic[T]):
         finally:
             self.is_given_up = True
             if self.size:
-                self.output.let_go(self.size)
+                self.output.release(self.size)
         answer = self.answer
         del self.answer  # it may be large, and a thread may keep a reference to this object longer
         return answer.unwrap(), self.stale_ms
@@ -264,7 +264,7 @@ class _Visit:
             size = one.size_of(answer.value) if isinstance(answer, outcome.Value) else 0
             answers.append((one, answer, size))
             if size:
-                one.output.hold(size)
+                one.output.charge_on_apply(size)
                 visited_bytes += size
             work += one.work
             if visited_bytes >= VISIT_BYTES or work >= VISIT_WORK:
@@ -276,4 +276,4 @@ def _drop(answers: list[_Answer]) -> None:
     """Release the answers that no caller waits for any more."""
     for one, _, size in answers:
         if size:
-            one.output.let_go(size)
+            one.output.release(size)

@@ -130,7 +130,7 @@ class Intake:
 
     def tend(self, now: float) -> float:
         """Take back messages that wait too long and credit that is unused; return the time of the next call."""
-        return min(self._return_stale(now), self._tend_busy(now))
+        return min(self._return_stale(now), self._find_idle(now))
 
     def _in_use(self) -> list[NodeCredit]:
         """Return the nodes that get credit."""
@@ -151,17 +151,21 @@ class Intake:
         for node, target in zip(nodes, targets, strict=True):
             node.aim(target, takes_back=True)
 
-    def _tend_busy(self, now: float) -> float:
-        """Take credit back from idle nodes, if there are several topics; return the time of the next call."""
+    def _find_idle(self, now: float) -> float:
+        """Take credit back from nodes that have become idle; return the time of the next call.
+
+        A node is idle if none of its messages is held and its last delivery was `BUSY_S` ago. If the subscription has
+        one topic, idle nodes keep their credit.
+        """
         if self._is_one_topic:
             return math.inf
         busy = [node for node in self._in_use() if node.is_busy]
-        over = [node for node in busy if not node.held and now >= node.came_at + BUSY_S]
-        for node in over:
+        idle = [node for node in busy if not node.held and now >= node.came_at + BUSY_S]
+        for node in idle:
             node.is_busy = False
-        if over:
+        if idle:
             self.give_credit()
-        return now + BUSY_S if len(over) < len(busy) else math.inf
+        return now + BUSY_S if len(idle) < len(busy) else math.inf
 
     def _return_stale(self, now: float) -> float:
         """Give messages back that wait because work has become slow; return the time of the next call."""

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from sandq.model import offsets
+from sandq.model.batch import Column
 from sandq.model.errors import Conflict, InvalidRequest, NotFound
 from sandq.partition.base import rows
 from sandq.partition.base.prefixes import Prefixes
-from sandq.partition.base.rows import Range
+from sandq.partition.base.rows import Fields, Range
 from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 from sandq.partition.commands import DEAD_JOBS, UNIQUE_KEY_PREFIX, PurgeDead, RedriveDead
@@ -24,7 +25,7 @@ from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.ownership import Ownership
 from sandq.partition.jobs.job import DONE, RUNNING, STOPPED, Job
 from sandq.partition.jobs.redrive import Redrive
-from sandq.partition.jobs.waiting_ranks import Waited, WaitingRanks
+from sandq.partition.jobs.waiting_ranks import KeptRange, Waited, WaitingRanks
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.pending.ranking import Ranking
 from sandq.partition.reader.reader import LogReader, cursor_before
@@ -254,18 +255,15 @@ class Jobs:
     def _kept_by_one(self, step: Step, job: Job) -> bool:
         """Do the same for a bounded part of the messages that one group keeps. Return whether there were any."""
         arguments, prefixes = job.arguments, _prefixes(job.arguments)
-        part = self._waiting_ranks.rank_kept(
-            step,
-            arguments["kept_of"],
-            job.position,
-            arguments["until_ms"],
-            lambda offset, fields: offsets.unpack(offset).index < job.index and prefixes.take(fields),
-            arguments["priority"],
-            limit=self._waiting_ranks.most(STEP_MESSAGES),
-            max_bytes=STEP_BYTES,
-            dry_run=arguments["dry_run"],
-        )
-        self._count(job, part.waited)
+        ranks, priority = self._waiting_ranks, arguments["priority"]
+
+        def is_chosen(offset: bytes, fields: Fields) -> bool:
+            is_older = offsets.unpack(offset).index < job.index
+            return (fields.get(Column.PRIORITY) or 0) != priority and is_older and prefixes.take(fields)
+
+        kept = KeptRange(arguments["kept_of"], after=job.position, until_ms=arguments["until_ms"])
+        part = ranks.choose_kept(step.view, kept, is_chosen, limit=ranks.most(STEP_MESSAGES), max_bytes=STEP_BYTES)
+        self._count(job, ranks.rank(step, part.chosen, priority, dry_run=arguments["dry_run"]))
         if part.position is not None:
             job.position = part.position
         return part.position is not None

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from sandq.model import offsets
-from sandq.model.batch import Column
 from sandq.partition.base import rows
 from sandq.partition.base.rows import Fields
 from sandq.partition.base.step import Step
@@ -33,12 +32,22 @@ class Waited(NamedTuple):
     group while they wait in another."""
 
 
-class RankedPart(NamedTuple):
-    """The result for a bounded part of the messages that a group keeps."""
+class KeptRange(NamedTuple):
+    """A range of the messages that a group keeps."""
 
-    waited: Waited
+    group_id: int
+    after: bytes
+    """The range begins at the next offset."""
+    until_ms: int
+    """End of the range: a delivery time, excluded."""
+
+
+class KeptPart(NamedTuple):
+    """The chosen messages of a bounded part of a `KeptRange`."""
+
+    chosen: Sequence[bytes]
     position: bytes | None
-    """Last offset of the part. None if the group keeps no further messages."""
+    """Last offset of the part. None if the range contains no messages."""
 
 
 class WaitingRanks:
@@ -88,41 +97,25 @@ class WaitingRanks:
         """Return the id of the first group above this one. None if there is none."""
         return min([group_id for group_id in self._groups.by_id if group_id > above], default=None)
 
-    def rank_kept(
-        self,
-        step: Step,
-        group_id: int,
-        above: bytes,
-        until_ms: int,
-        is_chosen: Callable[[bytes, Fields], bool],
-        priority: int,
-        *,
-        limit: int,
-        max_bytes: int,
-        dry_run: bool,
-    ) -> RankedPart:
-        """Change the priority of messages that a group keeps above an offset.
+    def choose_kept(
+        self, view: View, kept: KeptRange, is_chosen: Callable[[bytes, Fields], bool], *, limit: int, max_bytes: int
+    ) -> KeptPart:
+        """Choose messages that are kept by a group, at most `limit` rows or `max_bytes`.
 
-        Skip messages that the log has, that an earlier group keeps, or that have this priority already. `is_chosen`
-        decides by offset and fields.
+        Skip messages that the log has or that an earlier group keeps. `is_chosen` decides by offset and fields.
         """
-        view = step.view
-        start = rows.after(rows.of_group(rows.KEPT, group_id, above))
-        stop = rows.of_group(rows.KEPT, group_id, offsets.pack(min(until_ms, offsets.U48_MAX), 0, 0, 0))
+        start = rows.after(rows.of_group(rows.KEPT, kept.group_id, kept.after))
+        stop = rows.of_group(rows.KEPT, kept.group_id, offsets.pack(min(kept.until_ms, offsets.U48_MAX), 0, 0, 0))
         found = view.scan(start, stop, limit=limit, max_bytes=max_bytes) if start < stop else []
         chosen = []
         for key, row in self._shared.in_slices(found, AT_ONCE):
             offset, fields = key[-offsets.OFFSET_BYTES :], rows.load_kept(row).fields
-            # A message that is in several of these places is counted only once.
-            if (fields.get(Column.PRIORITY) or 0) == priority or not is_chosen(offset, fields):
-                continue
-            if not self._is_seen(group_id, offset, view):
+            if is_chosen(offset, fields) and not self._is_seen(kept.group_id, offset, view):
                 chosen.append(offset)
-        waited = self.rank(step, chosen, priority, dry_run=dry_run)
-        return RankedPart(waited, found[-1][0][-offsets.OFFSET_BYTES :] if found else None)
+        return KeptPart(chosen, found[-1][0][-offsets.OFFSET_BYTES :] if found else None)
 
     def _is_seen(self, group_id: int, offset: bytes, view: View) -> bool:
-        """Return whether the job finds a message in the log or in an earlier group."""
+        """Return whether the job finds a message also in the log or in an earlier group, where it counts it."""
         if self._kept.is_in_log(offset, view):
             return True
         earlier = [other for other in self._groups.by_id if other < group_id]

@@ -166,7 +166,7 @@ class Compactor:
 
     def _is_worth_it(self, now_ms: int, until_s: int, view: View) -> bool:
         log, keys = self._log, self._keys
-        if not self._may_go:
+        if not self._has_garbage:
             return False
         new = log.counts.between(self._until_s, until_s, view)
         if not new:
@@ -180,7 +180,7 @@ class Compactor:
 
     def _next_check_ms(self, now_ms: int) -> int | None:
         times = []
-        if self._may_go and self._log.state.messages > self._left:
+        if self._has_garbage and self._log.state.messages > self._left:
             idle_ms = max(self._wrote_ms + IDLE_MS, now_ms + LOOK_MS, self._rested_ms)
             times.append(max(idle_ms, self._wrote_ms + self._history_ms + 1000) if self._is_quiet(now_ms) else idle_ms)
         if self._again_ms is not None:
@@ -188,8 +188,8 @@ class Compactor:
         return min(times, default=None)
 
     @property
-    def _may_go(self) -> bool:
-        """Whether the log contains anything else than the last value of each key."""
+    def _has_garbage(self) -> bool:
+        """Whether the log contains older values of keys, or deletions."""
         return self._log.state.messages != self._keys.live or self._keys.deletions > 0
 
     @property
@@ -199,8 +199,8 @@ class Compactor:
     def _is_quiet(self, now_ms: int) -> bool:
         return now_ms - self._wrote_ms >= IDLE_MS
 
-    def _ends(self, step: Step) -> None:
-        """End a pass."""
+    def _end_compaction(self, step: Step) -> None:
+        """Record that all messages up to `_until_s` were checked."""
         now_ms = step.now_ms
         self._at, self._ended_ms, self._again_ms = None, now_ms, None
         if self._ripening is None:
@@ -229,7 +229,7 @@ class Compactor:
                 if seen >= most:
                     return
             if len(found) < STEP_ROWS and sum([len(value) for _, value in found]) < STEP_BYTES:
-                self._ends(step)
+                self._end_compaction(step)
                 return
 
     def _clean(self, step: Step, row: Row, entry: LogEntry, held: _Held) -> int:

@@ -151,14 +151,15 @@ def _with_outcomes(
 
 
 def _crc(command: c.Append) -> int:
-    return _chained(int.from_bytes(command.batch[4:8], "little"), command.sequence)
+    return _crc_with_chain(int.from_bytes(command.batch[4:8], "little"), command.sequence)
 
 
-def _chained(batch_crc: int, sequence: int) -> int:
+def _crc_with_chain(batch_crc: int, sequence: int) -> int:
+    """Combine the CRC of a batch with the chain in its sequence number: a checksum of it and all batches before it."""
     return batch_crc ^ chain_of(sequence)
 
 
 def skipped(step: Step, command: c.Skipped) -> Answer:
     """Return the answer to store for a batch that was skipped."""
-    crc = _chained(command.batch_crc, command.sequence)
+    crc = _crc_with_chain(command.batch_crc, command.sequence)
     return Answer(SKIPPED, step.index, step.position, step.now_ms, step.floor_ms, crc)

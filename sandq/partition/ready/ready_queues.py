@@ -409,8 +409,8 @@ class ReadyQueues:
         return True
 
     def remove_singles(self, step: Step, key: bytes, firsts: Sequence[bytes]) -> None:
-        """Remove messages, each of which is an entry by itself, from a queue. Do not call it during a round of
-        turns."""
+        """Remove messages from a queue. Each of them must be an entry of its own, not part of a range. Do not call this
+        during a round of turns."""
         queue = self._queues[key]
         self.entries.remove_singles(step, queue, firsts)
         self._uncount(step, queue, len(firsts))

@@ -80,7 +80,7 @@ def _parsed(route: APIRoute, message: Message) -> Any:
     except (JSONDecodeError, TooLarge):
         return None
     parsed, mistakes = route.body_field.validate(values)
-    problems.let_go_of(mistakes)
+    problems.clear_tracebacks_of(mistakes)
     return None if mistakes else parsed
 
 

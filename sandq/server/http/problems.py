@@ -35,7 +35,7 @@ from sandq.model.errors import (
     Unauthenticated,
     Unavailable,
     VersionChanged,
-    let_go,
+    clear_tracebacks,
 )
 from sandq.model.offsets import to_text
 from sandq.server.http.further_mistakes import further_mistakes
@@ -149,7 +149,7 @@ def of_error(request: Request, error: SandqError) -> Response:
     version = details.get("version")
     if isinstance(error, VersionChanged) and version is not None:
         response.headers["etag"] = f'"{version}"'
-    let_go(error)
+    clear_tracebacks(error)
     return response
 
 
@@ -199,13 +199,13 @@ def install(app: FastAPI) -> None:
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        let_go(error)
-        let_go_of(error.errors())
+        clear_tracebacks(error)
+        clear_tracebacks_of(error.errors())
         return _invalid(request, error.errors(), error.body)
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        let_go(error)
+        clear_tracebacks(error)
         return _http_error(request, error)
 
     async def fault(request: Request, error: Exception) -> Response:
@@ -222,12 +222,12 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, http_error)
 
 
-def let_go_of(mistakes: Sequence[Mapping[str, Any]]) -> None:
+def clear_tracebacks_of(mistakes: Sequence[Mapping[str, Any]]) -> None:
     """Clear the tracebacks of the errors behind these mistakes. Pydantic and FastAPI attach them in different ways."""
     for one in mistakes:
         error = (one.get("ctx") or {}).get("error")
         if isinstance(error, BaseException):
-            let_go(error)
+            clear_tracebacks(error)
 
 
 def _invalid(request: Request, found: Sequence[Mapping[str, Any]], body: Any) -> Response:

@@ -25,7 +25,7 @@ from sandq.client.json_format import (
 )
 from sandq.client.producer import Producer, Ready, check_rank, delay_of
 from sandq.model import offsets
-from sandq.model.errors import InvalidRequest, SandqError, let_go
+from sandq.model.errors import InvalidRequest, SandqError, clear_tracebacks
 from sandq.protocol.requests_messages import DEAD_ELSEWHERE, PREVIEW_BYTES_MAX
 from sandq.server.http import bodies, responses
 from sandq.server.http.caller import check_delays
@@ -446,14 +446,14 @@ async def _send_many(producer: Producer, messages: list[Ready], *, has_outcomes:
                 results += [_stored(offset) for offset in found]
             continue
         except SandqError as error:
-            let_go(error)  # some messages were not stored: each receipt has its own outcome
+            clear_tracebacks(error)  # some messages were not stored: each receipt has its own outcome
         for receipt in receipts:
             try:
                 results.append(_stored(await receipt, receipt))
             except SandqError as error:
                 first = first or error
                 results.append({"error": _error(error)})
-                let_go(error)
+                clear_tracebacks(error)
     failed = sum("error" in result for result in results)
     if first is not None and failed == len(results):
         raise first

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 
 from sandq.model.errors import SandqError, TooLarge
 from sandq.model.json_values import excess_of, read_strictly, twice
-from sandq.server.http.problems import Problem, let_go_of
+from sandq.server.http.problems import Problem, clear_tracebacks_of
 
 THREAD_BYTES: Final = 64 << 10
 """Size above which a body is parsed in a thread, in bytes. One body is parsed at a time."""
@@ -62,7 +62,7 @@ def _read_large(body: bytes, field: ModelField | None) -> Any:
     if field is None:
         return value
     parsed, mistakes = field.validate(value)
-    let_go_of(mistakes)
+    clear_tracebacks_of(mistakes)
     return value if mistakes else parsed
 
 
@@ -120,7 +120,7 @@ async def _also(request: Request) -> tuple[list[Any], Any]:
     except (json.JSONDecodeError, TooLarge):
         return found, None
     _, mistakes = route.body_field.validate(body, loc=("body",))
-    let_go_of(mistakes)
+    clear_tracebacks_of(mistakes)
     return [*found, *mistakes], body
 
 

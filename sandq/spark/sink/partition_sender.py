@@ -160,6 +160,7 @@ class PartitionSender(BatchSender[NumberedBatch]):
         Raises ChangedRows, a permanent error of a chunk, or the last temporary error after RETRY_S.
         """
         self._is_ignorable = self._is_ignorable and all([chunk.ignorable for chunk in chunks])
+        # Keep chunks while an earlier attempt may have stored different ones: then all must be written again.
         try:
             await self._store(chunks)
         except ChangedRows as changed:

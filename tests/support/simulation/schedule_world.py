@@ -31,9 +31,9 @@ class UnlimitedBudget:
 
     async def wait_for_capacity(self) -> None: ...
 
-    def hold(self, size: int) -> None: ...
+    def charge(self, size: int) -> None: ...
 
-    take = let_go = hold
+    charge_on_apply = release = charge
 
 
 class ScheduleWorld(MembershipWorld):

@@ -294,35 +294,35 @@ async def test_connections_waiting_for_memory_continue_in_order(memory: MemoryBu
         async def wait(number: int) -> None:
             await connection.output.wait_for_capacity()
             went_on.append(number)
-            connection.output.hold(LARGE)
+            connection.output.charge_on_apply(LARGE)
 
-        connection.output.hold(LARGE)
+        connection.output.charge_on_apply(LARGE)
         for number in range(waiters):
             nursery.start_soon(wait, number)
         await wait_all_tasks_blocked()
         trio.lowlevel.add_instrument(steps)
         try:
             for _ in range(10):
-                connection.output.let_go(1)
+                connection.output.release(1)
                 await wait_all_tasks_blocked()
             assert went_on == [] and steps.number < waiters / 2
-            connection.output.let_go(LARGE - 10)
+            connection.output.release(LARGE - 10)
             await wait_all_tasks_blocked()
             assert len(went_on) == 1 and steps.number < waiters / 2
         finally:
             trio.lowlevel.remove_instrument(steps)
         while len(went_on) < waiters:
-            connection.output.let_go(LARGE)
+            connection.output.release(LARGE)
             await wait_all_tasks_blocked()
-        connection.output.let_go(LARGE)
+        connection.output.release(LARGE)
 
 
 async def test_what_was_read_counts_until_it_is_a_frame(memory: MemoryBudget) -> None:
     async with connected(memory, Session()) as (connection, _):
-        connection.output.hold(LARGE)
+        connection.output.charge_on_apply(LARGE)
         assert memory.answers.bytes == LARGE and not connection.output.has_capacity, "an eighth of what all may have"
         async with trio.open_nursery() as nursery:
             nursery.start_soon(connection.output.wait_for_capacity)
             await wait_all_tasks_blocked()
-            connection.output.let_go(LARGE)
+            connection.output.release(LARGE)
         assert memory.answers.bytes == 0

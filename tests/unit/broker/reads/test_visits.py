@@ -48,13 +48,13 @@ class Capacity:
     async def wait_for_capacity(self) -> None:
         await self.account.wait_for_capacity()
 
-    def hold(self, size: int) -> None:
+    def charge_on_apply(self, size: int) -> None:
         self.account.read += size
 
-    def take(self, size: int) -> None:
+    def charge(self, size: int) -> None:
         self.account.take(size)
 
-    def let_go(self, size: int) -> None:
+    def release(self, size: int) -> None:
         self.account.give_back(size)
 
 
