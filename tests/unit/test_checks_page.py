@@ -34,7 +34,7 @@ def test_listed_paths_are_modules() -> None:
                 assert not name.endswith(".py") or (ROOT / "sandq" / name).exists(), name
 
 
-def test_the_page_is_what_is_generated() -> None:
+def test_page_equals_the_generated_one() -> None:
     assert (ROOT / "docs" / "checks.md").read_text() == page(), (
         "run: python -m tests.support.command_checks > docs/checks.md"
     )

@@ -436,7 +436,7 @@ def test_private_name_of_the_client_is_found() -> None:
     assert exported_by('x = 1\n__all__ = ["a", "b"]') == {"a", "b"}
 
 
-def test_the_top_imports_the_client_only() -> None:
+def test_top_package_imports_only_the_client() -> None:
     assert check_imports("sandq", "from sandq.broker import host", is_package=True)
     assert check_imports("sandq", "from .model import names", is_package=True)
     assert not check_imports("sandq", "from sandq.client import connect\nfrom . import errors", is_package=True)
@@ -496,7 +496,7 @@ def test_correct_import_is_accepted(module: str, source: str) -> None:
     ],
 )
 @pytest.mark.parametrize("module", ["sandq.model.times", "sandq.partition.state_machine", "sandq.gossip.swim"])
-def test_what_is_impure_is_found(module: str, source: str) -> None:
+def test_impure_code_is_found(module: str, source: str) -> None:
     assert check_purity(module, source)
 
 

@@ -46,7 +46,7 @@ def test_tags(tags: dict[str, str]) -> None:
     assert decode_tags(meta) == tags
 
 
-def test_the_same_tags_give_the_same_meta() -> None:
+def test_equal_tags_give_equal_meta() -> None:
     assert encode_tags({"a": "1", "b": "2"}) == encode_tags({"b": "2", "a": "1"}) == b"\xff\x82\xa1a\xa11\xa1b\xa12"
 
 
@@ -105,7 +105,7 @@ def test_meta_that_is_wrong_is_refused(meta: bytes) -> None:
     ],
     ids=["leave", "join", "state"],
 )
-def test_the_bytes_of_a_message(message: LeaveIntent | JoinIntent | SerfState, kind: int, fields: Any) -> None:
+def test_message_bytes_round_trip(message: LeaveIntent | JoinIntent | SerfState, kind: int, fields: Any) -> None:
     body = encode_serf(message)
     assert body[0] == kind and msgpack.unpackb(body[1:], raw=False) == fields
     assert decode_serf(body) == message
@@ -117,7 +117,7 @@ def test_other_messages_have_a_kind() -> None:
         assert decode_serf(bytes((kind,)) + b"\xc1 anything") == OtherSerf(kind)
 
 
-def test_what_may_be_missing_is_zero() -> None:
+def test_missing_optional_fields_are_zero() -> None:
     assert decode_serf(b"\x00" + packed({"LTime": 1, "Node": "a"})) == LeaveIntent(1, "a", False)
     assert decode_serf(b"\x02" + packed({"LTime": 1})) == SerfState(1, {}, (), 0, 0)
     nil = dict.fromkeys(FIELDS)
@@ -176,7 +176,7 @@ def test_as_many_members_as_are_allowed() -> None:
     ],
     ids=range(5),
 )
-def test_what_is_announced_takes_no_memory(body: bytes) -> None:
+def test_announced_lengths_allocate_no_memory(body: bytes) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(ProtocolError):

@@ -89,7 +89,7 @@ def test_sealed_bytes_are_read(key: bytes | None, whole: StreamMessage, size: in
         assert read(data[:cut], size, key) is None
 
 
-def test_the_bytes_of_a_push_pull() -> None:
+def test_push_pull_has_the_expected_bytes() -> None:
     data = pair().seal(PushPull(False, NODES[:1], b""))
     unpacker = msgpack.Unpacker(raw=True)
     unpacker.feed(data[1:])
@@ -99,7 +99,7 @@ def test_the_bytes_of_a_push_pull() -> None:
     assert {key.decode(): value for key, value in node.items()} == {**NODE, "Meta": b"meta"}
 
 
-def test_the_bytes_of_what_is_encrypted() -> None:
+def test_encrypted_message_has_the_expected_bytes() -> None:
     data = pair(KEY).seal(User(b"x"))
     plain = b"\x08" + packed({"UserMsgLen": 1}) + b"x"
     assert data[:5] == struct.pack(">BI", 10, len(plain) + 29)
@@ -108,7 +108,7 @@ def test_the_bytes_of_what_is_encrypted() -> None:
 
 @pytest.mark.parametrize("whole", WHOLES, ids=lambda whole: type(whole).__name__)
 @pytest.mark.parametrize("size", [1, 1 << 20])
-def test_what_is_compressed_is_read(whole: StreamMessage, size: int) -> None:
+def test_compressed_message_is_read(whole: StreamMessage, size: int) -> None:
     plain = compressed(pair().seal(whole))
     assert read(plain, size) == whole
     assert read(sealed(plain), size, KEY) == whole
@@ -193,7 +193,7 @@ def test_invalid_key_is_refused(data: bytes, says: str) -> None:
             read(data, size, KEY)
 
 
-def test_the_length_is_of_what_was_sealed() -> None:
+def test_changed_length_of_sealed_message_is_refused() -> None:
     data = bytearray(sealed(encode(Ack(1, b""))) + b"x")
     data[4] += 1
     with pytest.raises(ProtocolError, match="no key fits"):
@@ -287,7 +287,7 @@ class Work:
         return Unpacker(**options)
 
 
-def test_what_is_compressed_may_say_more() -> None:
+def test_unknown_fields_of_compressed_message_are_ignored() -> None:
     newer = {"Algo": 0, "More": [1, {"a": 2}], "Buf": lzw(encode(Ack(1, b"")))}
     for use_bin_type in (False, True):
         data = b"\x09" + msgpack.packb(newer, use_bin_type=use_bin_type)
@@ -350,7 +350,7 @@ def test_a_large_state_in_small_pieces_costs_as_much_as_in_one(
     ],
     ids=range(7),
 )
-def test_what_is_announced_takes_no_memory(data: bytes) -> None:
+def test_announced_lengths_allocate_no_memory(data: bytes) -> None:
     tracemalloc.start()
     try:
         with suppress(ProtocolError):

@@ -11,7 +11,7 @@ from sandq.gossip.tags import OURS, judge_of, node_tags
 OURS_UUID = "5d1f6ab0-9f0a-4a4f-8c22-95e8a5e63f09"
 
 
-def test_the_tags_of_a_node() -> None:
+def test_node_has_the_expected_tags() -> None:
     tags = node_tags(
         node="node1",
         cluster="orders",
@@ -55,7 +55,7 @@ def test_long_tags_of_a_node_fit() -> None:
     assert len(encode_tags(founder)) < len(encode_tags(member)) <= META_BYTES
 
 
-def test_who_belongs_to_a_cluster_is_to_found_none() -> None:
+def test_node_of_a_cluster_has_no_founder_tag() -> None:
     assert "founder" not in long_tags(OURS_UUID)
     assert long_tags(None)["founder"] == "1" and "uuid" not in long_tags(None)
 
@@ -75,11 +75,11 @@ def test_who_belongs_to_a_cluster_is_to_found_none() -> None:
         (None, {"cluster": "orders", "id": ""}, "node_id"),
     ],
 )
-def test_who_may_be_a_member(own_uuid: str | None, tags: dict[str, str], reason: str | None) -> None:
+def test_tags_decide_who_may_be_a_member(own_uuid: str | None, tags: dict[str, str], reason: str | None) -> None:
     assert judge_of("orders", lambda: own_uuid)("node1", tags) == reason
 
 
-def test_the_uuid_is_looked_at_when_it_is_asked() -> None:
+def test_cluster_uuid_is_read_at_each_check() -> None:
     """A node that joins learns it later than the tags of others."""
     known: list[str | None] = [None]
     judge = judge_of("orders", lambda: known[0])

@@ -34,7 +34,7 @@ def test_members_are_sorted_and_what_was_given_stands_still() -> None:
         before["c"] = member("c")  # type: ignore[index]
 
 
-async def test_the_first_batch_is_everybody_and_each_later_one_what_changed() -> None:
+async def test_first_batch_lists_all_members_and_later_ones_the_changes() -> None:
     roster = Roster()
     for name in "cab":
         roster.put(member(name))
@@ -52,13 +52,13 @@ async def test_the_first_batch_is_everybody_and_each_later_one_what_changed() ->
     ]
 
 
-async def test_the_first_batch_of_nobody_is_empty_and_comes_at_once() -> None:
+async def test_first_batch_of_empty_roster_is_empty_and_immediate() -> None:
     with trio.CancelScope() as scope:
         scope.cancel()  # whatever waited now would be given up
         assert await anext(Roster().changes()) == []
 
 
-async def test_who_waits_is_woken_and_only_by_a_change(autojump_clock: trio.testing.MockClock) -> None:
+async def test_waiting_reader_is_woken_only_by_a_change(autojump_clock: trio.testing.MockClock) -> None:
     roster = Roster()
     roster.put(member("a"))
     changes = roster.changes()
@@ -107,7 +107,7 @@ async def test_change_that_was_undone_is_not_reported(autojump_clock: trio.testi
     assert await anext(changes) == [Change(member("b"))]
 
 
-async def test_the_slowest_reader_misses_no_goodbye() -> None:
+async def test_slow_reader_misses_no_removal() -> None:
     roster = Roster()
     crowd = [f"{number:05}" for number in range(5000)]
     for name in crowd:

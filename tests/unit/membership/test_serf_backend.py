@@ -290,7 +290,7 @@ async def test_other_tags_leave_too_few_bytes(clock: Clock, log: list[Any]) -> N
         assert "zone" not in agent.tags, "what was refused is not tried again"
 
 
-async def test_who_leaves_without_an_agent_says_what_stays(clock: Clock, log: list[Any]) -> None:
+async def test_leave_without_agent_logs_the_remaining_tags(clock: Clock, log: list[Any]) -> None:
     agent = FakeAgent()
     async with joined_to(agent, clock) as membership, trio.open_nursery() as nursery:
         agent.stop()

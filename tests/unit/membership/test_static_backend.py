@@ -29,7 +29,7 @@ async def test_everybody_named_is_alive_since_the_start() -> None:
     assert membership().members()["node2"].tags == {}
 
 
-async def test_what_this_node_says_of_itself() -> None:
+async def test_own_member_has_its_tags_and_state() -> None:
     static = membership()
     await static.set_tags({"id": "node1", "zone": "a"})
     with pytest.raises(TooLarge):

@@ -106,7 +106,7 @@ def three() -> Table:
     return table
 
 
-def test_who_comes_is_a_new_member_and_who_goes_is_kept_in_mind_until_it_is_settled() -> None:
+def test_assign_adds_new_member_and_keeps_former_until_settled() -> None:
     table = three()
     first = placed(table)
     table.apply(m.Assign(first.group, 0, ["n1", "n3"]))
@@ -119,7 +119,7 @@ def test_who_comes_is_a_new_member_and_who_goes_is_kept_in_mind_until_it_is_sett
     assert settled.first == first.first
 
 
-def test_who_comes_back_before_it_is_settled_is_the_member_that_it_was() -> None:
+def test_node_that_returns_before_settle_keeps_its_member_id() -> None:
     """The group may have it still: two replicas of one group on a node cannot be."""
     table = three()
     group = placed(table).group
@@ -140,7 +140,7 @@ def test_a_report_of_an_older_assignment_settles_nothing() -> None:
     assert isinstance(refused, Conflict) and placed(table).epoch == 2
 
 
-def test_who_is_gone_from_the_group_is_so_before_all_others_have_come() -> None:
+def test_incomplete_settle_removes_former_members() -> None:
     """One that is wanted may be away: it must not keep those that are not."""
     table = three()
     group = placed(table).group
@@ -159,7 +159,7 @@ def test_another_leader_is_no_move() -> None:
 
 
 @pytest.mark.parametrize("nodes", [[], ["n1", "n1"], ["n1", "nobody"]])
-def test_what_is_no_assignment(nodes: list[str]) -> None:
+def test_invalid_assignment_is_refused(nodes: list[str]) -> None:
     table = three()
     (refused,) = table.apply(m.Assign(placed(table).group, 0, nodes))
     assert isinstance(refused, InvalidRequest) and placed(table).epoch == 0
@@ -203,7 +203,7 @@ def test_a_node_is_removed_once_nothing_is_on_it_and_its_name_is_another_member_
     assert vars(MetadataState.load(list(table.rows.items()))) == vars(table.state)
 
 
-def test_who_is_registered_again_stays_what_it_was() -> None:
+def test_node_registered_again_keeps_its_standing() -> None:
     table = three()
     table.apply(m.MarkNode("n2", T), m.ChangeStanding("n2", "draining"))
     table.apply(register_node("n2", "store-n2", {"client": "h:2"}, zone="b", weight=3))
@@ -226,7 +226,7 @@ def levels(node: str, lowest: int, highest: int) -> m.RegisterNode:
 L1, L2, L3, L4 = (FIRST_LEVEL + more for more in range(4))
 
 
-def test_the_level_rises_to_what_all_know_and_never_falls() -> None:
+def test_feature_level_rises_to_the_common_level_and_never_falls() -> None:
     table = Table()
     assert table.state.feature_level == L1
     (refused,) = table.apply(m.RaiseFeatureLevel(L2))

@@ -77,7 +77,7 @@ def assigned(found: list[m.Command]) -> dict[int, set[str]]:
 ABC = (("a", "b", "c"),)
 
 
-def test_who_failed_a_moment_ago_keeps_what_it_has() -> None:
+def test_recently_failed_node_keeps_its_replicas() -> None:
     nodes = registry(node("a"), node("b"), node("c", failed=AFTER_MS - 1), node("d"))
     assert changes(topic(*ABC), nodes) == []
     nodes["c"] = node("c", failed=AFTER_MS)
@@ -95,7 +95,7 @@ def test_removed_node_is_drained_even_then() -> None:
     assert assigned(changes(topic(*ABC), nodes)) == {1: {"a", "b"}}
 
 
-def test_who_is_drained_goes_once_others_take_it() -> None:
+def test_drained_node_leaves_once_another_can_replace_it() -> None:
     nodes = registry(node("a"), node("b"), node("c", standing=DRAINING))
     assert changes(topic(*ABC), nodes) == []
     assert assigned(changes(topic(*ABC), registry(*nodes.values(), node("d")))) == {1: {"a", "b", "d"}}
@@ -140,7 +140,7 @@ def test_removed_node_is_drained_even_if_others_failed() -> None:
     assert assigned(changes(topic(*ABC), nodes, balanced=())) == {1: {"a", "c"}}, "nobody takes its place"
 
 
-def test_what_nobody_can_take_stays() -> None:
+def test_replica_that_no_node_can_take_stays() -> None:
     nodes = registry(node("a", standing=DRAINING), node("b", failed=AFTER_MS, standing=REMOVING))
     assert assigned(changes(topic(("b",)), nodes)) == {}
 
@@ -162,7 +162,7 @@ def test_not_more_than_so_many_at_once() -> None:
     assert len(then) == MOVES_MOST - 10
 
 
-def test_what_is_even_is_written_down_once_for_these_nodes() -> None:
+def test_even_spread_is_recorded_once_for_these_nodes() -> None:
     nodes = registry(node("a"), node("b"))
     topics = topic(("a",), ("a",))
     (assign,) = changes(topics, nodes, balanced=())
@@ -171,7 +171,7 @@ def test_what_is_even_is_written_down_once_for_these_nodes() -> None:
     assert changes(topics, nodes) == [], "a topic that went leaves it uneven: so be it"
 
 
-def test_who_is_back_before_all_is_even_again_gets_its_share() -> None:
+def test_returning_node_gets_its_share_before_the_spread_is_even() -> None:
     """The others have taken what it had, and it was not written down yet that this is even."""
     state = MetadataState()
 

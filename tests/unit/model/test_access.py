@@ -53,7 +53,9 @@ def test_identity_without_grants_has_no_rights() -> None:
         ("nested", Right.PRODUCE, "pay.x", None, False),
     ],
 )
-def test_what_a_grant_allows(grant: str, right: Right, topic: str | None, group: str | None, allowed: bool) -> None:
+def test_grant_allows_only_its_rights_and_names(
+    grant: str, right: Right, topic: str | None, group: str | None, allowed: bool
+) -> None:
     assert access(grant).allows(right, topic, group) is allowed
 
 
@@ -137,7 +139,7 @@ def test_some_groups_are_not_all_of_them_and_answers_are_kept_apart() -> None:
     assert not access.allows(Right.CONSUME, "orders", "\0"), "no group has this name"
 
 
-def test_what_is_kept_of_answers_is_bounded() -> None:
+def test_cached_decisions_are_bounded() -> None:
     access = Access.of("token:a", ["read:a*"], {})
     for number in range(3000):
         assert access.allows(Right.READ, f"a{number}") and not access.allows(Right.READ, f"b{number}")

@@ -40,7 +40,7 @@ def refused(data: bytes, match: str) -> None:
         Batch.parse(data)
 
 
-def test_the_format_is_what_it_was() -> None:
+def test_batch_format_is_unchanged() -> None:
     columns = {Column.DELIVER_MS: [0, 5, 10], Column.KEY: [b"k", b"", b"l"], Column.VALUE: [b"a", None, b"bc"]}
     data = encode(columns, relative=True)
     assert data.hex() == GOLDEN.hex()
@@ -81,7 +81,7 @@ def test_no_delivery_time_is_now() -> None:
     assert (later.min_deliver_ms, later.max_deliver_ms) == (7, 7)
 
 
-def test_the_greatest_batch() -> None:
+def test_largest_batch_is_accepted_and_a_larger_one_refused() -> None:
     batch = Batch.parse(encode({Column.VALUE: [b""] * MAX_MESSAGES}))
     assert len(batch.values()) == MAX_MESSAGES
     with pytest.raises(TooLarge):
@@ -115,7 +115,7 @@ def test_the_greatest_batch() -> None:
         {Column.VALUE: [b"a"], 77: ["text"]},
     ],
 )
-def test_what_cannot_be_encoded(columns: dict[int, list[bytes | None]]) -> None:
+def test_invalid_columns_are_refused(columns: dict[int, list[bytes | None]]) -> None:
     with pytest.raises(InvalidRequest, match=r"^batch: "):
         encode(columns)
 
@@ -157,7 +157,7 @@ def test_a_compressed_bomb_is_refused_before_it_grows() -> None:
     refused(sealed(small[:20] + (1 << 10).to_bytes(4, "little") + small[24:HEADER_BYTES] + silent), "size|decompress")
 
 
-def test_what_is_compressed_must_be_one_whole_frame() -> None:
+def test_compressed_body_must_be_one_complete_frame() -> None:
     small = encode({Column.VALUE: [b"abc"] * 100}, compress=True)
     for body in (b"", b"garbage", small[HEADER_BYTES:-1], small[HEADER_BYTES:] + b"x"):
         refused(sealed(small[:HEADER_BYTES] + body), "decompress")
@@ -195,7 +195,7 @@ def test_headers_that_lie(offset: int, code: str, value: int, match: str) -> Non
     refused(header_changed(offset, code, value), match)
 
 
-def test_the_crc_is_checked() -> None:
+def test_crc_is_checked() -> None:
     data = bytearray(encode({Column.VALUE: [b"a"]}))
     data[-8] ^= 1
     refused(bytes(data), "crc")
@@ -217,7 +217,7 @@ def offsets_of(*bounds: int) -> bytes:
 PLAIN = offsets_of(0, 1, 2) + b"ab" + bytes(6)
 
 
-def test_the_helper_makes_good_batches_too() -> None:
+def test_helper_of_these_tests_makes_valid_batches() -> None:
     assert Batch.parse(body_of([(1, 1, 0, PLAIN)])).values() == [b"a", b"b"]
 
 

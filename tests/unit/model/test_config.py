@@ -173,7 +173,7 @@ def test_gossip_in_the_clear_beyond_this_machine_is_insecure(write) -> None:  # 
         ("", False),
     ],
 )
-def test_what_is_on_this_machine(host: str, expected: bool) -> None:
+def test_is_loopback_recognizes_local_hosts(host: str, expected: bool) -> None:
     assert is_loopback(host) == expected
 
 
@@ -183,7 +183,7 @@ def test_static_membership(write) -> None:  # type: ignore[no-untyped-def]
     assert [(peer.id, peer.peer.port) for peer in config.cluster.peers] == [("node2", 9191)]
 
 
-def test_the_environment_lies_over_the_file(write) -> None:  # type: ignore[no-untyped-def]
+def test_environment_overrides_the_file(write) -> None:  # type: ignore[no-untyped-def]
     environ = {
         "SANDQ_NODE__ID": "node8",
         "SANDQ_CLUSTER__BOOTSTRAP": "true",
@@ -465,11 +465,11 @@ def test_mistakes_about_tls(write, section: str, said: str) -> None:  # type: ig
     assert any(said in line for line in found), found
 
 
-def test_what_clients_read_of_the_environment_is_no_mistake() -> None:
+def test_environment_variables_of_clients_are_ignored() -> None:
     load_config(None, {f"SANDQ_{name}": "x" for name in ("CA", "CERT", "KEY", "TLS")})
 
 
-def test_the_url_of_backups_has_no_password(tmp_path: Path) -> None:
+def test_backup_url_with_password_is_refused(tmp_path: Path) -> None:
     for url in ("sftp://ada:secret@host/x", "s3://bucket/x?token=secret"):
         with pytest.raises(ConfigError, match="a password has no place in it") as refused:
             load_config(None, {"SANDQ_BACKUP__URL": url, "SANDQ_CLUSTER__BOOTSTRAP": "true"})

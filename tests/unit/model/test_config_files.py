@@ -29,14 +29,14 @@ def test_it_loads_and_every_key_is_commented(name: str) -> None:
         previous = line
 
 
-def test_the_single_node_is_the_defaults_but_for_its_data() -> None:
+def test_single_node_file_has_the_defaults_except_the_data_dir() -> None:
     single = load_config(CONFIGS / "single.yaml", {"SANDQ_NODE__DATA_DIR": "sandq-data"})
     plain = load_config(None, {"SANDQ_NODE__ADVERTISE_HOST": "127.0.0.1"})
     assert single == plain
     assert load_config(CONFIGS / "single.yaml", {}).node.data_dir == Path("data/single")
 
 
-def test_the_single_node_names_every_key() -> None:
+def test_single_node_file_names_every_key() -> None:
     text = (CONFIGS / "single.yaml").read_text(encoding="utf-8")
     for variable in environment_names():
         key = variable.removeprefix("SANDQ_").lower().split("__")[-1]

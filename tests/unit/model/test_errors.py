@@ -61,7 +61,7 @@ def test_codes_are_the_protocols() -> None:
     assert len(ALL) == len(CONTRACT)  # no code is there twice
 
 
-def test_the_drawn_tree_is_the_tree() -> None:
+def test_drawn_tree_matches_the_error_classes() -> None:
     drawing = (errors.__doc__ or "").split("On the wire")[0]
     lines = [line.split() for line in drawing.splitlines() if line.startswith("    ")]
     drawn = {
@@ -90,7 +90,7 @@ def test_an_unknown_code_keeps_what_it_came_with() -> None:
     assert from_wire("NEW", "x", False, None).details == {}
 
 
-def test_the_peer_says_whether_it_is_retriable() -> None:
+def test_retriable_flag_is_taken_from_the_wire() -> None:
     error = from_wire("CONFLICT", "busy", True, {})
     assert isinstance(error, errors.Conflict)
     assert error.retriable

@@ -11,7 +11,7 @@ from sandq.model.offsets import PARTITION_MAX, PLACE_MAX, TOKEN_PLACE_MAX
 from sandq.model.sequence import MAX_CHAIN, MAX_NUMBER, RESENT, chain_of, is_resent, number_of, sequence_of
 
 
-def test_the_designs_figures() -> None:
+def test_default_limits_have_the_documented_values() -> None:
     mib = 2**20
     assert (DEFAULT.message_bytes, DEFAULT.batch_bytes, DEFAULT.frame_bytes) == (8 * mib, 16 * mib, 32 * mib)
     assert (DEFAULT.key_bytes, DEFAULT.headers_bytes) == (65_536, 65_536)

@@ -6,7 +6,7 @@ from sandq.model import offsets
 from sandq.model.errors import InvalidRequest
 
 
-def test_the_format_is_what_it_was() -> None:
+def test_offset_format_is_unchanged() -> None:
     offset = offsets.pack(0x0102_0304_0506, 0x1112_1314_1516, 0x2_1222, 0x333)
     assert offset.hex() == "010203040506" + "111213141516" + "21222" + "333"
     assert offsets.unpack(offset) == (0x0102_0304_0506, 0x1112_1314_1516, 0x2_1222, 0x333)
@@ -144,7 +144,7 @@ def test_token_parts_that_do_not_fit(index: int, place: int) -> None:
 
 
 @pytest.mark.parametrize("partition", [0, 1, 7, 4095])
-def test_the_least_of_a_partition_that_is_not_below(partition: int) -> None:
+def test_of_partition_returns_smallest_offset_not_below(partition: int) -> None:
     own = offsets.pack(5, 6, 7, partition)
     assert offsets.of_partition(own, partition) == own
     behind = (int.from_bytes(own, "big") + 1).to_bytes(16, "big")

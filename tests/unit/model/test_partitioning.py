@@ -8,7 +8,7 @@ from sandq.client.kv.scan import KeyRange
 from sandq.model.partitioning import KeyPartitions, partition_for
 
 
-def test_the_numbers_are_what_they_were() -> None:
+def test_partition_numbers_are_unchanged() -> None:
     keys = [b"", b"a", b"order-1", b"order-2", bytes(range(256))]
     assert [partition_for(key, 16) for key in keys] == [0, 14, 3, 12, 15]
     assert [partition_for(key, 4096) for key in keys] == [241, 3294, 2798, 3777, 559]
@@ -36,7 +36,7 @@ PARTS = st.lists(st.sampled_from([b"a", b"b", b"/", b"0", b"::"]), min_size=1, m
 KEYS = st.binary(min_size=1, max_size=6) | PARTS.map(b"".join)
 
 
-def test_the_partition_key_stands_before_the_first_delimiter() -> None:
+def test_partition_key_ends_at_the_first_delimiter() -> None:
     places = KeyPartitions.of_topic(16, {"partition_delimiter": "/"})
     assert {places.of(key) for key in (b"ada", b"ada/", b"ada/lamp", b"ada/radio/left")} == {partition_for(b"ada", 16)}
     assert {places.of(key) for key in (b"/", b"/a", b"//")} == {partition_for(b"", 16)}

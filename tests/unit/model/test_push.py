@@ -14,7 +14,7 @@ URL = "https://example.com/hook"
 A, B, C, D, E = [secret_text(bytes([n]) * 24) for n in range(5)]
 
 
-def test_the_first_time_it_needs_a_url_and_a_secret() -> None:
+def test_new_push_needs_a_url_and_a_secret() -> None:
     push = changed_push(None, {"url": URL, "secrets": [A]})
     assert push == {"url": URL, "secrets": [A], "concurrency": 10, "timeout_ms": 30_000}
     with pytest.raises(InvalidSetting, match="url: it is missing"):
@@ -23,7 +23,7 @@ def test_the_first_time_it_needs_a_url_and_a_secret() -> None:
         changed_push(None, {"url": URL})
 
 
-def test_what_is_not_named_stays() -> None:
+def test_unnamed_settings_stay() -> None:
     push = changed_push(None, {"url": URL, "secrets": [A], "concurrency": 3, "request_timeout": "5s"})
     assert changed_push(push, {}) == push
     assert changed_push(push, {"concurrency": 4}) == {**push, "concurrency": 4}

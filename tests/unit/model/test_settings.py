@@ -49,7 +49,7 @@ DEFAULT_RECORD = {
 RANKED_RECORD = {key: value for key, value in DEFAULT_RECORD.items() if key != "max_in_flight_per_key"}
 
 
-def test_the_defaults_are_the_designs() -> None:
+def test_default_settings_have_the_documented_values() -> None:
     assert parse_settings({}).record() == DEFAULT_RECORD
 
 
@@ -243,7 +243,7 @@ def test_an_update_that_is_refused(mapping: dict[str, object], words: str) -> No
         update_settings(DEFAULT_RECORD, mapping)
 
 
-def test_what_is_retained_must_be_let_go_of_before_acks_delete() -> None:
+def test_delete_on_ack_with_retain_is_refused() -> None:
     record = parse_settings({"delete_on_ack": False, "retain": "1d"}).record()
     with pytest.raises(InvalidSetting, match=r"^retain: "):
         update_settings(record, {"delete_on_ack": True})

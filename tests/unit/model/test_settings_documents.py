@@ -75,7 +75,9 @@ def test_every_setting_is_in_the_document_and_no_other() -> None:
 
 
 @pytest.mark.parametrize(("kind", "key", "option", "default", "limits"), ROWS)
-def test_the_row_of_a_setting_is_right(kind: str, key: str, option: str, default: str, limits: str) -> None:
+def test_documented_row_of_setting_matches_the_code(
+    kind: str, key: str, option: str, default: str, limits: str
+) -> None:
     assert default == defaults(kind)[key]
     words = limits.split(", ")
     for word in words:
@@ -123,7 +125,7 @@ def _option_defaults(names: list[str], values: list[str]) -> dict[str, str]:
     return found
 
 
-def test_the_help_of_sandctl_has_the_defaults() -> None:
+def test_sandctl_help_has_the_defaults() -> None:
     told = {
         name: match[1] for name, words in _help_of(create).items() if (match := re.search(r"\[default: (.*)\]$", words))
     }

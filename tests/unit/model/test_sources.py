@@ -24,7 +24,7 @@ from sandq.model.sources import source_of, source_of_caller
         ("no:address", "no:address"),
     ],
 )
-def test_what_counts_as_one_source(host: str, source: str) -> None:
+def test_source_of_returns_address_or_ipv6_network(host: str, source: str) -> None:
     assert source_of(host) == source
 
 

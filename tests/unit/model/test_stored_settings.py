@@ -124,7 +124,7 @@ WRITTEN: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "given"), WRITTEN, ids=str)
-def test_the_record_of_a_topic_that_was_created_is_taken_as_it_is(kind: str, given: dict[str, Any]) -> None:
+def test_record_of_created_topic_is_unchanged(kind: str, given: dict[str, Any]) -> None:
     record = parse_settings(given, kind).record()
     assert checked_record(record, kind) == record
 

@@ -58,7 +58,7 @@ def test_rates(rate: object, interval_us: int, burst: int) -> None:
         b"5/s",
     ],
 )
-def test_what_is_no_rate(rate: object) -> None:
+def test_invalid_rate_is_refused(rate: object) -> None:
     with pytest.raises(InvalidSetting, match="rate"):
         rows_of({"a": {"rate": rate}})
 
@@ -74,7 +74,7 @@ def test_shown_rates_can_be_parsed(interval_us: int, burst: int) -> None:
     assert rows_of(as_mapping(rows)) == rows
 
 
-def test_what_a_topic_shows_of_its_tenants_can_be_written_back() -> None:
+def test_shown_tenants_can_be_written_back() -> None:
     given = {"a": {"rate": "5/s", "burst": 7}, "b.*": {"weight": 3}, "*": {"max_in_flight": 4, "rate": "1/d"}}
     record = parse_settings({"tenants": given}, FAIR).record()
     shown = settings_json(record, FAIR)["tenants"]

@@ -187,7 +187,7 @@ def test_how_durations_are_written(ms: int, text: str) -> None:
     assert format_duration(ms) == text
 
 
-def test_what_cannot_be_written() -> None:
+def test_times_out_of_range_are_refused() -> None:
     for wrong in (-1, 2**48):
         with pytest.raises(InvalidTime):
             format_instant(wrong)

@@ -21,7 +21,7 @@ from sandq.model.topic_patterns import PATTERNS_MAX, TopicPattern
         ("*", ["a", "z" * 249], []),
     ],
 )
-def test_what_is_like_it(pattern: str, names: list[str], others: list[str]) -> None:
+def test_pattern_matches_only_its_names(pattern: str, names: list[str], others: list[str]) -> None:
     made = TopicPattern([pattern])
     assert all(made.matches(name) for name in names)
     assert not any(made.matches(name) for name in others)

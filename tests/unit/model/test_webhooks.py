@@ -18,7 +18,7 @@ def headers(*secrets: str) -> dict[str, str]:
     return {"Webhook-Id": ID, "Webhook-Timestamp": str(AT), "Webhook-Signature": sign(secrets, ID, AT, BODY)}
 
 
-def test_the_published_example_has_its_signature() -> None:
+def test_published_example_has_its_signature() -> None:
     assert sign([SECRET], ID, AT, BODY) == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 

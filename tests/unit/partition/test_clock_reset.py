@@ -132,7 +132,7 @@ def test_ids_lead_to_messages_that_were_placed_again() -> None:
     assert bench.values(bench.lease(at=4000)) == ["a"]
 
 
-def test_what_a_group_acked_too_early_does_not_come_to_it_again() -> None:
+def test_message_acked_too_early_is_not_redelivered_after_reset() -> None:
     bench = Bench()
     bench.open("g")
     bench.open("h")
@@ -407,7 +407,7 @@ def test_copied_waiting_messages_expire_by_their_own_ttls() -> None:
 
 
 @pytest.mark.parametrize("trimmed", [False, True])
-def test_what_waits_before_its_own_time_does_not_expire_before_it(trimmed: bool) -> None:
+def test_message_waiting_before_its_time_does_not_expire_early(trimmed: bool) -> None:
     """A consumer got it too early, and gave it back: its ttl counts from its time, be it copied aside or not."""
     bench = Bench()
     bench.open()
@@ -486,9 +486,7 @@ def test_message_that_its_key_blocks_comes_no_earlier_for_having_been_copied_asi
     ("by_move", "relative", "comes"),
     [(True, True, HOUR), (True, False, 2 * HOUR), (False, True, HOUR), (False, False, 2 * HOUR)],
 )
-def test_what_waits_copied_aside_and_was_asked_for_under_the_wrong_clock(
-    by_move: bool, relative: bool, comes: int
-) -> None:
+def test_kept_message_requested_under_wrong_clock_gets_a_new_time(by_move: bool, relative: bool, comes: int) -> None:
     """A delay counts from now on, an instant that was chosen stays."""
     bench = Bench()
     for group in "gh":
@@ -558,7 +556,7 @@ def test_expiry_skips_a_bounded_number_of_gaps(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_what_waits_of_a_batch_that_stays_is_there_when_the_others_are_cancelled(restart: bool) -> None:
+def test_waiting_messages_of_batch_survive_cancels_of_the_others(restart: bool) -> None:
     bench = Bench()
     bench.open()
     names = [f"m{at}" for at in range(16)]

@@ -38,7 +38,7 @@ def test_messages_with_a_unique_key_are_looked_up() -> None:
     assert not b.needed_no_disk
 
 
-def test_what_comes_due_meanwhile_is_known_within_an_hour_that_was_looked_at() -> None:
+def test_due_messages_are_known_for_one_hour() -> None:
     b = bench()
     b.append("a", at=0, due=[2 * HOUR_MS])
     b.append("b", at=1000)

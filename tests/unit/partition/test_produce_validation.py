@@ -118,7 +118,7 @@ def test_cell_above_its_limit_is_refused() -> None:
         check(TIMER, limits=Limits(message_bytes=1024), value=[b"x" * 1025])
 
 
-def test_the_message_that_is_wrong_is_named() -> None:
+def test_error_names_the_wrong_message() -> None:
     """No tenant is the default one, whichever place it has in the batch."""
     values = [b"x"] * 3
     with pytest.raises(InvalidRequest, match=r"^message 2 of the batch: priority 2147483648"):

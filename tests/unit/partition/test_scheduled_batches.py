@@ -55,7 +55,7 @@ def test_groups_that_look_ahead_see_what_is_put_among_it(
     assert bench.status().messages == len(everything)
 
 
-def test_the_seconds_are_counted(bench: Bench) -> None:
+def test_messages_are_counted_per_second(bench: Bench) -> None:
     bench.open()
     bench.append(*"abcde", at=500, due=[400, 900, 1_000, HOUR_MS, HOUR_MS + 1])
     status = bench.status()
@@ -152,7 +152,7 @@ def test_when_half_of_it_was_cancelled_the_rest_has_rows_of_its_own(moments: Ben
     assert moments.values(moments.lease(at=5_000)) == [NAMES[kept]]
 
 
-def test_what_is_left_of_it_is_seen_by_who_looked_ahead(moments: Bench) -> None:
+def test_rest_of_cancelled_batch_is_seen_after_look_ahead(moments: Bench) -> None:
     moments.open()
     base, count = moments.append(*NAMES, due=[5_000] * len(NAMES))
     assert not moments.lease(at=100)

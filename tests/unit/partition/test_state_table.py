@@ -107,7 +107,7 @@ class TestAck:
         assert leased.bench.ack(leased.token, None if whole else leased.what, at=30_002) in ([], leased.what)
         assert leased.state == "waiting"
 
-    def test_the_token_of_an_earlier_lease_is_lost(self) -> None:
+    def test_token_of_earlier_lease_is_lost(self) -> None:
         waiting = scene("waiting")
         second = waiting.bench.one(at=2000)
         assert second.token > waiting.token
@@ -290,7 +290,7 @@ class TestConsumerLeaves:
 class TestConsumerComesBack:
     """After a restart, with a later epoch."""
 
-    def test_the_same_attempt_under_another_token(self) -> None:
+    def test_reclaim_gives_the_same_attempt_a_new_token(self) -> None:
         leased = scene("leased")
         assert leased.bench.reclaim(1, at=5000) == (1, 0)
         (again,) = leased.bench.held()
@@ -357,7 +357,7 @@ class TestTrim:
         assert (acked.bench.status().messages, acked.bench.status().bytes) == (0, 0)
         assert acked.bench.cancel(acked.offset, at=4) == ("too_late", "gone")
 
-    def test_the_row_of_a_dead_one_stays(self) -> None:
+    def test_trim_keeps_the_row_of_a_dead_message(self) -> None:
         dead = scene("dead")
         dead.bench.trim(at=3)
         assert dead.bench.rows(b"m") == []

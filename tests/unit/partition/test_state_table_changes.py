@@ -49,7 +49,7 @@ class TestCancel:
             assert (row[0][1:], rows.unpack(row[1])[0]) == (cancelled.offset, "cancelled")
             assert rows.unpack(row[1])[-1] is None, "it is not forgotten"
 
-    def test_that_of_a_delayed_one_is_forgotten(self) -> None:
+    def test_cancel_of_delayed_message_is_forgotten_after_a_while(self) -> None:
         delayed = scene("delayed")
         delayed.bench.cancel(delayed.offset, at=3)
         delayed.bench.trim(at=3 + CANCEL_MEMORY_MS - 1)
@@ -76,7 +76,7 @@ class TestCancel:
         assert held.state == state
         assert held.bench.values(held.bench.lease(group="h", at=4)) == ["m"]
 
-    def test_what_waits(self) -> None:
+    def test_waiting_message_is_cancelled(self) -> None:
         waiting = scene("waiting")
         bench = waiting.bench
         assert bench.cancel(waiting.offset, at=3) == ("cancelled", waiting.offset)
@@ -85,12 +85,12 @@ class TestCancel:
         assert bench.cancel(waiting.offset, at=4) == ("cancelled", waiting.offset), "repeated: answered likewise"
         assert bench.ack(waiting.token, waiting.what, at=5) == waiting.what, "who had it has lost it"
 
-    def test_what_no_group_tried_is_cancelled_in_all(self) -> None:
+    def test_message_that_no_group_tried_is_cancelled_in_all(self) -> None:
         ready = scene("ready", before=("h",))
         assert ready.bench.cancel(ready.offset, at=3) == ("cancelled", ready.offset)
         assert ready.bench.lease(at=4) == ready.bench.lease(at=4, group="h") == []
 
-    def test_what_never_was(self) -> None:
+    def test_unknown_message_is_not_found(self) -> None:
         bench = scene("ready").bench
         unknown = offsets.pack(T + 5000, 99, 0, 0)
         assert bench.cancel(unknown, at=3) == bench.move(unknown, 9, at=3) == ("not_found", None)
@@ -137,7 +137,7 @@ class TestMove:
         assert held.bench.move(held.offset, 9000, at=3) == ("too_late", state)
         assert held.state == state
 
-    def test_what_waits(self) -> None:
+    def test_waiting_message_is_moved(self) -> None:
         waiting = scene("waiting")
         bench = waiting.bench
         assert bench.move(waiting.offset, 9000, at=3) == ("moved", waiting.offset), "it stays where it is"
@@ -145,7 +145,7 @@ class TestMove:
         again = bench.one(at=9000)
         assert (again.attempt, bench.values([again]), waiting.state) == (2, ["m"], "leased")
 
-    def test_what_was_cancelled(self) -> None:
+    def test_cancelled_message_cannot_be_moved(self) -> None:
         ready = scene("ready")
         ready.bench.cancel(ready.offset, at=3)
         assert ready.bench.move(ready.offset, 9000, at=4) == ("too_late", "gone")
@@ -245,7 +245,7 @@ class TestTtlExpires:
         assert delayed.bench.expire(at=3099) == 0
         assert delayed.bench.values(delayed.bench.lease(at=3099)) == ["m"]
 
-    def test_the_unique_key_is_let_go(self) -> None:
+    def test_expired_message_frees_its_unique_key(self) -> None:
         bench = Bench(ttl="100ms", dedup_window=0)
         bench.open()
         bench.put("a", unique="k")
@@ -393,7 +393,7 @@ class TestSeekForward:
         delayed.bench.seek(5000, at=3)
         assert delayed.state == "delayed"
 
-    def test_the_dead_stay(self) -> None:
+    def test_dead_message_stays_dead_after_seek(self) -> None:
         dead = scene("dead")
         dead.bench.seek("latest", at=3)
         assert dead.state == "dead"

@@ -56,7 +56,7 @@ FRAMES = st.lists(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(frames=FRAMES, cuts=st.lists(st.integers(0, 400), max_size=8))
-def test_what_is_encoded_is_read_whatever_the_pieces(frames: list[Frame], cuts: list[int]) -> None:
+def test_encoded_frames_are_read_in_any_pieces(frames: list[Frame], cuts: list[int]) -> None:
     stream = b"".join(encode_frame(*frame) for frame in frames)
     places = sorted({0, len(stream), *[cut for cut in cuts if cut < len(stream)]})
     reader = FrameReader()

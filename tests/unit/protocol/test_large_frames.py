@@ -66,7 +66,7 @@ def test_small_ones_before_and_behind_it_are_frames() -> None:
     assert decoded(second)[0] == LARGE["bytes"]
 
 
-def test_so_many_at_a_time() -> None:
+def test_feed_returns_at_most_the_requested_number_of_frames() -> None:
     small, large = framed(msgpack.packb([17, 1])), framed(msgpack.packb(LARGE["bytes"]))
     reader = FrameReader(defer_bytes=1000)
     assert [type(each) for each in reader.feed(small + large + small + small[:5], 2)] == [list, LargeFrame]

@@ -14,7 +14,7 @@ from tests.support.protocol_document import DOCUMENT, decode
 SECRET = b"what nodes and gateways share"
 
 
-def test_the_document_has_the_proof_of_its_greetings() -> None:
+def test_documented_proof_matches_the_greetings() -> None:
     assert re.search(rf"the\s+secret\s+`{SECRET.decode()}`", DOCUMENT)
     nonce = decode("hello-gateway")[4]["gateway"]
     _, _, _, node_id, uuid, _, _, challenge = decode("hello-gateway-reply")
@@ -36,5 +36,5 @@ def test_it_is_of_all_that_was_said(changed: int) -> None:
     assert not is_gateway_proof(proof, *said)  # type: ignore[arg-type]
 
 
-def test_what_moves_from_one_part_to_the_next_is_seen() -> None:
+def test_bytes_moved_between_parts_change_the_proof() -> None:
     assert prove_gateway(SECRET, b"", b"", "node1", "6f1c") != prove_gateway(SECRET, b"", b"", "node16", "f1c")

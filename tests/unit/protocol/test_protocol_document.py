@@ -68,7 +68,7 @@ def bounds_of(text: str) -> tuple[int, int] | None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_the_table_names_the_fields_of_a_request(kind: Type) -> None:
+def test_table_names_the_fields_of_each_request(kind: Type) -> None:
     texts, fields = row_of(kind), REQUESTS[kind].shape.fields
     assert len(texts) == len(fields)
     for text, field in zip(texts, fields, strict=True):

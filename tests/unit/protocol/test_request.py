@@ -31,7 +31,7 @@ def Example(monkeypatch: pytest.MonkeyPatch) -> Any:
     REQUESTS.pop(Type.PING, None)
 
 
-def test_the_shape_is_derived_from_annotations(Example: Any) -> None:
+def test_shape_is_derived_from_annotations(Example: Any) -> None:
     plain = [field._replace(checks=()) for field in Example.shape.fields]
     assert plain == [
         Field("name", str),

@@ -510,7 +510,7 @@ def test_mistakes_in_a_jobs_arguments_are_named(kind: str, arguments: dict[str, 
         messages.JobStart.parse([18, 1, "t", 0, JOB, kind, arguments])
 
 
-def test_what_a_job_does_without_is_none() -> None:
+def test_missing_job_arguments_are_none() -> None:
     started = messages.JobStart.parse([18, 1, "t", 0, JOB, "move", {**RANGE, "shift_ms": -5}])
     assert started.arguments == {**RANGE, "key_prefix": None, "shift_ms": -5}
     started = messages.JobStart.parse([18, 1, "t", 0, JOB, "move", {**RANGE, "priority": -5}])
@@ -528,7 +528,7 @@ def test_a_page_of_all_the_dead_is_asked_for_as_ever() -> None:
     assert requests_admin.DeadList.parse(frame) == requests_admin.DeadList("t", 0, "g", None, 1, None, True)
 
 
-def test_what_a_nack_changes_travels_by_name() -> None:
+def test_changes_of_a_nack_are_sent_by_name() -> None:
     changes = {"priority": -7, "headers": b"\x80"}
     body = requests.Nack(7, 0, [[5, None, None, None, True, changes]]).frame(1)
     (frame,) = FrameReader(1 << 20).feed(body)
@@ -659,7 +659,7 @@ def test_deliver(last: bool) -> None:
             Deliver.parse([*frame[:place], value, *frame[place + 1 :]])
 
 
-def test_what_holds_a_secret_does_not_show_it() -> None:
+def test_repr_of_requests_hides_secrets() -> None:
     shown = repr(requests.Hello(2, "app", {"token": "sandq_secret"})) + repr(
         requests_access.Identify("sandq_secret", None)
     )

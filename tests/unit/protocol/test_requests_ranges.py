@@ -47,7 +47,7 @@ def test_messages_one_behind_the_other_are_one_range() -> None:
         [[at(0), b"\x01"], [at(1), 1]],
     ],
 )
-def test_what_does_not_follow_stays_apart(what: list[list[Any]]) -> None:
+def test_ranges_that_are_not_adjacent_stay_separate(what: list[list[Any]]) -> None:
     assert acked([list(row) for row in what]) == what
 
 
@@ -64,7 +64,7 @@ def test_a_range_does_not_run_on_into_the_next_entry() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_same_messages_are_named(seed: int) -> None:
+def test_joined_ranges_name_the_same_messages(seed: int) -> None:
     rng = random.Random(seed)
     what = [[at(rng.randrange(40)), rng.randrange(1, 4)] for _ in range(rng.randrange(1, 60))]
     asked = named(what)

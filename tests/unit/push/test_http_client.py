@@ -138,13 +138,13 @@ LARGE = b"x" * (64 << 20)
 """More bytes than the sockets of both sides buffer while neither side reads."""
 
 
-async def test_who_refuses_a_large_body_before_reading_it_is_heard(http: HttpClient) -> None:
+async def test_early_refusal_of_a_large_body_is_returned(http: HttpClient) -> None:
     async with answering_early(b"HTTP/1.1 413 too large\r\ncontent-length: 8\r\n\r\nnot that") as target:
         answer = await http.post(target, HEADERS, LARGE, PATIENCE_S)
     assert (answer.status, answer.text) == (413, "not that")
 
 
-async def test_who_accepts_a_large_body_early_gets_all_of_it(http: HttpClient) -> None:
+async def test_early_acceptance_waits_until_the_body_is_sent(http: HttpClient) -> None:
     reads = trio.Event()
     answers: list[int] = []
     accepted = b"HTTP/1.1 202 yes\r\ncontent-length: 0\r\n\r\n"
@@ -159,7 +159,7 @@ async def test_who_accepts_a_large_body_early_gets_all_of_it(http: HttpClient) -
     assert answers == [202]
 
 
-async def test_who_accepts_a_large_body_and_never_reads_it_has_not_got_it(
+async def test_acceptance_without_reading_the_body_fails(
     http: HttpClient, autojump_clock: trio.testing.MockClock
 ) -> None:
     autojump_clock.autojump_threshold = 0.05
@@ -178,7 +178,7 @@ async def serving(serve: Callable[[trio.SocketStream], Awaitable[None]]) -> Asyn
         nursery.cancel_scope.cancel()
 
 
-async def test_who_accepts_a_large_body_and_goes_has_not_got_it(http: HttpClient) -> None:
+async def test_acceptance_before_disconnect_fails(http: HttpClient) -> None:
     async def serve(stream: trio.SocketStream) -> None:
         await stream.receive_some(1000)
         await stream.send_all(b"HTTP/1.1 200 ok\r\ncontent-length: 2\r\n\r\nok")
@@ -192,7 +192,7 @@ async def test_who_accepts_a_large_body_and_goes_has_not_got_it(http: HttpClient
     assert not http._idle
 
 
-async def test_who_sends_back_what_it_gets_gets_all_of_it(http: HttpClient) -> None:
+async def test_body_is_sent_while_the_reply_is_received(http: HttpClient) -> None:
     got = 0
 
     async def serve(stream: trio.SocketStream) -> None:

@@ -60,7 +60,7 @@ async def test_caller_during_a_look_up_shares_its_result(
     assert resolver.asked == [b"a.test"] * 2
 
 
-async def test_that_a_name_is_not_found_is_shared_as_well(resolver: FakeResolver) -> None:
+async def test_concurrent_lookups_share_a_failure(resolver: FakeResolver) -> None:
     lookups = Lookups()
     failures: list[OSError] = []
 

@@ -81,7 +81,7 @@ def test_a_receiver_learns_everything_and_can_verify_it() -> None:
     }
 
 
-def test_the_content_type_is_that_of_the_message() -> None:
+def test_content_type_is_taken_from_the_message_headers() -> None:
     found = names(FakeMessage(headers={"Content-Type": "application/json; charset=utf-8"}))
     assert found["content-type"] == "application/json; charset=utf-8"
     assert not any(name.startswith("sandq-header-") for name in found)

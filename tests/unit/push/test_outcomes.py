@@ -19,7 +19,7 @@ def test_410_is_dead() -> None:
 
 
 @pytest.mark.parametrize("status", [300, 400, 401, 404, 408, 422, 500, 502, 503, 504, 429, 599])
-def test_the_rest_comes_again_by_the_back_off(status: int) -> None:
+def test_other_statuses_are_retried_with_backoff(status: int) -> None:
     outcome = outcome_of(status, "", None, NOW_S)
     assert (outcome.end, outcome.delay_s) == (End.RETRIED, None) and outcome.is_failure
 

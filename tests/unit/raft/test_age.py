@@ -36,7 +36,7 @@ def test_informed_member_is_up_to_date_and_ages(table: Table) -> None:
     assert ages(table) == [0, 0, 0.25], "c was not told; a majority was heard"
 
 
-def test_who_lacks_what_is_committed_is_as_old_as_before(table: Table) -> None:
+def test_member_without_committed_entries_stays_old(table: Table) -> None:
     table.elect("a")
     table.heartbeat("a")
     table.settle()
@@ -74,7 +74,7 @@ def test_a_new_leader_says_nothing_of_what_others_committed_until_it_has_committ
     assert ages(table) == [0, 0, 0]
 
 
-def test_who_led_and_lost_the_others_grows_old_from_when_it_heard_them(table: Table) -> None:
+def test_deposed_leader_ages_from_its_last_contact(table: Table) -> None:
     leader = table.elect("a")
     table.heartbeat("a")
     table.settle()

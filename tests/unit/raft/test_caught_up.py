@@ -27,7 +27,7 @@ def test_member_with_all_entries_has_caught_up(table: Table) -> None:
     assert table.groups["a"].has_caught_up("d#1")
 
 
-def test_what_was_committed_just_now_need_not_be_there(table: Table) -> None:
+def test_member_without_the_newest_commits_has_caught_up(table: Table) -> None:
     leader = table.groups["a"]
     table.now_s += ROUND_S
     table.tick("a")  # a round begins, up to the current commit index
@@ -36,7 +36,7 @@ def test_what_was_committed_just_now_need_not_be_there(table: Table) -> None:
     assert leader.match_index("d#1") < leader.commit_index and leader.has_caught_up("d#1")
 
 
-def test_who_stays_behind_for_longer_has_not(table: Table) -> None:
+def test_member_that_stays_behind_has_not_caught_up(table: Table) -> None:
     leader = table.groups["a"]
     write(table, "b", "c")
     table.now_s += ROUND_S

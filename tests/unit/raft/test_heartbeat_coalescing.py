@@ -108,7 +108,7 @@ def test_one_message_to_each_peer_and_nobody_ticks(nodes: Nodes) -> None:
     assert (nodes.leaders(), {number: nodes.group("a", number).term for number in GROUPS}) == (leaders, terms)
 
 
-def test_who_hears_beats_helps_nobody_to_depose_the_leader(nodes: Nodes) -> None:
+def test_member_with_heartbeats_refuses_pre_votes(nodes: Nodes) -> None:
     nodes.run(5.0)
     leader = nodes.leaders()[1]
     asking, asked = (name for name in NAMES if name != leader)
@@ -141,7 +141,7 @@ def test_leader_without_replies_steps_down(nodes: Nodes) -> None:
     assert not any(nodes.group("a", number).is_leader for number in led)
 
 
-def test_those_that_hear_nothing_elect_another(nodes: Nodes) -> None:
+def test_members_without_heartbeats_elect_a_new_leader(nodes: Nodes) -> None:
     led = [number for number, name in nodes.leaders().items() if name == "a"]
     nodes.cut = {("a", "b"), ("a", "c")}
     nodes.run(5.0)

@@ -93,7 +93,7 @@ def test_not_before_the_no_op_of_its_term_is_committed(table: Table) -> None:
     assert answers == [other.term_start]
 
 
-def test_the_only_voter_needs_nobody() -> None:
+def test_only_voter_answers_alone() -> None:
     with Table("a") as table:
         table.tick("a")
         table.tick("a")

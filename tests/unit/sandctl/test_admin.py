@@ -218,7 +218,9 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, UnknownTopic])
-def test_what_a_command_raises(monkeypatch: pytest.MonkeyPatch, ctl: Any, error: type[BaseException]) -> None:
+def test_error_of_command_sets_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, ctl: Any, error: type[BaseException]
+) -> None:
     def fail(*details: object) -> None:
         raise error("why")
 
@@ -249,7 +251,7 @@ def test_tenants_of_a_fair_topic(ctl: Any, server: FakeServer, monkeypatch: pyte
     assert json.loads(ctl("group", "show", "mails", "g", "-o", "json").output)["partitions"][0]["tenants"] == [waiting]
 
 
-def test_the_rate_of_tenants_is_changed(ctl: Any, server: FakeServer) -> None:
+def test_rate_of_tenant_is_changed(ctl: Any, server: FakeServer) -> None:
     for options, row in (
         (("--rate", "10/m"), ["acme", 3, None, 6_000_000, 1]),
         (("--burst", "9"), ["acme", 3, None, 200_000, 9]),

@@ -79,7 +79,7 @@ def test_contexts_are_added_used_listed_shown_and_deleted(ctl: Invoke, tmp_path:
         assert "context" in ctl("context", *words, code=2).stderr
 
 
-def test_the_file_of_contexts_is_private_and_no_command_prints_a_token(ctl: Invoke, tmp_path: Path) -> None:
+def test_contexts_file_is_private_and_tokens_are_not_printed(ctl: Invoke, tmp_path: Path) -> None:
     added = ctl("context", "add", "prod", "-s", "db1", "--token-file", str(tmp_path / "token"), "--use")
     assert os.stat(contexts_file()).st_mode & 0o777 == 0o600
     assert "sandq_secret" in contexts_file().read_text()

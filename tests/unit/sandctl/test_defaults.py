@@ -8,7 +8,7 @@ from sandq.model.config_schema import ListenSection
 from sandq.model.ports import DEFAULT_SERVER
 
 
-def test_the_server_is_where_a_node_listens() -> None:
+def test_default_server_is_the_default_listen_address() -> None:
     assert DEFAULT_SERVERS == (DEFAULT_SERVER,)
     client = ListenSection().client
     assert parse_server(DEFAULT_SERVER) == (client.host, client.port)

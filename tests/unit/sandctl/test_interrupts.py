@@ -21,7 +21,7 @@ def handled() -> Iterator[None]:
     signal.setitimer(signal.ITIMER_REAL, left_s)
 
 
-def test_the_timer_of_who_calls_it_goes_on(handled: None) -> None:
+def test_timer_of_the_caller_continues(handled: None) -> None:
     signal.setitimer(signal.ITIMER_REAL, 1000)
     with Interrupts():
         pass

@@ -134,7 +134,7 @@ def test_wrong_usage(ctl: Any, server: FakeServer, args: list[str]) -> None:
     assert result.exit_code == 2 and result.stderr and server.produced == []
 
 
-def test_what_a_measurement_tells() -> None:
+def test_measurement_reports_percentiles_and_counts() -> None:
     samples = Samples()
     assert samples.record() == {} and samples.below_zero() == 0
     for us in range(-2, 98):

@@ -87,7 +87,7 @@ def test_help_of_no_command_imports_anything_heavy() -> None:
     assert len(found) == len(PATHS) and all(line.endswith("] []") for line in found), found
 
 
-def test_the_list_of_commands_says_what_they_say() -> None:
+def test_command_list_has_the_help_of_each_command() -> None:
     listed = CliRunner().invoke(main, ["--help"]).output
     for name, place in COMMANDS.items():
         command = main.commands[name]
@@ -155,7 +155,7 @@ def test_a_server_that_is_not_there_completes_nothing_and_soon(server: FakeServe
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_scripts(shell: str, tmp_path: Path) -> None:
+def test_completion_scripts_are_valid(shell: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["completion", shell])
     assert result.exit_code == 0 and "_SANDCTL_COMPLETE" in result.output and f"{shell}_complete" in result.output
     if shell == "bash":
@@ -379,7 +379,7 @@ def test_messages_that_are_too_large(ctl: Any, server: FakeServer, monkeypatch: 
     assert result.exit_code == 1 and "line 2: longer than" in result.stderr and "1 message sent" in result.stderr
 
 
-def test_what_is_ready_now_is_asked_of_the_server(ctl: Any, server: Any) -> None:
+def test_consume_ends_when_the_server_has_no_ready_messages(ctl: Any, server: Any) -> None:
     """It ends because the server says that there is nothing, not because nothing came for a while."""
     ctl("produce", "t", "--lines", input=b"a\nb\n")
     assert ctl("consume", "t", "-g", "g").stdout == "a\nb\n" and server.leases >= 1
@@ -443,7 +443,7 @@ def test_interrupted_again_while_it_cleans_up(spawn: Any, server: FakeServer) ->
     assert len(server.of_type(Type.TOPIC_DELETE)) == 2
 
 
-def test_who_is_impatient_need_not_wait(spawn: Any, server: FakeServer) -> None:
+def test_second_interrupt_ends_at_once(spawn: Any, server: FakeServer) -> None:
     """It waits for an answer to its cleaning up; the second Ctrl-C ends it at once."""
     server.script[Type.TOPIC_DELETE] += [SILENCE] * 9
     process = spawn(

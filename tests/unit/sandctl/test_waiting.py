@@ -123,13 +123,13 @@ def test_wrong_arguments_exit_with_code_2(ctl: Any, words: tuple[str, ...]) -> N
 
 
 @pytest.mark.parametrize("error", [InvalidSetting("lease: '5x' is not a duration"), InvalidName("n"), InvalidTime("t")])
-def test_what_a_node_finds_wrong_is_exit_code_2_as_well(ctl: Any, server: FakeServer, error: SandqError) -> None:
+def test_invalid_argument_found_by_the_node_is_exit_code_2(ctl: Any, server: FakeServer, error: SandqError) -> None:
     server.script[Type.TOPIC_CREATE] += [error]
     result = ctl("topic", "create", "x", "--lease", "5x")
     assert (result.exit_code, result.stderr) == (2, f"sandctl: {error.message}\n")
 
 
-def test_the_page_has_the_exit_codes(ctl: Any, server: FakeServer) -> None:
+def test_documented_exit_codes_match(ctl: Any, server: FakeServer) -> None:
     page = (ROOT / "docs" / "sandctl.md").read_text()
     told = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
     assert told == {

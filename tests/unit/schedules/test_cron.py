@@ -141,7 +141,7 @@ def test_a_wrong_expression_is_refused_with_what_to_do(text: str, message: str) 
     assert message in refused.value.message
 
 
-def test_what_a_refusal_advises_is_understood() -> None:
+def test_expressions_advised_in_errors_are_valid() -> None:
     for text in ("0 22-23,0-6 * * *", "0 0 * NOV-12,1-FEB *", "0 0 * * FRI-7,0-MON"):
         parse(text)
 

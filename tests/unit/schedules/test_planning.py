@@ -36,7 +36,7 @@ def test_later_occurrences_are_missed_as_configured() -> None:
 
 
 @pytest.mark.parametrize("misfire", ["one", "skip"])
-def test_what_its_jitter_has_yet_to_deliver_is_not_missed(misfire: str) -> None:
+def test_occurrence_delayed_by_jitter_is_not_missed(misfire: str) -> None:
     hourly = Recurrence(cron="0 * * * *", jitter_ms=HOUR_MS)
     for at in range(1, 20):
         occurrence_ms = T + at * HOUR_MS
@@ -46,7 +46,7 @@ def test_what_its_jitter_has_yet_to_deliver_is_not_missed(misfire: str) -> None:
         assert found == Plan(occurrence_ms, fire_ms, at - 1)
 
 
-def test_of_an_expression_few_that_were_missed_are_counted() -> None:
+def test_missed_occurrences_of_cron_are_counted_up_to_a_limit() -> None:
     """Each takes some 20 us: a hundred thousand schedules would hold a node up for long."""
     next_ms = T + 10 * HOUR_MS + 60_000
     for recurrence, missed in (

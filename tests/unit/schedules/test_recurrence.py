@@ -76,7 +76,7 @@ def test_an_interval_begins_with_its_anchor() -> None:
     assert every.occurrences(499, 2 * HOUR_MS + 500, 9) == [500, HOUR_MS + 500, 2 * HOUR_MS + 500]
 
 
-def test_the_start_of_an_interval_is_its_anchor() -> None:
+def test_start_of_an_interval_is_its_anchor() -> None:
     every = Recurrence(every_ms=HOUR_MS, anchor_ms=500, start_ms=DAY_MS + 7)
     assert every.next_ms(0) == DAY_MS + 7
     assert every.next_ms(DAY_MS + 7) == DAY_MS + HOUR_MS + 7
@@ -107,7 +107,7 @@ def test_occurrences_are_after_one_instant_and_up_to_another() -> None:
 
 
 @pytest.mark.parametrize("every", [Recurrence(cron="* * * * *"), Recurrence(every_ms=60_000)])
-def test_the_latest_is_right_however_many_there_are(every: Recurrence) -> None:
+def test_latest_occurrence_is_right_for_any_number(every: Recurrence) -> None:
     now = at("2026-06-01 12:00")
     assert every.latest_ms(now, now - 3 * 60_000) == (now, 3)
     assert every.latest_ms(now + 59_999, now - 3 * 60_000) == (now, 3)
@@ -120,14 +120,14 @@ def test_the_latest_is_right_however_many_there_are(every: Recurrence) -> None:
     assert every.latest_ms(now + 59_999, now, 1) == (None, 0)
 
 
-def test_the_latest_is_before_the_end() -> None:
+def test_latest_occurrence_is_before_the_end() -> None:
     end = at("2026-06-01 12:00")
     for every in (Recurrence(cron="* * * * *", end_ms=end), Recurrence(every_ms=60_000, end_ms=end)):
         assert every.latest_ms(end + DAY_MS, end - DAY_MS) == (end - 60_000, COUNTED_MAX)
         assert every.latest_ms(end + DAY_MS, end - 60_000) == (None, 0)
 
 
-def test_the_latest_of_many_is_found_in_an_hour_that_is_there_twice() -> None:
+def test_latest_occurrence_is_found_in_a_repeated_hour() -> None:
     every = Recurrence(cron="*/7 2 * * *", zone="Europe/Berlin")
     now = at("2026-10-25 01:30")  # 02:30, the second time
     assert every.latest_ms(now, 0) == (at("2026-10-25 01:28"), COUNTED_MAX)

@@ -72,7 +72,7 @@ def test_a_name_like_no_other_is_refused(name: str) -> None:
     assert len(refused.value.message) < 200
 
 
-def test_the_version_is_that_of_the_package() -> None:
+def test_zone_data_version_is_the_package_version() -> None:
     assert data_version() == metadata.version("tzdata")
 
 

@@ -31,7 +31,7 @@ def test_more_members_than_any_body_has_are_one_mistake(body: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [[], {"a": 1}, {"base64": None}])
-def test_so_many_headers_are_one_mistake_and_right_ones_none(wrong: Any) -> None:
+def test_invalid_header_is_one_mistake_among_many_valid_ones(wrong: Any) -> None:
     adapter: TypeAdapter[Any] = TypeAdapter(ProduceIn)
     for value in (1, "x", None, True, 0.5, {"base64": "aw=="}):
         assert adapter.validate_python({"text": "x", "headers": members(value)})

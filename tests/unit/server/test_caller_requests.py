@@ -119,7 +119,7 @@ async def test_requests_are_counted_for_whom_they_are_asked(memory: MemoryBudget
     assert memory.requests.bytes == 0, "the connection has gone"
 
 
-async def test_what_is_not_answered_at_the_end_is_counted_no_more(memory: MemoryBudget) -> None:
+async def test_unanswered_requests_are_released_at_the_end(memory: MemoryBudget) -> None:
     async with gateway(memory) as at:
         await at.ask(ADA, 1, 2)
         await at.ask(BOB, 3)
@@ -171,7 +171,7 @@ async def test_many_requests_of_one_do_not_come_before_those_of_another(memory: 
         assert {whose for number, whose in begun if number != 1000} == {ADA}, "what came later is hers, too"
 
 
-async def test_of_very_many_callers_the_last_are_the_gateway(
+async def test_callers_beyond_the_limit_count_as_the_gateway(
     memory: MemoryBudget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_requests, "CALLERS", 2)
@@ -188,7 +188,7 @@ async def test_of_very_many_callers_the_last_are_the_gateway(
         assert at.session.asked[3] == (4, "10.0.0.3"), "who has nothing under way takes no place"
 
 
-async def test_what_is_done_by_a_task_of_another_connection_is_its_own(memory: MemoryBudget) -> None:
+async def test_caller_is_separate_for_each_connection(memory: MemoryBudget) -> None:
     async with gateway(memory) as at, gateway(memory) as other:
         other.connection.set_caller(Caller(ANONYMOUS, ADA))  # as this task does, from here on
         assert other.connection.caller.address == ADA
@@ -212,7 +212,7 @@ def test_host_is_shown_with_or_without_a_port(address: str, host: str) -> None:
     assert host_of(Caller(ANONYMOUS, address)) == host
 
 
-def test_who_has_no_connection_of_its_own_is_refused_when_too_much_is_to_be_worked_on(memory: MemoryBudget) -> None:
+def test_caller_without_connection_is_refused_at_the_request_limit(memory: MemoryBudget) -> None:
     limits = Limits(requests_per_connection=2)
     caller = Caller(ANONYMOUS, ADA)
     alone = CallerRequests(caller, memory, limits, None)

@@ -136,7 +136,7 @@ async def test_requests_count_until_they_are_answered(memory: MemoryBudget) -> N
     assert memory.requests.bytes == 0, "the connection has gone"
 
 
-async def test_what_frames_say_counts_for_more_than_batches(memory: MemoryBudget) -> None:
+async def test_decoded_fields_count_more_memory_than_batches(memory: MemoryBudget) -> None:
     session = Session()
     session.answers = False
     async with connected(memory, session) as (connection, client):
@@ -180,7 +180,7 @@ async def test_connection_with_little_in_flight_is_read_without_free_memory(memo
         await until_holds(lambda: len(session.frames) == 11)
 
 
-async def test_so_many_may_wait_for_something_to_happen(memory: MemoryBudget) -> None:
+async def test_memory_of_waiting_requests_is_limited(memory: MemoryBudget) -> None:
     async with connected(memory, Session()) as (connection, _):
         with connection.waits(LARGE):
             assert memory.watchers.bytes == LARGE + WAITING_BYTES
@@ -214,7 +214,7 @@ async def test_half_a_frame_must_become_whole_in_time(
     assert memory.requests.bytes == 0
 
 
-async def test_the_first_frame_is_small(memory: MemoryBudget) -> None:
+async def test_size_of_first_frame_is_limited(memory: MemoryBudget) -> None:
     async with connected(memory, Session()) as (_, client):
         await client.send_all(frame_of(HELLO_BYTES)[:8])
         (error,) = FrameReader().feed(await client.receive_some(1000))
@@ -261,7 +261,7 @@ async def test_a_connection_is_congested_while_all_together_have_too_much(memory
         assert connection.output.has_capacity
 
 
-async def test_who_waits_goes_on_when_all_of_it_leaves_at_once(memory: MemoryBudget) -> None:
+async def test_sender_waits_until_its_output_is_flushed(memory: MemoryBudget) -> None:
     async with connected(memory, Session()) as (connection, _):
         await wait_all_tasks_blocked()
         connection.output._sender = Sender()  # its turn comes below
@@ -317,7 +317,7 @@ async def test_connections_waiting_for_memory_continue_in_order(memory: MemoryBu
         connection.output.release(LARGE)
 
 
-async def test_what_was_read_counts_until_it_is_a_frame(memory: MemoryBudget) -> None:
+async def test_held_bytes_count_until_they_are_released(memory: MemoryBudget) -> None:
     async with connected(memory, Session()) as (connection, _):
         connection.output.charge_on_apply(LARGE)
         assert memory.answers.bytes == LARGE and not connection.output.has_capacity, "an eighth of what all may have"

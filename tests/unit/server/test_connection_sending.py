@@ -95,7 +95,7 @@ async def test_everything_arrives_in_order_and_congestion_ends(seed: int) -> Non
             nursery.cancel_scope.cancel()
 
 
-async def test_what_cannot_be_sent_to_one_is_nothing_to_another() -> None:
+async def test_send_failure_of_one_client_does_not_affect_another() -> None:
     """A fault of ours: what is queued for the first is no frame."""
     sender = Sender()
     with trio.fail_after(PATIENCE_S):
@@ -119,7 +119,7 @@ class Flushes:
         self.count += 1
 
 
-async def test_what_is_gathered_is_sent_at_once_and_once() -> None:
+async def test_gathered_output_is_flushed_once_at_the_end() -> None:
     sender, before, inside, after = Sender(), Flushes(), Flushes(), Flushes()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(sender.run)

@@ -285,7 +285,7 @@ async def test_waiting_for_a_turn_does_not_reduce_the_deadline_of_a_frame(
         slowly.cancel_scope.cancel()
 
 
-async def test_what_the_client_does_not_send_is(
+async def test_incomplete_frame_ends_the_connection_at_the_time_limit(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Whose last bytes were just as many as were asked for, too."""

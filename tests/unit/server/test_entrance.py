@@ -28,7 +28,7 @@ class Connection:
         self.caller, self.login = caller, login
 
 
-async def test_who_founds_a_cluster_may_do_nothing_more_once_it_is_there() -> None:
+async def test_client_that_founds_the_cluster_must_reconnect() -> None:
     connection: Any = Connection()
     waiting: list[str | None] = ["it waits"]
     wakes: list[int] = []

@@ -30,7 +30,7 @@ def written(path: Path, content: bytes, mode: int = 0o600) -> Path:
     return path
 
 
-def test_the_file_comes_first_and_the_cluster_is_believed_as_well(file: Path, cluster: Secrets) -> None:
+def test_key_file_comes_before_the_cluster_secret(file: Path, cluster: Secrets) -> None:
     keys = GatewayKeys(Secrets(file, SETTING), cluster)
     assert keys.current == (b"what nodes and gateways share", derive(CLUSTER, b"gateway"))
     assert keys.first == keys.current[0] and "share" not in repr(keys)

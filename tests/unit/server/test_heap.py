@@ -57,7 +57,7 @@ def test_a_burst_is_given_back_once_it_is_over() -> None:
     assert process.trims == TRIES
 
 
-def test_what_is_in_use_is_not_tried_again_and_again() -> None:
+def test_number_of_fruitless_trims_is_limited() -> None:
     process = Process()
     heap = heap_of(process)
     process.used += 10 * MOVED_BYTES

@@ -105,7 +105,7 @@ def test_findings_name_what_stands_and_what_is_missing() -> None:
     assert any("sandctl group resume a g" in one["todo"] for one in found)
 
 
-def test_what_a_node_that_tells_nothing_may_lead_is_not_said_to_be_without_leader() -> None:
+def test_topics_of_silent_node_are_not_reported_without_leader() -> None:
     missing = {"node3": "its version does not report it"}
     look = next_view(None, INFO, seen(topic("a", partitions=3), missing=missing))
     (found,) = reported(Watcher(None), look)["cluster"][0]["findings"]

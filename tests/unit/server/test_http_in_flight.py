@@ -44,7 +44,7 @@ async def test_settled_messages_free_a_slot(autojump_clock: Clock) -> None:
     assert bed.one.free == 3 and bed.streams.by_token == {}
 
 
-async def test_who_consumes_of_another_topic_settles_nothing_here(autojump_clock: Clock) -> None:
+async def test_settlement_of_another_topic_frees_nothing(autojump_clock: Clock) -> None:
     bed = Bed()
     bed.streams.settled("other", [("a", None), ("b", "3")])
     assert bed.one.free == 0 and len(bed.streams.by_token) == 2
@@ -73,7 +73,7 @@ async def test_ended_leases_free_a_slot(autojump_clock: Clock) -> None:
     assert trio.current_time() - began_s == pytest.approx(2 * LEASE_S), "a lease that is made longer is"
 
 
-async def test_of_a_stream_that_has_ended_nothing_is_known(autojump_clock: Clock) -> None:
+async def test_ended_stream_leaves_no_messages(autojump_clock: Clock) -> None:
     bed = Bed()
     bed.one.close()
     assert list(bed.one) == [] and bed.streams.by_token == {}

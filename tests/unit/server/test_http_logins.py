@@ -97,7 +97,7 @@ async def test_waiting_caller_learns_of_revocation_or_change(
     assert trio.current_time() - since_s < 3
 
 
-async def test_who_waits_stays_for_a_while_where_no_node_knows(
+async def test_waiting_caller_is_kept_for_ten_seconds_without_a_node(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     found, nodes = of(monkeypatch, REQUIRE)

@@ -241,7 +241,7 @@ async def test_one_that_cannot_be_started_is_tried_again(autojump_clock: Clock) 
     assert len(bed.tried_s) == 3
 
 
-async def test_what_processes_counted_adds_up_and_what_the_last_one_holds_counts(autojump_clock: Clock) -> None:
+async def test_counts_of_processes_are_summed_and_held_bytes_are_of_the_last(autojump_clock: Clock) -> None:
     bed = Bed()
     async with trio.open_nursery() as nursery, bed.serving():
         for number in range(2):
@@ -404,5 +404,5 @@ async def test_time_in_which_the_node_stands_still_counts_for_no_silence(autojum
         nursery.start_soon(bed.stop_with(process))
 
 
-def test_the_secret_of_gateways_is_not_shown() -> None:
+def test_gateway_secret_is_not_shown() -> None:
     assert BEGIN.gateway_secret not in repr(BEGIN)

@@ -71,13 +71,13 @@ async def test_its_process_is_alive_while_the_node_says_anything() -> None:
     assert (await livez(request)).status_code == 503
 
 
-def test_what_the_node_said_is_handed_on() -> None:
+def test_reported_health_is_returned() -> None:
     bed = Bed()
     bed.tell({"health": ["the disk failed", "the disk hangs", "no leader"]})
     assert bed.unwell == ("the disk failed", "the disk hangs", "no leader")
 
 
-def test_what_the_node_said_too_long_ago_counts_for_nothing() -> None:
+def test_outdated_health_report_is_an_error() -> None:
     bed = Bed()
     bed.tell(WELL)
     bed.now_s += STALE_S

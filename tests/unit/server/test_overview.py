@@ -75,7 +75,7 @@ def test_a_topic_that_is_opened_anew_counts_from_nothing() -> None:
     assert (done.sent, sum(done.lateness), min(done.lateness)) == (4, 4, 0)
 
 
-def test_the_history_has_a_row_for_each_slot_in_which_something_happened() -> None:
+def test_history_has_a_row_for_each_slot_with_activity() -> None:
     track, topic = TopicTrack(), Topic()
     looked(track, topic, SLOT_MS)
     for at_ms, sent in ((SLOT_MS + 5000, 2), (SLOT_MS + 10_000, 3), (4 * SLOT_MS, 0), (5 * SLOT_MS, 7)):
@@ -86,7 +86,7 @@ def test_the_history_has_a_row_for_each_slot_in_which_something_happened() -> No
     assert rows == [[SLOT_MS, 0, 5, 0, 0, [bucket, 5]], [5 * SLOT_MS, 0, 7, 0, 0, [bucket, 7]]]
 
 
-def test_the_history_is_an_hour_and_no_more() -> None:
+def test_history_covers_at_most_one_hour() -> None:
     track, topic = TopicTrack(), Topic()
     looked(track, topic)
     for slot in range(1, 3 * SLOTS):

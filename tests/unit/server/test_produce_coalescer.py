@@ -116,7 +116,7 @@ def broker() -> Broker:
     return Broker()
 
 
-def test_what_came_together_is_stored_together_and_answered_one_by_one(broker: Broker) -> None:
+def test_batches_of_one_receive_are_stored_together_and_answered_separately(broker: Broker) -> None:
     for number in range(1, 6):
         broker.gathering.add(single(number, b"%d" % number))
     assert broker.given == []
@@ -156,7 +156,7 @@ def test_each_partition_has_its_batch_and_the_order_in_it_stays(broker: Broker) 
     assert [0, 5, [offsets.pack(1000, 7, 4, 1), 1], None] in broker.answers
 
 
-def test_what_resolves_conflicts_otherwise_is_not_mixed_in_and_waits_for_what_came_before(broker: Broker) -> None:
+def test_batch_with_other_conflict_rule_is_stored_separately_in_order(broker: Broker) -> None:
     other = single(2, b"b")
     other[7] = 1
     for frame in (single(1, b"a"), other, single(3, b"c")):
@@ -237,7 +237,7 @@ def test_delays_and_instants_are_not_mixed(broker: Broker) -> None:
     assert [batch.int_column(Column.DELIVER_MS) for batch in batches] == [[5, 6], [7], [8]]
 
 
-def test_what_has_a_column_that_nobody_knows_goes_alone_and_whole(broker: Broker) -> None:
+def test_batch_with_unknown_column_is_stored_alone(broker: Broker) -> None:
     strange = single(2, b"b")
     strange[8] = encode({Column.VALUE: [b"b"], 99: [7]})
     for frame in (single(1, b"a"), strange, single(3, b"c")):
@@ -271,7 +271,7 @@ def with_nulls(frame: Frame) -> Frame:
     return [*frame[:8], bytes(raw)]
 
 
-def test_what_is_compressed_goes_alone(broker: Broker) -> None:
+def test_compressed_batch_is_stored_alone(broker: Broker) -> None:
     packed = single(2, b"")
     packed[8] = encode({Column.VALUE: [b"b" * 2000]}, compress=True)
     for frame in (single(1, b"a"), packed, single(3, b"c")):
@@ -281,7 +281,7 @@ def test_what_is_compressed_goes_alone(broker: Broker) -> None:
     assert [values[0][:1] for values in broker.values()] == [b"a", b"b", b"c"]
 
 
-def test_the_answer_of_a_batch_that_was_stored_message_by_message_is_shared_out(broker: Broker) -> None:
+def test_reply_of_batch_stored_by_message_is_split(broker: Broker) -> None:
     for number in range(1, 4):
         broker.gathering.add(single(number, b"%d" % number))
     broker.gathering.flush()
@@ -326,7 +326,7 @@ def test_a_failure_is_everybodys(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("odd", [[3, 0.0], [3, False], [4, 0.0], [8, "text"], [2, b"t"], [7, False]])
-def test_what_is_equal_and_of_another_type_is_refused(broker: Broker, odd: list[Any]) -> None:
+def test_equal_value_of_another_type_is_refused(broker: Broker, odd: list[Any]) -> None:
     broker.gathering.add(single(1, b"a"))
     frame = single(2, b"b")
     frame[odd[0]] = odd[1]

@@ -96,7 +96,7 @@ def test_settling_request_is_counted_and_never_refused(meters: QuotaMeters) -> N
     assert most(meters, quota) == 0
 
 
-def test_who_settles_all_the_time_owes_nothing_for_it(meters: QuotaMeters, hand: Hand) -> None:
+def test_settlements_use_no_quota(meters: QuotaMeters, hand: Hand) -> None:
     quota = Quota(requests_per_s=2, bytes_per_s=100)
     for _ in range(10_000):
         meters.take("token:a", quota, 1, 1000, is_free=True, carries=False)
@@ -133,7 +133,7 @@ def test_requests_are_admitted_up_to_the_free_capacity(meters: QuotaMeters, hand
     assert not meters.admits("token:b", Quota(requests_per_s=0), 1)
 
 
-def test_what_turned_out_to_be_larger_is_waited_for(meters: QuotaMeters, hand: Hand) -> None:
+def test_larger_size_found_later_is_owed(meters: QuotaMeters, hand: Hand) -> None:
     quota = Quota(bytes_per_s=100)
     meters.take("token:a", quota, 1, 0)
     meters.owe("token:a", quota, 1000)
@@ -170,7 +170,7 @@ def test_connections_are_counted_while_they_are_there(meters: QuotaMeters) -> No
     meters.connect("token:a", quota)
 
 
-def test_of_many_those_that_owe_nothing_are_forgotten(hand: Hand) -> None:
+def test_identities_that_owe_nothing_are_forgotten(hand: Hand) -> None:
     meters = QuotaMeters(hand, most=3)
     meters.connect("token:a", NO_QUOTA)
     meters.take("token:b", Quota(requests_per_s=1), 1, 0)

@@ -84,7 +84,7 @@ def test_without_a_burst_those_of_a_second_come_at_once(clock: Clock) -> None:
             rates.take("t", settings, ADA)
 
 
-def test_those_that_came_together_are_paid_for_later(clock: Clock) -> None:
+def test_simultaneous_requests_are_charged_later(clock: Clock) -> None:
     rates = RequestRates(clock)
     rates.take("t", PER_S, ADA, 13)
     assert refused(rates) == 1100

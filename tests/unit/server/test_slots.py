@@ -17,7 +17,7 @@ def test_one_address_has_three_quarters(limit: int, share: int) -> None:
     assert slots.used == limit
 
 
-def test_what_is_given_back_is_forgotten() -> None:
+def test_returned_slot_is_forgotten() -> None:
     slots = Slots(4)
     slots.add("a")
     slots.give("a")

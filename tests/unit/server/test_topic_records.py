@@ -97,7 +97,7 @@ async def test_leader_changed_meanwhile_is_sent_the_next_time(routes: Routes) ->
     assert (await reported(records, record))["partitions"][0][2] == "a"
 
 
-async def test_so_much_is_kept(routes: Routes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cached_bytes_are_limited(routes: Routes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topic_records, "KEPT_BYTES", 5_000)
     records = Counted(routes)
     all_of_them = [topic(f"t{number}", 20) for number in range(30)]

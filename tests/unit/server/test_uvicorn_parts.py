@@ -75,7 +75,7 @@ def test_all_that_is_overridden_is_named_here_and_in_the_decision() -> None:
 async def nothing(scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
-def test_what_is_looked_at_is_there() -> None:
+def test_used_parts_of_uvicorn_exist() -> None:
     loop = asyncio.new_event_loop()
     try:
         server = HttpServer(nothing, 1, Account(0), Deadlines())

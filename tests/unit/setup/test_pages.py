@@ -17,7 +17,7 @@ MISSING = re.compile(
 MISSING_SECTION = re.compile(r"^#+ .*\b(?:not there yet|missing|not supported)\b", re.I)
 
 
-def test_the_readme_names_every_page() -> None:
+def test_readme_lists_every_page() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [page for page in PAGES if f"]({page}" not in readme] == []
 

@@ -35,7 +35,7 @@ from tests.support.pythons.roots import RootFailed, debian_mirror, refuse_withou
         ),
     ],
 )
-def test_the_archive_is_that_of_the_machines_apt_sources(tmp_path: Path, name: str, text: str, address: str) -> None:
+def test_debian_mirror_is_read_from_apt_sources(tmp_path: Path, name: str, text: str, address: str) -> None:
     (tmp_path / name).write_text(text)
     assert debian_mirror([tmp_path / "missing", tmp_path / name]) == address
 
@@ -56,7 +56,7 @@ def test_a_root_needs_root_and_programs(monkeypatch: pytest.MonkeyPatch) -> None
         refuse_without_root()
 
 
-def test_the_key_of_a_root_changes_with_what_setup_installs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_of_root_changes_with_the_setup_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "packaging/client").mkdir(parents=True)
     for name in ("requirements.lock", "pyproject.toml", "packaging/client/pyproject.toml"):
         (tmp_path / name).write_text("a")

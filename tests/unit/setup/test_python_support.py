@@ -87,7 +87,7 @@ def program(directory: Path, name: str, script: str) -> Path:
     return file
 
 
-def test_the_first_interpreter_that_is_supported_is_chosen(tmp_path: Path) -> None:
+def test_first_supported_interpreter_is_chosen(tmp_path: Path) -> None:
     old = program(tmp_path, "python3", "echo 'this is too old'; exit 1")
     other = program(tmp_path, "no-python", "exit 0")
     broken = program(tmp_path, "python3.14", "exit 127")

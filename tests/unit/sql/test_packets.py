@@ -24,7 +24,7 @@ def hello(can: Can, rest: bytes) -> bytes:
     return int(can).to_bytes(4, "little") + bytes(4) + b"\x2d" + bytes(23) + rest
 
 
-def test_who_greets_is_read() -> None:
+def test_hello_packet_is_parsed() -> None:
     can = Can.PROTOCOL_41 | Can.SECURE_CONNECTION | Can.CONNECT_WITH_DB | Can.PLUGIN_AUTH | Can.CONNECT_ATTRS
     rest = b"ada\0" + b"\x02ab" + b"z4\0" + b"mysql_native_password\0" + b"\x08\x03_os\x03lin"
     found = packets.read_hello(hello(can, rest))

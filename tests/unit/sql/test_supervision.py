@@ -29,7 +29,7 @@ async def test_it_is_started_again_a_little_later_each_time(autojump_clock: trio
     assert pauses[11:] == [STEADY_S + BACK_OFF_FIRST_S, 2 * BACK_OFF_FIRST_S], "one that lived for long begins anew"
 
 
-async def test_who_is_stopped_while_it_waits_starts_none_any_more(autojump_clock: trio.testing.MockClock) -> None:
+async def test_stop_during_backoff_prevents_a_restart(autojump_clock: trio.testing.MockClock) -> None:
     starts: list[float] = []
     stopping = trio.Event()
 

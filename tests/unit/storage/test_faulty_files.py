@@ -29,7 +29,7 @@ def test_a_full_disk_takes_what_fits_and_then_nothing() -> None:
     assert files.list("") == ["a"]
 
 
-def test_the_disk_fills_up_by_a_flag_and_is_emptied_again() -> None:
+def test_full_flag_makes_writes_fail_until_cleared() -> None:
     plan = Plan()
     files = FaultyFiles(MemoryFiles(), plan)
     plan.full = True

@@ -114,7 +114,7 @@ def test_remove(files: Files) -> None:
     assert not files.exists("a")
 
 
-def test_the_lock_is_exclusive(files: Files) -> None:
+def test_lock_is_exclusive(files: Files) -> None:
     lock = files.lock("LOCK")
     with pytest.raises(DataDirInUse, match="LOCK"):
         files.lock("LOCK")

@@ -28,7 +28,7 @@ def test_pinned_peer_is_found_again() -> None:
     assert dict(again.all()) == {"n2": "store-2", "n3": "store-3"}
 
 
-def test_the_same_store_again_writes_nothing() -> None:
+def test_pin_of_known_store_writes_nothing() -> None:
     files = MemoryFiles()
     known = KnownPeers.open(files)
     known.pin("n2", "store-2")

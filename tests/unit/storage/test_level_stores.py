@@ -113,7 +113,7 @@ def test_a_flush_of_nothing(stores: LevelStores, tmp_path: Path) -> None:
     assert found_in(copied(stores.path, tmp_path / "copy")) == []
 
 
-def test_what_was_written_before_a_flush_is_in_it_while_others_write(stores: LevelStores, tmp_path: Path) -> None:
+def test_flush_has_all_earlier_writes_during_other_writes(stores: LevelStores, tmp_path: Path) -> None:
     written = 0
     stop, pause = threading.Event(), threading.Lock()
 

@@ -20,7 +20,7 @@ def written() -> MemoryFiles:
     return files
 
 
-def test_what_was_synced_survives_and_the_rest_does_in_every_combination() -> None:
+def test_synced_data_survives_and_other_sectors_in_any_combination() -> None:
     seen = set()
     for seed in range(300):
         content = written().crash(random.Random(seed)).read("a")

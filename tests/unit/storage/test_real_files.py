@@ -108,7 +108,7 @@ def test_a_write_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     file.close()
 
 
-def test_what_is_made_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_created_files_are_private(tmp_path: Path) -> None:
     files = RealFiles(tmp_path / "data")
     files.make_dir("wal/deep")
     files.open("wal/segment", create_bytes=10).close()

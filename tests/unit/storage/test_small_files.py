@@ -115,7 +115,7 @@ def test_identity_of_another_version_is_refused_as_such() -> None:
         identity.load(files)
 
 
-def test_the_identity_is_minted_once() -> None:
+def test_identity_is_created_once() -> None:
     files = MemoryFiles()
     assert identity.load(files) is None
     first = identity.open_identity(files, "n1", mint=lambda: "store-uuid")

@@ -74,7 +74,7 @@ def copied(source: Exporter, stores: Stores) -> list[tuple[int, int]]:
 # The description
 
 
-def test_the_description_is_read_as_it_was_written() -> None:
+def test_description_round_trips() -> None:
     assert Meta.decode(META.encode()) == META
     bare = Meta(0, bytes(16), 1, 0, (), (), 0)
     assert Meta.decode(bare.encode()) == bare
@@ -277,7 +277,7 @@ def test_a_store_that_cannot_be_written_is_where_it_was() -> None:
 # The document
 
 
-def test_the_examples_of_the_document() -> None:
+def test_documented_examples_match() -> None:
     assert Meta.decode(example("description")) == META and META.encode() == example("description")
     source = exporter([(b"a", b"1"), (b"b", b"2")])
     assert source.chunk(b"a").data == example("chunk")

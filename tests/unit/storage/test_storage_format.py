@@ -34,7 +34,7 @@ def example(name: str) -> bytes:
     return content
 
 
-def test_the_segment_decodes() -> None:
+def test_segment_example_decodes() -> None:
     data = example("wal-segment").ljust(4096, b"\0")
     header = wal_format.decode_segment_header(data, 2)
     assert header == wal_format.SegmentHeader(2, previous_end=200, opening_end=200, batch_number=12, size=4096)
@@ -47,7 +47,7 @@ def test_the_segment_decodes() -> None:
     assert (reader.end, reader.why, reader.last_batch, reader.batch_start) == (264, None, 13, 200)
 
 
-def test_the_segment_is_what_the_writer_writes() -> None:
+def test_segment_example_equals_written_segment() -> None:
     data = example("wal-segment")
     reader = wal_format.Reader(data, wal_format.SegmentHeader(2, 200, 200, 12, len(data)))
     hard_state, base, entry = reader
@@ -67,7 +67,7 @@ def test_a_log_of_the_segment_recovers() -> None:
     assert group.entries == [(b"hello", 41, 3)]
 
 
-def test_the_pointers_decode_and_encode() -> None:
+def test_pointers_example_decodes_and_encodes() -> None:
     files = MemoryFiles()
     files.replace("stores", example("pointers"))
     pointers = Pointers.open(files)
@@ -78,7 +78,7 @@ def test_the_pointers_decode_and_encode() -> None:
     assert pointers.mint() == range(3, 4)
 
 
-def test_the_identity_decodes_and_encodes() -> None:
+def test_identity_example_decodes_and_encodes() -> None:
     files = MemoryFiles()
     files.replace("identity", example("identity"))
     found = identity.load(files)
@@ -87,7 +87,7 @@ def test_the_identity_decodes_and_encodes() -> None:
     assert files.read("identity") == example("identity")
 
 
-def test_the_known_addresses_decode_and_encode() -> None:
+def test_known_addresses_example_decodes_and_encodes() -> None:
     files = MemoryFiles()
     files.replace("known-addresses", example("known-addresses"))
     assert known_addresses.load(files) == [Address("10.0.0.2", 9900)]
@@ -96,7 +96,7 @@ def test_the_known_addresses_decode_and_encode() -> None:
     assert files.read("known-addresses") == example("known-addresses")
 
 
-def test_the_known_peers_decode_and_encode() -> None:
+def test_known_peers_example_decodes_and_encodes() -> None:
     files = MemoryFiles()
     files.replace("known-peers", example("known-peers"))
     known = KnownPeers.open(files)
@@ -106,7 +106,7 @@ def test_the_known_peers_decode_and_encode() -> None:
     assert files.read("known-peers") == example("known-peers")
 
 
-def test_the_lateness_decodes_and_encodes() -> None:
+def test_lateness_example_decodes_and_encodes() -> None:
     stats, now_ms = NodeStats(), 1_800_000_000_000
     book = SloBook(stats, HOUR_MS, now_ms)
     stats.slo.observe(0.003, 5)
@@ -116,11 +116,11 @@ def test_the_lateness_decodes_and_encodes() -> None:
     assert sum(SloBook(NodeStats(), HOUR_MS, now_ms, example("slo")).over(now_ms, HOUR_MS).counts) == 6
 
 
-def test_the_mark_decodes(tmp_path: Path) -> None:
+def test_mark_example_decodes(tmp_path: Path) -> None:
     assert small_file.decode(example("mark"), b"SANDQMRK", 1, level_check.MARK) == ["MANIFEST-000002", 50]
 
 
-def test_the_key_decodes_and_encodes() -> None:
+def test_key_example_decodes_and_encodes() -> None:
     key = example("key")
     assert keys.store_of(key) == 2
     assert take_string(key, 8) == (b"a\0b", 14)

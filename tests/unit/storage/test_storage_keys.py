@@ -37,7 +37,7 @@ def test_half_a_string(key: bytes) -> None:
 
 
 @given(st.binary(min_size=1, max_size=5), st.binary(max_size=5))
-def test_the_end_of_a_prefix(prefix: bytes, behind: bytes) -> None:
+def test_after_prefix_returns_the_end_of_the_prefix(prefix: bytes, behind: bytes) -> None:
     if not prefix.strip(b"\xff"):
         with pytest.raises(ValueError, match="0xff"):
             keys.after_prefix(prefix)
@@ -47,7 +47,7 @@ def test_the_end_of_a_prefix(prefix: bytes, behind: bytes) -> None:
     assert stop > prefix + b"\xff" * 20
 
 
-def test_the_range_of_a_store() -> None:
+def test_store_range_covers_one_store() -> None:
     start, stop = keys.store_range(255)
     assert start == b"\0\0\0\xff" and stop == b"\0\0\1"
     assert start <= keys.store_prefix(255) + b"\xff" * 9 < stop <= keys.store_prefix(256)

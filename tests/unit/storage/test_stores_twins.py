@@ -136,7 +136,7 @@ def test_stores_do_not_see_each_other(stores: Stores) -> None:
     assert stores.scan(*two, limit=9) == [(two[0], b"2"), (two[0] + b"a", b"3")]
 
 
-def test_the_empty_key_is_refused(stores: Stores) -> None:
+def test_empty_key_is_refused(stores: Stores) -> None:
     with pytest.raises(ValueError, match="empty key"):
         stores.write([(b"a", b"1"), (b"", b"2")])
     assert stores.get(b"a") is None, "all or nothing"

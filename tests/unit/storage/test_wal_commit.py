@@ -142,7 +142,7 @@ def test_groups_that_are_not_known_are_dropped() -> None:
         ([(Kind.COPY, 7, 2, 1, b"\2" * 100)], [1, 2, 3, 4, 5, 6]),
     ],
 )
-def test_what_each_kind_does(records: list[Record], found: list[int]) -> None:
+def test_record_kinds_have_their_effect(records: list[Record], found: list[int]) -> None:
     """In one process and after a restart alike: the writer takes the next entry where the reader ends."""
     files = MemoryFiles()
     wal = log(files, entries(1, 6), records)
@@ -245,7 +245,7 @@ def test_segments_that_nobody_needs_are_removed() -> None:
     assert (groups[8].term, groups[8].voted_for) == (5, "n3#1"), "of the opening of the next segment"
 
 
-def test_what_the_base_keeps_is_not_released() -> None:
+def test_segments_above_the_base_are_not_released() -> None:
     """A caller may know a higher index already than the base that has been written."""
     wal = log(MemoryFiles(), *([entry(index)] for index in range(1, 81)))
     assert wal.release({7: 80}) == 0
@@ -484,7 +484,7 @@ def test_a_torn_end_is_cut_and_filled_with_zeros() -> None:
 
 
 @pytest.mark.parametrize("behind", ["a pass", "a seal", "a segment"])
-def test_the_same_damage_with_something_behind_it_is_refused(behind: str) -> None:
+def test_damage_before_other_records_is_refused(behind: str) -> None:
     files = MemoryFiles()
     wal = log(files, entries(1, 3), entries(4, 9))
     if behind == "a pass":
@@ -604,7 +604,7 @@ def test_damaged_header_is_refused_even_over_a_single_batch(offset: int) -> None
         opened(files.kill())
 
 
-def test_the_only_segment_left_is_never_taken_for_one_being_created() -> None:
+def test_only_segment_with_empty_content_is_refused() -> None:
     files = MemoryFiles()
     wal = log(files, *([entry(index)] for index in range(1, 81)), [base(80)])
     wal.release({7: 80})

@@ -168,6 +168,6 @@ def test_a_log_that_holds_the_entry_goes_on() -> None:
 
 
 @pytest.mark.parametrize(("index", "term"), [(0, 9), (S, 7)])
-def test_what_no_log_can_start_at(index: int, term: int) -> None:
+def test_invalid_restart_positions_are_refused(index: int, term: int) -> None:
     with pytest.raises(ValueError, match="cannot start"):
         restart_at(GROUP, term, b"\xc0", index, S_TERM, b"", COMMAND)

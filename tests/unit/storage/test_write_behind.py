@@ -60,7 +60,7 @@ def test_reader_sees_no_difference(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_written_is_what_was_handed_over_up_to_some_moment(seed: int) -> None:
+def test_written_rows_are_a_prefix_of_submitted_changes(seed: int) -> None:
     rng = random.Random(seed)
     below = MemoryStores()
     stores = WriteBehindStores(below, LIMIT)

@@ -27,5 +27,5 @@ def test_without_data_that_is_said() -> None:
         assert verdict("x.lock", report) == (False, f"x.lock: {NO_DATA}")
 
 
-def test_the_locks_are_there() -> None:
+def test_lock_files_exist() -> None:
     assert all((ROOT / lock).is_file() for lock in SHIPPED) and TOOL_LOCK.is_file()

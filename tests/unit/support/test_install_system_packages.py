@@ -70,7 +70,7 @@ def test_java_is_installed_where_it_is_missing(machine: Machine, tmp_path: Path)
     assert machine.run()[0][-1] == INSTALL.replace("serf", "default-jre-headless")
 
 
-def test_the_machines_own_policy_stays(machine: Machine) -> None:
+def test_existing_policy_of_the_machine_is_kept(machine: Machine) -> None:
     machine.policy.write_text("its own")
     machine.run()
     assert machine.policy.read_text() == "its own"

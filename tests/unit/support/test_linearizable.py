@@ -127,13 +127,13 @@ BAD: dict[str, list[Operation]] = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_what_one_order_explains(name: str) -> None:
+def test_linearizable_history_passes(name: str) -> None:
     assert by_all_orders(GOOD[name])
     check({b"k": GOOD[name]})
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_no_order_explains(name: str) -> None:
+def test_not_linearizable_history_fails(name: str) -> None:
     assert not by_all_orders(BAD[name])
     with pytest.raises(NotLinearizable, match="b'k'") as caught:
         check({b"j": GOOD["one after the other"], b"k": BAD[name]})
@@ -303,7 +303,7 @@ def test_long_histories_are_judged(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_window_is_around_what_is_wrong(seed: int) -> None:
+def test_window_contains_the_wrong_read(seed: int) -> None:
     rng = random.Random(seed)
     history = history_of(rng, 300, 4, 0.1)
     gets = [op for op in history[150:] if op.kind == "get" and op.answered and op.value is not None]
@@ -318,7 +318,7 @@ def test_the_window_is_around_what_is_wrong(seed: int) -> None:
     assert max(op.answered for op in answered) <= wrong.answered
 
 
-def test_the_window_of_a_stale_read_is_two_operations_and_the_read() -> None:
+def test_window_of_stale_read_has_the_write_and_the_read() -> None:
     history = [put(10 * n + 1, 10 * n + 5, b"v%d" % n, n) for n in range(1, 50)]
     history += [get(10 * n + 6, 10 * n + 9, b"v%d" % n, n) for n in range(1, 50) if n != 30]
     history.append(get(307, 308, b"v28", 28))

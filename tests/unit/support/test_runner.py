@@ -35,7 +35,7 @@ def test_no_suite_is_left_out() -> None:
     assert suites == {*SUITES, "spark"} == set(BUDGETS_S)
 
 
-def test_what_needs_another_program_is_where_it_is_looked_for() -> None:
+def test_interop_tests_are_in_the_interop_directory() -> None:
     """`make test-interop` collects that directory alone."""
     marked = {path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark." + "interop" in path.read_text()}
     assert marked and all(path.parent == ROOT / "tests" / "interop" for path in marked)

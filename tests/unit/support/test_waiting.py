@@ -28,7 +28,7 @@ def by_polls(*answers: object) -> Callable[[], object]:
 NOT_YET = (False, UnknownTopic("there is no topic 't'"), KeyError("node2"), None)
 
 
-async def test_what_is_not_there_yet_does_not_hold_yet(autojump_clock: trio.testing.MockClock) -> None:
+async def test_wait_continues_while_the_condition_raises(autojump_clock: trio.testing.MockClock) -> None:
     await until_holds(by_polls(*NOT_YET, "it holds"))
     wait_until(by_polls(*NOT_YET, "it holds"))
 

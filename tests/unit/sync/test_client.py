@@ -242,7 +242,7 @@ def test_receipts(client: sandq.sync.Client, server: FakeServer, threaded: Threa
         assert len(slow.wait("10m")) == 26
 
 
-def test_what_failed_is_raised_when_the_block_is_left(client: sandq.sync.Client, server: FakeServer) -> None:
+def test_failed_messages_are_raised_at_block_exit(client: sandq.sync.Client, server: FakeServer) -> None:
     producer = client.producer("t")
     with pytest.raises(Conflict, match="2 messages to topic 't' were not produced"), producer:
         for _ in range(2):
@@ -358,7 +358,7 @@ def test_used_after_it_was_closed(server: FakeServer) -> None:
     client.__exit__(None, None, None)
 
 
-def test_what_is_open_is_left_with_the_client(server: FakeServer) -> None:
+def test_open_subscriptions_and_producers_close_with_the_client(server: FakeServer) -> None:
     client = sandq.sync.connect(server.address)
     client.produce("t", b"one")
     subscription = client.subscribe("t", group="g").__enter__()

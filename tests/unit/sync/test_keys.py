@@ -71,7 +71,7 @@ def test_watching(kv: sandq.sync.Keys, server: FakeServer) -> None:
         assert shown(watch, 2) == [(b"a", b"60"), (b"a", b"61")]
 
 
-def test_what_has_come_is_not_read_behind_the_block(kv: sandq.sync.Keys) -> None:
+def test_watch_raises_after_its_block(kv: sandq.sync.Keys) -> None:
     kv.put_many([("a", str(n)) for n in range(10)])
     with kv.watch("a", start="earliest") as watch:
         next(watch)

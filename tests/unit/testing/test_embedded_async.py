@@ -136,7 +136,7 @@ def test_a_subscription_that_is_read_after_the_advance(run: Callable[..., None])
     run(test, **HASTY)
 
 
-def test_what_a_test_may_ask_the_broker(run: Callable[..., None]) -> None:
+def test_broker_returns_messages_and_dead_letters(run: Callable[..., None]) -> None:
     async def test(b: AsyncBroker) -> None:
         await b.create_topic("t", max_attempts=1, partitions=2)
         async with b.client() as client:

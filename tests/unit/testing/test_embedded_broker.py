@@ -417,7 +417,7 @@ def _story(b: Broker) -> list[Any]:
     return seen
 
 
-def test_the_same_test_gives_the_same_offsets_and_order() -> None:
+def test_repeated_test_gives_the_same_offsets_and_order() -> None:
     stories = []
     for _ in range(3):
         with sandq.testing.broker(patience="1h") as b:

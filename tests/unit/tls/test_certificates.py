@@ -58,7 +58,7 @@ def test_a_half_written_pair_changes_nothing(authority: Authority) -> None:
 
 
 @pytest.mark.parametrize("which", ["cert_file", "ca_file", "crl_file"])
-def test_of_several_in_a_file_none_may_be_half_written(authority: Authority, tmp_path: Path, which: str) -> None:
+def test_half_written_file_of_several_items_is_refused(authority: Authority, tmp_path: Path, which: str) -> None:
     pair, other = authority.node("node1"), Authority(tmp_path / "other")
     lists = revoke([], authority.directory, authority.directory)[0]
     files = {"cert_file": pair.certificate, "ca_file": authority.ca, "crl_file": lists}
@@ -142,7 +142,7 @@ def test_a_file_that_is_away_is_missed_and_found_again(authority: Authority) -> 
         (lambda pair, ca: pair.certificate.write_bytes(ca.read_bytes()), "is not the key of the first certificate"),
     ],
 )
-def test_what_cannot_be_used(authority: Authority, spoil, said: str) -> None:  # type: ignore[no-untyped-def]
+def test_unusable_certificates_are_refused(authority: Authority, spoil, said: str) -> None:  # type: ignore[no-untyped-def]
     pair = authority.node("node1")
     spoil(pair, authority.ca)
     with pytest.raises(StartupError, match=r".") as caught:
@@ -150,7 +150,7 @@ def test_what_cannot_be_used(authority: Authority, spoil, said: str) -> None:  #
     assert said in caught.value.message
 
 
-def test_which_name_is_checked_of_it(authority: Authority) -> None:
+def test_name_for_returns_the_name_in_the_certificate(authority: Authority) -> None:
     certificates = Certificates(settings(authority.issue("n", [x509.DNSName("n1.example")]), None))
     assert certificates.name_for("127.0.0.1", "n1.example", "node1") == "n1.example"
     assert certificates.name_for("127.0.0.1", "node1") == "127.0.0.1"

@@ -50,7 +50,7 @@ def test_new_keys_are_taken_but_not_again_and_again(tmp_path: Path) -> None:
     assert len(server.words()) < most
 
 
-def test_who_says_much_may_have_new_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_updates_are_allowed_in_proportion_to_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "EMPTY_RECORD_BYTES", 1000)
     keys = tmp_path / "keys"
     server, client = pair(keys)
@@ -77,7 +77,7 @@ def test_many_small_records_are_decoded_in_time_slices() -> None:
     assert len(got[0]) == 4 * RECORDS_AT_ONCE
 
 
-def test_what_comes_while_it_is_behind_comes_behind() -> None:
+def test_data_received_during_backlog_is_decoded_after_it() -> None:
     server, client = pair()
     data = b"".join(client.encode((b"%04d" % number,)) for number in range(RECORDS_AT_ONCE + 2))
     last = client.encode((b"last",))

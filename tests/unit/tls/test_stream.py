@@ -79,7 +79,7 @@ async def test_both_say_much_at_once(certificates: Certificates) -> None:
         nursery.start_soon(read, one, said[::-1])
 
 
-async def test_what_is_sent_at_once_and_does_not_fit_is_flushed(certificates: Certificates) -> None:
+async def test_data_that_does_not_fit_is_flushed_later(certificates: Certificates) -> None:
     said = bytes(1_000_000)
     async with streams(certificates) as (one, other), trio.open_nursery() as nursery:
         assert one.send_now(said) == len(said) and one.is_stuck
@@ -107,7 +107,7 @@ async def test_last_bytes_are_delivered(certificates: Certificates) -> None:
             await other.send_all(b"more")
 
 
-async def test_what_is_said_behind_the_handshake_stays_in_the_socket(certificates: Certificates) -> None:
+async def test_data_after_the_handshake_stays_in_the_socket(certificates: Certificates) -> None:
     """The client's last flight and its first words come as one."""
     async with sockets() as (near, far), trio.open_nursery() as nursery:
 

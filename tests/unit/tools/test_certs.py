@@ -56,7 +56,7 @@ def test_a_node_is_who_its_certificate_says(made: Path) -> None:
     assert client_name(node, SAN) == "node1"
 
 
-def test_what_it_prints_is_a_configuration(made: Path, tmp_path: Path) -> None:
+def test_printed_section_is_a_valid_configuration(made: Path, tmp_path: Path) -> None:
     printed = run("node", "node2", "--ca", made, "--out", tmp_path / "own")
     section = yaml.safe_load(printed.stdout.partition("\n")[2])["tls"]
     found = Certificates(TlsSection(**section))
@@ -95,7 +95,7 @@ def test_revoked_certificates_are_listed(made: Path, tmp_path: Path) -> None:
     assert len(Certificates(of_node1(made, out / "crl.pem")).loaded.revoked) == 1
 
 
-def test_what_cannot_be_revoked(made: Path, tmp_path: Path) -> None:
+def test_invalid_revocations_are_refused(made: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     assert run("ca", "--out", other).exit_code == 0 and run("client", "eve", "--ca", other, "--out", other)
     for path, why in (
@@ -132,7 +132,7 @@ def test_it_ends_no_later_than_its_authority(tmp_path: Path) -> None:
         (("client", "bob", "--days", "0"), "--days 0 is not within"),
     ],
 )
-def test_what_cannot_be_issued(made: Path, args: tuple[str, ...], said: str) -> None:
+def test_invalid_certificates_are_not_issued(made: Path, args: tuple[str, ...], said: str) -> None:
     before = set(os.listdir(made))
     refused = run(*args, "--ca", made, "--out", made)
     assert refused.exit_code == 1 and said in refused.stderr, refused.output
@@ -149,6 +149,6 @@ def test_without_an_authority(made: Path, tmp_path: Path) -> None:
     assert "in PEM" in run("client", "bob", "--ca", made, "--out", made).stderr
 
 
-def test_what_it_issues_is_trusted_by_the_authority_alone(made: Path, tmp_path: Path) -> None:
+def test_only_the_authority_certificate_is_a_ca(made: Path, tmp_path: Path) -> None:
     context = ssl.create_default_context(cafile=made / "ca.pem")
     assert [one["subject"] for one in context.get_ca_certs()] == [((("commonName", "sandq"),),)]

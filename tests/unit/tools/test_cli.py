@@ -56,7 +56,7 @@ def test_a_file_that_is_fine(path: Path) -> None:
         },
     ],
 )
-def test_what_it_shows_means_the_same(path: Path | None, environ: dict[str, str], tmp_path: Path) -> None:
+def test_shown_configuration_loads_equally(path: Path | None, environ: dict[str, str], tmp_path: Path) -> None:
     args = [] if path is None else [path]
     result = run("check-config", *args, "--show", env=environ)
     assert result.exit_code == 0, result.output
@@ -68,14 +68,14 @@ def test_what_it_shows_means_the_same(path: Path | None, environ: dict[str, str]
         assert "  zone: default  # default\n" in result.stdout
 
 
-def test_the_content_of_a_secret_is_not_shown(tmp_path: Path) -> None:
+def test_content_of_a_secret_is_not_shown(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("swordfish")
     (tmp_path / "one.yaml").write_text(f"cluster: {{bootstrap: true, secret_file: {tmp_path / 'secret'}}}\n")
     result = run("check-config", tmp_path / "one.yaml", "--show")
     assert str(tmp_path / "secret") in result.stdout and "swordfish" not in result.output
 
 
-def test_what_a_node_tells_says_nothing_of_origins_and_no_value_of_a_query() -> None:
+def test_configuration_of_node_hides_origins_and_query_values() -> None:
     environ = {
         "SANDQ_JWT__ISSUER": "https://id.example",
         "SANDQ_JWT__JWKS_URL": "https://id.example/keys?code=swordfish",

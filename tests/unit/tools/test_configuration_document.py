@@ -56,7 +56,7 @@ def test_every_key_is_in_the_document_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_the_default_is_right(key: str) -> None:
+def test_documented_default_is_right(key: str) -> None:
     told = ROWS[key][2].strip()
     default = default_of(key)
     if default is None:
@@ -67,7 +67,7 @@ def test_the_default_is_right(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", [key for key in ROWS if " to " in ROWS[key][1]])
-def test_the_range_is_right(key: str) -> None:
+def test_documented_range_is_right(key: str) -> None:
     """Both ends are taken, what lies just beyond is not."""
     low, high = (end.strip("`") for end in ROWS[key][1].strip().split(" to "))
     if low.endswith("_bytes"):  # bounded by another key

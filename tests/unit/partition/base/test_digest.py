@@ -52,7 +52,7 @@ def test_every_bit_counts() -> None:
         assert digest([*found[:at], *found[at + 1 :]]) != before, "a row is missing"
 
 
-def test_the_end_of_a_key_is_not_the_start_of_its_value() -> None:
+def test_digest_separates_keys_from_values() -> None:
     assert digest([(b"ma", b"b")]) != digest([(b"m", b"ab")])
     assert digest([(b"m", b"a"), (b"n", b"")]) == digest([(b"m", b"a")]), "counts are in no digest"
 

@@ -186,7 +186,7 @@ def test_waiting() -> None:
     assert (loaded.kept, loaded.expires_ms, loaded.history) == (False, None, HISTORY)
 
 
-def test_what_is_ranked() -> None:
+def test_rows_of_ranked_topics() -> None:
     queue = queue_keys.pack("acme.mail", 5)
     assert rows.of_group(rows.QUEUE, 1, queue) == example("queue-key")
     assert rows.of_group(rows.READY, 1, queue + OFFSET) == example("ready-key")
@@ -260,7 +260,7 @@ def test_redriven_and_dead_again() -> None:
     assert load_dead(key, row).lives == (Life(1, 1, "nacked", "boom", T + 500, T + 2000, HISTORY),)
 
 
-def test_what_was_copied_aside() -> None:
+def test_rows_of_kept_messages() -> None:
     row = rows.kept_row(OFFSET, T, HI, wanted_ms=T + 1000, is_delay=True)
     assert row == example("copied-row")
     assert load_kept(OFFSET, row) == Message(OFFSET, OFFSET, T, HI, Wanted(T + 1000, True))
@@ -505,7 +505,7 @@ def test_schedules() -> None:
     assert fire_of(example("fire-key")) == (fire_ms, name)
 
 
-def test_the_page_has_every_row_and_command() -> None:
+def test_page_lists_every_row_tag_and_command() -> None:
     """The page lists each tag and number of the code."""
     page = PAGE.read_text()
     tags = {value for value in vars(rows).values() if isinstance(value, bytes) and len(value) == 1}

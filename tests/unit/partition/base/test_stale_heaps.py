@@ -70,7 +70,7 @@ def test_turns_do_not_accumulate_behind_an_unleased_one() -> None:
     assert order.first_free() == _offset(1)
 
 
-def test_what_waits_does_not_gather_behind_an_early_entry() -> None:
+def test_waiting_entries_do_not_accumulate_behind_an_early_entry() -> None:
     bench = Bench(max_attempts=None)
     bench.open()
     bench.put("old", ttl=1_000_000)

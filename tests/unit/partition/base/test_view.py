@@ -101,7 +101,7 @@ def test_changes_keep_their_order_however_often_a_key_changes() -> None:
     assert view.scan(b"a", b"b", limit=9, max_bytes=9) == []
 
 
-def test_what_was_made_of_a_row_is_kept_while_the_row_is_as_it_was_and_a_drain_will_come() -> None:
+def test_derived_object_is_kept_until_its_row_changes_or_drain() -> None:
     view = View(MemoryStores())
     view.note_made(b"a", 1)
     assert view.made_last is None, "who only asks leaves nothing in memory"

@@ -42,7 +42,7 @@ def send(bench: Bench, at: int, on_conflict: int) -> Stored:
 
 
 @pytest.mark.parametrize("state", ["delayed", "ready", "waiting", "leased", "acked", "dead"])
-def test_what_a_replacement_says(bench: Bench, state: str) -> None:
+def test_outcome_of_replace_by_state(bench: Bench, state: str) -> None:
     first = put_into(bench, state)
     made = send(bench, 1, c.REPLACE)
     if state in ("delayed", "ready", "waiting"):
@@ -56,7 +56,7 @@ def test_what_a_replacement_says(bench: Bench, state: str) -> None:
 
 
 @pytest.mark.parametrize("state", ["delayed", "ready", "waiting", "leased", "acked", "dead"])
-def test_what_one_of_pending_messages_alone_says(bench: Bench, state: str) -> None:
+def test_outcome_of_replace_pending_by_state(bench: Bench, state: str) -> None:
     first = put_into(bench, state)
     made = send(bench, 1, c.REPLACE_PENDING)
     if state in ("delayed", "ready", "waiting"):
@@ -69,7 +69,7 @@ def test_what_one_of_pending_messages_alone_says(bench: Bench, state: str) -> No
 
 
 @pytest.mark.parametrize("state", ["delayed", "ready", "waiting", "leased", "acked", "dead"])
-def test_what_is_ignored_says(bench: Bench, state: str) -> None:
+def test_outcome_of_ignore_by_state(bench: Bench, state: str) -> None:
     first = put_into(bench, state)
     assert send(bench, 1, c.IGNORE) == Stored(first, [], [(0, "ignored", state)])
 

@@ -99,7 +99,7 @@ def test_messages_without_a_key_have_no_limit(restart: bool) -> None:
     assert bench.one().total == 10
 
 
-def test_what_is_behind_a_blocked_one_of_its_key_does_not_overtake_it() -> None:
+def test_message_behind_blocked_message_of_its_key_does_not_overtake() -> None:
     """There is room for it when the cursor comes to it, but for the other one as well."""
     bench = of_key(3, limit=2)
     lease = bench.one()

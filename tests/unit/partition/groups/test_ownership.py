@@ -86,7 +86,7 @@ class TestSeveralGroups:
         for group in ("g", "h"):
             assert bench.values(bench.lease(at=5000, group=group)) == ["n"]
 
-    def test_what_is_ready_again_waits_for_nobody(self) -> None:
+    def test_released_message_can_be_cancelled(self) -> None:
         """A consumer left: its message is ready at once, and its producer's."""
         bench = made()
         offset, _ = bench.append("m")
@@ -163,7 +163,7 @@ class TestMove:
         assert [m.offset for m in bench.dead()] == [offset]
 
     @pytest.mark.parametrize("restart", [True, False])
-    def test_who_expires_next_is_known_when_the_first_is_gone(self, restart: bool) -> None:
+    def test_next_expiry_is_known_after_the_first_is_cancelled(self, restart: bool) -> None:
         bench = made()
         made_of = bench.send("a", "b", ttls=[5000, 8000])
         give_back(bench, 1, delay=60_000)
@@ -218,7 +218,7 @@ class TestCopiedAside:
         bench.ack(lease.token, at=90_001)
         assert bench.rows(b"k") == []
 
-    def test_what_was_redriven(self) -> None:
+    def test_redriven_message_can_be_cancelled(self) -> None:
         dead = scene("dead")
         dead.bench.trim(at=3)
         dead.bench.job("redrive", at=3)

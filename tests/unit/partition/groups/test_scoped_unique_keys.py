@@ -48,9 +48,7 @@ def test_a_name_that_goes_on_is_another_tenant(bench: RankedBench) -> None:
 
 @pytest.mark.parametrize("is_apart", [False, True])
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_the_key_of_what_was_leased_is_taken_for_the_window(
-    bench: RankedBench, is_apart: bool, is_restarted: bool
-) -> None:
+def test_key_of_leased_message_is_taken_for_the_window(bench: RankedBench, is_apart: bool, is_restarted: bool) -> None:
     value = "v" * 5000 if is_apart else "v"
     first = bench.add(value, tenant="acme", unique=["k"])
     lease = bench.one(limit=1)

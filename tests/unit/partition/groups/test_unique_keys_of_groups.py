@@ -126,7 +126,7 @@ def test_without_a_window_a_group_that_goes_frees_it() -> None:
 
 
 class TestReplace:
-    def test_what_waits(self, bench: Bench) -> None:
+    def test_waiting_message_is_replaced(self, bench: Bench) -> None:
         bench.put("a", unique="k")
         lease = bench.one()
         bench.nack(lease.token)
@@ -134,7 +134,7 @@ class TestReplace:
         assert bench.status().messages == 1
         assert bench.values(bench.lease(at=100_000)) == ["again"]
 
-    def test_what_a_group_holds(self, bench: Bench) -> None:
+    def test_leased_message_is_not_replaced(self, bench: Bench) -> None:
         """The producer gets the conflict and may retry, so that there are never two messages silently."""
         first = bench.put("a", unique="k")
         lease = bench.one()
@@ -146,7 +146,7 @@ class TestReplace:
         assert bench.values(bench.lease(at=3)) == ["again"]
 
     @pytest.mark.parametrize("state", ["acked", "dead", "waiting"])
-    def test_what_one_group_has_done_and_another_has_yet_to_take(self, bench: Bench, state: str) -> None:
+    def test_message_done_in_one_of_two_groups_is_not_replaced(self, bench: Bench, state: str) -> None:
         bench.open("slow")
         first = bench.put("a", unique="k")
         bench.machine.groups.named("g").settings = {"max_attempts": 1} if state == "dead" else {}
@@ -165,7 +165,7 @@ class TestReplace:
         settle(bench, "slow", 2)
         assert send(bench, 3, c.REPLACE).refused == []
 
-    def test_what_nobody_had_though_a_group_passed_it_over(self, bench: Bench) -> None:
+    def test_message_skipped_by_a_group_is_replaced(self, bench: Bench) -> None:
         bench.put("a", unique="k")
         bench.open("audit", "latest", at=10)
         assert send(bench, 11, c.REPLACE).refused == []
@@ -173,12 +173,12 @@ class TestReplace:
         for group in ("g", "audit"):
             assert bench.values(bench.lease(at=12, group=group)) == ["again"]
 
-    def test_what_is_dead_in_all_groups(self, bench: Bench) -> None:
+    def test_message_dead_in_all_groups_frees_its_key(self, bench: Bench) -> None:
         bench.put("a", unique="k", ttl=1000)
         bench.expire(at=1000)
         assert send(bench, 1001, c.REPLACE).refused == []
 
-    def test_what_is_held_from_a_copy(self, bench: Bench) -> None:
+    def test_leased_message_outside_the_log_is_not_replaced(self, bench: Bench) -> None:
         """It was leased a minute ago, and is in the log no more."""
         bench = Bench(dedup_window="1h")
         bench.open()

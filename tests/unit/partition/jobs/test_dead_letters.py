@@ -60,7 +60,7 @@ def die(bench: Bench, at: int, error: str) -> None:
 class TestById:
     @both
     @restarted
-    def test_those_that_are_named(self, command: Any, word: str, restart: bool) -> None:
+    def test_named_dead_letters_are_redriven_or_purged(self, command: Any, word: str, restart: bool) -> None:
         bench, ids = dead_bench("a", "b", "c")
         unknown = offsets.pack(T, 99, 0, 0)
         if restart:
@@ -145,7 +145,7 @@ class TestById:
         assert isinstance(refused, Unavailable) and refused.retriable
         assert bench.apply(2, c.PurgeDead("g", ids[1:])) == [[("purged", ids[1])]], "a purge makes nothing wait"
 
-    def test_the_order_of_keys_holds(self) -> None:
+    def test_redriven_message_keeps_the_order_of_its_key(self) -> None:
         bench = Bench(ordering="key", max_attempts=1)
         bench.open()
         first, _ = bench.put("0", key="k"), bench.put("1", key="k")
@@ -271,7 +271,7 @@ class TestLives:
         assert [(row[0], row[5]) for row in page[0]["history"]] == [(1, "e1"), (2, "e2"), (1, "e3"), (2, "e4")]
         assert (page[0]["attempts"], page[0]["error"], page[0]["lives"]) == (2, "e4", life)
 
-    def test_so_many_lives_are_remembered_and_numbered_on(self) -> None:
+    def test_earlier_lives_are_limited_and_numbered(self) -> None:
         bench, (one,) = dead_bench("a")
         for number in range(EARLIER_LIVES + 3):
             bench.apply(10 + 10 * number, c.RedriveDead("g", [one]))
@@ -281,7 +281,7 @@ class TestLives:
         assert [life.error for life in dead.lives] == [f"e{number}" for number in range(2, 2 + EARLIER_LIVES)]
         assert dead.error == f"e{EARLIER_LIVES + 2}"
 
-    def test_of_each_life_what_a_history_has_is_remembered(self) -> None:
+    def test_each_life_keeps_a_bounded_history(self) -> None:
         bench = Bench(max_attempts=HISTORY_ATTEMPTS + 2, backoff={"kind": "none"})
         bench.open()
         one = bench.put("a")
@@ -339,7 +339,7 @@ class TestLives:
         (dead,) = bench.dead()
         assert [life.error for life in dead.lives] == ["boom"]
 
-    def test_of_one_that_is_acked_nothing_stays(self) -> None:
+    def test_acked_redriven_message_leaves_no_rows(self) -> None:
         bench, (one,) = dead_bench("a")
         bench.apply(2, c.RedriveDead("g", [one]))
         bench.ack(bench.one(at=3).token, at=4)

@@ -189,7 +189,7 @@ class TestRedrive:
         bench.nack(bench.one(limit=count, at=0).token, at=0)
         return bench
 
-    def test_by_its_rate(self) -> None:
+    def test_redrive_keeps_its_rate(self) -> None:
         bench = self._dead(10)
         job_id = bench.start_job("redrive", rate=2)
         done = []
@@ -228,7 +228,7 @@ class TestRedrive:
         bench.trim(at=2 + redrive.PAUSE_MS)
         assert _shown(bench, job_id)["done"] == 4
 
-    def test_the_group_goes_meanwhile(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_redrive_ends_when_the_group_is_dropped(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(jobs, "STEP_MESSAGES", 2)
         bench = self._dead(5)
         job_id = bench.start_job("redrive")
@@ -255,7 +255,7 @@ class TestRedrive:
         assert bench.dead() == []
 
     @pytest.mark.parametrize("restart", [True, False])
-    def test_by_key(self, restart: bool) -> None:
+    def test_redrive_keeps_the_order_of_keys(self, restart: bool) -> None:
         """Redriven messages are leased together with others of their key. Blocked messages wait for all of them."""
         bench = Bench(ordering="key", max_attempts=1)
         bench.open()

@@ -22,7 +22,7 @@ HOUR = 3_600_000
 DAY = 24 * HOUR
 
 
-def test_the_last_write_wins() -> None:
+def test_last_write_of_key_wins() -> None:
     bench = KeyBench()
     first = bench.set("a", "1")
     second = bench.set("a", "2", at=5)
@@ -119,14 +119,14 @@ class TestTimeToLive:
         assert [(key, value) for _, key, value in bench.log()][-1] == ("a", None)
         assert bench.machine.keys.live == 1
 
-    def test_what_was_written_again_lives_on(self) -> None:
+    def test_rewritten_key_loses_its_ttl(self) -> None:
         bench = KeyBench()
         bench.set("a", "1", ttl=1000)
         bench.set("a", "2", at=500)
         bench.trim(at=2000)
         assert bench.get("a", at=2000) == "2" and len(bench.log()) == 2
 
-    def test_the_topics_own(self) -> None:
+    def test_ttl_of_topic_applies_to_keys(self) -> None:
         bench = KeyBench(ttl="1s")
         bench.set("a", "1")
         bench.set("b", "1", ttl=5000)
@@ -152,7 +152,7 @@ class TestScan:
             found += [key for key, _ in page]
         assert found == [b"k%02d" % n for n in range(15)]
 
-    def test_what_is_over_is_left_out_and_the_page_goes_on(self) -> None:
+    def test_expired_keys_are_skipped_and_the_page_continues(self) -> None:
         bench = KeyBench()
         bench.write(*[(f"k{n}", "x") for n in range(6)], ttls=[1, 1, 1, None, 1, None])
         page, start = bench.scan(b"", None, limit=3, max_bytes=1 << 20, at=1)
@@ -183,7 +183,7 @@ class TestCompaction:
     def compact(self, bench: KeyBench, at: int = HOUR) -> None:
         bench.trim(at=at)
 
-    def test_the_last_write_of_each_key_stays(self) -> None:
+    def test_last_write_of_each_key_is_kept(self) -> None:
         bench = KeyBench()
         for n in range(50):
             bench.write(*[(f"k{key}", f"{n}") for key in range(4)], at=n)
@@ -208,7 +208,7 @@ class TestCompaction:
         assert [key for _, key, _ in bench.log()] == ["b", "a", "c", "d"]
         assert not bench.rows(b"p"), "no payload is left of what is gone"
 
-    def test_what_was_written_lately_stays(self) -> None:
+    def test_recent_writes_are_kept_for_the_history(self) -> None:
         bench = KeyBench(history="10m")
         for n in range(5):
             bench.set("a", str(n), at=n * 300_000)
@@ -412,7 +412,7 @@ class TestCompaction:
         assert max(left) <= 26 and min(left[30:]) <= 4
 
 
-def test_of_a_key_that_comes_and_goes_one_deletion_is_kept() -> None:
+def test_only_one_deletion_per_key_is_kept() -> None:
     bench = KeyBench()
     for at in range(20):
         bench.set("lock", "mine", at=2 * at)

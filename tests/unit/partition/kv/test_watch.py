@@ -188,7 +188,7 @@ def test_removal_below_an_earlier_removal_is_reported() -> None:
         watch_page(bench, before, mark=first.mark)
 
 
-def test_who_watches_one_key_has_missed_nothing_when_it_was_not_written() -> None:
+def test_watch_of_unchanged_key_survives_compaction() -> None:
     bench = KeyBench()
     version = bench.set("a", "1")
     for n in range(5):

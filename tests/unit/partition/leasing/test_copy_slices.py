@@ -76,7 +76,7 @@ def test_a_nack_that_changes_headers_is_cut() -> None:
 
 
 @pytest.mark.parametrize("end, change", [(DEAD, None), (RETRY, None), (RETRY, CHANGE)])
-def test_the_last_nack_is_cut(end: int, change: dict[int, int | bytes] | None) -> None:
+def test_large_final_nack_is_done_in_parts(end: int, change: dict[int, int | bytes] | None) -> None:
     bench = Zeros(max_attempts=1)
     token = bench.one().token
     nacked = c.Nack([(token, None, None, "no", True, change, end)])
@@ -90,7 +90,7 @@ def test_the_last_nack_is_cut(end: int, change: dict[int, int | bytes] | None) -
     assert len(bench.dead()) == COUNT
 
 
-def test_what_comes_behind_of_a_lease_waits_for_the_part_before() -> None:
+def test_later_nack_of_lease_waits_for_the_earlier_part() -> None:
     bench = Zeros()
     lease = bench.one()
     last = [[offsets.shift(lease.ranges[-1].base, 7), 1]]
@@ -138,7 +138,7 @@ def test_waiting_messages_that_expire_are_handled_in_slices() -> None:
     assert len(bench.dead()) == COUNT and bench.is_bounded()
 
 
-def test_what_expires_before_a_lease_ends_with_the_budget() -> None:
+def test_expiry_before_a_lease_stops_at_the_budget() -> None:
     bench = Zeros(ttl="10s")
     assert bench.do(LEASE, 10_000) == []
     assert len(bench.dead()) == FIT, "whole rows"

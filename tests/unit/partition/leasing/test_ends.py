@@ -95,7 +95,7 @@ class TestRejected:
         assert [attempt[4:] for attempt in message.history] == [("nacked", "503"), ("rejected", "410")]
 
     @pytest.mark.parametrize("kind", ["priority", "fair"])
-    def test_of_a_ranked_topic(self, kind: str) -> None:
+    def test_rejected_message_of_ranked_topic_is_dead(self, kind: str) -> None:
         bench = RankedBench(kind)
         bench.open()
         bench.append("a", "b")
@@ -129,7 +129,7 @@ class TestSnoozed:
         bench.snooze(bench.one(at=1).token, at=2)
         assert counted(bench) == {"snoozed": 2}
 
-    def test_the_last_of_several_is_in_its_history(self) -> None:
+    def test_history_has_the_last_of_consecutive_snoozes(self) -> None:
         bench = bench_of()
         bench.append("a")
         bench.nack(bench.one(at=0).token, at=1, delay=0, error="boom")
@@ -184,7 +184,7 @@ class TestSnoozed:
         (message,) = bench.dead()
         assert (message.reason, message.attempts, message.error) == ("expired", 0, "429")
 
-    def test_those_that_were_snoozed_otherwise_are_of_other_leases(self) -> None:
+    def test_messages_with_different_snoozes_get_different_leases(self) -> None:
         bench = bench_of()
         bench.append("a", "b", "c")
         bench.snooze(bench.one(limit=1, at=1).token, at=2, delay=0)
@@ -193,7 +193,7 @@ class TestSnoozed:
         assert (bench.values([second]), second.attempt, second.snoozes) == (["b", "c"], 1, 0)
 
     @pytest.mark.parametrize("how", ["release", "not begun", "expire", "clock"])
-    def test_the_count_outlives_what_ends_the_lease_otherwise(self, how: str) -> None:
+    def test_snooze_count_survives_other_ends_of_the_lease(self, how: str) -> None:
         bench = bench_of()
         bench.append("a")
         bench.snooze(bench.one(at=1).token, at=2, delay=0)

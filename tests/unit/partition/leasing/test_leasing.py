@@ -78,7 +78,7 @@ def test_a_range_over_what_is_not_of_the_lease_acks_the_rest_and_names_only_that
     assert not lease.live
 
 
-def test_what_does_not_belong_to_the_lease_is_named_as_lost_and_the_rest_is_done(bench: Bench) -> None:
+def test_ack_reports_foreign_ranges_as_lost_and_does_the_rest(bench: Bench) -> None:
     bench.open()
     base, _ = bench.append(*"ab")
     lease = bench.one()
@@ -91,7 +91,7 @@ def test_what_does_not_belong_to_the_lease_is_named_as_lost_and_the_rest_is_done
     assert bench.state_of(offsets.shift(base, 1)) == "acked"
 
 
-def test_the_whole_lease_is_what_was_not_nacked(bench: Bench) -> None:
+def test_ack_of_whole_lease_covers_messages_that_were_not_nacked(bench: Bench) -> None:
     bench.open()
     base, _ = bench.append(*"abc")
     lease = bench.one()
@@ -101,7 +101,7 @@ def test_the_whole_lease_is_what_was_not_nacked(bench: Bench) -> None:
     assert bench.ack(lease.token) is None, "an ack repeated is answered as the first time"
 
 
-def test_what_was_not_begun_is_ready_at_once_and_the_attempt_not_counted(bench: Bench) -> None:
+def test_messages_not_begun_are_ready_without_counting_an_attempt(bench: Bench) -> None:
     bench.open()
     base, _ = bench.append(*"abc")
     lease = bench.one()
@@ -294,7 +294,7 @@ def test_relative_delays_count_from_the_stamp(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("at_ms", [offsets.U48_MAX, 253_402_300_799_000])
-def test_the_last_instants_are_fine(bench: Bench, at_ms: int) -> None:
+def test_latest_delivery_times_are_accepted(bench: Bench, at_ms: int) -> None:
     column = bench.append("m", due=[at_ms - T])
     assert offsets.deliver_ms(column) == at_ms
 

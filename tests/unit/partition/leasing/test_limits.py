@@ -78,7 +78,7 @@ def test_one_grant_after_the_other_gets_what_is_left(bench: Bench) -> None:
     assert [(lease.consumer, lease.total) for lease in leases] == [("one", 2), ("two", 1)]
 
 
-def test_what_is_not_due_yet_goes_by_the_pace_of_now(bench: Bench) -> None:
+def test_lease_ahead_does_not_exceed_the_rate(bench: Bench) -> None:
     """Leases look ahead; the rate does not."""
     bench.open()
     limit(bench, rate="10/s", burst=1)

@@ -32,7 +32,7 @@ def test_nothing_is_leased_and_all_that_came_due_comes_afterwards(bench: Bench) 
     assert bench.values(bench.lease(at=6000)) == ["now", "later"]
 
 
-def test_what_is_held_stays_held_and_what_is_given_back_waits(bench: Bench) -> None:
+def test_leased_messages_stay_leased_and_returned_ones_wait(bench: Bench) -> None:
     bench.open()
     bench.append(*"abc")
     first, second, third = (bench.one(limit=1) for _ in range(3))
@@ -87,7 +87,7 @@ def test_settings_and_a_seek_leave_it_paused(bench: Bench) -> None:
     assert bench.values(bench.lease(at=1)) == ["m"]
 
 
-def test_the_row_of_a_group_that_is_not_paused_is_as_it_was(bench: Bench) -> None:
+def test_row_of_group_that_is_not_paused_is_unchanged(bench: Bench) -> None:
     """A version that does not know of it reads it."""
     bench.open()
 

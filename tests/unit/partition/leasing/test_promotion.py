@@ -117,7 +117,7 @@ def test_entries_with_long_unique_keys_are_held_by_their_bytes() -> None:
     assert taken == names
 
 
-def test_what_stands_far_apart_in_the_log_is_delivered_whole() -> None:
+def test_messages_far_apart_in_the_log_are_delivered() -> None:
     bench = RankedBench("priority")
     bench.open()
     sent = [f"{n}" for n in range(1200)]
@@ -133,7 +133,7 @@ def test_what_stands_far_apart_in_the_log_is_delivered_whole() -> None:
     assert bench.ack(lease.token, [[one.base, 1] for one in reversed(lease.ranges)]) is None
 
 
-def test_what_a_group_had_passed_before_a_clock_reset_is_nobody_else_s_rank() -> None:
+def test_rank_of_row_skipped_after_clock_reset_is_not_used_for_others() -> None:
     """Between messages that are promoted together are rows that are skipped: each message is judged by its own row."""
     bench = RankedBench()
     bench.open()
@@ -198,7 +198,7 @@ def test_ready_queues_are_bounded_by_bytes(restarts: bool, monkeypatch: pytest.M
     assert sorted(taken) == [str(at) for at in range(10)]
 
 
-def test_what_ready_queues_take_counts_in_the_memory_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_ready_queues_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     look_aheads = LookAheads(1 << 20)
     bench = of_long_names(monkeypatch, look_aheads)
     bench.lease(1)

@@ -64,14 +64,14 @@ def test_nothing_is_leased_ahead_of_its_time(bench: RankedBench) -> None:
     assert bench.lease(ahead=50) == []
 
 
-def test_what_comes_later_and_goes_first_is_first(bench: RankedBench) -> None:
+def test_later_message_with_higher_priority_is_first(bench: RankedBench) -> None:
     bench.add(*[f"low{n}" for n in range(5)], priority=7)
     assert bench.take(2) == ["low0", "low1"]
     bench.add("high", priority=1)
     assert bench.take(2) == ["high", "low2"]
 
 
-def test_what_is_given_back_stands_in_its_queue_again(bench: RankedBench) -> None:
+def test_returned_message_keeps_its_priority(bench: RankedBench) -> None:
     bench.add("a", "b", priority=5)
     lease = bench.one(limit=1)
     bench.add("high", priority=1)
@@ -110,7 +110,7 @@ def test_everything_that_is_due_is_ranked_before_anything_is_leased(
 # -- changes ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_priority_of_what_is_ready_changes(bench: RankedBench) -> None:
+def test_priority_of_ready_message_changes(bench: RankedBench) -> None:
     _, _, d = bench.add("a", "b", "d", priority=5)
     bench.take(0)
     moved = bench.apply(0, c.Move([(by_id(d), None, False, 1)]))[0][0]
@@ -119,7 +119,7 @@ def test_the_priority_of_what_is_ready_changes(bench: RankedBench) -> None:
     assert bench.take(3) == ["d", "a", "b"]
 
 
-def test_the_priority_of_what_is_delayed_changes_and_its_time_stays(bench: RankedBench) -> None:
+def test_priority_of_delayed_message_changes_and_its_time_stays(bench: RankedBench) -> None:
     (a,) = bench.add("a", priority=5, due=[1000])
     bench.add("b", priority=3, due=[1000])
     bench.apply(0, c.Move([(by_id(a), None, False, 1)]))
@@ -127,7 +127,7 @@ def test_the_priority_of_what_is_delayed_changes_and_its_time_stays(bench: Ranke
     assert bench.take(5, at=1000) == ["a", "b"]
 
 
-def test_the_priority_of_what_waits_changes(bench: RankedBench) -> None:
+def test_priority_of_waiting_message_changes(bench: RankedBench) -> None:
     (a,) = bench.add("a", priority=5, unique=["u"])
     bench.add("b", priority=5)
     bench.nack(bench.one(limit=1).token, delay=1000)
@@ -257,7 +257,9 @@ def test_a_seek_takes_back_what_is_ready(bench: RankedBench) -> None:
     assert bench.lease(5) == []
 
 
-def test_what_others_came_before_does_not_keep_them(bench: RankedBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overtaken_message_does_not_keep_acked_ones_in_the_log(
+    bench: RankedBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sweep, "LEAST_SETTLED", 20)
     monkeypatch.setattr(sweep, "SWEEP_ROWS", 7)
     bench.add("for ever", priority=1000)
@@ -297,9 +299,7 @@ def test_many_queues_have_a_limit(fair: RankedBench, monkeypatch: pytest.MonkeyP
     assert len(fair.take(10, at=10)) == 2
 
 
-def test_what_was_given_back_comes_however_much_of_it_there_is(
-    bench: RankedBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_returned_messages_are_delivered_at_any_number(bench: RankedBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandq.partition.groups.group.FIXED", replace(FIXED, max_gaps=3))
     bench.add(*[f"{n}" for n in range(8)], priority=[n % 2 for n in range(8)])
     for lease in bench.lease(5):
@@ -404,7 +404,7 @@ def test_a_clock_reset_sets_paces_back() -> None:
     assert fair.take(5, at=3000) == ["a1"]
 
 
-def test_who_is_held_up_is_not_asked_for_while_nothing_new_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocked_tenant_is_not_polled_while_nothing_new_is_leased(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandq.partition.groups.group.FIXED", replace(FIXED, max_gaps=2))
     fair = RankedBench("fair", tenants={"a": {"max_in_flight": 6}})
     fair.open()

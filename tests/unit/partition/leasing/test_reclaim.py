@@ -117,7 +117,7 @@ def test_tokens_of_one_entry_differ(bench: Bench) -> None:
     assert len({*tokens}) == 3
 
 
-def test_the_order_of_keys_holds(bench: Bench) -> None:
+def test_reclaim_keeps_the_order_of_keys(bench: Bench) -> None:
     ordered = Bench(ordering="key")
     ordered.open()
     ordered.put("a", key="k")
@@ -188,7 +188,7 @@ def test_coming_back_uses_an_attempt_in_the_end() -> None:
     assert bench.machine.shared.totals.lease_expired == 2
 
 
-def test_what_it_settled_meanwhile_is_not_given_up() -> None:
+def test_messages_leased_after_the_reclaim_are_kept() -> None:
     bench = counting()
     base, _ = bench.append(*"abc")
     leased(bench, 3)

@@ -140,7 +140,7 @@ class TestGroups:
         monkeypatch.setattr(GroupStatuses, "__iter__", None)
         assert groups.names == names and len(names) == 20
 
-    def test_what_no_group_has_next(self) -> None:
+    def test_message_that_is_next_in_no_group_changes_no_status(self) -> None:
         bench, before = self.made()
         bench.append("much later", due=[90_000])
         bench.apply(1, c.Clock())
@@ -154,7 +154,7 @@ class TestGroups:
         assert self.changed(bench, before) == set()
         assert [group.ready for group in bench.status().groups] == [3] * 20
 
-    def test_what_some_groups_have_next(self) -> None:
+    def test_message_that_is_next_in_some_groups_changes_only_their_status(self) -> None:
         bench, _ = self.made()
         bench.lease(2, at=1, group="g7")
         before = bench.status().groups
@@ -162,7 +162,7 @@ class TestGroups:
         assert self.changed(bench, before) == {"g7"}
         assert [bench.status().groups[at].ready for at in (6, 7)] == [3, 1]
 
-    def test_what_comes_back_by_its_time_alone(self) -> None:
+    def test_message_due_for_retry_changes_only_the_status_of_its_group(self) -> None:
         bench, _ = self.made()
         bench.nack(bench.one(limit=2, at=1, group="g7").token, at=1, delay=3000)
         before = bench.status().groups

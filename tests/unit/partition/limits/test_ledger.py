@@ -32,7 +32,7 @@ def test_nothing_is_given_out_before_every_partition_was_heard() -> None:
     assert (ledger.shares[1].in_flight, ledger.shares[1].version) == (6, 8)
 
 
-def test_what_is_in_use_here_is_given_when_it_comes_back() -> None:
+def test_slots_in_use_are_shared_out_when_they_become_free() -> None:
     ledger = ledger_of()
     ledger.share_out([(1, 8, 0)], 5, 7, NOW_US)
     share = ledger.shares[1]
@@ -44,7 +44,7 @@ def test_what_is_in_use_here_is_given_when_it_comes_back() -> None:
     assert (ledger.shares[1].in_flight, ledger.shares[1].held) == (8, 8)
 
 
-def test_what_is_taken_counts_until_it_is_said_to_be_gone() -> None:
+def test_revoked_slots_count_until_the_partition_confirms() -> None:
     ledger = ledger_of()
     ledger.share_out([(1, 8, 0)], 0, 7, NOW_US)
     ledger.confirm([Confirmed(1, 7, 8, 0)], NOW_US)

@@ -123,7 +123,7 @@ def test_years_apart() -> None:
     desk.check(50 * YEAR_MS // 1000, 120 * YEAR_MS // 1000)
 
 
-def test_what_is_in_memory_does_not_grow_with_what_is_counted() -> None:
+def test_memory_does_not_grow_with_the_number_of_counts() -> None:
     desk = Desk()
     for hour in range(3 * counts.COUNTED_HOURS // 100):
         desk.add(hour * HOUR_MS)
@@ -161,7 +161,7 @@ def test_whole_hours_are_dropped_in_steps_and_the_rest_stays(monkeypatch: pytest
     assert len(desk.rows()) == 2, "never a part of an hour"
 
 
-def test_what_is_taken_out_again_leaves_no_count() -> None:
+def test_removed_messages_leave_no_count() -> None:
     desk = Desk()
     desk.add(7 * HOUR_MS, 2)
     desk.write()

@@ -54,7 +54,7 @@ def held(bench: Bench) -> list[bytes]:
 
 
 class TestLife:
-    def test_what_stands_above_it_stays_and_what_stands_below_goes(self) -> None:
+    def test_messages_above_the_hold_stay_and_those_below_are_trimmed(self) -> None:
         bench = Bench()
         _, second, third, fourth = acked(bench, "a", "b", "c", "d")
         assert hold(bench, second) == offsets.FIRST, "nothing is trimmed yet"
@@ -112,7 +112,7 @@ class TestLife:
         run_upkeep(bench, 2 * MINUTE, 3 * MINUTE)
         assert held(bench) == []
 
-    def test_the_lowest_of_several_counts(self) -> None:
+    def test_lowest_hold_applies(self) -> None:
         bench = Bench()
         first, second, third = acked(bench, "a", "b", "c")
         hold(bench, second, name="fast")
@@ -155,7 +155,7 @@ class TestLife:
 
 
 class TestLimits:
-    def test_so_many_and_no_more(self) -> None:
+    def test_number_of_holds_is_limited(self) -> None:
         bench = Bench()
         for number in range(HOLDS_MOST):
             hold(bench, offsets.FIRST, name=f"h{number}", ttl=HOUR if number else MINUTE)
@@ -204,7 +204,7 @@ class TestLimits:
 class TestKinds:
     """All causes of trimming."""
 
-    def test_by_age(self) -> None:
+    def test_hold_prevents_trimming_by_age(self) -> None:
         bench = Bench(delete_on_ack=False, retain="10m")
         first, second = appended(bench, "a", "b")
         hold(bench, first, ttl=2 * HOUR)
@@ -213,7 +213,7 @@ class TestKinds:
         run_upkeep(bench, HOUR, 2 * HOUR + 2 * MINUTE)
         assert held(bench) == []
 
-    def test_by_size(self) -> None:
+    def test_hold_prevents_trimming_by_size(self) -> None:
         bench = Bench(delete_on_ack=False, retain_bytes="1MiB")
         found = [bench.append("x" * 100_000, at=n)[0] for n in range(20)]
         hold(bench, found[3], at=20, ttl=HOUR)
@@ -222,7 +222,7 @@ class TestKinds:
         run_upkeep(bench, MINUTE, HOUR + MINUTE)
         assert held(bench) == found[10:]
 
-    def test_by_retention_after_the_ack(self) -> None:
+    def test_hold_prevents_trimming_by_retention(self) -> None:
         bench = Bench(retention="10m")
         first, second = acked(bench, "a", "b")
         hold(bench, first, ttl=2 * HOUR)
@@ -293,7 +293,7 @@ class TestKinds:
         run_upkeep(bench, 5 * MINUTE, 9 * MINUTE)
         assert held(bench) == [first, second]
 
-    def test_what_is_held_for_long_is_copied_and_held_as_well(self) -> None:
+    def test_long_leased_message_is_copied_and_stays_held(self) -> None:
         bench = Bench()
         bench.open()
         first, second = appended(bench, "slow", "b")

@@ -70,7 +70,7 @@ def test_cancelling_by_id_reads_the_row_once() -> None:
     assert batch.machine.log.state.messages == MESSAGES - 1000
 
 
-def test_the_row_stays_known_to_later_entries_and_cancelled_messages_stay_cancelled() -> None:
+def test_row_stays_cached_and_cancelled_messages_stay_cancelled() -> None:
     batch = LargeBatch()
     first, second = batch.ids(2)
     assert batch.cancel(first) == ("cancelled", first)

@@ -30,7 +30,7 @@ def _run_upkeep(bench: Bench, start: int, stop: int) -> None:
 
 
 class TestRetention:
-    def test_what_all_acked_is_kept_for_it_and_goes_then_by_itself(self) -> None:
+    def test_acked_message_is_kept_for_the_retention_and_then_trimmed(self) -> None:
         bench = Bench(retention="1h")
         bench.open()
         bench.append("a")
@@ -42,7 +42,7 @@ class TestRetention:
         assert bench.status().messages == 0
         assert (bench.status().upkeep_ms or FOREVER_MS) >= T + 100 * HOUR
 
-    def test_what_is_acked_later_stays_later(self) -> None:
+    def test_message_acked_later_is_trimmed_later(self) -> None:
         bench = Bench(retention="1h")
         bench.open()
         for at in range(0, HOUR, 10 * MINUTE):
@@ -54,7 +54,7 @@ class TestRetention:
             assert 0 <= bench.status().messages - (11 - at // (10 * MINUTE)) <= 1
 
     @pytest.mark.parametrize("cancelled_first", [True, False])
-    def test_what_is_cancelled_at_the_end_of_a_batch_keeps_nothing(self, cancelled_first: bool) -> None:
+    def test_cancelled_end_of_batch_does_not_keep_the_batch(self, cancelled_first: bool) -> None:
         """No cursor ever passes what is leased to nobody: the batch must go without."""
         bench = Bench()
         bench.open()
@@ -82,7 +82,7 @@ class TestRetention:
         bench.seek("earliest", at=30 * MINUTE)
         assert bench.values(bench.lease(at=30 * MINUTE)) == ["a", "b"]
 
-    def test_by_age(self) -> None:
+    def test_old_messages_are_trimmed_by_age(self) -> None:
         bench = Bench(delete_on_ack=False, retain="10m")
         bench.append("old", due=[0])
         bench.append("new", due=[5 * MINUTE])
@@ -93,7 +93,7 @@ class TestRetention:
         _run_upkeep(bench, 11 * MINUTE, 17 * MINUTE)
         assert bench.status().messages == 0
 
-    def test_by_age_when_all_of_it_was_delayed(self) -> None:
+    def test_delayed_messages_are_trimmed_by_age(self) -> None:
         """Nothing calls for an upkeep when their time comes but the log itself."""
         bench = Bench(delete_on_ack=False, retain="10m")
         bench.append("m", due=[10 * HOUR])
@@ -110,7 +110,7 @@ class TestRetention:
         _run_upkeep(bench, 0, HOUR)
         assert bench.values(bench.lease(at=HOUR)) == ["m"]
 
-    def test_by_size(self) -> None:
+    def test_log_is_trimmed_by_size(self) -> None:
         bench = Bench(delete_on_ack=False, retain_bytes="1MiB")
         for n in range(20):
             bench.append("x" * 100_000, due=[n])
@@ -132,7 +132,7 @@ class TestRetention:
 class TestUnpin:
     @pytest.mark.parametrize("restart", [True, False])
     @pytest.mark.parametrize("held", ["leased", "waiting"])
-    def test_what_is_held_for_long_pins_nothing(self, bench: Bench, held: str, restart: bool) -> None:
+    def test_long_leased_message_does_not_pin_the_log(self, bench: Bench, held: str, restart: bool) -> None:
         """It keeps its content and its attempt, and the log behind it goes, though nothing else happens."""
         bench.open()
         base, _ = bench.append("long", "short")
@@ -198,7 +198,7 @@ class TestUnpin:
 
 class TestSeek:
     @pytest.mark.parametrize("restart", [True, False])
-    def test_the_dead_whose_log_rows_are_trimmed_come_again(self, restart: bool) -> None:
+    def test_dead_messages_with_trimmed_rows_are_redelivered_after_seek(self, restart: bool) -> None:
         bench = Bench(max_attempts=1)
         bench.open()
         bench.append(*[str(n) for n in range(2500)])
@@ -258,7 +258,7 @@ class TestSeek:
         (refused,) = bench.apply(1, c.Seek("nobody", "latest"))
         assert isinstance(refused, UnknownGroup)
 
-    def test_what_is_acked_after_it_is_lost(self) -> None:
+    def test_ack_after_seek_is_lost(self) -> None:
         bench = Bench(retention="1h")
         bench.open()
         base, _ = bench.append(*"abc")
@@ -289,7 +289,7 @@ class TestSeek:
 
 
 class TestHistory:
-    def test_of_attempts(self) -> None:
+    def test_history_has_each_attempt(self) -> None:
         bench = Bench(max_attempts=3)
         bench.open()
         bench.append("m")
@@ -310,7 +310,7 @@ class TestHistory:
             (3, "d", T + 3002, T + 3003, "nacked", "last"),
         )
 
-    def test_the_last_few_are_kept(self) -> None:
+    def test_history_keeps_the_last_attempts(self) -> None:
         bench = Bench(max_attempts=9)
         bench.open()
         bench.append("m")
@@ -375,7 +375,7 @@ class TestGroupsGo:
         assert bench.open(at=2) == 2, "one of its name is another group"
         assert len(bench.values(bench.lease(at=2))) == 6
 
-    def test_what_only_it_had_of_a_moved_message(self) -> None:
+    def test_dropped_group_removes_its_rows_of_a_moved_message(self) -> None:
         bench = Bench(max_attempts=1)
         bench.open()
         message_id = bench.put("m", due=1000)

@@ -147,7 +147,7 @@ def test_step_is_bounded_by_messages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kept", [{"retention": "1h"}, {"delete_on_ack": False, "retain": "1h"}])
-def test_what_is_kept_for_a_time_goes_in_its_order(bench: RankedBench, kept: dict[str, object]) -> None:
+def test_kept_messages_are_trimmed_in_order_without_sweep(bench: RankedBench, kept: dict[str, object]) -> None:
     """Nothing is swept. Messages that every group finished are trimmed once no message below them is pending."""
     bench = RankedBench(**kept)
     bench.open()

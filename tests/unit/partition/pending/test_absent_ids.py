@@ -58,7 +58,7 @@ def test_many_absent_ids_are_a_few_reads(how: str) -> None:
     assert stores.reads < 40
 
 
-def test_of_many_that_are_there_each_has_its_own_row_read_and_no_other() -> None:
+def test_cancel_of_existing_messages_reads_only_their_rows() -> None:
     """Whether they were moved or cancelled before is asked of all at once."""
     bench, stores = partition()
     ids = [bench.put("x", due=100 + number) for number in range(ABSENT)]

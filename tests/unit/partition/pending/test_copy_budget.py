@@ -115,7 +115,7 @@ def test_thinning_waits_for_an_entry_with_budget() -> None:
     assert sum(map(len, left)) == 20
 
 
-def test_what_is_left_of_compressed_batches_counts_as_it_is_put() -> None:
+def test_rest_of_compressed_batch_counts_as_stored() -> None:
     bench = opened(Bench())
     columns = {Column.VALUE: [b"0" * (1 << 20)] * 12, Column.DELIVER_MS: [T + 9000] * 12}
     bases = [bench.apply(0, c.Append(encode(columns, compress=True)))[0][0] for _ in range(6)]
@@ -163,7 +163,7 @@ def test_nacks_that_bury_messages_end_with_it_too() -> None:
     assert len(bench.dead()) == 4
 
 
-def test_what_is_said_of_a_lease_keeps_its_order() -> None:
+def test_nacks_of_a_lease_keep_their_order() -> None:
     """A message that is given up does not come again because the rest of its lease does."""
     bench = opened(Bench())
     for _ in range(FIT):

@@ -121,7 +121,7 @@ class TestUniqueKeys:
         assert second != first
         assert windowed.cancel(by_key("k"), at=600) == ("cancelled", second)
 
-    def test_what_was_passed_over_keeps_no_key(self, windowed: Bench) -> None:
+    def test_skipped_message_frees_its_unique_key(self, windowed: Bench) -> None:
         """A group that begins at the latest, and the log is trimmed: nobody ever leased it."""
         bench = Bench()
         bench.put("a", unique="k")
@@ -132,7 +132,7 @@ class TestUniqueKeys:
         assert bench.rows(b"m") == bench.rows(b"u") == []
         assert bench.send("c", unique=["k"], at=3).refused == []
 
-    def test_what_dies_while_its_key_blocks_it_frees_its_unique_key(self) -> None:
+    def test_message_that_expires_behind_its_key_frees_its_unique_key(self) -> None:
         bench = Bench(ordering="key", ttl="1s", dedup_window=0)
         bench.open()
         bench.put("a", key="k")

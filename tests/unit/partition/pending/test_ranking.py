@@ -111,7 +111,7 @@ def test_consumer_gets_the_new_priority(bench: RankedBench, alone: bool) -> None
 
 
 @pytest.mark.parametrize("many", [3, 20])
-def test_of_a_batch_only_those_are_taken_apart(bench: RankedBench, many: int) -> None:
+def test_priority_change_affects_only_named_messages_of_a_batch(bench: RankedBench, many: int) -> None:
     column = bench.add(*[f"{number}" for number in range(60)], priority=5)
     for offset in column[10 : 10 + 2 * many : 2]:
         rank(bench, offset, 1)
@@ -387,7 +387,7 @@ def test_a_step_of_a_job_is_as_long_with_many_groups(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_what_was_not_taken_or_came_back_can_have_it(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_priority_changes_in_all_states_but_leased_acked_and_dead(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DEFAULT, "is_ranked", True)
     one = scene(state)
     change = c.Move([(by_id(one.offset), None, False, -5)])

@@ -88,7 +88,7 @@ def test_again_and_again_leaves_one(bench: Bench, kind: str) -> None:
     assert (values(bench).count("last"), bench.rows(rows.PAYLOAD)) == (1, [])
 
 
-def test_what_is_not_given_stays(bench: Bench) -> None:
+def test_update_keeps_fields_that_are_not_given(bench: Bench) -> None:
     at = {"at": 5000}
     offset = bench.put("b", due=2000, ttl=60_000, unique="u")
     assert bench.update(by_key("u"), headers=b"\x81\xa1a\x01") == ("updated", offset)
@@ -180,7 +180,7 @@ def test_it_waits_in_one_group_and_another_has_yet_to_take_it(bench: Bench, kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_old_value_comes_to_no_group_any_more(bench: Bench, kind: str) -> None:
+def test_old_value_is_delivered_to_no_group(bench: Bench, kind: str) -> None:
     offset = add(bench, kind)
     lease = bench.one(at=1000)
     bench.nack(lease.token, at=1000, delay=500)

@@ -259,7 +259,7 @@ def test_forgetting_is_done_in_steps(bench: Bench, monkeypatch: pytest.MonkeyPat
     assert left == [5, 2, 0, 0]
 
 
-def test_the_least_recently_used_one_goes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_least_recently_used_producer_is_removed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producers, "PRODUCERS", 3)
     # All at one stamp, and partly in one entry: the order is that of the log.
     append = [c.Append(batch_of(["x"]), producer, 1, 1) for producer in (9, 3, 6)]
@@ -289,7 +289,7 @@ def test_a_first_batch_sent_before_is_refused_while_it_may_be_of_one_that_was_dr
     assert not isinstance(send(bench, 1, producer=7, at=1001 + RETRY_MS, resent=True), SandqError)
 
 
-def test_what_is_kept_of_a_producer_is_small() -> None:
+def test_row_of_producer_is_small() -> None:
     bench = Bench()
     many = [f"m{at}" for at in range(2000)]
     for number in range(1, 8):

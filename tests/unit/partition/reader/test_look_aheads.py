@@ -47,7 +47,7 @@ def test_a_group_that_nobody_takes_from_has_little_but_its_head(bench: Bench, re
     assert bench.look_aheads.bytes == 0
 
 
-def test_who_takes_reads_twice_as_much_each_time(bench: Bench) -> None:
+def test_look_ahead_doubles_for_a_busy_group(bench: Bench) -> None:
     found = 0
     while found < MANY:
         (lease,) = bench.lease(100, at=MANY)
@@ -57,7 +57,7 @@ def test_who_takes_reads_twice_as_much_each_time(bench: Bench) -> None:
     assert _ahead(bench, "h") <= 2 * HEAD_ENTRIES
 
 
-def test_the_bytes_of_all_are_summed(bench: Bench, look_aheads: LookAheads) -> None:
+def test_bytes_of_all_look_aheads_are_summed(bench: Bench, look_aheads: LookAheads) -> None:
     for group in "gh":
         bench.lease(1000, at=MANY, group=group)
     held = [reader.held_bytes for reader in bench.machine.groups.readers()]

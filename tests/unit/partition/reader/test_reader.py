@@ -117,7 +117,7 @@ def test_more_tombstones_than_are_read_at_once_before_a_row(restart: bool, monke
     assert bench.rows(b"t") == bench.rows(b"e") == [], "what a cancel remembers goes in time"
 
 
-def test_what_is_inserted_within_the_look_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_inserted_within_the_look_ahead_is_delivered_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "LOOK_AHEAD_ENTRIES", 3)
     bench = Bench()
     bench.open()

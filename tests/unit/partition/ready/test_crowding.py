@@ -81,7 +81,7 @@ def test_several_failures_leave_capacity_for_others() -> None:
     assert bench.take(5) == ["late"]
 
 
-def test_what_it_was_given_before_comes_again_and_then_new_ones() -> None:
+def test_retries_of_crowding_tenant_come_before_new_messages() -> None:
     bench = bench_of()
     for number in range(2 * MOST):
         bench.add("bad", tenant="bad", priority=number % 2)
@@ -110,7 +110,7 @@ def test_cancel_frees_a_slot() -> None:
     assert held == MOST // 2
 
 
-def test_what_waits_says_why() -> None:
+def test_why_names_the_crowding_tenant() -> None:
     bench = bench_of()
     ids = [bench.add("bad", tenant="bad")[0] for _ in range(MOST)]
     fail(bench, ("bad",))
@@ -133,7 +133,7 @@ def test_where_there_are_no_tenants_all_may_wait() -> None:
     assert fail(bench, ("bad",))["bad"] == MOST + 1
 
 
-def test_what_is_in_flight_may_come_to_wait() -> None:
+def test_tenant_with_waiting_messages_gets_limited_new_leases() -> None:
     """A tenant with waiting messages gets no more messages at a time than may wait."""
     bench = bench_of()
     for _ in range(3 * MOST):
@@ -151,7 +151,7 @@ def flying(bench: RankedBench, tenant: str) -> int:
     return found.ready.limits.in_flight[tenant]
 
 
-def test_what_is_in_flight_is_bounded_while_nothing_waits() -> None:
+def test_leases_of_a_tenant_are_bounded_without_waiting_messages() -> None:
     """It may come to wait at once, and the others are to go on then."""
     bench = bench_of()
     for _ in range(3 * MOST):
@@ -238,7 +238,7 @@ def test_shares_are_of_what_is_free() -> None:
     assert crowding.stopped == set()
 
 
-def test_who_is_stopped_by_what_it_was_given_may_be_freed_by_what_went_before() -> None:
+def test_blocked_tenant_may_be_freed_by_earlier_grants_of_the_lease() -> None:
     """Waiting messages of the other tenants were leased earlier in the same lease."""
     bench = bench_of()
     for tenant, delay in (("u", 1000), ("u", 1000), ("u", 1000), ("u", 1000), ("t", HOUR)):

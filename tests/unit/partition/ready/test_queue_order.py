@@ -50,7 +50,7 @@ def test_oldest_equals_that_of_a_full_scan(seed: int) -> None:
             ageing_ms = draw.choice((100, 250))
 
 
-def test_what_is_noted_again_and_again_does_not_gather() -> None:
+def test_repeated_notes_do_not_accumulate() -> None:
     by_number = {1: queue_of(1, 0, 0), 2: queue_of(2, 1, 0)}
     oldest = Oldest(by_number)
     oldest.first("a", by_number.values(), 100)
@@ -60,7 +60,7 @@ def test_what_is_noted_again_and_again_does_not_gather() -> None:
     assert oldest.first("a", by_number.values(), 100) is by_number[1]
 
 
-def test_what_was_given_back_goes_by_priority_and_not_for_whom_is_held_up() -> None:
+def test_returned_messages_go_by_priority_except_of_blocked_tenants() -> None:
     queues = [queue_of(number, number % 7, 0, "ab"[number % 2]) for number in range(1, 50)]
     for queue in queues:
         queue.returned = [(offset(at), at) for at in range(queue.number % 3)]

@@ -78,7 +78,7 @@ def test_idle_tenant_is_not_owed_turns() -> None:
     assert Counter(taken(turns, 30)) == {"a": 10, "b": 10, "c": 10}
 
 
-def test_who_comes_again_and_again_with_one_message_gets_no_more_than_a_share() -> None:
+def test_tenant_that_returns_repeatedly_gets_no_more_than_its_share() -> None:
     turns = turns_of("a", "b")
     found = []
     for _ in range(40):
@@ -92,7 +92,7 @@ def test_who_comes_again_and_again_with_one_message_gets_no_more_than_a_share() 
     assert Counter(found) == {"a": 20, "b": 20}
 
 
-def test_who_has_had_its_share_is_forgotten() -> None:
+def test_served_tenant_is_forgotten() -> None:
     turns = turns_of("a", "b", "c.d")
     taken(turns, 3)
     for tenant in ("a", "c.d"):
@@ -176,7 +176,7 @@ def test_turns_of_hundreds_equal_those_of_a_full_scan(weights: dict[str, int]) -
     assert found == model.take(queues, sum(map(len, queues.values())))
 
 
-def test_what_comes_and_goes_does_not_gather() -> None:
+def test_tenants_that_come_and_go_do_not_accumulate() -> None:
     turns = turns_of("a", "b")
     for _ in range(5000):
         turns.set_active("c", True)

@@ -81,7 +81,7 @@ def test_a_restart_goes_on_where_it_was_at_every_step() -> None:
     assert len(values(resumed(made, LATE), LATE + 5000)) == 2
 
 
-def test_what_was_acked_stays_acked_and_what_was_leased_is_to_be_had_with_its_attempts() -> None:
+def test_restored_partition_keeps_acks_and_attempts() -> None:
     bench = old()
     bench.open()
     done, held = (stored(bench, text, 0) for text in "ab")
@@ -320,7 +320,7 @@ def test_settings_of_now_count_rather_than_those_of_the_backup() -> None:
     assert made.machine.settings["max_attempts"] == 5 and RESTORING not in made.machine.settings
 
 
-def test_what_partitions_send_goes_to_the_topics_that_are_here_what_those_were() -> None:
+def test_restored_outbox_uses_the_new_topic_numbers() -> None:
     letter = rows.OUTBOX + (3).to_bytes(4, "big") + (1).to_bytes(2, "big") + (9).to_bytes(8, "big")
     gone = rows.OUTBOX_BATCH + (4).to_bytes(4, "big") + (1).to_bytes(2, "big")
     dead = rows.pack(1, 0, None, 5, b"i", 5, {}, (), (), (3, 1, 9))

@@ -78,7 +78,7 @@ class Schedules:
         return found
 
 
-def test_the_next_occurrence_is_always_a_pending_message(bench: Bench) -> None:
+def test_next_occurrence_is_a_pending_message(bench: Bench) -> None:
     schedules = Schedules(bench)
     assert bench.status().schedules == 1 and bench.status().schedule_ms == T + MINUTE
     assert bench.status().later == 1
@@ -99,7 +99,7 @@ def test_occurrence_fires_once_for_any_number_of_requests(bench: Bench) -> None:
     assert schedules.due(10 * MINUTE) == [MINUTE, 2 * MINUTE]
 
 
-def test_the_last_occurrence_has_none_after_it(bench: Bench) -> None:
+def test_last_occurrence_has_no_successor(bench: Bench) -> None:
     schedules = Schedules(bench)
     schedules.fire(MINUTE, None)
     assert schedules.now.expected_ms is None and bench.status().schedule_ms is None and bench.status().schedules == 1
@@ -116,7 +116,7 @@ def test_other_settings_take_back_what_is_not_due_yet(bench: Bench) -> None:
     assert schedules.now.fired == 1 and schedules.due(3 * MINUTE) == [3 * MINUTE]
 
 
-def test_what_was_seen_is_what_is_changed(bench: Bench) -> None:
+def test_change_of_outdated_schedule_is_stale(bench: Bench) -> None:
     schedules = Schedules(bench)
     seen = schedules.seen()
     schedules.put(2 * MINUTE, at=1)
@@ -198,7 +198,7 @@ def test_one_that_is_to_fire_now_does_so_before_it_is_changed(bench: Bench) -> N
     assert schedules.pause(MINUTE)[0] == "changed" and schedules.due(2 * MINUTE) == [MINUTE]
 
 
-def test_what_was_missed_is_left_out_where_that_is_wanted(bench: Bench) -> None:
+def test_missed_occurrences_are_skipped_with_misfire_skip(bench: Bench) -> None:
     schedules = Schedules(bench, misfire="skip")
     assert schedules.fire(MINUTE + GRACE_MS, 3 * MINUTE) == ["fired", "sent"]
     assert schedules.fire(3 * MINUTE + GRACE_MS + 1, 5 * MINUTE, missed=1) == ["fired", "missed"]

@@ -127,7 +127,7 @@ class TestSending:
         assert route({Column.KEY: b"ada"}, "fair", 4, 6) == partition_for(b"default", 4)
 
     @pytest.mark.parametrize("how", ["expired", "rejected", "lease_expired"])
-    def test_of_whatever_it_dies(self, how: str) -> None:
+    def test_dead_letter_is_sent_for_each_reason(self, how: str) -> None:
         bench, to = OutboxBench(), receiver()
         bench.put("m", ttl=100)
         if how == "expired":
@@ -171,7 +171,7 @@ class TestSending:
             steps += 1
         assert steps > 1 and is_empty(bench) and len(arrived(to)) == FIXED.outbox_batch_messages
 
-    def test_the_setting_may_change_meanwhile(self) -> None:
+    def test_messages_that_die_without_the_setting_stay(self) -> None:
         bench, to = OutboxBench(), receiver()
         bench.kill("a", "b")
         bench.kill("c", at=1)
@@ -230,7 +230,7 @@ class TestRefused:
 
 class TestMeanwhile:
     @pytest.mark.parametrize("command", [c.RedriveDead, c.PurgeDead])
-    def test_what_may_have_been_sent_is_left_alone(self, command: Any) -> None:
+    def test_dead_letter_being_sent_is_not_redriven(self, command: Any) -> None:
         bench, to = OutboxBench(), receiver()
         (first,) = bench.kill("a")
         (second,) = bench.kill("b", at=1)
@@ -242,7 +242,7 @@ class TestMeanwhile:
         assert bench.dead() == []
 
     @pytest.mark.parametrize("kind", ["redrive", "purge_dead"])
-    def test_by_a_job_too(self, kind: str) -> None:
+    def test_job_skips_dead_letter_being_sent(self, kind: str) -> None:
         bench, to = OutboxBench(), receiver()
         bench.kill("a")
         bench.kill("b", "c", at=1)
@@ -250,7 +250,7 @@ class TestMeanwhile:
         carry(bench, to)
         assert values(arrived(to)) == ["a"] and is_empty(bench)
 
-    def test_who_dies_again_is_sent_once(self) -> None:
+    def test_message_that_dies_again_is_sent_once(self) -> None:
         bench, to = OutboxBench(), receiver()
         bench.kill("a")
         (again,) = bench.kill("b", at=1)
@@ -335,7 +335,7 @@ def test_nothing_is_written_where_there_is_no_dead_letter_topic() -> None:
     assert not without.machine.outbox.was_used
 
 
-def test_the_unique_key_of_a_dead_letter_is_a_header() -> None:
+def test_unique_key_of_dead_letter_becomes_a_header() -> None:
     bench, to = OutboxBench(), receiver()
     bench.kill("m", at=5, unique="order-7")
     to.apply(7, bench.batch(HERE))

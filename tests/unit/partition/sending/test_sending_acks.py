@@ -252,7 +252,7 @@ class TestUndeliverable:
         assert bench.apply(1001, c.RedriveDead("g", [letter.id]))[0] == [("redriven", letter.id)]
         assert bench.batches.keys() == {HERE}
 
-    def test_of_a_group_that_is_gone_nothing_is_left(self) -> None:
+    def test_dropped_group_leaves_no_refused_messages(self) -> None:
         bench = OutboxBench()
         ack(bench, leased(bench), to_be_sent("x"))
         bench.apply(2, c.DropGroup("g"))

@@ -102,7 +102,7 @@ def test_outboxes_that_do_not_move(offline: Ctl, sick: FakeClient) -> None:
     )
 
 
-def test_what_could_not_be_sent(offline: Ctl, sick: FakeClient) -> None:
+def test_undeliverable_messages_are_reported(offline: Ctl, sick: FakeClient) -> None:
     sick.groups = [
         {"group": "g", "partition": at, "ready": 0, "consumers": 1, "dead_reasons": {"undeliverable": 2, "nacked": at}}
         for at in (0, 1)

@@ -169,7 +169,7 @@ def two_groups(client: FakeClient) -> None:
     ]
 
 
-def test_the_bound_of_snoozes_of_a_group(ctl: Ctl, client: FakeClient) -> None:
+def test_max_snoozes_of_group_is_set(ctl: Ctl, client: FakeClient) -> None:
     for text_of, value in (("7", 7), ("none", None)):
         assert ctl("group", "update", "t", "g", "--max-snoozes", text_of).exit_code == 0
         assert client.asked("update_group")[-1]["settings"] == {"max_snoozes": value}

@@ -44,7 +44,7 @@ def held(client: FakeClient) -> FakeClient:
         ("extend", ["--for", "5m"], "extended", {"lease": timedelta(minutes=5)}),
     ],
 )
-def test_what_a_worker_holds_is_settled_by_its_id(
+def test_leased_message_is_settled_by_its_id(
     offline: Ctl, held: FakeClient, command: str, more: list[str], wanted: str, how: dict[str, Any]
 ) -> None:
     name = f"leases.{command.replace('-', '_')}"

@@ -89,7 +89,7 @@ def test_a_login_file_of_others_is_not_believed(offline: Ctl, access: FakeAccess
     assert "damaged" in offline("logout").stderr
 
 
-def test_what_comes_first_says_who_one_is(
+def test_credentials_are_chosen_by_precedence(
     access: FakeAccess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: Ctl
 ) -> None:
     offline("login", "--token-file", "-", input="kept")

@@ -257,7 +257,7 @@ def test_a_message_of_json_is_checked_and_has_its_content_type(ctl: Any, server:
         assert result.exit_code == 2 and "--json" in result.stderr, value
 
 
-def test_the_json_of_a_message_keeps_its_numbers() -> None:
+def test_json_of_message_keeps_its_numbers() -> None:
     assert to_json({"json": {"n": 2**60}, "size": 2**60}) == f'{{"json": {{"n": {2**60}}}, "size": "{2**60}"}}'
 
 

@@ -30,7 +30,7 @@ def test_a_small_load_takes_as_many_nodes_as_it_has_replicas() -> None:
         (replace(LOAD, rate=2000, delay_s=86_400, message_bytes=1), "memory"),
     ],
 )
-def test_what_decides(load: Load, limited_by: str) -> None:
+def test_plan_names_the_limiting_resource(load: Load, limited_by: str) -> None:
     found = plan(load, SMALL)
     assert found.limited_by == limited_by and found.nodes > 3
     more = plan(replace(load, rate=2 * load.rate), SMALL)
@@ -38,7 +38,7 @@ def test_what_decides(load: Load, limited_by: str) -> None:
     assert found.disk_bytes <= 0.7 * SMALL.disk_bytes and found.memory_bytes <= SMALL.memory_bytes
 
 
-def test_what_is_kept_is_stored_but_not_pending() -> None:
+def test_retained_messages_are_stored_but_not_pending() -> None:
     found = plan(replace(LOAD, kept_s=7200), SMALL)
     assert (found.pending, found.stored) == (3_600_000, 10_800_000)
 
@@ -53,11 +53,11 @@ def test_what_is_kept_is_stored_but_not_pending() -> None:
         (replace(LOAD, kept_s=90 * 86_400), "archive"),
     ],
 )
-def test_what_one_should_know(load: Load, words: str) -> None:
+def test_plan_has_remarks(load: Load, words: str) -> None:
     assert any(words in remark for remark in plan(load, replace(SMALL, disk_bytes=10_000 * GIB)).remarks)
 
 
-def test_the_command(ctl: Any) -> None:
+def test_plan_command_prints_table_and_json(ctl: Any) -> None:
     result = ctl("cluster", "plan", "--rate", "1000", "--size", "200", "--delay", "1h")
     assert result.exit_code == 0 and result.output.startswith("nodes        3 (decided by replicas)\n"), result
     assert "pending      3,600,000 messages; 3,600,000 stored in all" in result.output
@@ -82,6 +82,6 @@ def test_the_command(ctl: Any) -> None:
         ((), "--rate"),
     ],
 )
-def test_what_cannot_be(ctl: Any, args: tuple[str, ...], words: str) -> None:
+def test_invalid_plan_arguments_are_refused(ctl: Any, args: tuple[str, ...], words: str) -> None:
     result = ctl("cluster", "plan", *args)
     assert result.exit_code == 2 and words in " ".join(result.stderr.split()), result.stderr

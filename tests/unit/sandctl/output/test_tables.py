@@ -33,7 +33,7 @@ def test_no_row_exceeds_the_terminal_and_no_id_is_cut(width: int) -> None:
         assert all(cell_len(line) <= width for line in found) and len(found) <= 4, "a table, its headings folded"
 
 
-def test_what_is_cut_first_is_what_is_widest() -> None:
+def test_widest_columns_are_cut_first() -> None:
     wide, narrow = table_lines(ROWS, HEADINGS, 130), table_lines(ROWS, HEADINGS, 85)
     assert "k" * 30 in wide[-2] and wide[-2].endswith("…")
     assert "k" * 30 not in narrow[-2] and narrow[-2].count("…") == 2 and narrow[1].split() == ["ATTEMPTS"]

@@ -154,7 +154,7 @@ def test_schedule_without_files_or_times(ctl: Ctl) -> None:
 
 
 @pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
-def test_what_the_extra_brings_is_missing(ctl: Ctl, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+def test_missing_extra_is_named(ctl: Ctl, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
     result = ctl(*SCHEDULE)
     assert result.exit_code == 1

@@ -29,7 +29,7 @@ def test_last_lines_are_in_order_across_files(tmp_path: Path) -> None:
     assert numbers(files.last(100)[0]) == [*range(23)]
 
 
-def test_the_oldest_files_go(tmp_path: Path) -> None:
+def test_oldest_files_are_deleted(tmp_path: Path) -> None:
     files = AuditFiles(tmp_path, 100, 2)
     for number in range(23):
         files.append(line(number))

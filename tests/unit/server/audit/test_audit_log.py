@@ -238,7 +238,7 @@ async def test_sent_text_cannot_forge_a_line() -> None:
     assert line["about"] == {name: name} and line["principal"] == line["request"] == line["request_id"] == name
 
 
-async def test_what_fails_pushes_out_no_acts() -> None:
+async def test_failed_requests_do_not_displace_successful_ones() -> None:
     files = HandFiles()
     audit = log_of(files, second=lambda: 1.0)
     requests = RequestAudit(audit)

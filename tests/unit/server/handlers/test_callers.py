@@ -141,7 +141,7 @@ async def test_a_request_arrives_with_its_caller(came: list[tuple[Any, Any]], na
 
 
 @pytest.mark.parametrize("name", [name for name in ASKED if isinstance(parsed(name), (r.Subscribe, r.Lease))])
-def test_what_goes_through_all_partitions_is_as_much_work(name: str) -> None:
+def test_request_for_all_partitions_costs_work_per_partition(name: str) -> None:
     def work_of(partitions: int) -> int:
         broker, door = FakeBroker([]), PeerSlots()
         broker.partitions = partitions

@@ -149,7 +149,7 @@ def test_a_group_of_its_own_is_all_that_is_consumed() -> None:
         [Type.GET, 1, "x" * 300, 0, b""],
     ],
 )
-def test_what_is_about_nothing_is_refused(frame: list[Any]) -> None:
+def test_request_that_names_nothing_is_refused(frame: list[Any]) -> None:
     with pytest.raises(SandqError):
         RULES[frame[0]].check(context(), Access.of("token:a", ["read:a", "produce:a", "consume:a"], {}), frame)
 
@@ -161,7 +161,7 @@ def test_a_refusal_is_the_same_whether_there_is_such_a_topic_or_not() -> None:
     assert refused.value.details == {"right": "produce", "principal": "token:a", "topic": "orders"}
 
 
-def test_the_document_says_what_each_request_needs() -> None:
+def test_documented_rights_match_the_rules() -> None:
     page = (ROOT / "docs" / "security.md").read_text()
     rows = re.findall(r"^\| ([A-Z_, ]+) \| (.*) \|$", page, re.MULTILINE)
     told = {name: words for names, words in rows for name in names.split(", ")}

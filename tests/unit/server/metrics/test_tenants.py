@@ -32,7 +32,7 @@ def samples_of(
     return found
 
 
-def test_of_a_group_those_with_most_ready() -> None:
+def test_tenants_with_the_most_ready_messages_have_samples() -> None:
     found = samples_of([("f", rows_of("g", 3 * TENANTS))], {("f", "g")}, 10_000)
     assert [int(ready) for *_, ready in found] == list(range(3 * TENANTS - 1, 2 * TENANTS - 1, -1))
 

@@ -76,7 +76,7 @@ def test_a_group_waits_for_a_limit_where_something_is_due() -> None:
     assert others["t1", OTHER].held_up(now_ms) == (True, True)
 
 
-def test_what_came_due_since_is_ready_not_delayed() -> None:
+def test_due_messages_count_as_ready() -> None:
     idle = partition(group("g", next_ms=90), later=4, came_due=3)
     topics, groups = Board(10, 10).sums([topic(1, idle)])
     assert topics["t1"].delayed == 1

@@ -30,12 +30,12 @@ def test_a_list_is_what_spark_writes() -> None:
             parse_list(wrong, "0.compact")
 
 
-def test_which_list_is_the_last_of_all() -> None:
+def test_last_compact_returns_the_newest_compact_list() -> None:
     assert last_compact(["8", "9.compact", "19.compact", "20", ".19.compact.crc", ".19.compact.draft"]) == "19.compact"
     assert last_compact(["0", "1", ".0.crc"]) is None
 
 
-def test_which_lists_have_all_that_counts() -> None:
+def test_current_lists_returns_the_lists_since_the_last_compact_one() -> None:
     assert current_lists(["8", "9.compact", "10", "19.compact", "20", "21", ".21.crc"]) == ["19.compact", "20", "21"]
     assert current_lists(["18", "9.compact", "19.compact"]) == ["19.compact"]
     assert current_lists(["0", "2"]) == ["0", "1", "2"], "also one that is not there"

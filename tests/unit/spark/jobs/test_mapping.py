@@ -107,7 +107,7 @@ def test_a_format_by_names() -> None:
         kind_of([file("a.csv")], "orc")
 
 
-def test_the_write_id_is_that_of_topic_files_and_mapping() -> None:
+def test_write_id_depends_on_topic_files_and_mapping() -> None:
     what = {"mapping": row_mapping(GOOD).record()}
     same = write_id_of("t", [file("a"), file("b")], what)
     assert same == write_id_of(
@@ -133,7 +133,7 @@ def test_the_write_id_is_that_of_topic_files_and_mapping() -> None:
     assert len({same, *others}) == 1 + len(others)
 
 
-def test_what_a_write_id_is_stays_so() -> None:
+def test_write_id_is_unchanged() -> None:
     """If a later version reruns a job, it must not send everything again."""
     found = write_id_of("t", [file("file:/in/a.csv", 17, 1_900_000_000_000)], {"mapping": row_mapping(GOOD).record()})
     assert found == "schedule-fb739f97da6fa16555c1387de353d852"
@@ -148,7 +148,7 @@ def test_files_are_cut_by_their_sizes_alone() -> None:
     assert sum(one.size + OPEN_BYTES for one in large) <= bytes_each * SPLITS, "producers are few enough to be known"
 
 
-def test_what_a_task_said_is_found_in_what_spark_says() -> None:
+def test_error_of_task_is_found_in_spark_error() -> None:
     text = (
         "Job aborted due to stage failure: Task 0 in stage 3.0 failed\n  File x\n"
         "sandq.model.errors.DuplicateKey: unique key 'a' is taken\n\n\tat org.apache.spark.api.python.Runner"

@@ -59,7 +59,7 @@ def sliced(rng: random.Random, batch: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_bytes_are_those_of_any_client(seed: int) -> None:
+def test_encoded_rows_equal_the_client_encoding(seed: int) -> None:
     rng = random.Random(seed)
     cells = some(rng, rng.randrange(1, 200))
     for name in rng.sample(sorted(cells), rng.randrange(4)):
@@ -84,7 +84,7 @@ def test_the_bytes_are_those_of_any_client(seed: int) -> None:
     assert encode_rows(parts, relative=relative) == encode(columns, relative=relative), f"seed {seed}"
 
 
-def test_what_hides_behind_a_null_is_not_sent() -> None:
+def test_bytes_behind_a_null_are_not_sent() -> None:
     offsets, data = pa.array([b"ab", b"secret", b"c"]).buffers()[1:]
     key = pa.Array.from_buffers(pa.binary(), 3, [pa.py_buffer(b"\xfd"), offsets, data])
     batch = pa.record_batch({"value": pa.array([b"1", b"2", b"3"]), "key": key})

@@ -124,12 +124,12 @@ def cut_off() -> None:
     raise Unavailable("cut off")
 
 
-def test_the_variable_that_is_looked_for_is_there() -> None:
+def test_spark_worker_has_the_expected_variable() -> None:
     """A release of Spark that calls it otherwise is noticed here."""
     assert "infile" in inspect.unwrap(pyspark.worker.main).__code__.co_varnames
 
 
-def test_the_mark_is_left_for_the_worker() -> None:
+def test_end_mark_is_left_for_the_worker() -> None:
     infile = stream(ended=True)
     for _ in range(2):
         as_a_worker(infile, check_ended)
@@ -139,7 +139,7 @@ def test_the_mark_is_left_for_the_worker() -> None:
     assert caught.value.retriable
 
 
-def test_the_innermost_stream_counts_however_deep_it_is_called() -> None:
+def test_innermost_stream_is_found_at_any_depth() -> None:
     def rows() -> Iterator[int]:
         yield 1
         check_ended()
@@ -168,9 +168,7 @@ def test_both_writers_check_for_the_mark(monkeypatch: pytest.MonkeyPatch, make: 
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_what_is_sent_of_rows_that_are_cut_off_is_sent_of_all_of_them(
-    monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_chunks_of_truncated_rows_are_a_prefix_of_all_chunks(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Rows may be cut off anywhere. A chunk may be full by its rows, its bytes, or all pending bytes."""
     rng = random.Random(seed)
     small_chunks(monkeypatch, rng.choice([16, 40]))

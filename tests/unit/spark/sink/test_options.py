@@ -14,7 +14,7 @@ from sandq.spark.sink.identity import BATCH_ID, QUERY_ID, Identity, identity_in_
 from sandq.spark.sink.options import OPTIONS, SinkOptions, parse_sink_options
 
 
-def test_what_is_not_given() -> None:
+def test_missing_options_have_defaults() -> None:
     found = parse_sink_options({})
     assert found == SinkOptions(("127.0.0.1:7170",), None, IGNORE, None, False)
     found.check_stream()

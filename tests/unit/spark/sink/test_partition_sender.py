@@ -194,7 +194,7 @@ async def test_fewer_rows_are_written_again_if_asked(cluster: FakeCluster) -> No
     assert partition_sender.again == 7
 
 
-async def test_the_same_rows_are_not_written_again(cluster: FakeCluster) -> None:
+async def test_stored_rows_are_not_written_again(cluster: FakeCluster) -> None:
     chunks = rows(range(2000))
     await write(cluster, chunks[:25], again=True)
     partition_sender = await write(cluster, chunks, identity=RETRY, again=True)
@@ -284,7 +284,7 @@ async def test_another_attempt_runs_ahead_with_other_rows(cluster: FakeCluster, 
         await write(cluster, mine, identity=RETRY)
 
 
-async def test_who_leads_is_asked_again_when_that_may_help(cluster: FakeCluster) -> None:
+async def test_leader_is_looked_up_again_after_not_leader(cluster: FakeCluster) -> None:
     cluster.fates = {0: Overloaded("busy"), 2: TimedOut("lost"), 4: OutOfSequence("a gap", expected=1)}
     await write(cluster, rows(range(300)))
     assert cluster.refreshed == 0

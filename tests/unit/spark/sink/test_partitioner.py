@@ -33,7 +33,7 @@ def table(**columns: Any) -> Any:
     return pa.record_batch({"value": pa.array([b"%d" % place for place in range(count)]), **made})
 
 
-def test_by_key() -> None:
+def test_rows_are_partitioned_by_key() -> None:
     keys = [b"key %d" % (place % 40) for place in range(400)]
     found = split(table(key=keys), record(7))
     assert {target.partition for target, _ in found} == {partition_for(key, 7) for key in keys}
@@ -129,7 +129,7 @@ PRIORITY = record(3, kind="priority")
 TENANTS = [b"acme", b"acme.eu", None, b"shop", b"default"]
 
 
-def test_the_tenant_alone_chooses_in_a_fair_topic() -> None:
+def test_only_the_tenant_selects_the_partition_in_a_fair_topic() -> None:
     """The initial partitions of the topic are used. A key may differ from the unique key."""
     rows = table(tenant=TENANTS, key=[b"k"] * 5, unique_key=[b"u", None, b"v", None, b"w"])
     places = [partition_for(tenant or b"default", 3) for tenant in TENANTS]

@@ -30,7 +30,7 @@ OPTIONS = {"topic": "t"}
 
 
 @pytest.mark.parametrize("make", [batch_writer, stream_writer])
-def test_the_driver_finds_mistakes(make: Callable[..., Any]) -> None:
+def test_driver_rejects_invalid_options_and_schemas(make: Callable[..., Any]) -> None:
     make(OPTIONS, SCHEMA, False)
     with pytest.raises(InvalidSetting, match=r'never overwritten; use mode\("append"\)'):
         make(OPTIONS, SCHEMA, True)
@@ -42,7 +42,7 @@ def test_the_driver_finds_mistakes(make: Callable[..., Any]) -> None:
         make(OPTIONS, StructType([StructField("value", LongType())]), False)
 
 
-def test_what_is_for_batches_only() -> None:
+def test_write_id_is_refused_for_streams() -> None:
     batch_writer({**OPTIONS, "writeId": "w"}, SCHEMA, False)
     with pytest.raises(InvalidSetting, match="writeId: it is for batches"):
         stream_writer({**OPTIONS, "writeId": "w"}, SCHEMA, False)
@@ -61,7 +61,7 @@ def test_rows_without_a_task(make: Callable[..., Any]) -> None:
         make(OPTIONS, SCHEMA, False).write(iter([]))
 
 
-def test_what_the_driver_says(caplog: pytest.LogCaptureFixture) -> None:
+def test_driver_logs_the_result(caplog: pytest.LogCaptureFixture) -> None:
     messages = [
         pickle.loads(pickle.dumps(Committed(Written(rows, 3, already, again, {"t", topic}))))
         for rows, already, again, topic in ((10, 2, 0, "t"), (20, 0, 1, "u"))

@@ -62,7 +62,7 @@ def test_everything_that_is_closed(brokers: FakeBrokers) -> None:
     assert times(brokers, tasks) == [*range(0, 500, 10)]
 
 
-def test_what_filters_leave(brokers: FakeBrokers) -> None:
+def test_filters_narrow_the_batch(brokers: FakeBrokers) -> None:
     between = Narrowed(start_ms=MS + 105, end_ms=MS + 200)
     assert times(brokers, planned(brokers, between)) == [*range(110, 200, 10)]
     assert times(brokers, planned(brokers, between, startingTimestamp=MS + 150)) == [*range(150, 200, 10)]
@@ -105,7 +105,7 @@ def test_between_offsets(brokers: FakeBrokers) -> None:
     assert planned(brokers, startingOffsets=named(100))[0].start == at(100)
 
 
-def test_what_is_pending(brokers: FakeBrokers) -> None:
+def test_pending_view_reads_pending_messages(brokers: FakeBrokers) -> None:
     assert times(brokers, planned(brokers, view="pending")) == [*range(500, 1000, 10)]
     some = planned(brokers, view="pending", startingTimestamp=MS + 100, endingTimestamp=MS + 600)
     assert times(brokers, some) == [*range(500, 600, 10)]

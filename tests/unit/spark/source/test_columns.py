@@ -183,7 +183,7 @@ def run_of(count: int, *, size: int = 10, live: list[list[int]] | None = None) -
     return Piece(BASE, None, MS - 1, live, encode({Column.VALUE: [b"%d" % n * size for n in range(count)]}))
 
 
-def test_the_schema_is_exact() -> None:
+def test_schema_is_exact() -> None:
     utc = pa.timestamp("us", tz="UTC")
     plain = {"key": pa.binary(), "value": pa.binary(), "topic": pa.string(), "partition": pa.int32()}
     plain |= {"offset": pa.string(), "timestamp": utc, "deliver_at": utc, "message_id": pa.string()}
@@ -241,7 +241,7 @@ def test_one_piece_is_wrapped_without_a_copy() -> None:
     ("value", "seen"),
     [(b"\xff", b"\xff"), ("ä", "ä".encode()), (None, None), (5, b"5"), (True, b"true"), (1.5, b"1.5"), ([1], b"[1]")],
 )
-def test_what_a_header_becomes(value: object, seen: bytes | None) -> None:
+def test_header_value_becomes_bytes(value: object, seen: bytes | None) -> None:
     assert header_bytes(value) == seen
 
 

@@ -100,5 +100,5 @@ def test_no_delivery_time_is_left_out_that_a_filter_wants(seed: int) -> None:
         In(("partition",), (None,)),
     ],
 )
-def test_what_is_of_no_use_is_passed_over(one: Filter) -> None:
+def test_unusable_filter_is_ignored(one: Filter) -> None:
     assert narrowed([one]) == WHOLE

@@ -18,7 +18,7 @@ def parsed(**options: str) -> SourceOptions:
     return parse_options({"subscribe": "orders", **options})
 
 
-def test_what_is_not_given() -> None:
+def test_missing_options_have_defaults() -> None:
     found = parsed()
     assert found == SourceOptions(topics=Topics(("orders",)), given=frozenset({"subscribe"}))
     assert found.servers == ("127.0.0.1:7170",)
@@ -52,7 +52,7 @@ def test_everything_in_the_case_in_which_spark_gives_it() -> None:
         assert pickle.loads(pickle.dumps(found)) == found, "it goes to workers"
 
 
-def test_which_partitions() -> None:
+def test_topic_options_select_partitions() -> None:
     assert parsed().topics.wants("orders", 9)
     assert not parsed().topics.wants("orders2", 9)
     pattern = parse_options({"subscribePattern": "ord.*"}).topics
@@ -160,7 +160,7 @@ def test_a_mistake_is_named(options: Mapping[str, str], words: list[str]) -> Non
     assert len(caught.value.message) < 700
 
 
-def test_what_only_a_stream_or_only_a_batch_can_do() -> None:
+def test_options_of_streams_and_batches_are_checked() -> None:
     for options in (
         {"startingOffsets": "latest"},
         {"startingOffsets": '{"orders": {"0": "latest"}}'},

@@ -37,7 +37,7 @@ def test_positions_come_back_from_json(found: Positions) -> None:
     assert json.dumps(turned.to_json()) == text, "Spark compares them as text"
 
 
-def test_the_json() -> None:
+def test_positions_survive_json() -> None:
     cursors = {TopicPartition(10, 2): at(1), TopicPartition(9, 10): at(2), TopicPartition(9, 2): at(3)}
     found = Positions(cursors, "h", {}, "a cluster", {10: "ten", 9: "nine", 8: "gone"})
     assert json.dumps(found.to_json()) == json.dumps(
@@ -80,7 +80,7 @@ GOOD = {"version": 2, "hold": "h", "topics": {}, "cluster": "c", "names": {}}
         GOOD | {"topics": {"7": {"a": "0" * 26}}},
     ],
 )
-def test_what_is_no_position(wrong: object) -> None:
+def test_invalid_positions_are_refused(wrong: object) -> None:
     assert Positions.parse(GOOD).hold == "h"
     with pytest.raises(InvalidRequest):
         Positions.parse(wrong)
@@ -96,7 +96,7 @@ def test_steps_go_from_one_to_the_other(one: Positions, other: Positions) -> Non
     assert all(one.cursors.get(tp, offsets.FIRST) == furthest[tp] for tp in unchanged)
 
 
-def test_what_is_between() -> None:
+def test_steps_between_positions() -> None:
     start = Positions({TopicPartition(1, 0): at(5), TopicPartition(1, 1): at(5), TopicPartition(2, 0): at(1)})
     end = Positions(
         {
@@ -176,7 +176,7 @@ def test_as_many_tasks_as_asked_for() -> None:
     assert len(plan(many, 3)) == 20, "a task never has two partitions"
 
 
-def test_the_larger_one_is_split() -> None:
+def test_larger_range_is_split() -> None:
     ranges = [a_range(0, at(0), at(1000), 900), a_range(1, at(0), at(1000), 100), a_range(2, at(0), at(1000), 0)]
     found = by_partition(plan(ranges, 10))
     assert {partition: len(tasks) for partition, tasks in found.items()} == {0: 8, 1: 1, 2: 1}

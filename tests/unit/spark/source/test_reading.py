@@ -89,7 +89,7 @@ def test_small_pages_are_merged() -> None:
     assert [len(batch) for batch in large] == [10_000, 10_000, 5_000]
 
 
-def test_the_next_page_is_asked_for_while_one_is_used() -> None:
+def test_next_page_is_requested_while_one_is_used() -> None:
     log = FakeLog(30_000, size=10_000)
     came = threading.Event()
 
@@ -143,7 +143,7 @@ def test_trimming_while_it_reads() -> None:
         read(log, task_of(at(1), at(40)))
 
 
-def test_the_very_first_offset_claims_nothing() -> None:
+def test_first_offset_reports_no_trimmed_messages() -> None:
     log = FakeLog(40)
     log.trimmed = at(9)
     assert read(log) == [*range(10, 40)]

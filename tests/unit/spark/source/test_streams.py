@@ -111,7 +111,7 @@ def test_every_message_is_in_one_batch(brokers: FakeBrokers, seed: int) -> None:
     assert len(got) == len(set(got)) == added
 
 
-def test_what_is_due_in_one_instant_goes_whole(brokers: FakeBrokers) -> None:
+def test_messages_of_one_instant_stay_in_one_micro_batch(brokers: FakeBrokers) -> None:
     brokers.append("t", 10, 900, 0)
     brokers.append("t", 10, 100, 1)
     brokers.append("t", 11, 5, 1)
@@ -187,7 +187,7 @@ def test_a_checkpoint_of_another_cluster_is_refused(brokers: FakeBrokers) -> Non
             ask(stream(brokers))
 
 
-def test_the_hold_of_an_idle_stream_is_renewed(brokers: FakeBrokers) -> None:
+def test_hold_of_idle_stream_is_renewed(brokers: FakeBrokers) -> None:
     clock = Clock()
     reader = stream(brokers, clock, holdName="mine", holdTtl="10s")
     start = reader.initial()
@@ -505,7 +505,7 @@ def test_progress_says_what_is_left_and_of_what(brokers: FakeBrokers, caplog: py
     assert (reader.report() or {})["lag"] == {"t": {"0": nothing, "1": {"messages": 4, "behind_ms": 200}}}
 
 
-def test_what_a_stream_is_called(brokers: FakeBrokers) -> None:
+def test_description_of_stream(brokers: FakeBrokers) -> None:
     named = parse_options({"assign": '{"t": [1, 0]}', "sandq.bootstrap.servers": "a:1,b"})
     assert Stream(named, brokers).description == "sandq at a:1,b: t [0, 1]"
     assert stream(brokers, subscribePattern="t.*").description.endswith(": topics like t.*")

@@ -16,7 +16,7 @@ def meminfo(**values: int) -> str:
 
 
 @pytest.mark.parametrize(("source", "state"), [("tsc", "ok"), ("kvm-clock", "ok"), ("hpet", "warning")])
-def test_the_source_of_the_clock(source: str, state: str) -> None:
+def test_clock_source_is_checked(source: str, state: str) -> None:
     assert host.check_clock_source(source).state == state
 
 
@@ -46,7 +46,9 @@ def test_memory(total: int, limit: str, state: str, words: str) -> None:
         ({}, "this machine has 8.0 GiB"),
     ],
 )
-def test_the_limit_of_a_container(monkeypatch: pytest.MonkeyPatch, files: dict[str, str], words: str) -> None:
+def test_memory_limit_of_container_is_reported(
+    monkeypatch: pytest.MonkeyPatch, files: dict[str, str], words: str
+) -> None:
     told = {f"/sys/fs/cgroup/{name}": text.strip() for name, text in files.items()}
     monkeypatch.setattr(host, "_read", told.get)
     assert host.check_memory(1 << 20, meminfo(MemTotal=8 * GIB)).found.startswith(words)
@@ -78,7 +80,7 @@ def test_syncs_that_cannot_be_believed() -> None:
     assert found.state == "warning" and "one takes 2 us" in found.found
 
 
-def test_the_options_of_a_mount() -> None:
+def test_mount_options_are_found() -> None:
     mounts = "/dev/a / ext4 rw 0 0\n/dev/b /srv\\040x ext4 rw,barrier=0 0 0\n/dev/c / xfs ro 0 0\nbroken"
     assert (host.mount_options("/srv x", mounts), host.mount_options("/", mounts)) == ("rw,barrier=0", "ro")
     assert host.mount_options("/nowhere", mounts) is None

@@ -40,7 +40,7 @@ def test_without_tls() -> None:
     assert (what, state) == ("tls", "warning") and "others can read the data" in said
 
 
-def test_what_ends_soon_or_has(authority: Authority) -> None:
+def test_certificates_that_expire_soon_or_have_expired_are_reported(authority: Authority) -> None:
     names = [x509.DNSName("node1"), x509.DNSName("localhost")]
     host = {"SANDQ_NODE__ADVERTISE_HOST": "localhost"}
     soon = found(authority.issue("soon", names, days=20.5), authority.ca, **host)
@@ -50,7 +50,7 @@ def test_what_ends_soon_or_has(authority: Authority) -> None:
     assert rows[-1][:2] == ("tls ca_file", "failed") and "certificate has expired" in rows[-1][2]
 
 
-def test_what_is_of_another(authority: Authority, tmp_path: Path) -> None:
+def test_certificate_of_another_node_or_authority_is_reported(authority: Authority, tmp_path: Path) -> None:
     rows = found(authority.node("node2"), authority.ca, SANDQ_NODE__ADVERTISE_HOST="n1.example")
     assert [said for what, state, said in rows if (what, state) == ("tls names", "failed")] == [
         "the certificate is not issued for n1.example, by which clients reach this node",
@@ -61,7 +61,7 @@ def test_what_is_of_another(authority: Authority, tmp_path: Path) -> None:
     assert (what, state) == ("tls ca_file", "failed") and "unable to get local issuer" in said
 
 
-def test_what_cannot_be_used(authority: Authority) -> None:
+def test_unusable_key_file_is_reported(authority: Authority) -> None:
     pair = authority.node("node1")
     pair.key.chmod(0o644)
     ((what, state, said),) = found(pair, authority.ca)

@@ -197,7 +197,7 @@ def test_a_data_directory_that_cannot_be_used(tmp_path: Path, monkeypatch: pytes
         ("", "skipped"),
     ],
 )
-def test_the_kind_of_disk(tmp_path: Path, line: str, state: str) -> None:
+def test_kind_of_file_system_is_checked(tmp_path: Path, line: str, state: str) -> None:
     mounts = line.replace("{}", str(tmp_path))
     assert check_disk.check_file_system(tmp_path / "data", mounts).state == state
 
