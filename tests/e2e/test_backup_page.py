@@ -114,7 +114,7 @@ def test_backup_page_restores_everything(reader: Reader) -> None:
     reader.stop()
 
 
-def test_the_commands_of_the_page(tmp_path: Path) -> None:
+def test_commands_of_the_page_run(tmp_path: Path) -> None:
     node = NodeProcess(tmp_path / "node", SANDQ_LISTEN__HTTP="none")
     (tmp_path / "node").mkdir()
     node.start()

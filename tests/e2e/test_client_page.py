@@ -37,7 +37,7 @@ def blocks(kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_the_async_blocks(node: NodeProcess, backend: str) -> None:
+def test_async_examples_run(node: NodeProcess, backend: str) -> None:
     """The page gives a handler two seconds; here it has until it has handled both messages."""
     shown: list[tuple[object, ...]] = []
     names: dict[str, Any] = {"sandq": sandq, "print": lambda *parts: shown.append(parts)}
@@ -79,7 +79,7 @@ def test_the_async_blocks(node: NodeProcess, backend: str) -> None:
     assert [message.value for message in names["messages"]] == [b"two"] and names["lost"] == []
 
 
-def test_the_blocking_block(node: NodeProcess) -> None:
+def test_blocking_example_runs(node: NodeProcess) -> None:
     shown: list[object] = []
     (source,) = blocks("sync")
     exec(source, {"sandq": sandq, "server": node.address, "print": shown.append})

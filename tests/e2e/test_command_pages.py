@@ -193,7 +193,7 @@ def dead_letter(client: sandq.sync.Client) -> str:
 PAGE = lines("sandctl.md", "sandctl")
 
 
-def test_the_page_has_commands() -> None:
+def test_page_has_commands() -> None:
     assert len(PAGE) > 50
 
 

@@ -399,7 +399,7 @@ def test_settings_take_durations_and_sizes_and_show_errors_at_their_fields(conso
 VALUE = 'return document.querySelector(`main [name="${arguments[0]}"]`)?.value'
 
 
-def test_the_cluster_is_shown_and_what_it_refuses_is_said(console: Console) -> None:
+def test_cluster_view_shows_nodes_and_refusals(console: Console) -> None:
     browser = console.browser
     console.go("#/cluster")
     browser.reads("1 of 1", ".tile")
@@ -826,7 +826,7 @@ def test_names_that_a_browser_takes_from_an_address_are_not_asked_for(browser: B
         )
 
 
-def test_what_is_not_changed_stays_as_it_was(console: Console) -> None:
+def test_change_dialog_keeps_unchanged_fields(console: Console) -> None:
     browser, api = console.browser, console.api
     name = topic(api, "kept")
     headers = {"by": "ada", "raw": {"base64": "/wA="}, "lines": "a\nb=c"}
@@ -898,7 +898,7 @@ def test_unknown_view_shows_not_found(console: Console) -> None:
     assert [line for line in console.browser.logged() if "404" not in line] == []
 
 
-def test_the_page_about_it_shows_commands_and_pictures_that_are_there() -> None:
+def test_documented_commands_and_images_exist() -> None:
     page = (ROOT / "docs" / "console.md").read_text()
     for line in re.findall(r"^    (sandctl .+)$", page, re.M):
         check_command(line)

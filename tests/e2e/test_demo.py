@@ -159,7 +159,7 @@ def test_no_node_stays_behind(how: signal.Signals, tmp_path: Path, environ: dict
         assert left(tmp_path) == []
 
 
-def test_who_reads_along_may_go_and_the_data_is_kept(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_demo_keeps_data_after_its_reader_leaves(tmp_path: Path, environ: dict[str, str]) -> None:
     source = tmp_path / "any"
     source.write_bytes(b"one\ntwo\n")
     command = [sys.executable, "-m", "demo", "--input", str(source), "--seconds", "1", "--keep"]

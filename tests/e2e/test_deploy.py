@@ -49,7 +49,7 @@ def run(line: str, directory: Path, **environ: str) -> str:
     return done.stdout
 
 
-def test_the_page_names_what_is_there() -> None:
+def test_files_named_on_the_page_exist() -> None:
     for path in re.findall(r"\]\(\.\./\.\./(deploy[^)#]*)\)", PAGE):
         assert (ROOT / path).exists(), path
     for path in re.findall(r"(?<![\w/])deploy/[\w./-]+\w", PAGE):
@@ -131,7 +131,7 @@ class Composed:
 
 
 @pytest.mark.long
-def test_the_nodes_of_compose_are_a_cluster(tmp_path: Path) -> None:
+def test_compose_nodes_form_a_cluster(tmp_path: Path) -> None:
     composed = Composed(tmp_path)
     (tmp_path / "secrets").mkdir()
     where, of_node1 = {"SECRETS": str(tmp_path / "secrets")}, {"SECRETS": str(tmp_path / "secrets" / "node1")}
@@ -235,7 +235,7 @@ def image(tmp_path: Path, dist: Path) -> Iterator[Path]:
 
 
 @pytest.mark.long
-def test_the_image_is_made_of_a_release_and_runs(image: Path) -> None:
+def test_image_is_built_from_a_release_and_runs(image: Path) -> None:
     found = dict.fromkeys(("USER", "ENTRYPOINT", "HEALTHCHECK", "ENV"), "")
     for word, text in instructions((DEPLOY / "container" / "Containerfile").read_text(encoding="utf-8")):
         found[word] = text
@@ -268,7 +268,7 @@ def test_the_image_is_made_of_a_release_and_runs(image: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_service_is_installed_of_a_release(tmp_path: Path, dist: Path) -> None:
+def test_service_is_installed_from_a_release(tmp_path: Path, dist: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
     install = f"umask 077 && {DEPLOY}/systemd/install.sh {dist} {root}"
@@ -294,7 +294,7 @@ def test_the_service_is_installed_of_a_release(tmp_path: Path, dist: Path) -> No
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is missing")
-def test_the_service_is_well_formed_and_hardened() -> None:
+def test_service_unit_is_valid_and_hardened() -> None:
     unit = DEPLOY / "systemd" / "sandq.service"
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
     others = [line for line in done.stderr.splitlines() if "sandq.service" in line and "is not executable" not in line]

@@ -66,7 +66,7 @@ def test_all_of_them_are_tried() -> None:
     assert all(f"(examples/{path.name})" in document for path in EXAMPLES.glob("*.py"))
 
 
-def test_the_plain_script(node: NodeProcess, start: Callable[..., subprocess.Popen[str]]) -> None:
+def test_plain_script_runs(node: NodeProcess, start: Callable[..., subprocess.Popen[str]]) -> None:
     begun = time.monotonic()
     first, *rest = output(start("plain_script.py", node.address)).splitlines()
     assert first.startswith("tea is message 0")
@@ -74,7 +74,7 @@ def test_the_plain_script(node: NodeProcess, start: Callable[..., subprocess.Pop
     assert time.monotonic() - begun >= 3
 
 
-def test_the_fastapi_app(node: NodeProcess, start: Callable[..., subprocess.Popen[str]]) -> None:
+def test_fastapi_app_runs(node: NodeProcess, start: Callable[..., subprocess.Popen[str]]) -> None:
     port = free_port()
     bind = f"127.0.0.1:{port}"
     server = start("-m", "uvicorn", "fastapi_app:app", "--port", str(port), BROKER=node.address)
@@ -102,7 +102,7 @@ def test_the_fastapi_app(node: NodeProcess, start: Callable[..., subprocess.Pope
     assert server.returncode == -signal.SIGTERM and "Traceback" not in err, err  # uvicorn raises it again
 
 
-def test_the_worker(node: NodeProcess, start: Callable[..., subprocess.Popen[str]]) -> None:
+def test_worker_runs(node: NodeProcess, start: Callable[..., subprocess.Popen[str]]) -> None:
     worker = start("worker.py", "--server", node.address, "--concurrency", "2")
     with sandq.sync.connect(node.address, timeout=PATIENCE_S) as client:
         wait_until(lambda: [topic.name for topic in client.admin.list_topics()] == ["tasks"])

@@ -38,12 +38,12 @@ def is_like(printed: str, expected: str) -> bool:
     return re.fullmatch("\n".join(lines), printed.rstrip("\n")) is not None
 
 
-def test_what_is_alike() -> None:
+def test_is_like_compares_output_with_placeholders() -> None:
     assert is_like("a 01ABC\nb\n", "a 01...\nb\n") and not is_like("a\nb", "a") and not is_like("a\nb", "a...")
     assert is_like("", "") and not is_like("x", "") and is_like("(a.b)", "(a.b)") and not is_like("(axb)", "(a.b)")
 
 
-def test_the_page_has_examples() -> None:
+def test_page_has_examples() -> None:
     assert len(BLOCKS) == PAGE.count(" run\n") > 20
     assert sum(bool(expected) for _, _, expected in BLOCKS) == PAGE.count("```output\n")
 

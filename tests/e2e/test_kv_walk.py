@@ -59,7 +59,7 @@ def test_keys(ctl: Ctl) -> None:
         assert "timer topic" in ctl(f"kv {words}", code=2).err
 
 
-def test_the_log_is_valid_input(ctl: Ctl) -> None:
+def test_consumed_log_can_be_produced_again(ctl: Ctl) -> None:
     ctl("topic create from --kind compacted --history 1h")
     ctl("kv put from a 1 --header by=ada")
     ctl("kv put from b 2")

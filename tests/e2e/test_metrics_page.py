@@ -40,7 +40,7 @@ def node(tmp_path: Path, web_port: int) -> Iterator[NodeProcess]:
     process.close()
 
 
-def test_the_scrape_and_the_log(node: NodeProcess, web_port: int) -> None:
+def test_scrape_and_log_commands_run(node: NodeProcess, web_port: int) -> None:
     command = commands("bash")[0].strip().replace("127.0.0.1:2108", f"127.0.0.1:{web_port}")
     for _ in range(2):  # the second one reports the first
         done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)

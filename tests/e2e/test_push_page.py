@@ -50,7 +50,7 @@ def node(tmp_path: Path, environ: dict[str, str]) -> Iterator[NodeProcess]:
     process.close()
 
 
-def test_what_stands_in_the_shell(node: NodeProcess, tmp_path: Path, port: int) -> None:
+def test_shell_examples_run(node: NodeProcess, tmp_path: Path, port: int) -> None:
     (tmp_path / "secret").write_text(sandq.new_push_secret() + "\n")
     shell = Shell(tmp_path, SANDCTL_SERVERS=node.address)
     (program,) = RECEIVER
@@ -76,7 +76,7 @@ def test_what_stands_in_the_shell(node: NodeProcess, tmp_path: Path, port: int) 
         receiver.communicate()
 
 
-def test_what_stands_in_python() -> None:
+def test_python_examples_run() -> None:
     shown: list[str] = []
     names: dict[str, object] = {"sandq": sandq, "print": lambda *parts: shown.append(" ".join(map(str, parts)))}
     (line,) = ALLOWS
@@ -91,7 +91,7 @@ def test_what_stands_in_python() -> None:
                 assert is_like("\n".join(shown), expected), shown
 
 
-def test_what_the_clients_page_has_of_it() -> None:
+def test_push_example_of_the_client_page_runs() -> None:
     (example,) = re.findall(r"^```python push\n(.*?)^```", CLIENT_PAGE, re.M | re.S)
     names: dict[str, object] = {"sandq": sandq}
     exec(f"async def example(client):\n{textwrap.indent(example, '    ')}", names)

@@ -54,7 +54,7 @@ def shell(node: NodeProcess, tmp_path: Path) -> Callable[[str], str]:
     return run
 
 
-def test_the_first_minutes(shell: Callable[[str], str]) -> None:
+def test_first_commands_run(shell: Callable[[str], str]) -> None:
     shell(".venv/bin/sandctl topic create t")
     before = time.time()
     shell("echo hi | .venv/bin/sandctl produce t --file - --in 2s")
@@ -68,7 +68,7 @@ def tour(shell: Callable[[str], str]) -> Callable[[str], str]:
     return lambda words: shell(f".venv/bin/sandctl {words}")
 
 
-def test_the_tour_back_in_time(tour: Callable[[str], str]) -> None:
+def test_tour_of_seek_runs(tour: Callable[[str], str]) -> None:
     tour("topic create orders --retention 1d")
     tour('produce orders "17 parcels"')
     assert tour("consume orders --group desk") == "17 parcels\n"
@@ -76,7 +76,7 @@ def test_the_tour_back_in_time(tour: Callable[[str], str]) -> None:
     assert tour("consume orders --group desk") == "17 parcels\n"
 
 
-def test_the_tour_of_a_message_that_is_still_to_come(tour: Callable[[str], str]) -> None:
+def test_tour_of_pending_messages_runs(tour: Callable[[str], str]) -> None:
     tour("topic create orders --retention 1d")
     message_id = tour('produce orders "call Ada" --unique-key call-ada --in 1h').strip()
     assert f"message {message_id} of topic orders: delayed" in tour("message why orders --unique-key call-ada")
@@ -86,7 +86,7 @@ def test_the_tour_of_a_message_that_is_still_to_come(tour: Callable[[str], str])
     assert "cancelled" in tour("message cancel orders --unique-key call-ada")
 
 
-def test_the_tour_of_dead_letters(tour: Callable[[str], str]) -> None:
+def test_tour_of_dead_letters_runs(tour: Callable[[str], str]) -> None:
     tour("topic create orders --retention 1d")
     tour("consume orders --group desk")
     tour('produce orders "lunch is ready" --ttl 1s')
@@ -96,7 +96,7 @@ def test_the_tour_of_dead_letters(tour: Callable[[str], str]) -> None:
     assert tour("consume orders --group desk") == "lunch is ready\n"
 
 
-def test_the_tour_of_keys(tour: Callable[[str], str]) -> None:
+def test_tour_of_keys_runs(tour: Callable[[str], str]) -> None:
     assert "created topic config" in tour("topic create config --kind compacted")
     version = tour("kv put config theme dark").strip()
     with pytest.raises(AssertionError, match=rf"VERSION_CHANGED|{version}"):
@@ -106,7 +106,7 @@ def test_the_tour_of_keys(tour: Callable[[str], str]) -> None:
     assert "dark" in tour("kv watch config --start earliest --max 1")
 
 
-def test_the_tour_of_priorities_and_tenants(tour: Callable[[str], str]) -> None:
+def test_tour_of_priorities_and_tenants_runs(tour: Callable[[str], str]) -> None:
     tour("topic create chores --kind priority")
     tour('produce chores "tidy up" --priority 9')
     tour('produce chores "call the doctor" --priority 1')
@@ -119,7 +119,7 @@ def test_the_tour_of_priorities_and_tenants(tour: Callable[[str], str]) -> None:
     assert found == ["newsletter", "your new password", "newsletter", "newsletter"]
 
 
-def test_the_page_about_topics(node: NodeProcess, tmp_path: Path) -> None:
+def test_examples_of_topics_page_run(node: NodeProcess, tmp_path: Path) -> None:
     """One function of the whole page: what one example names, a later one may use."""
     shown: list[str] = []
     source = ""
@@ -145,7 +145,7 @@ def test_the_page_about_topics(node: NodeProcess, tmp_path: Path) -> None:
         assert text in everything
 
 
-def test_the_configuration_that_is_shown(tmp_path: Path) -> None:
+def test_shown_configuration_is_valid(tmp_path: Path) -> None:
     assert ".venv/bin/sandq --config configs/single.yaml" in README
     done = subprocess.run(
         [sys.executable, "-m", "sandq.cli", "check-config", str(ROOT / "configs" / "single.yaml")],
@@ -159,7 +159,7 @@ def test_the_configuration_that_is_shown(tmp_path: Path) -> None:
 PYTHON = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
-def test_the_blocking_example(node: NodeProcess, shell: Callable[[str], str]) -> None:
+def test_blocking_example_runs(node: NodeProcess, shell: Callable[[str], str]) -> None:
     _, source = PYTHON
     shell(".venv/bin/sandctl topic create t")
     before = time.time()
@@ -174,7 +174,7 @@ def test_the_blocking_example(node: NodeProcess, shell: Callable[[str], str]) ->
     assert time.time() - before >= 2
 
 
-def test_the_python_example(node: NodeProcess, shell: Callable[[str], str], tmp_path: Path) -> None:
+def test_python_example_runs(node: NodeProcess, shell: Callable[[str], str], tmp_path: Path) -> None:
     source, _ = PYTHON
     shell(".venv/bin/sandctl topic create t")
     script = tmp_path / "example.py"

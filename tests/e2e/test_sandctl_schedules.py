@@ -107,7 +107,7 @@ def test_create_from_listed_schedules_changes_nothing(ctl: Ctl, topic: str) -> N
         (["preview", "--every", "1h", "--count", "1001"], 2, "1000"),
     ],
 )
-def test_what_is_wrong_is_said(ctl: Ctl, topic: str, args: list[str], code: int, said: str) -> None:
+def test_invalid_schedule_commands_are_refused(ctl: Ctl, topic: str, args: list[str], code: int, said: str) -> None:
     done = ctl(*[topic if arg == "t" else arg for arg in args], code=code)
     assert said in done.err and not done.out
 

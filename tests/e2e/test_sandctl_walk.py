@@ -141,7 +141,7 @@ def test_changing_messages(ctl: Ctl) -> None:
     assert ctl("message list changed").err == "none\n"
 
 
-def test_the_life_of_a_message(ctl: Ctl) -> None:
+def test_commands_follow_the_life_of_a_message(ctl: Ctl) -> None:
     ctl("topic create lives --max-attempts 3")
     message_id = ctl("produce lives x --unique-key call-ada --at +1h").out.strip()
     assert "nobody receives it" in ctl("message why lives", message_id).out
@@ -243,7 +243,7 @@ def test_dead_letters(ctl: Ctl, tmp_path: Path) -> None:
     assert "nobody" in ctl("dead list failed --group nobody", code=1).err
 
 
-def test_the_cluster_and_one_that_is_not_there(ctl: Ctl) -> None:
+def test_cluster_commands_work_and_missing_cluster_is_exit_code_3(ctl: Ctl) -> None:
     assert "node1" in ctl("cluster info").out
     assert abs(json.loads(ctl("-o json cluster clock").out)["drift_ms"]) < 500
     assert ctl("--server 127.0.0.1:1 topic list", code=3).err.startswith("sandctl: ")
@@ -289,7 +289,7 @@ def test_measuring(ctl: Ctl) -> None:
     assert "holds 1 message, " in ctl("bench consume --topic benched", code=1).err
 
 
-def test_what_is_ready_now_without_acking(ctl: Ctl) -> None:
+def test_consume_without_ack_shows_ready_messages(ctl: Ctl) -> None:
     """Looking costs no attempt, however often; what is delayed is not waited for."""
     ctl("topic create seen --max-attempts 2")
     ctl("produce seen --lines", stdin="a\nb\n")

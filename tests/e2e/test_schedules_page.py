@@ -37,7 +37,7 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
     process.close()
 
 
-def test_the_page_has_examples() -> None:
+def test_page_has_examples() -> None:
     assert len(BLOCKS) == PAGE.count(" run\n") == PAGE.count("```output\n") > 7
 
 
@@ -53,7 +53,7 @@ def differences(language: str, run: Callable[[str], str]) -> str:
     return "\n\n".join(wrong)
 
 
-def test_what_stands_in_python() -> None:
+def test_python_examples_run() -> None:
     shown: list[str] = []
 
     def show(*parts: object) -> None:
@@ -70,7 +70,7 @@ def test_what_stands_in_python() -> None:
         assert not differences("python", run)
 
 
-def test_what_the_clients_page_has_of_them() -> None:
+def test_schedules_example_of_the_client_page_runs() -> None:
     """Run the example about schedules of docs/client.md, whose other examples use a server without schedules."""
     (example,) = re.findall(r"^```python schedules\n(.*?)^```", CLIENT_PAGE, re.M | re.S)
     names: dict[str, Any] = {}
@@ -85,7 +85,7 @@ def test_what_the_clients_page_has_of_them() -> None:
         anyio.run(main, b.address)
 
 
-def test_what_stands_in_the_shell(node: NodeProcess, tmp_path: Path) -> None:
+def test_shell_examples_run(node: NodeProcess, tmp_path: Path) -> None:
     shell = Shell(tmp_path, SANDCTL_SERVERS=node.address)
 
     def run(block: str) -> str:

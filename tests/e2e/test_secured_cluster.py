@@ -99,7 +99,7 @@ def walk(tmp_path: Path) -> Iterator[Walk]:
             node.wait()
 
 
-def test_the_page_is_walked_and_tells_no_secret(walk: Walk) -> None:
+def test_page_runs_and_reveals_no_secret(walk: Walk) -> None:
     walk.do("Certificates and a secret")
     for name, text in re.findall(r"`(node\d)\.yaml`.*?```yaml\n(.*?)```", walk.section("Three configurations"), re.S):
         (walk.directory / f"{name}.yaml").write_text(text, encoding="utf-8")

@@ -120,7 +120,7 @@ def test_beyond_this_machine_it_wants_tls(tmp_path: Path) -> None:
     assert done.returncode == 1 and "tls.sql: require" in done.stderr
 
 
-def test_the_tables_and_their_columns_are_named() -> None:
+def test_page_names_tables_and_columns() -> None:
     for database, name in TABLES:
         assert f"`{name}`" in PAGE, (database, name)
     (columns,) = re.findall(r"columns of `messages` are:\n\n(.+?)\.\n", PAGE, re.S)

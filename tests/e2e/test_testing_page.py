@@ -20,7 +20,7 @@ def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=directory, env=environ, capture_output=True, text=True, check=False)
 
 
-def test_the_first_example(tmp_path: Path) -> None:
+def test_first_example_runs(tmp_path: Path) -> None:
     (tmp_path / "first.py").write_text(BLOCKS[0])
     done = run(tmp_path, "first.py")
     assert (done.returncode, done.stderr) == (0, ""), done.stderr

@@ -19,7 +19,7 @@ def blocks(kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def test_the_section(tmp_path: Path) -> None:
+def test_commands_of_the_section_run(tmp_path: Path) -> None:
     made, used, renewed = blocks("sh")[:3]
     shell, web_port = Shell(tmp_path), free_port()
     for line in made.splitlines():

@@ -65,7 +65,7 @@ def _answers(port: int) -> bool:
 
 @pytest.mark.long
 @pytest.mark.parametrize("language", NEEDS)
-def test_the_example(tmp_path: Path, node: tuple[int, str], language: str) -> None:
+def test_generated_client_example_runs(tmp_path: Path, node: tuple[int, str], language: str) -> None:
     port, token = node
     for program, what in NEEDS[language].items():
         if shutil.which(program) is None:

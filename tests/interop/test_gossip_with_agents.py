@@ -277,7 +277,7 @@ async def test_events_and_queries_do_no_harm(bed: GossipBed) -> None:
     assert [member.counts["malformed"] for member in (a, b)] == [0, 0]
 
 
-async def test_what_an_agent_tells_of_many_is_compressed(bed: GossipBed, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_compressed_state_of_an_agent_is_read(bed: GossipBed, monkeypatch: pytest.MonkeyPatch) -> None:
     inflated: list[int] = []
     decoding = lzw.decoding
 

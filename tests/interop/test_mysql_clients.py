@@ -103,7 +103,7 @@ def test_mysql_client_reads_rows(port: int) -> None:
 
 
 @pytest.mark.parametrize("name", GRAFANA)
-def test_what_grafana_asks(port: int, name: str) -> None:
+def test_queries_of_grafana_are_answered(port: int, name: str) -> None:
     rows = asked(port, GRAFANA[name])
     if name in ("time series", "older grouping"):
         assert [row[0] for row in rows] == [START + 300 * place for place in range(13)]

@@ -80,7 +80,7 @@ async def bed(make_agent: Callable[..., SerfAgent]) -> AsyncIterator[SerfBed]:
 
 
 class TestSerf(ClusterContract):
-    async def test_the_agent_and_its_tags_are_left_as_they_were(self, bed: SerfBed) -> None:
+    async def test_agent_gets_its_own_tags_back_after_stop(self, bed: SerfBed) -> None:
         agent = await bed.start_agent("a", role="web", zone="of an earlier run")
         await bed.start("a", {"id": "1", "zone": "x"})
         assert (await agent.members())["a"]["tags"] == {"role": "web", "id": "1", "zone": "x"}

@@ -48,7 +48,7 @@ async def bed() -> AsyncIterator[StaticBed]:
 
 
 class TestStatic(MembershipContract):
-    async def test_who_leaves_says_so_to_itself(self, bed: StaticBed) -> None:
+    async def test_leaving_member_sees_its_own_leave(self, bed: StaticBed) -> None:
         a = await bed.start("a", {})
         await bed.stop("a")
         assert bed.has_left(a.members()["a"]) and a.members()["absent"].state is State.ALIVE

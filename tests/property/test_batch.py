@@ -47,7 +47,7 @@ def expected(columns: dict[int, list[Any]]) -> dict[int, list[Any]]:
 
 
 @given(columns_of())
-def test_the_cells_of_one_message_are_those_of_its_columns(columns: dict[int, list[Any]]) -> None:
+def test_cells_at_returns_the_column_values_of_a_message(columns: dict[int, list[Any]]) -> None:
     batch = Batch.parse(encode(columns))
     cells = read(batch)
     for position in range(batch.count):

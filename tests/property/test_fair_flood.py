@@ -124,7 +124,7 @@ def test_a_quiet_tenant_waits_for_two_of_each_other_at_most(head: int, monkeypat
     assert max(flood.longest for flood in floods) > 2, "too little happens"
 
 
-def test_so_it_is_when_half_of_what_the_others_get_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_tenant_is_served_if_half_of_the_flood_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "FIXED", replace(FIXED, max_gaps=MAY_WAIT))
     for flood in run_each(lambda seed: Flood(seed, fails=True).run(), range(len(TENANTS))):
         found = flood.bench.machine.groups.named("g")

@@ -76,7 +76,7 @@ def test_parts_that_are_looked_up_together_are_those_that_are_looked_up_one_by_o
     assert sorted(outside) == sorted(offset for offset in wanted if offset not in held)
 
 
-def test_what_is_beyond_the_bound_is_so_however_it_is_looked_up() -> None:
+def test_mask_is_equal_for_both_kinds_of_look_up() -> None:
     """Replicas of a version that looks up one by one hold the same."""
     ranges = [Range(offset, 1) for offset in EVERY[:10]]
     far = offsets.pack(99, 1, 0, 0)
@@ -164,7 +164,7 @@ class Holder:
 @given(
     steps=st.lists(st.tuples(st.sampled_from(["put", "put", "settle", "drop", "end"]), messages, cuts, numbers)),
 )
-def test_the_holder_of_a_message_is_the_last_that_it_was_given_to(steps: list[Any]) -> None:
+def test_holder_of_message_is_the_latest_one(steps: list[Any]) -> None:
     holders, holds, known = Holders(), dict[bytes, Any](), list[Any]()
     for what, chosen, cut, number in steps:
         some = {offset_of(one) for one in chosen}
@@ -198,7 +198,7 @@ def test_the_holder_of_a_message_is_the_last_that_it_was_given_to(steps: list[An
 
 @settings(max_examples=examples(200), deadline=None)
 @given(steps=st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), st.integers(0, 9)), st.integers(0, 9))))
-def test_the_least_of_values_that_change(steps: list[tuple[int, int | None, int]]) -> None:
+def test_least_of_changing_values_matches_the_model(steps: list[tuple[int, int | None, int]]) -> None:
     least: LeastOf[int] = LeastOf()
     values: dict[int, int] = {}
     for number, value, limit in steps:
@@ -230,7 +230,7 @@ def test_a_value_that_falls_and_rises_leaves_nothing_behind() -> None:
 
 @settings(max_examples=examples(200), deadline=None)
 @given(steps=st.lists(st.tuples(st.sampled_from(["add", "rise", "rise", "end"]), numbers)))
-def test_the_least_of_values_that_rise(steps: list[tuple[str, int]]) -> None:
+def test_least_of_rising_values_matches_the_model(steps: list[tuple[str, int]]) -> None:
     values: dict[int, int | None] = {}
     least: LeastOfRising[int] = LeastOfRising(values.__getitem__)
     for what, number in steps:

@@ -94,7 +94,7 @@ def test_with_nodes_that_cannot_be_reached(
         assert is_whole(placed(wanted), members)
 
 
-def test_those_that_cannot_be_reached_go_first() -> None:
+def test_unreachable_members_are_removed_first() -> None:
     members = Members(("n0#0", "n1#1", "n2#2", "n3#3"))
     step = next_step(["n0#0", "n3#3"], members, "n0#0", (), {"n0", "n1", "n3"}, ())
     assert step == Members(("n0#0", "n1#1", "n3#3"))

@@ -103,7 +103,7 @@ def test_more_and_fewer_replicas(there: list[Candidate], first: int, then: int, 
 
 
 @given(nodes, st.integers(1, 3), st.integers(1, 15))
-def test_what_cannot_be_moved_is_left_alone(there: list[Candidate], replicas: int, partitions: int) -> None:
+def test_fixed_replicas_are_not_moved(there: list[Candidate], replicas: int, partitions: int) -> None:
     replicas = min(replicas, len(there))
     slots = [
         slot._replace(fixed=True, replicas=len(there))
@@ -112,7 +112,7 @@ def test_what_cannot_be_moved_is_left_alone(there: list[Candidate], replicas: in
     assert plan(slots, [*there, Candidate("new")], even=True, most=1000) == {}
 
 
-def test_who_is_away_for_a_moment_keeps_what_it_has_and_gets_nothing() -> None:
+def test_absent_node_keeps_its_replicas_and_gets_no_new_ones() -> None:
     there = [Candidate("n0"), Candidate("n1"), Candidate("n2", takes=False)]
     placed = place([], there, range(1, 7), 2)
     assert loads(layout(placed, 2))["n2"] == 0
@@ -162,7 +162,7 @@ def test_moves_with_free_nodes_avoid_full_nodes(
             assert given[other.node] >= other.capacity or any(other.node in slot.nodes for slot in new)
 
 
-def test_what_a_full_node_does_not_take_is_spread_over_the_others() -> None:
+def test_replicas_are_spread_evenly_around_a_full_node() -> None:
     there = [Candidate("n0", capacity=30), Candidate("n1", capacity=30), Candidate("n2", capacity=30)]
     full = [Slot(group, 1, ("n0",), fixed=True) for group in range(1, 31)]
     held = loads(layout(place(full, there, range(31, 51), 1), 1))

@@ -229,7 +229,7 @@ def _settled(state: State) -> State:
 
 @settings(max_examples=examples(120), deadline=None)
 @given(SEEDS)
-def test_what_was_committed_is_found_after_every_crash(seed: int) -> None:
+def test_committed_records_are_found_after_every_crash(seed: int) -> None:
     rng = random.Random(seed)
     machine = Machine(rng)
     for _ in range(6):

@@ -41,7 +41,7 @@ def test_nobody_fails_by_loss(loss: float, stream_loss: float, falsely: float) -
 
 
 @pytest.mark.parametrize("seed", few_of(range(3), 1))
-def test_who_fails_by_heavy_loss_is_back_at_once(seed: int) -> None:
+def test_member_failed_by_packet_loss_returns_within_seconds(seed: int) -> None:
     """A fifth of the datagrams lost, and three fifths of the streams: one probe in twenty fails."""
     world = acquainted(20, seed, loss=0.2, stream_loss=0.6)
     world.run(120)
@@ -127,7 +127,7 @@ def test_a_partition_heals(cut_s: float, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", few_of(range(3), 1))
-def test_what_happened_in_each_half_is_known_in_both_afterwards(seed: int) -> None:
+def test_changes_in_each_half_are_known_in_both_after_the_partition(seed: int) -> None:
     world = acquainted(10, seed)
     world.cut = halves
     world.run(60)
@@ -180,7 +180,7 @@ def test_reconnects_to_failed_member_are_spread() -> None:
 
 
 @pytest.mark.parametrize("seed", few_of(range(4), 2))
-def test_who_stands_still_for_three_seconds_fails_nobody_and_is_not_failed(seed: int) -> None:
+def test_member_that_stalls_for_three_seconds_causes_no_failure(seed: int) -> None:
     world = acquainted(10, seed)
     world.run(3)
     world.stall("n6", 3.0)

@@ -92,7 +92,7 @@ def test_leave_of_last_member_ends_without_peers() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize("how", ["crashed just now", "failed", "failed long ago", "left"])
-def test_who_comes_back_is_a_member_again(how: str, elsewhere: bool, seed: int) -> None:
+def test_returning_member_is_alive_again(how: str, elsewhere: bool, seed: int) -> None:
     """It begins at incarnation 1, and has said more in its life before."""
     world = acquainted(5, seed)
     member = world.members["n1"]
@@ -160,7 +160,7 @@ def test_with_a_key_all_is_as_without() -> None:
 
 
 @pytest.mark.parametrize("keys", [None, Keyring([bytes(31) + b"x"])], ids=["none", "another"])
-def test_who_has_not_the_key_changes_nothing(keys: Keyring | None) -> None:
+def test_outsider_without_the_key_changes_nothing(keys: Keyring | None) -> None:
     world = acquainted(5, 5, keys=Keyring([bytes(32)]))
     names = list(world.members)
     outsider = world.add("n9", keys=keys)

@@ -123,7 +123,7 @@ def values_end_by_the_readers_clock(patch: pytest.MonkeyPatch) -> None:
         (conditions_are_for_nothing, 0),
     ],
 )
-def test_what_no_order_explains_is_found(fault: Fault, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_linearizable_histories_are_found(fault: Fault, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)
     with pytest.raises(NotLinearizable):
         run_each(run_world, range(seed, seed + 40))

@@ -137,7 +137,7 @@ def test_another_file_system(spark: Any, tmp_path: Path) -> None:
     assert values(archived(spark, place)) == [*range(10)]
 
 
-def test_what_cannot_be_compacted(spark: Any, tmp_path: Path) -> None:
+def test_invalid_archives_are_not_compacted(spark: Any, tmp_path: Path) -> None:
     place, log = tmp_path / "archive", tmp_path / "archive" / "_spark_metadata"
     made(place)
     with pytest.raises(InvalidRequest, match="keep: at least 10m"):

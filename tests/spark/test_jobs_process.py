@@ -85,7 +85,7 @@ def test_interrupted_and_run_again(
     assert all(message.deliver_at_ms == AT_MS + int(message.value or b"") for message in messages)
 
 
-def test_what_it_prints(spark: Any, node: Broker, tmp_path: Path) -> None:
+def test_schedule_command_prints_its_result(spark: Any, node: Broker, tmp_path: Path) -> None:
     node.create_topic("t")
     (tmp_path / "a.csv").write_text(f"text,at,id\nhello,{AT_MS},1\n,{AT_MS},2\n")
     args = ["pipeline", "schedule", "t", str(tmp_path / "a.csv"), "--map", "value=text", "--map", "deliver_at=at"]

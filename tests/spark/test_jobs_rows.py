@@ -168,7 +168,9 @@ def test_files_are_found_sorted_once_and_only_those_that_spark_reads(spark: Any,
             find_files(spark, [str(bad)])
 
 
-def test_the_same_rows_are_in_the_same_partitions(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_get_the_same_partitions_in_any_session(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The partitions depend neither on the session of the caller nor on the number of cores."""
     from pyspark.sql import functions as F
 

@@ -193,7 +193,7 @@ def test_csv(schedule: Schedule, node: Broker, tmp_path: Path) -> None:
     assert len(node.messages("t")) == 3
 
 
-def test_what_is_refused_before_anything_is_sent(schedule: Schedule, node: Broker, tmp_path: Path) -> None:
+def test_invalid_input_is_refused_before_anything_is_sent(schedule: Schedule, node: Broker, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"body": "x", "at": 1900000000000}\n{"body": 1}\n')
     with pytest.raises(jobs.TooManyRejected) as caught:
         schedule(tmp_path / "a.json")

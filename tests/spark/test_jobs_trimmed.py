@@ -16,7 +16,9 @@ from tests.support.spark.session_helpers import fill, values
 
 
 @pytest.mark.parametrize("partition", [0, 1], ids=["the one that is archived", "one of which nothing is archived yet"])
-def test_what_was_trimmed_before_it_was_archived(spark: Any, node: Broker, tmp_path: Path, partition: int) -> None:
+def test_messages_trimmed_before_archiving_are_reported(
+    spark: Any, node: Broker, tmp_path: Path, partition: int
+) -> None:
     node.create_topic("t", partitions=2, delete_on_ack=False, retain="1h")
     fill(node, "t", range(10), partition=0)
     node.advance("1m")

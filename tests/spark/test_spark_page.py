@@ -28,7 +28,7 @@ def process(tmp_path: Path) -> Iterator[NodeProcess]:
     node.close()
 
 
-def test_the_page_has_examples() -> None:
+def test_page_has_examples() -> None:
     assert len(BLOCKS) == PAGE.count(" run\n") > 5
     assert sum(bool(expected) for _, _, expected in BLOCKS) == PAGE.count("```output\n")
 

@@ -169,7 +169,7 @@ def test_a_failed_first_batch_loses_nothing(spark: Any, node: Broker, tmp_path: 
     assert values(spark.read.parquet(out)) == [*range(150)]
 
 
-def test_what_a_stream_has_yet_to_read_is_not_trimmed(spark: Any, node: Broker, tmp_path: Path) -> None:
+def test_messages_that_a_stream_has_not_read_are_not_trimmed(spark: Any, node: Broker, tmp_path: Path) -> None:
     node.create_topic("t", delete_on_ack=False, retain="1h")
     run = Run(spark, node, tmp_path, subscribe="t", holdTtl="1d")
     run.once()
