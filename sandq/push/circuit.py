@@ -4,8 +4,8 @@
                                               ^                            |
                                               +------------a failure-------+     the pause is doubled, up to a limit
 
-While it is open, no messages are leased, so that they do not use up their attempts on a receiver that is down. While it
-is probing, one message at a time is sent.
+While the circuit is open, no messages are leased: they would use up their attempts on a receiver that is down. While
+the circuit is probing, one message at a time is sent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ THRESHOLD: Final = 5
 FIRST_PAUSE_S: Final = 1.0
 MOST_PAUSE_S: Final = 60.0
 MOST_ASKED_S: Final = 600.0
-"""Maximum pause that a receiver gets by asking for it (Retry-After), in seconds."""
+"""Maximum pause that a receiver can request (Retry-After), in seconds."""
 
 
 class State(StrEnum):
@@ -34,7 +34,7 @@ class Circuit:
     def __init__(self) -> None:
         self.state = State.CLOSED
         self.until_s = 0.0
-        """End of its pause, while it is open."""
+        """End of the pause in seconds, while the circuit is open."""
         self._failures = 0
         self._pause_s = FIRST_PAUSE_S
 
@@ -45,7 +45,7 @@ class Circuit:
         return changes
 
     def failed(self, now_s: float, asked_s: float | None = None) -> bool:
-        """Record a failure; return whether the state changed. `asked_s`: the pause that the receiver asked for."""
+        """Record a failure; return whether the state changed. `asked_s`: the pause that the receiver requested."""
         if self.state is State.OPEN:
             return False  # a request that was in progress when the circuit was opened
         self._failures += 1

@@ -34,7 +34,8 @@ IDLE_MOST: Final = 100
 HEAD_BYTES: Final = 16 << 10
 """Maximum size of a response's headers."""
 BODY_BYTES: Final = 16 << 10
-"""Maximum size of a response's body to read, so that its connection can be reused; for a larger one it is closed."""
+"""Maximum number of bytes of a response's body that are read. If the body is larger, the connection cannot be
+reused."""
 DRAIN_S: Final = 1.0
 """Time to read the body of a response whose status is known, in seconds."""
 MARGIN_S: Final = 0.1
@@ -69,7 +70,7 @@ class _Connection:
         self.http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
         self.born_s = self.used_s = now_s
         self.was_heard = False
-        """True if data of the response to this request was received."""
+        """True if data of the response to the current request was received."""
 
     def is_fresh(self, now_s: float) -> bool:
         return now_s < min(self.used_s + IDLE_S, self.born_s + LIFE_S)
@@ -120,7 +121,7 @@ class HttpClient:
             except (OSError, trio.BrokenResourceError, h11.RemoteProtocolError):
                 if connection.was_heard:
                     raise
-                # The receiver closed the connection while it was unused.
+                # The receiver closed the connection while it was unused: send the request on a new connection.
         doing[0] = "connecting"
         return await self._ask(await self._connect(target), target, headers, body, doing)
 
@@ -220,6 +221,7 @@ class HttpClient:
         body: bytes,
         doing: list[str],
     ) -> Answer:
+        """Send a request, and read the response at the same time. `doing`: its only item names the current step."""
         http = connection.http
         whole = [(b"host", target.authority.encode()), *headers, (b"content-length", str(len(body)).encode())]
         doing[0] = "sending"
@@ -259,7 +261,7 @@ class HttpClient:
         """Send the request while the response is read: a receiver may respond and close before it has read
         everything."""
         http, stream = connection.http, connection.stream
-        # If sending fails, stop: the response, if there is one, is being read.
+        # If sending fails, stop: `_exchange` reads the response, if there is one.
         with suppress(OSError, trio.BrokenResourceError, h11.LocalProtocolError):
             await stream.send_all(head)
             view = memoryview(body)

@@ -18,7 +18,7 @@ import trio
 LOOKUPS_MOST: Final = 64
 """Maximum number of threads, including abandoned ones."""
 SHARED_S: Final = 1.0
-"""Maximum age of a result for a caller that waited during the look-up, in seconds."""
+"""A caller that waited during a look-up uses its result if the result is at most this old, in seconds."""
 
 
 class _Name:
@@ -49,7 +49,7 @@ class Lookups:
             name = self._names[host] = _Name()
         async with name.lock:
             if trio.current_time() >= name.until_s:
-                # As bytes, because names are ASCII here, but may have characters that IDNA rejects (`my_service`).
+                # Pass bytes: the name is ASCII, but may have characters that IDNA rejects (`my_service`).
                 resolve = partial(socket.getaddrinfo, host.encode("ascii"), port, type=socket.SOCK_STREAM)
                 try:
                     rows = await trio.to_thread.run_sync(resolve, abandon_on_cancel=True, limiter=self._threads)

@@ -29,9 +29,9 @@ Headers that do not fit are left out, and `sandq-left-out` counts them: otherwis
 and the message would become a dead letter.
 """
 HEADER_MOST_BYTES: Final = 8000
-"""Maximum size of one of these headers: many servers accept lines of 8 KiB."""
+"""Maximum size of one header of the message, in bytes: many servers accept lines of 8 KiB."""
 HEADERS_MOST: Final = 64
-"""Maximum number of these headers: many servers accept 100 headers in total."""
+"""Maximum number of headers of the message: many servers accept 100 headers in total."""
 _NAME_SAFE: Final = "!#$&'*+-.^_`|~"
 _VALUE_SAFE: Final = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
@@ -73,7 +73,7 @@ def headers_of(message: Message, group: str, secrets: Sequence[str], now_s: int,
 def _own_headers(key: bytes | None, own: dict[str, Any] | None, cell: bytes | None) -> Headers:
     """Return the key and the headers of the message, as far as they fit.
 
-    `own`: None if `cell`, the stored headers, is not a map; then it is sent in base64.
+    `cell`: the stored headers. `own`: their map; None if they are not a map, and are sent in base64.
     """
     wanted = [] if key is None else [("sandq-key", quote(key, safe=_VALUE_SAFE.strip()))]
     if own is None:

@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
     end: End
     error: str | None = None
     delay_s: int | None = None
-    """None for the topic's back-off."""
+    """Delay of the retry in seconds; None: the topic's back-off."""
 
     @property
     def is_failure(self) -> bool:

@@ -2,7 +2,7 @@
 
     looking --the target is allowed--> pushing <--success-- probing <--+
        |                                  |                    |       | the pause is over
-       +--it is not, or is not found------+--failures----------+--> waiting
+       +--not allowed, or not found-------+--failures----------+--> waiting
 
 In the states `looking` and `waiting`, no messages are held: messages are leased only to be sent.
 """
@@ -32,7 +32,7 @@ log = structlog.get_logger("sandq.push")
 GRACE_S: Final = 10.0
 """Grace time of requests when their partition moves to another node or the push ends, in seconds.
 
-It is limited by the time that the node has to stop.
+If the node has less time to stop, that time is the limit.
 """
 AGAIN_S: Final = 1.0
 """Pause before a failed consumer starts again, in seconds."""
@@ -79,7 +79,8 @@ class Pump:
     ) -> None:
         """`observe`: called with the duration of each request in seconds. `agent`: the User-Agent of requests.
 
-        `slots`: limits the requests of all pumps of the node. `grace_s`: for requests in progress when the pump ends.
+        `slots`: limits the requests of all pumps of the node. `grace_s`: time in seconds for requests in
+        progress when the pump ends.
         """
         self.topic, self.group, self.push = topic, group, push
         self._client = client
@@ -97,7 +98,7 @@ class Pump:
         self._limiter = trio.CapacityLimiter(push["concurrency"])
         self._ending = False
         self._refusal: str | None = None
-        """Last error of its consumer, until a message comes, so that it is logged once."""
+        """Last error of the consumer, so that a repeated error is logged once. None once a message arrives."""
         self.doing = Doing.LOOKING
 
     def lead(self, partitions: Sequence[int]) -> None:
@@ -108,7 +109,7 @@ class Pump:
             self._changed.set()
 
     def end(self) -> None:
-        """Start no more requests; `run` returns once those in progress are done, or their grace time is over."""
+        """Start no more requests. `run` returns once the requests in progress are done, or their grace time is over."""
         self._ending = True
         self._changed.set()
 
@@ -127,7 +128,7 @@ class Pump:
         }
 
     async def run(self) -> None:
-        """Run until `end` was called and the requests in progress are done, or this is cancelled."""
+        """Run until `end` was called and the requests in progress are done, or until the task is cancelled."""
         async with trio.open_nursery() as consumers:
             while not self._ending:
                 self._changed = trio.Event()
@@ -158,7 +159,7 @@ class Pump:
             self._circuit.probe()
 
     async def _is_allowed(self) -> bool:
-        """Return whether the target may be connected to, before any messages are leased for it."""
+        """Return whether the pump may connect to the target. Call it before messages are leased for the target."""
         if self._circuit.state is State.CLOSED:
             self.doing = Doing.LOOKING
         try:
@@ -172,7 +173,7 @@ class Pump:
     # -- consuming ------------------------------------------------------------------------------------------------
 
     async def _consume(self, scope: trio.CancelScope, partitions: Sequence[int], concurrency: int) -> None:
-        """Consume like any other consumer, until cancelled."""
+        """Consume these partitions through the client, like any other consumer, until cancelled."""
         with scope:
             while True:
                 try:
@@ -222,7 +223,7 @@ class Pump:
     def _settle(self, message: Message, outcome: Outcome) -> None:
         is_change = self._update_circuit(outcome)
         if outcome.end is End.DEAD and self._circuit.state is not State.CLOSED:
-            # The receiver rejects everything this way: the receiver is gone, not the subject of this message.
+            # The receiver fails all requests, so "410 Gone" is about the receiver, not about this message.
             outcome = Outcome(End.SNOOZED, outcome.error)
         self._counts.ends[outcome.end] += 1
         delay = None if outcome.delay_s is None else f"{outcome.delay_s}s"

@@ -1,7 +1,8 @@
 """Run a pump for each pushed group, for the partitions that this node leads.
 
-The pushes are in the metadata, and the leaders are known locally, so nodes need no coordination. When a node fails, the
-new leaders of its partitions continue; its leased messages are redelivered as with any consumer.
+Each node knows all pushes from the metadata, and the partitions that it leads, so nodes need no coordination. If a node
+fails, the new leaders of its partitions continue. Messages that the failed node had leased are redelivered, as with any
+consumer.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ COMPARE_S: Final = 30.0
 """Maximum interval between two comparisons of the wanted pumps with the running ones, in seconds."""
 
 SETTLE_S: Final = 5.0
-"""Time for acks after the grace time of requests, when the node stops, in seconds."""
+"""When the node stops: time for acks after the grace time of requests, in seconds."""
 
 FILES_PART: Final = 16
-"""Number of files that the process may open for each concurrent request, over all groups.
+"""The node sends at most one push request at a time per this many files that the process may open.
 
-Each request takes a file, and the node needs the others.
+A request uses one file, and the node needs the other files. So a limit of 1,024 files allows 64 requests.
 """
 REQUESTS_LEAST: Final = 16
 
@@ -70,7 +71,7 @@ class Pusher:
         it.
 
         `nodes_tls`: TLS for the connection to the node. `tls`: TLS for receivers; None trusts the authorities of the
-        machine. `grace_s`: how long the node may take to stop, which also limits the requests.
+        machine. `grace_s`: time in seconds that the node has to stop; it also limits the requests.
         """
         self._options = Options(starts_alone=True, tls=nodes_tls, gateway_secret=gateway_secret)
         self._broker = broker
@@ -115,7 +116,7 @@ class Pusher:
         return found
 
     def end(self) -> None:
-        """Start no more requests; `run` returns once those in progress are done."""
+        """Start no more requests. `run` returns once the requests in progress are done."""
         self._ending = True
         self._changed.set()
 
@@ -141,7 +142,7 @@ class Pusher:
 
     async def _watch_leaders(self) -> None:
         while True:
-            self._changed.set()  # also the first time: changes before this waits were not noticed
+            self._changed.set()  # also before the first wait: earlier changes were not noticed
             await self._broker.routes.changed()
 
     async def _wait(self) -> None:
