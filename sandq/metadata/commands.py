@@ -24,7 +24,7 @@ class _Command:
 
     __slots__ = ()
     feature_level: ClassVar[int] = FIRST_LEVEL
-    """Feature level of the cluster from which on this kind of command may be proposed."""
+    """Lowest feature level of the cluster at which this kind of command may be proposed."""
     takes_space: ClassVar[bool] = False
     """True if commands of this kind add data."""
 
@@ -35,7 +35,7 @@ class _Command:
 
     @property
     def needed_level(self) -> int:
-        """Feature level from which on this particular command may be proposed."""
+        """Lowest feature level of the cluster at which this particular command may be proposed."""
         return self.feature_level
 
     def digest(self) -> bytes:
@@ -67,7 +67,7 @@ class CreateTopic(_Command):
     """Create a topic.
 
     `placement`: for each partition the ids of the nodes that hold it. `settings`: a settings record. `owner`: the
-    principal whose quota it counts towards; rejected if the quota would be exceeded."""
+    principal whose quota the topic counts towards. Rejected if the quota would be exceeded."""
 
     type: ClassVar[int] = 2
     name: str
@@ -103,7 +103,7 @@ class UpdateTopic(_Command):
 
 @dataclass(frozen=True, slots=True)
 class FormCluster(_Command):
-    """Give the cluster its UUID. If it already has one, keep that."""
+    """Give the cluster its UUID. If the cluster already has a UUID, keep it."""
 
     type: ClassVar[int] = 5
     cluster_uuid: str
@@ -140,9 +140,9 @@ class RemoveNode(_Command):
 
 @dataclass(frozen=True, slots=True)
 class Assign(_Command):
-    """Assign the partition of a group to these nodes. The first one is to lead it.
+    """Assign the partition of a group to these nodes. The first node should lead it.
 
-    `epoch`: number of the assignment that this one replaces; rejected if that is not the current one."""
+    `epoch`: number of the assignment that the command replaces. Rejected if another assignment is current."""
 
     type: ClassVar[int] = 9
     group: int
@@ -185,14 +185,14 @@ class SetPush(_Command):
     type: ClassVar[int] = 13
     topic: str
     group: str
-    push: dict[str, Any] | None = field(repr=False)  # it has secrets
+    push: dict[str, Any] | None = field(repr=False)  # contains secrets
 
 
 @dataclass(frozen=True, slots=True)
 class PutIdentity(_Command):
     """Create or replace an identity; for its fields see `records.IdentityRecord`.
 
-    `is_new`: create it, rejected if the principal has one. Otherwise replace it, rejected if the principal has none."""
+    `is_new`: create the identity; rejected if it exists. Otherwise replace it; rejected if it does not exist."""
 
     type: ClassVar[int] = 14
     principal: str

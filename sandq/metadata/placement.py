@@ -1,10 +1,10 @@
 """Decide which nodes hold each partition, and which of them leads it.
 
-This is weighted rendezvous hashing: each node has a score for each partition (-weight / ln(hash)), and the nodes with
-the highest scores hold it. So the partitions of a node that leaves are spread over all others, and a new node gets some
-from each. The load is bounded: a node gets no more than its share while others have free capacity. Replicas are spread
-over zones; only capacity is more important. A placed replica stays where it is, unless its node must give it up or
-moving it evens out the load.
+The algorithm is weighted rendezvous hashing: each node has a score for each partition (-weight / ln(hash)), and the
+nodes with the highest scores hold it. So the partitions of a node that leaves are spread over all others, and a new
+node gets some from each. The load is bounded: a node gets no more than its share while others have free capacity.
+Replicas are spread over zones; only capacity is more important. A placed replica stays where it is, unless its node
+must give it up or moving it evens out the load.
 
 Source: Thaler and Ravishankar, "A Name-Based Mapping Scheme for Rendezvous" (1996); the bound is that of Mirrokni,
 Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads" (2016).
@@ -74,9 +74,9 @@ def place(
 ) -> list[list[str]]:
     """Return the nodes of each new partition, given the existing ones in `slots`.
 
-    There must be at least `replicas` candidates. Candidates that take no partitions are used last, and lead only if all
-    nodes of a partition are such. All partitions are placed, even beyond the nodes' capacity. If the free capacity is
-    enough for all of them, no node exceeds its capacity."""
+    There must be at least `replicas` candidates. A candidate with `takes=False` is used last. It leads only if the
+    partition has no other kind of node. All partitions are placed, even beyond the nodes' capacity. If the free
+    capacity is enough for all of them, no node exceeds its capacity."""
     planner = _Planner(candidates, slots)
     return [planner.new(group, replicas, len(groups) - at) for at, group in enumerate(groups)]
 
@@ -99,7 +99,8 @@ def choose(
     """Place new partitions of a topic, each with `replicas` replicas.
 
     `raised`: existing groups of the topic whose number of replicas changes to `replicas`, too. If the free capacity is
-    not enough for all of this, some candidate holds more than its capacity, and more than before."""
+    not enough for all of this, some candidate holds more than its capacity in `Choice.after`, and more than in
+    `Choice.before`."""
     names = [candidate.node for candidate in candidates]
     short = {slot.group for slot in slots if len({*names} & {*slot.nodes}) < slot.replicas}
     now = _repaired(slots, candidates, short)  # replicas that are still to be moved need capacity, too
@@ -184,10 +185,11 @@ class _Planner:
     def _needed(self, replicas: int, left: int) -> tuple[set[str], float]:
         """Return the nodes that could hold a replica of all `left` partitions, and how many of them to use now.
 
-        The next partition must use at least that number of these nodes, so that the rest still fits. The replicas of a
-        partition are on different nodes, so a node can use at most `left` of its free capacity. The rest fits as long
-        as the sum of this usable capacity over all nodes is at least `left * replicas`. A node whose free capacity is
-        at least `left` loses one usable replica with the next partition, whether it holds it or not.
+        The next partition must use at least that number of these nodes, so that the later ones still fit. The replicas
+        of a partition are on different nodes, so a node can use at most `left` of its free capacity. The later
+        partitions fit as long as the sum of this usable capacity over all nodes is at least `left * replicas`. A node
+        whose free capacity is at least `left` loses one usable replica with the next partition, whether it holds it or
+        not.
         """
         spacious = {c.node for c in self._candidates.values() if self._free_capacity(c) >= left}
         useful = sum(min(left, max(0, self._free_capacity(c))) for c in self._candidates.values())
@@ -249,7 +251,7 @@ class _Planner:
     # -- all partitions -------------------------------------------------------------------------------------------
 
     def even_out(self, most: int) -> None:
-        """Move replicas from the node with the highest load per weight to the one with the lowest, while this helps."""
+        """Move replicas from the node with the highest load per weight to the one with the lowest, until it is even."""
         offers: dict[tuple[str, str], list[int]] = {}
         while len(self.changed) < most and (move := self._next_move(offers)) is not None:
             group, giver, receiver = move
@@ -275,7 +277,7 @@ class _Planner:
         return None
 
     def _offer(self, giver: Candidate, receiver: Candidate) -> list[int]:
-        """Return the groups that may move from `giver` to `receiver`, the one that gains most score last."""
+        """Return the groups that may move from `giver` to `receiver`, in ascending order of the gain in score."""
         groups = [g for g in self._movable if self._may_move(self._slots[g], giver, receiver)]
         return sorted(groups, key=lambda g: self._score(receiver.node, g) - self._score(giver.node, g))
 
@@ -304,7 +306,7 @@ class _Planner:
                 del alike[best]
 
     def _gain(self, nodes: tuple[str, ...]) -> float:
-        """Return by how much the load of leaders gets more even if the best other node leads a partition on `nodes`."""
+        """Return how much the leader load per weight evens out if the best other node leads a partition on `nodes`."""
         other = self._other_leader(nodes)
         if not nodes or other == nodes[0]:
             return 0.0
@@ -312,7 +314,7 @@ class _Planner:
         if first.leaves:
             return math.inf
         if not first.takes:
-            return 0.0  # it has failed and may be back soon
+            return 0.0  # the leader has failed and may be back soon
         return self._led[first.node] / first.weight - (self._led[second.node] + 1) / second.weight
 
     def _other_leader(self, nodes: tuple[str, ...]) -> str:

@@ -27,9 +27,9 @@ MOVES_MOST = 64
 
 def too_many_failed(nodes: Mapping[str, NodeRecord]) -> bool:
     """Return whether more than a third of the nodes are failed, not counting nodes that are being removed."""
-    missed = [node for node in nodes.values() if node.standing != REMOVING]
-    failed = sum(node.failed_since_ms is not None for node in missed)
-    return 3 * failed > len(missed)
+    counted = [node for node in nodes.values() if node.standing != REMOVING]
+    failed = sum(node.failed_since_ms is not None for node in counted)
+    return 3 * failed > len(counted)
 
 
 def is_lost(node: NodeRecord, now_ms: int, reassign_after_ms: int) -> bool:
@@ -40,7 +40,7 @@ def is_lost(node: NodeRecord, now_ms: int, reassign_after_ms: int) -> bool:
 def candidates(
     nodes: Mapping[str, NodeRecord], now_ms: int, reassign_after_ms: int, capacity: float = math.inf
 ) -> list[Candidate]:
-    """Return the nodes that may hold partitions. `capacity`: number of partitions, of each node."""
+    """Return the nodes that may hold partitions. `capacity`: see `Candidate`."""
     return [
         Candidate(
             node.node_id,
@@ -75,8 +75,8 @@ def next_changes(
 ) -> list[c.Command]:
     """Return the commands to propose now, so that at most `MOVES_MOST` partitions move at the same time.
 
-    The load is evened out once each time the nodes that keep their partitions differ from `balanced`. The first such
-    move clears `balanced`, so that a node that is back before the load is even gets its share, too.
+    If the nodes that keep their partitions differ from `balanced`, even out the load, then record them as balanced.
+    The first such move clears `balanced`, so that a node that returns before the load is even gets its share, too.
 
     `led`: groups that have a leader. `capacity`: number of partitions from which on other nodes are preferred; a full
     node takes a partition only if no other node has free capacity.
@@ -87,25 +87,25 @@ def next_changes(
         there = [replace(candidate, takes=False, leaves=False) for candidate in there]
     spread = sorted(candidate.node for candidate in there if not candidate.leaves)
     partitions = {partition.group: partition for topic in topics.values() for partition in topic.partitions}
-    # Do not count a partition that moves to a node that must not hold any: it never arrives.
+    # Do not count moves to a node that must not hold partitions: they never end.
     moving = sum(p.moving and group in led and set(p.nodes) <= set(spread) for group, p in partitions.items())
     if moving >= MOVES_MOST:
         return []
-    others = spread != sorted(balanced)
-    even = others and not halted
+    is_changed = spread != sorted(balanced)
+    even = is_changed and not halted
     changes = plan(slots(topics.values(), led), there, even=even, most=MOVES_MOST - moving)
     if even and not changes:
-        # `plan` ignores partitions without a leader. Report an even load only if all have one.
+        # `plan` ignores partitions without a leader. Report an even load only if each partition has a leader.
         return [c.Balance(spread)] if partitions.keys() <= set(led) else []
     assigns: list[c.Command] = [c.Assign(group, partitions[group].epoch, chosen) for group, chosen in changes.items()]
-    return [c.Balance([]), *assigns] if assigns and others and balanced else assigns
+    return [c.Balance([]), *assigns] if assigns and is_changed and balanced else assigns
 
 
 def next_voters(nodes: Mapping[str, NodeRecord], voting: Collection[str], most: int, lost: Collection[str]) -> set[str]:
     """Return the nodes that should vote in the metadata group, up to `most`.
 
-    No zone gets a second voter before each has one. If nodes are otherwise equal, current voters (`voting`)
-    are preferred. `lost`: nodes that failed long ago, which vote only if there are not enough others."""
+    Each zone gets one voter before any zone gets a second one. Between equal nodes, current voters (`voting`) are
+    preferred. `lost`: nodes that failed long ago, which vote only if there are not enough others."""
     left = [node for node in nodes.values() if node.standing == IN]
     chosen: list[NodeRecord] = []
     while left and len(chosen) < most:

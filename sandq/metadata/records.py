@@ -2,8 +2,8 @@
 
 An assignment is the desired state: the nodes that should hold a partition. The configuration of its Raft group is the
 actual state, which changes one member at a time until it matches. `epoch` counts assignments. `settled` is the last
-assignment that the group has reached, as its leader reported. Members of earlier assignments may still take part until
-the leader reports that they do not: they are `former`.
+assignment that the group has reached, as its leader reported. `former` are the members of
+earlier assignments that may still be in the Raft group, until its leader reports that they are not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Partition:
     first: tuple[str, ...]
     """Its first members, all of them voters: `node id#incarnation`."""
     members: tuple[str, ...]
-    """Members of the current assignment. The first one should lead."""
+    """Members of the current assignment. The first member should lead."""
     former: tuple[str, ...] = ()
     """Members of earlier assignments that may still take part."""
     epoch: int = 0
@@ -134,7 +134,7 @@ class NodeRecord:
     zone: str
     weight: int
     incarnation: int
-    """Incarnation of its member of the metadata group."""
+    """Incarnation of this node as a member of the metadata group."""
     standing: str
     """IN, DRAINING or REMOVING."""
     failed_since_ms: int | None

@@ -82,7 +82,7 @@ class MetadataState:
         self.partition_of_group: dict[int, tuple[str, int]] = {}
         """(topic, partition) by Raft group."""
         self.skips: dict[bytes, bytes] = {}
-        """Digest of the last command skipped by each decision of an operator, by the decision's id (ADR 46)."""
+        """By id of an operator's decision: digest of the last command that the decision skipped (ADR 46)."""
         self.results: list[Any] = []
         """Results of the entry that is being applied. After an error, their number tells which command failed."""
         self._next_topic = 1
@@ -344,6 +344,7 @@ class MetadataState:
         return tuple(partitions)
 
     def _mint(self, node: str) -> str:
+        """Return a new member on a node, with an incarnation that was never used."""
         member = member_id(node, self._next_incarnation)
         self._next_incarnation += 1
         return member
@@ -479,7 +480,7 @@ class MetadataState:
         return self._put_partition(topic, at, new, put)
 
     def _settle(self, command: c.Settle, put: Put) -> Partition:
-        """Note that a group no longer has former members, and with `whole` that it has reached its assignment."""
+        """Record that a group has no former members. If `whole`, also record that it has reached its assignment."""
         topic, at, old = self._partition(command.group)
         if command.epoch != old.epoch:
             raise Conflict(f"partition {at} of topic {topic.name!r} was reassigned in the meantime", topic=topic.name)
