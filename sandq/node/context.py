@@ -36,11 +36,11 @@ class NodeOptions(TypedDict, total=False):
     levels: Levels
     """Feature levels that the node supports. Tests use it to run nodes of another version."""
     abandon: Callable[[], None]
-    """Called last when a thread hangs in the disk. It ends the process and does not return.
+    """Ends the process, and does not return. Called last if a thread hangs in a disk operation.
 
-    Without it, StorageFailed is raised, and this process must not open the data directory again."""
+    If it is not given, StorageFailed is raised, and this process must not open the data directory again."""
     watch: LoopWatch
-    """Records stalls of the event loop of this process. The code that creates it also runs it."""
+    """Records stalls of the event loop of this process. The caller that creates the watch also runs it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@
     membership   discovery of other nodes, forming and joining a cluster, placement of replicas
     serving      listeners, sessions, metrics, HTTP, SQL, pushes
 
-A subsystem uses only those above it, with one exception: serving opens membership once it listens for other nodes.
+A subsystem uses only those above it, with one exception: serving opens membership after its listener for other nodes.
 
 A node that must wait for its cluster serves clients before it takes part in the cluster. Until then it replies only to
 requests about its identity and the reason for waiting.

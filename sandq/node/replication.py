@@ -68,7 +68,7 @@ class Replication:
     async def start(self, timers: Timers) -> None:
         """Start the threads of the log and the tasks that watch it.
 
-        Call it only when all components that they call exist."""
+        Call it when all components that these threads and tasks call exist."""
         await self.nursery.start(self.runner.run)
         for task in (timers.run, self.health.run, self.scrubber.run, self.shut_replicas.run):
             self.nursery.start_soon(task)

@@ -23,8 +23,9 @@ class Serving:
     client_host: str
     client_port: int
     http: Address | None
+    """Address of the HTTP listener; None: the node does not serve HTTP."""
     sql: Address | None
-    """Address of the HTTP or SQL listener; None: not served."""
+    """Address of the SQL listener; None: the node does not serve SQL."""
     data_dir: Path
     broker: Broker
     metrics: Metrics
@@ -33,4 +34,4 @@ class Serving:
     quotas: QuotaMeters
     usage: OwnerUsage
     restart: trio.Event
-    """Set when a full disk has stopped the stores and has space again: only a restart makes them accept writes."""
+    """Set when a full disk has space again after it stopped the stores: they accept writes only after a restart."""

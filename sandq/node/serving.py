@@ -74,7 +74,7 @@ async def serving(
 ) -> AsyncIterator[Serving]:
     """Serve clients inside the block.
 
-    A node that waits for its cluster serves before it takes part. Raises StartupError."""
+    A node that must wait for its cluster serves clients before it takes part in the cluster. Raises StartupError."""
     config, broker, links = context.config, delivery.broker, replication.links
     async with (
         _audit(context, broker.clock.now_ms) as audit,

@@ -24,19 +24,20 @@ from sandq.tools.sql_gateway import check_installed
 log = structlog.get_logger("sandq.sql")
 
 STOP_S: Final = 5.0
-"""Time for the process to end after a stop, in seconds. Then it is killed, with the statements that still run."""
+"""Time in seconds that the process has to end. After it, the process is killed, with its running statements."""
 BACK_OFF_FIRST_S: Final = 0.1
+"""Delay before the first restart of the process, in seconds. The delay doubles with each restart."""
 BACK_OFF_MOST_S: Final = 5.0
-"""Delay before a restart of the process, in seconds: the first delay, which then doubles, and its maximum."""
+"""Maximum delay before a restart, in seconds."""
 STEADY_S: Final = 60.0
-"""Lifetime of a process after which the delay is the first again, in seconds."""
+"""If a process lived this long, in seconds, the next delay is `BACK_OFF_FIRST_S` again."""
 
 
 @contextlib.asynccontextmanager
 async def serving_sql(config: NodeConfig, listeners: Sequence[trio.SocketListener], server: str) -> AsyncIterator[None]:
     """Run a process that serves SQL on these sockets inside the block.
 
-    If there are no sockets, run none. Raises StartupError."""
+    If there are no sockets, start no process. Raises StartupError."""
     if not listeners:
         yield
         return
@@ -62,7 +63,7 @@ async def serving_sql(config: NodeConfig, listeners: Sequence[trio.SocketListene
 
 
 async def keep_running(run_one: Callable[[], Any], stopping: trio.Event) -> None:
-    """Restart the process each time that it ends, with growing delays, until `stopping` is set.
+    """Run the process, and restart it with growing delays each time that it ends, until `stopping` is set.
 
     `run_one` runs the process once and returns the reason of its end."""
     back_off_s = BACK_OFF_FIRST_S

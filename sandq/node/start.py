@@ -1,8 +1,8 @@
 """Start of a node: the steps before the node's modules are loaded (floor F6).
 
 First the data directory is locked, the ports of clients and of HTTP are bound, and the HTTP process is launched. Only
-then are the modules of the node imported. They take about as long to load as those of HTTP, so that both load at the
-same time. This module therefore imports little.
+then are the modules of the node imported. These imports take about as long as those of the HTTP process, and both
+run at the same time. This module therefore imports little.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ async def run_node(
 ) -> AsyncIterator[Serving]:
     """Run a node inside the block, and stop it cleanly at the end of the block.
 
-    `files`: the data directory, that of `config` by default. `launch`: starts the process that serves HTTP.
+    `files`: the files of the data directory; by default, those in the directory that `config` names. `launch`: starts
+    the process that serves HTTP.
 
     Raises StartupError (ConfigError, DataDirInUse, Corruption), StorageFailed."""
     data_dir = _make_data_dir(config)
@@ -72,7 +73,7 @@ async def _launched(config: NodeConfig, launch: Launch) -> AsyncIterator[HttpPor
         return
     port = HttpPort(address.host, await listen(address.host, address.port, "http"), launch)
     try:
-        with contextlib.suppress(OSError):  # the supervisor launches it again, and logs the reason
+        with contextlib.suppress(OSError):  # the supervisor launches the process again, and logs the reason
             await port.launch_early()
         yield port
     finally:

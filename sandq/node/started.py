@@ -17,7 +17,7 @@ STORES_NAME = "stores.level"
 SWITCH_INTERVAL_S = 0.0005
 """Interval at which Python switches threads, in seconds.
 
-With the default of 5 ms, one busy thread delays the others by that long."""
+With the default of 5 ms, a busy thread delays each other thread by 5 ms."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

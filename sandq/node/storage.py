@@ -23,16 +23,16 @@ class Storage:
     files: Files
     own: Identity
     is_new: bool
-    """Whether the node starts for the first time.
+    """True on the first start of the node.
 
-    Then missing files are created; later, a missing file means data loss."""
+    The first start creates missing files. On a later start, a missing file means data loss."""
     stores: Stores
     known: KnownPeers
     is_hanging: bool = False
-    """Whether a thread hangs in the disk. Then nothing may be closed."""
+    """True if a thread hangs in a disk operation. In this case, nothing may be closed."""
 
     def save_identity(self) -> None:
-        """Record that the data directory is complete. No other node has heard of this node before."""
+        """Record that the data directory is complete. Call it before this node contacts other nodes."""
         if self.is_new:
             identity.save(self.files, self.own)
 

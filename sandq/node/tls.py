@@ -13,7 +13,7 @@ from sandq.tls.port import TlsPort
 
 
 class NodeTls:
-    """TLS of a node that uses it for any port. Raises StartupError."""
+    """TLS of a node that uses TLS on at least one port. Raises StartupError."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config

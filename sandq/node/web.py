@@ -16,7 +16,7 @@ from sandq.server.metrics.http_requests import HttpProcess
 from sandq.server.quota_meters import QuotaMeters
 
 _REACHED = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Address by which this node itself connects to a socket that listens on all addresses."""
+"""By address of a socket that listens on all addresses: the address at which this node connects to the socket."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
