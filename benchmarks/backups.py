@@ -15,9 +15,9 @@ from benchmarks.driver import Load, node_with
 from benchmarks.process import Meter, MeteredNode
 from benchmarks.produce import TOPIC
 from benchmarks.result import Goal, Measured, Row, Setting
-from sandq.backup import create_backup, place_of, restore_backup
+from sandq.backup import create_backup, open_location, restore_backup
+from sandq.backup.locations import Location
 from sandq.backup.manifest import Manifest
-from sandq.backup.places import Place
 from sandq.model.features import KNOWN
 
 FAST = Goal(60, "MB/s")
@@ -52,11 +52,11 @@ async def _until_risen(client: sandq.Client) -> None:
             await anyio.sleep(0.05)
 
 
-Work = Callable[[sandq.Client, Place], Awaitable[Manifest]]
+Work = Callable[[sandq.Client, Location], Awaitable[Manifest]]
 
 
 def _timed(
-    setting: Setting, prepare: Work | None, work: Callable[[sandq.Client, Place, str], Awaitable[int]]
+    setting: Setting, prepare: Work | None, work: Callable[[sandq.Client, Location, str], Awaitable[int]]
 ) -> Measured:
     """Return MB/s of rows."""
 
@@ -64,10 +64,10 @@ def _timed(
         async with sandq.connect(f"127.0.0.1:{node.port}", timeout="60s", delivery_timeout="120s") as client:
             await _until_risen(client)
             await _filled(client, setting.count(TOTAL_BYTES, QUICK_BYTES))
-            place = place_of(str(Path(node.directory) / "backups"))
-            made = "" if prepare is None else (await prepare(client, place)).backup_id
+            location = open_location(str(Path(node.directory) / "backups"))
+            made = "" if prepare is None else (await prepare(client, location)).backup_id
             meter, began_s = Meter(node.metered), anyio.current_time()
-            size = await work(client, place, made)
+            size = await work(client, location, made)
             return size, anyio.current_time() - began_s, meter
 
     with node_with(setting, TOPIC) as node:
@@ -77,12 +77,12 @@ def _timed(
     return Measured(messages, size / 1e6 / seconds, cpu_us=used.cpu_s * 1e6 / messages, details={"MB": size / 1e6})
 
 
-async def _create(client: sandq.Client, place: Place, _: str) -> int:
-    return (await create_backup(client, place, topics=[KEPT])).plain_bytes
+async def _create(client: sandq.Client, location: Location, _: str) -> int:
+    return (await create_backup(client, location, topics=[KEPT])).plain_bytes
 
 
-async def _restore(client: sandq.Client, place: Place, backup_id: str) -> int:
-    return (await restore_backup(client, place, backup_id, prefix="r-", verify=False)).bytes
+async def _restore(client: sandq.Client, location: Location, backup_id: str) -> int:
+    return (await restore_backup(client, location, backup_id, prefix="r-", verify=False)).bytes
 
 
 def create(setting: Setting) -> Measured:
@@ -92,7 +92,7 @@ def create(setting: Setting) -> Measured:
 
 def restore(setting: Setting) -> Measured:
     """Restore such a backup under a different topic name."""
-    return _timed(setting, lambda client, place: create_backup(client, place, topics=[KEPT]), _restore)
+    return _timed(setting, lambda client, location: create_backup(client, location, topics=[KEPT]), _restore)
 
 
 class _Beside:
@@ -127,14 +127,14 @@ class _Beside:
             self._ready.set()
 
     async def _work(self) -> None:
-        place = place_of(str(Path(self._node.directory) / "backups"))
+        location = open_location(str(Path(self._node.directory) / "backups"))
         async with sandq.connect(f"127.0.0.1:{self._node.port}", timeout="60s", delivery_timeout="120s") as client:
             await _until_risen(client)
             await _filled(client, self._total)
             self._ready.set()
             while not self._over.is_set():
-                made = await create_backup(client, place, topics=[KEPT], rate=RATE)
-                await restore_backup(client, place, made.backup_id, prefix="r-", verify=False, rate=RATE)
+                made = await create_backup(client, location, topics=[KEPT], rate=RATE)
+                await restore_backup(client, location, made.backup_id, prefix="r-", verify=False, rate=RATE)
                 await client.admin.delete_topic(f"r-{KEPT}")
                 self.rounds += 1
 

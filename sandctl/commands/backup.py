@@ -19,7 +19,7 @@ from sandctl.output.results import counted, done, say, show_rows, to_json
 if TYPE_CHECKING:
     from sandq.backup import BackupKey
     from sandq.backup import Progress as Done
-    from sandq.backup.places import Place
+    from sandq.backup.locations import Location
     from sandq.client import Client
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -138,13 +138,13 @@ def create(
             raise click.UsageError("--incremental and --resume: an interrupted increment begins again")
         _create_increment(url, topics, identities, rate, backup_key)
         return
-    place, key = _place(url), _key(backup_key)
+    location, key = _location(url), _key(backup_key)
 
     async def work(client: Client) -> Any:
         with _Shown("read") as shown:
             return await create_backup(
                 client,
-                place,
+                location,
                 topics=topics or None,
                 identities=identities,
                 key=key,
@@ -164,13 +164,13 @@ def _create_increment(
 ) -> None:
     from sandq.backup import create_increment
 
-    place, key = _place(url), _key(backup_key)
+    location, key = _location(url), _key(backup_key)
 
     async def work(client: Client) -> Any:
         with _Shown("read") as shown:
             return await create_increment(
                 client,
-                place,
+                location,
                 key=key,
                 rate=_bytes_per_s(rate),
                 topics=topics or None,
@@ -198,9 +198,9 @@ def list_(url: str, backup_key: str | None) -> None:
     """
     from sandq.backup import list_backups
 
-    place, key = _place(url), _key(backup_key)
+    location, key = _location(url), _key(backup_key)
     rows = []
-    for one in _alone(functools.partial(list_backups, place, key=key)):
+    for one in _alone(functools.partial(list_backups, location, key=key)):
         spans = [f"{_shown_time(start)}..{_shown_time(stop)}" for start, stop in one.spans]
         rows.append({**one.shown(), "reach": _shown_time(one.reach_ms), "times": spans})
     show_rows(rows, _COLUMNS)
@@ -226,12 +226,12 @@ def verify(url: str, backup_id: str, replay: bool, work_dir: Path | None, backup
     """
     from sandq.backup import verify_chain
 
-    place, key = _place(url), _key(backup_key)
+    location, key = _location(url), _key(backup_key)
 
     async def work() -> Any:
-        named = await _named(place, backup_id, key)
+        named = await _named(location, backup_id, key)
         with _Shown("verified") as shown:
-            return await verify_chain(place, named, replay=replay, work=work_dir, key=key, on_progress=shown)
+            return await verify_chain(location, named, replay=replay, work=work_dir, key=key, on_progress=shown)
 
     found = _alone(work)
     manifest = found.manifest
@@ -301,14 +301,14 @@ def restore(
     if base and at is not None:
         raise click.UsageError("--at and --base: a point in time needs increments")
 
-    place, key, renamed = _place(url), _key(backup_key), _names(names)
+    location, key, renamed = _location(url), _key(backup_key), _names(names)
 
     async def work(client: Client) -> Any:
-        named = await _named(place, backup_id, key)
+        named = await _named(location, backup_id, key)
         with _Shown("restored") as shown:
             return await restore_backup(
                 client,
-                place,
+                location,
                 named,
                 topics=topics or None,
                 names=renamed,
@@ -355,12 +355,12 @@ def delete(url: str, backup_id: str, yes: bool) -> None:
     """
     from sandq.backup import delete_backup
 
-    place = _place(url)
+    location = _location(url)
     if not yes:
         need_yes("a deleted backup cannot be recovered")
         if can_ask():
-            confirm(f"Delete backup {backup_id} at {place.shown}?", "deleted")
-    _alone(functools.partial(delete_backup, place, backup_id))
+            confirm(f"Delete backup {backup_id} at {location.shown}?", "deleted")
+    _alone(functools.partial(delete_backup, location, backup_id))
     done(f"backup {backup_id} deleted", {"backup_id": backup_id})
 
 
@@ -410,12 +410,12 @@ def schedule(
     """
     from sandq.backup import BackupSchedule
 
-    place, key, tell = _place(url), _key(backup_key), _teller()
+    location, key, tell = _location(url), _key(backup_key), _teller()
 
     async def work(client: Client) -> None:
         going = BackupSchedule(
             client,
-            place,
+            location,
             every.total_seconds(),
             keep,
             topics=topics or None,
@@ -469,19 +469,19 @@ def follow(
     from sandq.backup import BackupFollower, ChainKeeper, Standing, StatusFile, create_backup, last_of_cluster
     from sandq.backup import manifest as manifests
 
-    place, key = _place(url), _key(backup_key)
+    location, key = _location(url), _key(backup_key)
     tell = _teller()
 
     async def work(client: Client) -> None:
         if backup_id != "latest":
-            manifest = manifests.read(place, backup_id, key)
+            manifest = manifests.read(location, backup_id, key)
         else:
-            found = await last_of_cluster(client, place, key, topics or None)
+            found = await last_of_cluster(client, location, key, topics or None)
             if found is None:
                 with _Shown("read") as shown:
                     found = await create_backup(
                         client,
-                        place,
+                        location,
                         topics=topics or None,
                         identities=identities,
                         key=key,
@@ -491,7 +491,7 @@ def follow(
                     )
                 tell("backup made", {"backup": found.backup_id, "bytes": found.bytes, "warnings": list(found.warnings)})
             manifest = found
-        follower = BackupFollower(client, place, manifest, key=key, rate=_bytes_per_s(rate))
+        follower = BackupFollower(client, location, manifest, key=key, rate=_bytes_per_s(rate))
         status = None if status_file is None else StatusFile(status_file)
         standing = Standing(backups=1, last_backup=manifest.backup_id, last_success_ms=manifest.ended_ms)
         standing.last_bytes = manifest.bytes
@@ -548,10 +548,10 @@ def _bytes_per_s(rate: int | None) -> int | None:
     return None if rate is None else rate * 1_000_000
 
 
-def _place(url: str) -> Place:
-    from sandq.backup import place_of
+def _location(url: str) -> Location:
+    from sandq.backup import open_location
 
-    return place_of(url)
+    return open_location(url)
 
 
 def _key(path: str | None) -> BackupKey | None:
@@ -560,18 +560,18 @@ def _key(path: str | None) -> BackupKey | None:
     return None if path is None else BackupKey.read(path)
 
 
-async def _named(place: Place, backup_id: str, key: BackupKey | None) -> str:
+async def _named(location: Location, backup_id: str, key: BackupKey | None) -> str:
     """Return the backup of a name; `latest` is the last good one."""
     if backup_id != "latest":
         return backup_id
     from sandq.backup import NoBackup, list_backups
 
-    there = await list_backups(place, key=key)
+    there = await list_backups(location, key=key)
     good = [one.backup_id for one in there if one.manifest is not None]
     if good:
         return good[-1]
     why = f": {there[-1].backup_id}: {there[-1].problem}" if there else ""
-    raise NoBackup(f"there is no backup in {place.shown} that can be used{why}")
+    raise NoBackup(f"there is no backup in {location.shown} that can be used{why}")
 
 
 def _names(names: tuple[str, ...]) -> dict[str, str]:

@@ -1,13 +1,13 @@
 """Backups of a cluster: created while it runs, verified without it, restored into it or into another cluster.
 
-    place = place_of("/backups/orders")
-    manifest = await create_backup(client, place)
-    await verify_backup(place, manifest.backup_id)
-    await restore_backup(client, place, manifest.backup_id, topics=["orders"], names={"orders": "orders-again"})
+    location = open_location("/backups/orders")
+    manifest = await create_backup(client, location)
+    await verify_backup(location, manifest.backup_id)
+    await restore_backup(client, location, manifest.backup_id, topics=["orders"], names={"orders": "orders-again"})
 
-    manifest = await create_backup(client, place, follow=True)  # then increments with the later commits
-    increment = await BackupFollower(client, place, manifest).step()
-    await restore_backup(client, place, manifest.backup_id, at_ms=increment.reach_ms, prefix="then-")
+    manifest = await create_backup(client, location, follow=True)  # then increments with the later commits
+    increment = await BackupFollower(client, location, manifest).step()
+    await restore_backup(client, location, manifest.backup_id, at_ms=increment.reach_ms, prefix="then-")
 
 `sandctl backup` does the same. docs/backup.md describes the content of a backup.
 """
@@ -20,8 +20,8 @@ from sandq.backup.errors import DamagedBackup, NoBackup, WrongKey
 from sandq.backup.follow import BackupFollower, Increment
 from sandq.backup.keys import BackupKey
 from sandq.backup.listing import Listed, delete_backup, list_backups
+from sandq.backup.locations import open_location
 from sandq.backup.manifest import Manifest
-from sandq.backup.places import place_of
 from sandq.backup.restore import Restored, restore_backup
 from sandq.backup.schedule import BackupSchedule
 from sandq.backup.standing import Standing, StatusFile
@@ -50,7 +50,7 @@ __all__ = [
     "delete_backup",
     "last_of_cluster",
     "list_backups",
-    "place_of",
+    "open_location",
     "restore_backup",
     "verify_backup",
     "verify_chain",

@@ -107,7 +107,7 @@ class Window:
         return cls(**dict(zip([each.name for each in fields(cls)], row, strict=True)))
 
     @property
-    def place(self) -> tuple[int, int]:
+    def topic_partition(self) -> tuple[int, int]:
         """Topic and partition."""
         return self.topic, self.partition
 
@@ -324,24 +324,24 @@ class Continuity:
     """Checks that each increment continues where the previous one ended."""
 
     def __init__(self, manifest: Manifest) -> None:
-        self._last = {window.place: (window.index, window.term) for window in windows_of(manifest)}
+        self._last = {window.topic_partition: (window.index, window.term) for window in windows_of(manifest)}
         """Index and term (None if not known) of the last entry of each partition."""
         self._number = 0
         self._previous = b""
 
     def check_entries(self, found: Entries) -> str | None:
         """Check that entries follow the last known entry of their partition. Return the problem, or None."""
-        place = found.topic, found.partition
+        topic_partition = found.topic, found.partition
         shown = f"partition {found.partition} of topic {found.topic}"
-        if place not in self._last:
+        if topic_partition not in self._last:
             return f"there are entries of {shown}, and no rows"
-        index, term = self._last[place]
+        index, term = self._last[topic_partition]
         if found.first != index + 1:
             return f"entries {index + 1} to {found.first - 1} of {shown} are missing: {found.first} is the next one"
         if term not in (None, found.term_before):
             return f"entry {index} of {shown} was of term {term}, and is said to be of {found.term_before}"
         # `entries` is a flat list of (term, command) pairs: the term of the last entry is the second item from the end.
-        self._last[place] = found.last, found.entries[-2]
+        self._last[topic_partition] = found.last, found.entries[-2]
         return None
 
     def check_end(self, summary: Summary, digest: bytes) -> str | None:
@@ -350,16 +350,16 @@ class Continuity:
             return f"it is increment {summary.number}, and {self._number} is expected"
         if summary.previous != self._previous:
             return "it follows a different increment, or backup, than the one before it"
-        going = {window.place: window for window in summary.windows if window.last is None}
-        for place, window in going.items():
+        going = {window.topic_partition: window for window in summary.windows if window.last is None}
+        for topic_partition, window in going.items():
+            shown = f"partition {window.partition} of topic {window.topic}"
             if window.base != summary.number:
-                index, term = self._last.get(place, (None, None))
+                index, term = self._last.get(topic_partition, (None, None))
                 if window.index != index or (window.term != term and term is not None):
-                    shown = f"partition {place[1]} of topic {place[0]}"
                     return f"it says that {shown} is at entry {window.index}, and it is at {index}"
-            elif place not in summary.bases or summary.bases[place].index != window.base_index:
-                return f"it says that it has rows of partition {place[1]} of topic {place[0]}, and it has none"
-        self._last = {place: (window.index, window.term) for place, window in going.items()}
+            elif topic_partition not in summary.bases or summary.bases[topic_partition].index != window.base_index:
+                return f"it says that it has rows of {shown}, and it has none"
+        self._last = {topic_partition: (window.index, window.term) for topic_partition, window in going.items()}
         self._number, self._previous = summary.number + 1, digest
         return None
 
@@ -376,12 +376,14 @@ def spans(topics: Sequence[Topic], windows: Iterable[Window]) -> list[tuple[int,
     begun: dict[tuple[int, int], tuple[int, int]] = {}
     """For each partition, the first increment that had it, and the time of that."""
     for window in windows:
-        by_partition.setdefault(window.place, []).append((window.base_ms, window.to_ms))
-        begun[window.place] = min((window.base, window.base_ms), begun.get(window.place, (window.base, window.base_ms)))
+        by_partition.setdefault(window.topic_partition, []).append((window.base_ms, window.to_ms))
+        begun[window.topic_partition] = min(
+            (window.base, window.base_ms), begun.get(window.topic_partition, (window.base, window.base_ms))
+        )
     first = min([base for found in by_partition.values() for base, _ in found], default=0)
-    places = [(topic, partition) for topic in topics for partition in range(topic.partitions)]
+    all_partitions = [(topic, partition) for topic in topics for partition in range(topic.partitions)]
     changes: list[tuple[int, int]] = []
-    for topic, partition in places:
+    for topic, partition in all_partitions:
         found = list(by_partition.get((topic.number, partition), ()))
         if topic.created_ms > first:
             found.append((first, topic.created_ms))
@@ -393,9 +395,9 @@ def spans(topics: Sequence[Topic], windows: Iterable[Window]) -> list[tuple[int,
     common: list[tuple[int, int]] = []
     covered, since = 0, 0
     for at, change in sorted(changes):
-        was_whole = covered == len(places)
+        was_whole = covered == len(all_partitions)
         covered += change
-        if covered == len(places):
+        if covered == len(all_partitions):
             since = at
         elif was_whole and at > since:
             common.append((since, at - 1))
@@ -419,7 +421,7 @@ def choose(topics: Sequence[Topic], windows: Sequence[Window], at_ms: int | None
     """
     by_partition: dict[tuple[int, int], list[Window]] = {}
     for window in windows:
-        by_partition.setdefault(window.place, []).append(window)
+        by_partition.setdefault(window.topic_partition, []).append(window)
     chosen = {}
     for topic in topics:
         for partition in range(topic.partitions):

@@ -12,9 +12,9 @@ from sandq.backup.create import create_backup
 from sandq.backup.follow import BackupFollower, Increment
 from sandq.backup.keys import BackupKey
 from sandq.backup.listing import list_backups
+from sandq.backup.locations import Location
 from sandq.backup.manifest import Manifest
 from sandq.backup.pins import AGAIN_S
-from sandq.backup.places import Place
 from sandq.backup.standing import Standing, StatusFile, Tell
 from sandq.backup.work import OnProgress
 from sandq.client import Client
@@ -28,12 +28,12 @@ USED_SHARE: Final = 0.25
 
 
 async def last_of_cluster(
-    client: Client, place: Place, key: BackupKey | None, topics: Collection[str] | None = None
+    client: Client, location: Location, key: BackupKey | None, topics: Collection[str] | None = None
 ) -> Manifest | None:
-    """Return the last good backup of the client's cluster in a place, of all topics or exactly of these; None if
+    """Return the last good backup of the client's cluster in a location, of all topics or exactly of these; None if
     none."""
     cluster_uuid = (await BackupTransfer(client).catalog())["cluster_uuid"]
-    there = [one.manifest for one in await list_backups(place, key=key) if one.manifest is not None]
+    there = [one.manifest for one in await list_backups(location, key=key) if one.manifest is not None]
     only = None if topics is None else tuple(sorted(topics))
     own = [manifest for manifest in there if (manifest.cluster_uuid, manifest.only) == (cluster_uuid, only)]
     return max(own, key=lambda manifest: manifest.begun_ms, default=None)
@@ -41,7 +41,7 @@ async def last_of_cluster(
 
 async def create_increment(
     client: Client,
-    place: Place,
+    location: Location,
     *,
     key: BackupKey | None = None,
     rate: int | None = None,
@@ -49,15 +49,15 @@ async def create_increment(
     identities: bool = False,
     on_progress: OnProgress = lambda progress: None,
 ) -> tuple[Manifest, Increment]:
-    """Add an increment to the last backup of this cluster in a place, of all topics or of these.
+    """Add an increment to the last backup of this cluster in a location, of all topics or of these.
 
     If there is no backup, it is created, too. Raises the errors of `create_backup` and `BackupFollower.step`.
     """
-    manifest = await last_of_cluster(client, place, key, topics)
+    manifest = await last_of_cluster(client, location, key, topics)
     if manifest is None:
         manifest = await create_backup(
             client,
-            place,
+            location,
             key=key,
             rate=rate,
             topics=topics,
@@ -65,7 +65,7 @@ async def create_increment(
             follow=True,
             on_progress=on_progress,
         )
-    follower = BackupFollower(client, place, manifest, key=key, rate=rate, on_progress=on_progress)
+    follower = BackupFollower(client, location, manifest, key=key, rate=rate, on_progress=on_progress)
     return manifest, await follower.step(always=True)
 
 

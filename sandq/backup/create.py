@@ -14,9 +14,9 @@ import anyio
 from sandq.backup import manifest as manifests
 from sandq.backup.errors import DamagedBackup, NoBackup
 from sandq.backup.keys import BackupKey
+from sandq.backup.locations import Location
 from sandq.backup.manifest import FULL, Manifest, PartitionPart, TopicPart
 from sandq.backup.pins import keeping_pins
-from sandq.backup.places import Place
 from sandq.backup.row_files import RowFiles, copy_rows
 from sandq.backup.work import AT_ONCE, OnProgress, Pace, Progress, in_thread, several
 from sandq.client import Client
@@ -33,7 +33,7 @@ DONE: Final = "done.sandq"
 
 async def create_backup(
     client: Client,
-    place: Place,
+    location: Location,
     *,
     topics: Collection[str] | None = None,
     identities: bool = False,
@@ -44,7 +44,7 @@ async def create_backup(
     follow: bool = False,
     on_progress: OnProgress = lambda progress: None,
 ) -> Manifest:
-    """Back up all topics, or these, to a place; return the manifest once the backup is complete.
+    """Back up all topics, or these, to a location; return the manifest once the backup is complete.
 
     `identities`: include identities, roles and the hashes of tokens. `resume`: continue a stopped backup; its complete
     partitions are not read again. `rate`: maximum bytes of rows per second. `follow`: pin the logs on the nodes, for
@@ -58,16 +58,16 @@ async def create_backup(
     wanted = _wanted(catalog["topics"], topics)
     if resume is not None:
         manifests.check_id(resume)
-        if not await in_thread(lambda: resume in place.folders(), place.shown):
-            raise NoBackup(f"there is no backup {resume!r} in {place.shown} that could be resumed")
-        if await in_thread(lambda: place.exists(f"{resume}/{manifests.MANIFEST}"), place.shown):
-            return await in_thread(lambda: manifests.read(place, resume, key), place.shown)
-    run = _Run(transfer, place, resume or manifests.new_id(begun_ms), key, Pace(rate), on_progress, follow=follow)
+        if not await in_thread(lambda: resume in location.folders(), location.shown):
+            raise NoBackup(f"there is no backup {resume!r} in {location.shown} that could be resumed")
+        if await in_thread(lambda: location.exists(f"{resume}/{manifests.MANIFEST}"), location.shown):
+            return await in_thread(lambda: manifests.read(location, resume, key), location.shown)
+    run = _Run(transfer, location, resume or manifests.new_id(begun_ms), key, Pace(rate), on_progress, follow=follow)
     if topics is None and catalog["hidden"]:
         run.warnings.append(f"{catalog['hidden']} topics are left out: the user of this backup has no right on them")
     run.made_of = {row["name"]: [catalog["cluster_uuid"], row["number"]] for row in wanted}
-    held = place.hold(run.backup_id)
-    await in_thread(held.__enter__, place.shown)
+    held = location.hold(run.backup_id)
+    await in_thread(held.__enter__, location.shown)
     try:
         only = None if topics is None else tuple(sorted(topics))
         return await _make(run, wanted, catalog, begun_ms, only, identities=identities, at_once=at_once)
@@ -85,7 +85,7 @@ async def _make(
     identities: bool,
     at_once: int,
 ) -> Manifest:
-    place, key = run.place, run.key
+    location, key = run.location, run.key
     access = await run.transfer.access() if identities else None
     parts = await run.partitions(wanted, at_once)
     await run.leave_out_made_anew(parts)
@@ -104,7 +104,7 @@ async def _make(
         key_id=None if key is None else key.key_id,
         only=only,
     )
-    await in_thread(lambda: manifests.write(place, manifest, key), place.shown)
+    await in_thread(lambda: manifests.write(location, manifest, key), location.shown)
     return manifest
 
 
@@ -137,7 +137,7 @@ class _Run:
     def __init__(
         self,
         transfer: BackupTransfer,
-        place: Place,
+        location: Location,
         backup_id: str,
         key: BackupKey | None,
         pace: Pace,
@@ -150,7 +150,7 @@ class _Run:
         self.backup_id = backup_id
         self.warnings: list[str] = []
         self.transfer = transfer
-        self.place = place
+        self.location = location
         self.key = key
         self.made_of: dict[str, list[Any]] = {}
         """For each topic, the cluster and the topic's number. A recreated topic has a new number."""
@@ -210,10 +210,10 @@ class _Run:
     async def _partition(self, topic: str, number: int) -> PartitionPart:
         folder = f"data/{topic}/{number}"
         done = f"{self.backup_id}/{folder}/{DONE}"
-        if await in_thread(lambda: self.place.exists(done), self.place.shown):
+        if await in_thread(lambda: self.location.exists(done), self.location.shown):
             with suppress(DamagedBackup, KeyError, TypeError, ValueError):
-                read = partial(manifests.read_document, self.place, self.backup_id, f"{folder}/{DONE}", self.key)
-                found = await in_thread(read, self.place.shown)
+                read = partial(manifests.read_document, self.location, self.backup_id, f"{folder}/{DONE}", self.key)
+                found = await in_thread(read, self.location.shown)
                 part = PartitionPart.of(found)
                 part.check(folder)
                 if found["of"] == self.made_of[topic]:
@@ -235,13 +235,15 @@ class _Run:
                 self._progress.bytes_done = before
                 await anyio.sleep(PAUSE_S)
         content = {**asdict(part), "of": self.made_of[topic]}
-        document = partial(manifests.write_document, self.place, self.backup_id, f"{folder}/{DONE}", content, self.key)
-        await in_thread(document, self.place.shown)
+        document = partial(
+            manifests.write_document, self.location, self.backup_id, f"{folder}/{DONE}", content, self.key
+        )
+        await in_thread(document, self.location.shown)
         return part
 
     async def _attempt(self, topic: str, number: int, folder: str) -> PartitionPart:
         if self._follow:
             # Pin before reading the rows, so that no entry after them is lost.
             await self.transfer.pin_log(topic, number, self.backup_id, None)
-        rows = RowFiles(self.place, self.backup_id, folder, self.key)
+        rows = RowFiles(self.location, self.backup_id, folder, self.key)
         return await copy_rows(self.transfer, topic, number, rows, self._pace, self._progress, self._on_progress)

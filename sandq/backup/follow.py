@@ -21,9 +21,9 @@ from sandq.backup.chain import Entries, Summary, Topic, Window
 from sandq.backup.errors import NoBackup
 from sandq.backup.increments import IncrementWriter
 from sandq.backup.keys import BackupKey
+from sandq.backup.locations import Location
 from sandq.backup.manifest import Manifest, PartitionPart
 from sandq.backup.pins import keeping_pins
-from sandq.backup.places import Place
 from sandq.backup.row_files import RowFiles, copy_rows
 from sandq.backup.work import OnProgress, Pace, Progress, in_thread, several
 from sandq.client import Client
@@ -109,7 +109,7 @@ class BackupFollower:
     def __init__(
         self,
         client: Client,
-        place: Place,
+        location: Location,
         manifest: Manifest,
         *,
         key: BackupKey | None = None,
@@ -118,7 +118,7 @@ class BackupFollower:
     ) -> None:
         self.manifest = manifest
         self._transfer = BackupTransfer(client)
-        self._place = place
+        self._location = location
         self._key = key
         self._pace = Pace(rate)
         self._on_progress = on_progress
@@ -136,20 +136,20 @@ class BackupFollower:
 
         A stopped step leaves no increment behind, and the next one includes its content. Raises Conflict if another
         process follows this backup; NoBackup if it belongs to another cluster or is gone; and errors of nodes and of
-        the place.
+        the location.
         """
-        place, backup_id = self._place, self.manifest.backup_id
+        location, backup_id = self._location, self.manifest.backup_id
         await self._check_there()  # locking a deleted backup would create its folder again
-        held = place.hold(backup_id)
-        await in_thread(held.__enter__, place.shown)
+        held = location.hold(backup_id)
+        await in_thread(held.__enter__, location.shown)
         try:
             await self._check_there()
-            there = await in_thread(partial(increments.count, place, backup_id), place.shown)
+            there = await in_thread(partial(increments.count, location, backup_id), location.shown)
             if self._chain is None:
-                self._chain = await in_thread(partial(self._load, there), place.shown)
-            elif not await in_thread(partial(self._is_own, self._chain, there), place.shown):
+                self._chain = await in_thread(partial(self._load, there), location.shown)
+            elif not await in_thread(partial(self._is_own, self._chain, there), location.shown):
                 self._chain = None
-                raise Conflict(f"another process follows backup {backup_id} in {place.shown}, too")
+                raise Conflict(f"another process follows backup {backup_id} in {location.shown}, too")
             return await self._step(self._chain, always)
         finally:
             held.__exit__(None, None, None)
@@ -172,20 +172,20 @@ class BackupFollower:
 
     async def _check_there(self) -> None:
         name = f"{self.manifest.backup_id}/{manifests.MANIFEST}"
-        if not await in_thread(partial(self._place.exists, name), self._place.shown):
+        if not await in_thread(partial(self._location.exists, name), self._location.shown):
             raise NoBackup(f"backup {self.manifest.backup_id} is not there (any more)")
 
     def _is_own(self, known: _Chain, there: int) -> bool:
         """Return whether the increments are those that this follower made.
 
-        In a place without locks, another process may have overwritten them.
+        In a location without locks, another process may have overwritten them.
         """
         if there < known.number:
             raise StorageFailed(
-                f"{self._place.shown}: of {known.number} increments of backup {self.manifest.backup_id} "
+                f"{self._location.shown}: of {known.number} increments of backup {self.manifest.backup_id} "
                 f"it lists {there}"
             )
-        at = self._place, self.manifest.backup_id
+        at = self._location, self.manifest.backup_id
         if there > known.number + 1 or (
             there > known.number and not increments.is_stopped(*at, known.number, self._key)
         ):
@@ -194,14 +194,14 @@ class BackupFollower:
 
     def _load(self, there: int) -> _Chain:
         manifest, key = self.manifest, self._key
-        if there and increments.is_stopped(self._place, manifest.backup_id, there - 1, key):
+        if there and increments.is_stopped(self._location, manifest.backup_id, there - 1, key):
             there -= 1  # it is made again
         if not there:
             topics, windows = chain.topics_of(manifest), chain.windows_of(manifest)
             return _Chain(0, b"", topics, chain.OF_MANIFEST, windows, manifest.ended_ms)
-        last, digest = increments.read_summary(self._place, manifest.backup_id, there - 1, key)
-        topics = topics_at(self._place, manifest, last, key)
-        salts = ((there - 1, increments.salt_of(self._place, manifest.backup_id, there - 1, key)),)
+        last, digest = increments.read_summary(self._location, manifest.backup_id, there - 1, key)
+        topics = topics_at(self._location, manifest, last, key)
+        salts = ((there - 1, increments.salt_of(self._location, manifest.backup_id, there - 1, key)),)
         return _Chain(there, digest, topics, last.topics_at, last.windows, last.ended_ms, salts)
 
     async def _step(self, before: _Chain, always: bool) -> Increment:
@@ -215,15 +215,15 @@ class BackupFollower:
         only = self.manifest.only
         rows = [row for row in catalog["topics"] if only is None or row["name"] in only]
         topics = tuple(chain.topic_of(row) for row in rows if RESTORING not in row["settings"])
-        create = partial(IncrementWriter, self._place, self.manifest.backup_id, before.number, self._key)
-        writer = await in_thread(create, self._place.shown)
+        create = partial(IncrementWriter, self._location, self.manifest.backup_id, before.number, self._key)
+        writer = await in_thread(create, self._location.shown)
         try:
-            run = _Run(self._transfer, self._place, self.manifest.backup_id, self._key, before, writer, self._pace)
+            run = _Run(self._transfer, self._location, self.manifest.backup_id, self._key, before, writer, self._pace)
             await run.follow(topics, self._on_progress)
             await self._check_same(topics)
             is_same = topics == before.topics and not run.has_news
             if is_same and not always and abs(begun_ms - before.ended_ms) < IDLE_MS:
-                await in_thread(writer.give_up, self._place.shown)
+                await in_thread(writer.give_up, self._location.shown)
                 return Increment(
                     backup_id=self.manifest.backup_id, number=None, reach_ms=run.reach_ms, errors=run.errors
                 )
@@ -241,10 +241,10 @@ class BackupFollower:
                 bases=run.bases,
                 warnings=tuple([*run.gone, *run.left, *run.errors][:WARNINGS_MOST]),
             )
-            digest = await in_thread(partial(writer.end, summary), self._place.shown)
+            digest = await in_thread(partial(writer.end, summary), self._location.shown)
         except BaseException:
             with anyio.CancelScope(shield=True), suppress(SandqError):
-                await in_thread(writer.give_up, self._place.shown)
+                await in_thread(writer.give_up, self._location.shown)
             raise
         return self._made(before, run, writer, topics, summary, digest)
 
@@ -292,7 +292,7 @@ class _Run:
     def __init__(
         self,
         transfer: BackupTransfer,
-        place: Place,
+        location: Location,
         backup_id: str,
         key: BackupKey | None,
         before: _Chain,
@@ -307,13 +307,13 @@ class _Run:
         self._before = before.topics
         self.bases: dict[tuple[int, int], PartitionPart] = {}
         self._over = [window for window in before.windows if window.last is not None]
-        self._alive = {window.place: window for window in before.windows if window.last is None}
-        self._durable = {place: window.index for place, window in self._alive.items()}
+        self._alive = {window.topic_partition: window for window in before.windows if window.last is None}
+        self._durable = {topic_partition: window.index for topic_partition, window in self._alive.items()}
         """Index of the last entry of each partition in complete increments; for a partition without such an entry, the
         index of its copied rows."""
         self._ended = False
         self._transfer = transfer
-        self._place = place
+        self._location = location
         self._backup_id = backup_id
         self._key = key
         self._number = before.number
@@ -330,7 +330,7 @@ class _Run:
     @property
     def windows(self) -> list[Window]:
         """All current windows."""
-        return [*self._over, *[self._alive[place] for place in sorted(self._alive)]]
+        return [*self._over, *[self._alive[topic_partition] for topic_partition in sorted(self._alive)]]
 
     @property
     def reach_ms(self) -> int | None:
@@ -346,8 +346,8 @@ class _Run:
             for topic in self._before
             if any([(topic.number, partition) not in there for partition in range(topic.partitions)])
         }
-        for place in [place for place in self._alive if place not in there]:
-            self._end(place, "the topic was deleted, or the right on it was lost")
+        for topic_partition in [topic_partition for topic_partition in self._alive if topic_partition not in there]:
+            self._end(topic_partition, "the topic was deleted, or the right on it was lost")
         for number in sorted(left):
             self.left.append(f"topic {left[number]} is not followed any more: it was deleted, or the right was lost")
         self._progress.partitions = len(wanted)
@@ -371,7 +371,7 @@ class _Run:
         def pins() -> list[tuple[str, int, int]]:
             """Return the pins after the stored entries; this increment is not stored yet."""
             return [
-                (names[window.topic], window.partition, self._durable.get(window.place, window.base_index))
+                (names[window.topic], window.partition, self._durable.get(window.topic_partition, window.base_index))
                 for window in self._alive.values()
                 if window.topic in names
             ]
@@ -379,8 +379,8 @@ class _Run:
         work = partial(several, one, wanted, AT_ONCE)
         await keeping_pins(work, self._transfer, self._backup_id, pins)
 
-    def _end(self, place: tuple[int, int], why: str) -> None:
-        window = self._alive.pop(place, None)
+    def _end(self, topic_partition: tuple[int, int], why: str) -> None:
+        window = self._alive.pop(topic_partition, None)
         if window is not None:
             self._over.append(chain.ended(window, self._number, why))
             self._ended = True
@@ -392,7 +392,7 @@ class _Run:
             return
         why = await self._take(topic, window)
         if why is not None:
-            window = self._alive[window.place]
+            window = self._alive[window.topic_partition]
             await self._rebase(topic, partition, on_progress)
             self.gone.append(f"partition {partition} of topic {topic.name} got new rows: {why}")
             self._over.append(chain.ended(window, self._number, why))
@@ -416,11 +416,11 @@ class _Run:
                 await self._write(window, piece)
                 last = window.index + len(piece.entries) // 2
                 window = replace(window, index=last, term=piece.entries[-2])
-                self._alive[window.place] = window
+                self._alive[window.topic_partition] = window
             elif window.term is None:
-                window = self._alive[window.place] = replace(window, term=piece.term_before)
+                window = self._alive[window.topic_partition] = replace(window, term=piece.term_before)
             if window.index >= target or not piece.entries:
-                self._alive[window.place] = replace(window, to_ms=reach_ms)
+                self._alive[window.topic_partition] = replace(window, to_ms=reach_ms)
                 return None
 
     async def _write(self, window: Window, piece: LogPiece) -> None:
@@ -428,7 +428,7 @@ class _Run:
         block = found.encode()
         await self._pace.take(len(block))
         async with self._writing:
-            await in_thread(partial(self._writer.write, block), self._place.shown)
+            await in_thread(partial(self._writer.write, block), self._location.shown)
         self.entries += len(piece.entries) // 2
         self._progress.bytes_done += len(block)
 
@@ -436,13 +436,13 @@ class _Run:
         """Copy the rows of a partition; later entries continue after them."""
         pinned = await self._transfer.pin_log(topic.name, partition, self._backup_id, None)
         folder = chain.folder_of(self._number, topic.number, partition)
-        files = RowFiles(self._place, self._backup_id, folder, self._key)
+        files = RowFiles(self._location, self._backup_id, folder, self._key)
         part = await copy_rows(self._transfer, topic.name, partition, files, self._pace, self._progress, on_progress)
-        place = topic.number, partition
-        self.bases[place] = part
-        self._durable.pop(place, None)
+        topic_partition = topic.number, partition
+        self.bases[topic_partition] = part
+        self._durable.pop(topic_partition, None)
         to_ms = max(part.time_ms, pinned.time_ms)
-        self._alive[place] = Window(
+        self._alive[topic_partition] = Window(
             topic=topic.number,
             partition=partition,
             base=self._number,
@@ -462,13 +462,13 @@ def _reach_ms(before_ms: int, now_ms: int) -> int:
     return now_ms if now_ms < before_ms - SET_BACK_MS else max(before_ms, now_ms)
 
 
-def topics_at(place: Place, manifest: Manifest, summary: Summary, key: BackupKey | None) -> tuple[Topic, ...]:
+def topics_at(location: Location, manifest: Manifest, summary: Summary, key: BackupKey | None) -> tuple[Topic, ...]:
     """Return the topics that an increment covers. Blocking. Raises DamagedBackup."""
     if summary.topics is not None:
         return summary.topics
     if summary.topics_at == chain.OF_MANIFEST:
         return chain.topics_of(manifest)
-    reader = increments.IncrementReader(place, manifest.backup_id, summary.topics_at, key)
+    reader = increments.IncrementReader(location, manifest.backup_id, summary.topics_at, key)
     found = reader.read_summary()
     if found.topics is None:
         raise reader.wrong("it has no topics, but a later increment refers to them")

@@ -11,16 +11,16 @@ from sandq.backup.chain import Entries, Summary
 from sandq.backup.errors import DamagedBackup, NoBackup, TruncatedBackup
 from sandq.backup.file_format import Reader, Writer
 from sandq.backup.keys import BackupKey
-from sandq.backup.places import Place, failing
+from sandq.backup.locations import Location, failing
 
 
-def count(place: Place, backup_id: str) -> int:
+def count(location: Location, backup_id: str) -> int:
     """Return the number of increments of a backup. Raises DamagedBackup if one of them is missing."""
-    found = [chain.number_of(name) for name in place.files(f"{backup_id}/{chain.FOLDER}")]
+    found = [chain.number_of(name) for name in location.files(f"{backup_id}/{chain.FOLDER}")]
     numbers = sorted([number for number in found if number is not None])
     for expected, number in enumerate(numbers):
         if number != expected:
-            name = f"{place.shown}/{backup_id}/{chain.name_of(expected)}"
+            name = f"{location.shown}/{backup_id}/{chain.name_of(expected)}"
             raise DamagedBackup(name, 0, f"the file is missing, and increment {number} is there")
     return len(numbers)
 
@@ -28,13 +28,13 @@ def count(place: Place, backup_id: str) -> int:
 class IncrementReader:
     """Reads an increment, block by block. For one thread at a time."""
 
-    def __init__(self, place: Place, backup_id: str, number: int, key: BackupKey | None) -> None:
+    def __init__(self, location: Location, backup_id: str, number: int, key: BackupKey | None) -> None:
         """Open the file. Raises DamagedBackup, WrongKey."""
         self.number = number
         name = chain.name_of(number)
-        self.shown = f"{place.shown}/{backup_id}/{name}"
+        self.shown = f"{location.shown}/{backup_id}/{name}"
         try:
-            self._stream = place.open(f"{backup_id}/{name}")
+            self._stream = location.open(f"{backup_id}/{name}")
         except NoBackup:
             raise DamagedBackup(self.shown, 0, "the file is missing") from None
         try:
@@ -105,27 +105,27 @@ class IncrementReader:
         return DamagedBackup(self.shown, self.at, why)
 
 
-def read_summary(place: Place, backup_id: str, number: int, key: BackupKey | None) -> tuple[Summary, bytes]:
+def read_summary(location: Location, backup_id: str, number: int, key: BackupKey | None) -> tuple[Summary, bytes]:
     """Read an increment; return its summary, and the digest of it. Raises DamagedBackup, WrongKey."""
-    reader = IncrementReader(place, backup_id, number, key)
+    reader = IncrementReader(location, backup_id, number, key)
     return reader.read_summary(), reader.digest
 
 
-def is_stopped(place: Place, backup_id: str, number: int, key: BackupKey | None) -> bool:
+def is_stopped(location: Location, backup_id: str, number: int, key: BackupKey | None) -> bool:
     """Return whether an increment has no end: its writer was stopped, and the store shows incomplete files.
 
     Raises DamagedBackup, WrongKey.
     """
     try:
-        read_summary(place, backup_id, number, key)
+        read_summary(location, backup_id, number, key)
     except TruncatedBackup:
         return True
     return False
 
 
-def salt_of(place: Place, backup_id: str, number: int, key: BackupKey | None) -> bytes:
+def salt_of(location: Location, backup_id: str, number: int, key: BackupKey | None) -> bytes:
     """Return the salt of an increment's file, which identifies it. Raises DamagedBackup, WrongKey."""
-    reader = IncrementReader(place, backup_id, number, key)
+    reader = IncrementReader(location, backup_id, number, key)
     reader.close()
     return reader.salt
 
@@ -133,10 +133,10 @@ def salt_of(place: Place, backup_id: str, number: int, key: BackupKey | None) ->
 class IncrementWriter:
     """Writes an increment, which exists once its summary is written. For one thread at a time."""
 
-    def __init__(self, place: Place, backup_id: str, number: int, key: BackupKey | None) -> None:
+    def __init__(self, location: Location, backup_id: str, number: int, key: BackupKey | None) -> None:
         self._context: AbstractContextManager[BinaryIO] | None = None
-        self._shown = f"{place.shown}/{backup_id}/{chain.name_of(number)}"
-        context = place.create(f"{backup_id}/{chain.name_of(number)}")
+        self._shown = f"{location.shown}/{backup_id}/{chain.name_of(number)}"
+        context = location.create(f"{backup_id}/{chain.name_of(number)}")
         stream = context.__enter__()
         self._context = context
         self._writer = Writer(stream, backup_id, chain.name_of(number), key)

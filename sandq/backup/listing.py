@@ -1,4 +1,4 @@
-"""List the backups in a place, and select those that may be deleted."""
+"""List the backups in a location, and select those that may be deleted."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sandq.backup import manifest as manifests
 from sandq.backup.errors import DamagedBackup, NoBackup, WrongKey
 from sandq.backup.follow import topics_at
 from sandq.backup.keys import BackupKey
+from sandq.backup.locations import Location
 from sandq.backup.manifest import Manifest
-from sandq.backup.places import Place
 from sandq.backup.work import in_thread
 
 
@@ -49,46 +49,46 @@ class Listed:
         return {"backup_id": self.backup_id, "problem": self.problem}
 
 
-async def list_backups(place: Place, *, key: BackupKey | None = None) -> list[Listed]:
-    """Return all backups in a place, oldest first, including unusable ones with the reason."""
+async def list_backups(location: Location, *, key: BackupKey | None = None) -> list[Listed]:
+    """Return all backups in a location, oldest first, including unusable ones with the reason."""
     found = []
-    for folder in await in_thread(place.folders, place.shown):
+    for folder in await in_thread(location.folders, location.shown):
         try:
             manifests.check_id(folder)
         except NoBackup:
             continue
-        found.append(await in_thread(partial(_read, place, folder, key), place.shown))
+        found.append(await in_thread(partial(_read, location, folder, key), location.shown))
     return found
 
 
-def _read(place: Place, folder: str, key: BackupKey | None) -> Listed:
-    if not place.exists(f"{folder}/{manifests.MANIFEST}"):
+def _read(location: Location, folder: str, key: BackupKey | None) -> Listed:
+    if not location.exists(f"{folder}/{manifests.MANIFEST}"):
         return Listed(folder, None, "it was not finished, or is being made", is_unfinished=True)
     try:
-        manifest = manifests.read(place, folder, key)
+        manifest = manifests.read(location, folder, key)
     except (DamagedBackup, WrongKey, NoBackup) as error:
         return Listed(folder, None, error.message)
     there = 0
     try:
-        there = increments.count(place, folder)
+        there = increments.count(location, folder)
         if not there:
             return Listed(folder, manifest)
-        last, _ = increments.read_summary(place, folder, there - 1, key)
-        spans = chain.spans(topics_at(place, manifest, last, key), last.windows)
+        last, _ = increments.read_summary(location, folder, there - 1, key)
+        spans = chain.spans(topics_at(location, manifest, last, key), last.windows)
         return Listed(folder, manifest, increments=there, spans=spans)
     except (DamagedBackup, WrongKey, NoBackup) as error:
         return Listed(folder, manifest, f"its increments: {error.message}", increments=there)
 
 
-async def delete_backup(place: Place, backup_id: str) -> None:
+async def delete_backup(location: Location, backup_id: str) -> None:
     """Delete a backup with all its files, finished or not. Raises NoBackup.
 
     The manifest is deleted first, so that a partially deleted backup is not used.
     """
     manifests.check_id(backup_id)
-    if backup_id not in await in_thread(place.folders, place.shown):
-        raise NoBackup(f"there is no backup {backup_id!r} in {place.shown}")
-    await in_thread(partial(place.remove, backup_id, manifests.MANIFEST), place.shown)
+    if backup_id not in await in_thread(location.folders, location.shown):
+        raise NoBackup(f"there is no backup {backup_id!r} in {location.shown}")
+    await in_thread(partial(location.remove, backup_id, manifests.MANIFEST), location.shown)
 
 
 def outlived(backups: Sequence[Listed], keep: int, last: Manifest) -> list[Listed]:

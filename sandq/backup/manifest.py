@@ -15,7 +15,7 @@ from typing import Any, Final
 from sandq.backup.errors import DamagedBackup, NoBackup
 from sandq.backup.file_format import Reader, Writer
 from sandq.backup.keys import BackupKey
-from sandq.backup.places import Place
+from sandq.backup.locations import Location
 from sandq.model.errors import InvalidName
 from sandq.model.features import KNOWN
 from sandq.model.names import check_name
@@ -168,24 +168,24 @@ def new_id(now_ms: int | None = None) -> str:
     return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now_s))}-{secrets.token_hex(3)}"
 
 
-def write(place: Place, manifest: Manifest, key: BackupKey | None) -> None:
+def write(location: Location, manifest: Manifest, key: BackupKey | None) -> None:
     """Write the manifest, which completes a backup. Blocking."""
     document = asdict(manifest)
     for identity in (document["access"] or {}).get("identities", ()):
         if identity["secret_hash"] is not None:
             identity["secret_hash"] = identity["secret_hash"].hex()
     del document["key_id"]
-    write_document(place, manifest.backup_id, MANIFEST, document, key)
+    write_document(location, manifest.backup_id, MANIFEST, document, key)
 
 
-def read(place: Place, backup_id: str, key: BackupKey | None) -> Manifest:
+def read(location: Location, backup_id: str, key: BackupKey | None) -> Manifest:
     """Read the manifest of a backup. Blocking. Raises NoBackup, DamagedBackup, WrongKey."""
     check_id(backup_id)
     name = f"{backup_id}/{MANIFEST}"
-    if not place.exists(name):
-        raise NoBackup(f"there is no backup {backup_id!r} in {place.shown}, or it was not finished")
-    shown = f"{place.shown}/{name}"
-    document = read_document(place, backup_id, MANIFEST, key)
+    if not location.exists(name):
+        raise NoBackup(f"there is no backup {backup_id!r} in {location.shown}, or it was not finished")
+    shown = f"{location.shown}/{name}"
+    document = read_document(location, backup_id, MANIFEST, key)
     try:
         found = _manifest(document, key)
         _check(found, backup_id)
@@ -249,23 +249,23 @@ def check_id(backup_id: str) -> None:
         raise NoBackup(f"{backup_id!r:.100} is no backup")
 
 
-def write_document(place: Place, backup_id: str, name: str, document: Any, key: BackupKey | None) -> None:
+def write_document(location: Location, backup_id: str, name: str, document: Any, key: BackupKey | None) -> None:
     """Write a file with one document. Blocking."""
     data = json.dumps(document, separators=(",", ":")).encode()
-    with place.create(f"{backup_id}/{name}") as stream:
+    with location.create(f"{backup_id}/{name}") as stream:
         writer = Writer(stream, backup_id, name, key)
         for at in range(0, len(data), 1 << 20):
             writer.write(data[at : at + (1 << 20)])
         writer.end()
 
 
-def read_document(place: Place, backup_id: str, name: str, key: BackupKey | None) -> Any:
+def read_document(location: Location, backup_id: str, name: str, key: BackupKey | None) -> Any:
     """Read a document. Blocking. Raises NoBackup, DamagedBackup, WrongKey."""
     path = f"{backup_id}/{name}"
-    with place.open(path) as stream:
-        reader = Reader(stream, backup_id, name, key, f"{place.shown}/{path}")
+    with location.open(path) as stream:
+        reader = Reader(stream, backup_id, name, key, f"{location.shown}/{path}")
         data = b"".join(reader.blocks())
     try:
         return json.loads(data)
     except ValueError as error:
-        raise DamagedBackup(f"{place.shown}/{path}", 0, f"it is no JSON: {error}") from None
+        raise DamagedBackup(f"{location.shown}/{path}", 0, f"it is no JSON: {error}") from None

@@ -19,8 +19,8 @@ from sandq.backup.chain import Summary, Topic, Window
 from sandq.backup.errors import DamagedBackup, NoBackup, TruncatedBackup
 from sandq.backup.follow import topics_at
 from sandq.backup.keys import BackupKey
+from sandq.backup.locations import Directory, Location
 from sandq.backup.manifest import Manifest, PartitionPart
-from sandq.backup.places import Directory, Place
 from sandq.backup.work import OnProgress, Progress, in_thread
 from sandq.model.errors import ConfigError, StorageFailed
 from sandq.model.features import KNOWN
@@ -55,39 +55,39 @@ class Moment:
         """The sources of each partition."""
         replay = _replay()
         return [
-            replay.Wanted(topic, self.windows[place], self.parts[place])
+            replay.Wanted(topic, self.windows[topic_partition], self.parts[topic_partition])
             for topic in self.topics
-            for place in [(topic.number, partition) for partition in range(topic.partitions)]
+            for topic_partition in [(topic.number, partition) for partition in range(topic.partitions)]
         ]
 
 
 def find_moment(
-    place: Place, manifest: Manifest, key: BackupKey | None, names: Collection[str] | None, at_ms: int | None
+    location: Location, manifest: Manifest, key: BackupKey | None, names: Collection[str] | None, at_ms: int | None
 ) -> Moment:
     """Find the content of a backup with increments as of a time (None: the latest), for all topics or these. Blocking.
 
     Raises InvalidRequest with the partition and the nearest possible times; NoBackup if there was no such topic, or if
     there are no increments; DamagedBackup.
     """
-    there = increments.count(place, manifest.backup_id)
+    there = increments.count(location, manifest.backup_id)
     if not there:
         raise NoBackup(
             f"backup {manifest.backup_id} has no increments: it is from {chain.shown_time(manifest.begun_ms)} "
             f"to {chain.shown_time(manifest.ended_ms)}, and cannot be restored as of any other time"
         )
-    read = partial(increments.read_summary, place, manifest.backup_id, key=key)
+    read = partial(increments.read_summary, location, manifest.backup_id, key=key)
     try:
         last, _ = read(there - 1)
     except TruncatedBackup as error:
         name = chain.name_of(there - 1)
         why = f"{error.why}; without this last file, everything before it can be restored"
-        raise DamagedBackup(f"{place.shown}/{manifest.backup_id}/{name}", error.at, why) from None
+        raise DamagedBackup(f"{location.shown}/{manifest.backup_id}/{name}", error.at, why) from None
     if last.level > KNOWN.highest:
         raise NoBackup(
             f"the increments of backup {manifest.backup_id} are of feature level {last.level} (sandq {last.version}), "
             f"and this version knows {KNOWN}: restore it with a version as new as that"
         )
-    topics, later = _topics(place, manifest, key, last, at_ms)
+    topics, later = _topics(location, manifest, key, last, at_ms)
     warnings: list[str] = []
     if at_ms is not None and later is not None:
         topics = _with_new(topics, later, last.windows, at_ms, warnings)
@@ -110,24 +110,24 @@ def find_moment(
 
 
 def _topics(
-    place: Place, manifest: Manifest, key: BackupKey | None, last: Summary, at_ms: int | None
+    location: Location, manifest: Manifest, key: BackupKey | None, last: Summary, at_ms: int | None
 ) -> tuple[tuple[Topic, ...], tuple[Topic, ...] | None]:
     """Return (topics as of `at_ms`, topics of the next listing). The second is None if there is no later listing."""
     if at_ms is None or last.time_ms <= at_ms:
-        return topics_at(place, manifest, last, key), None
+        return topics_at(location, manifest, last, key), None
     # Binary search for the last increment whose topics were listed by then: `before`; -1 if there is none.
     before, after = -1, last
     while after.number - before > 1:
-        middle, _ = increments.read_summary(place, manifest.backup_id, (before + after.number) // 2, key)
+        middle, _ = increments.read_summary(location, manifest.backup_id, (before + after.number) // 2, key)
         if middle.time_ms <= at_ms:
             before = middle.number
         else:
             after = middle
-    later = topics_at(place, manifest, after, key)
+    later = topics_at(location, manifest, after, key)
     if before < 0:
         return chain.topics_of(manifest), later
-    summary, _ = increments.read_summary(place, manifest.backup_id, before, key)
-    return topics_at(place, manifest, summary, key), later
+    summary, _ = increments.read_summary(location, manifest.backup_id, before, key)
+    return topics_at(location, manifest, summary, key), later
 
 
 def _with_new(
@@ -211,13 +211,15 @@ def _parts(
     own = {(topic.number, part.partition): part for topic in manifest.topics for part in topic.partitions}
     summaries: dict[int, Mapping[tuple[int, int], PartitionPart]] = {chain.OF_MANIFEST: own}
     found = {}
-    for place, window in windows.items():
+    for topic_partition, window in windows.items():
         if window.base not in summaries:
             summaries[window.base] = read(window.base).bases
-        part = summaries[window.base].get(place)
+        part = summaries[window.base].get(topic_partition)
         if part is None or part.index != window.base_index:
-            raise NoBackup(f"the rows of partition {place[1]} of topic {place[0]} are missing in their increment")
-        found[place] = part
+            raise NoBackup(
+                f"the rows of partition {window.partition} of topic {window.topic} are missing in their increment"
+            )
+        found[topic_partition] = part
     return found
 
 
@@ -235,29 +237,31 @@ def _replay() -> Any:
 
 @asynccontextmanager
 async def made_backup(
-    place: Place,
+    location: Location,
     manifest: Manifest,
     key: BackupKey | None,
     moment: Moment,
     work: Path | None,
     on_progress: OnProgress,
 ) -> AsyncIterator[tuple[Directory, Manifest]]:
-    """Make a temporary backup of a moment; yield its place and its manifest. `work`: parent of the temporary directory.
-    None: the system's default."""
+    """Make a temporary backup of a moment; yield its location and its manifest.
+
+    `work`: parent of the temporary directory; None: the system's default.
+    """
     replay = _replay()
     folder = await in_thread(partial(_folder, work), str(work or tempfile.gettempdir()))
     try:
-        run = replay.Replay(place, manifest, key, moment.wanted, moment.at_ms)
+        run = replay.Replay(location, manifest, key, moment.wanted, moment.at_ms)
         target, progress = Directory(folder / "backup"), Progress(len(moment.windows))
         steps = run.run(folder, target, moment.name)
         try:
-            while (done := await in_thread(partial(_some, steps), place.shown)) is not None:
+            while (done := await in_thread(partial(_some, steps), location.shown)) is not None:
                 progress.bytes_done += done
                 progress.partitions_done = len(run.parts)
                 on_progress(progress)
         finally:
             with anyio.CancelScope(shield=True):
-                await in_thread(steps.close, place.shown)
+                await in_thread(steps.close, location.shown)
         made = replay.made_of(manifest, moment.name, moment.topics, run.parts, moment.level)
         await in_thread(partial(manifests.write, target, made, key), target.shown)
         yield target, made

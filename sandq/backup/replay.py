@@ -20,8 +20,8 @@ from sandq.backup.chain import Entries, Topic, Window
 from sandq.backup.errors import DamagedBackup, NoBackup
 from sandq.backup.increments import IncrementReader
 from sandq.backup.keys import BackupKey
+from sandq.backup.locations import Directory, Location
 from sandq.backup.manifest import Manifest, PartitionPart, TopicPart
-from sandq.backup.places import Directory, Place
 from sandq.backup.row_files import RowFiles
 from sandq.backup.verify import Blocks
 from sandq.broker.replication.replica import PartitionReplica
@@ -48,7 +48,7 @@ PIECE_BYTES: Final = 512 << 10
 STAMP_BYTES: Final = 32
 """Number of first bytes of an entry that contain its time."""
 
-_Place = tuple[int, int]
+_TopicPartition = tuple[int, int]
 """Topic and partition."""
 
 
@@ -198,9 +198,14 @@ class Replay:
     """The creation of one backup as of a point in time."""
 
     def __init__(
-        self, place: Place, manifest: Manifest, key: BackupKey | None, wanted: Sequence[Wanted], until_ms: int | None
+        self,
+        location: Location,
+        manifest: Manifest,
+        key: BackupKey | None,
+        wanted: Sequence[Wanted],
+        until_ms: int | None,
     ) -> None:
-        self._place = place
+        self._location = location
         self._manifest = manifest
         self._key = key
         self._wanted = wanted
@@ -219,12 +224,17 @@ class Replay:
             some = self._wanted[at : at + AT_ONCE]
             late = yield from self._some(work / f"replay-{at:06}", some, target, backup_id, {})
             if late:
-                some = [one for one in some if one.window.place in late]
+                some = [one for one in some if one.window.topic_partition in late]
                 yield from self._some(work / f"again-{at:06}", some, target, backup_id, late)
 
     def _some(
-        self, folder: Path, wanted: Sequence[Wanted], target: Directory, backup_id: str, lasts: Mapping[_Place, int]
-    ) -> Generator[int, None, dict[_Place, int]]:
+        self,
+        folder: Path,
+        wanted: Sequence[Wanted],
+        target: Directory,
+        backup_id: str,
+        lasts: Mapping[_TopicPartition, int],
+    ) -> Generator[int, None, dict[_TopicPartition, int]]:
         """Make some partitions. `lasts`: the last entries to apply, where they are known.
 
         Returns the last entries of partitions that must be made again. Their entries were not ordered by time, because
@@ -242,19 +252,19 @@ class Replay:
         stores: LevelStores,
         target: Directory,
         backup_id: str,
-        lasts: Mapping[_Place, int],
-    ) -> Generator[int, None, dict[_Place, int]]:
+        lasts: Mapping[_TopicPartition, int],
+    ) -> Generator[int, None, dict[_TopicPartition, int]]:
         look_aheads = LookAheads(LOOK_AHEAD_BYTES)
         replays: dict[tuple[int, int], PartitionReplay] = {}
         for store, one in enumerate(wanted, 1):
-            replays[one.window.place] = made = PartitionReplay(
-                stores, store, one, look_aheads, lasts.get(one.window.place)
+            replays[one.window.topic_partition] = made = PartitionReplay(
+                stores, store, one, look_aheads, lasts.get(one.window.topic_partition)
             )
             yield from self._load(made)
         numbers = self._numbers(wanted)
         before = b""
         for number in numbers:
-            reader = IncrementReader(self._place, self._manifest.backup_id, number, self._key)
+            reader = IncrementReader(self._location, self._manifest.backup_id, number, self._key)
             try:
                 for found in reader.entries():
                     replay = replays.get((found.topic, found.partition))
@@ -269,19 +279,19 @@ class Replay:
             if number != numbers[0] and summary.previous != before:
                 raise reader.wrong(f"it follows a different increment than {chain.name_of(number - 1)}")
             before = reader.digest
-        late = {place: replay.late for place, replay in replays.items() if replay.late is not None}
-        for place, replay in replays.items():
-            if place in late:
+        late = {topic_partition: replay.late for topic_partition, replay in replays.items() if replay.late is not None}
+        for topic_partition, replay in replays.items():
+            if topic_partition in late:
                 continue
             window = replay.wanted.window
             if replay.index < window.index and not replay.is_over:
                 raise DamagedBackup(
-                    f"{self._place.shown}/{self._manifest.backup_id}/{chain.FOLDER}",
+                    f"{self._location.shown}/{self._manifest.backup_id}/{chain.FOLDER}",
                     0,
                     f"entries {replay.index + 1} to {window.index} of {replay.wanted.shown} are missing",
                 )
             folder = f"data/{replay.wanted.topic.name}/{window.partition}"
-            self.parts[place] = yield from replay.end(RowFiles(target, backup_id, folder, self._key))
+            self.parts[topic_partition] = yield from replay.end(RowFiles(target, backup_id, folder, self._key))
         return late
 
     def _numbers(self, wanted: Sequence[Wanted]) -> range:
@@ -289,12 +299,12 @@ class Replay:
         behind = [one.window for one in wanted if one.window.index > one.window.base_index]
         if not behind:
             return range(0)
-        last = increments.count(self._place, self._manifest.backup_id)
+        last = increments.count(self._location, self._manifest.backup_id)
         ends = [last if window.last is None else window.last + 1 for window in behind]
         return range(min([window.first for window in behind]), min(last, max(ends)))
 
     def _load(self, replay: PartitionReplay) -> Iterator[int]:
-        blocks = Blocks(self._place, self._manifest, replay.wanted.part, self._key)
+        blocks = Blocks(self._location, self._manifest, replay.wanted.part, self._key)
         try:
             try:
                 while found := blocks.take(1):

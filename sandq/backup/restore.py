@@ -13,8 +13,8 @@ from sandq.backup import increments
 from sandq.backup import manifest as manifests
 from sandq.backup.errors import DamagedBackup
 from sandq.backup.keys import BackupKey
+from sandq.backup.locations import Location
 from sandq.backup.manifest import Manifest, PartitionPart, TopicPart
-from sandq.backup.places import Place
 from sandq.backup.point_in_time import find_moment, made_backup
 from sandq.backup.verify import Blocks, verify_topics
 from sandq.backup.work import AT_ONCE, OnProgress, Pace, Progress, in_thread, several
@@ -47,7 +47,7 @@ class Restored:
 
 async def restore_backup(
     client: Client,
-    place: Place,
+    location: Location,
     backup_id: str,
     *,
     topics: Collection[str] | None = None,
@@ -79,11 +79,11 @@ async def restore_backup(
     Raises NoBackup, DamagedBackup, WrongKey; InvalidRequest if the time cannot be restored, with the partition and the
     nearest times; TopicExists, and errors of nodes.
     """
-    manifest = await in_thread(lambda: manifests.read(place, backup_id, key), place.shown)
+    manifest = await in_thread(lambda: manifests.read(location, backup_id, key), location.shown)
     manifests.check_level(manifest)
     there = 0
     if with_increments and at_ms is None:
-        there = await in_thread(partial(increments.count, place, backup_id), place.shown)
+        there = await in_thread(partial(increments.count, location, backup_id), location.shown)
     restore = partial(
         _restore,
         client,
@@ -98,21 +98,21 @@ async def restore_backup(
         on_progress=on_progress,
     )
     if at_ms is None and not there:
-        return await restore(place, manifest, topics, verify=verify)
+        return await restore(location, manifest, topics, verify=verify)
     if not with_increments:
         raise InvalidRequest("a point in time needs increments, and they are to be left out")
-    moment = await in_thread(partial(find_moment, place, manifest, key, topics, at_ms), place.shown)
-    async with made_backup(place, manifest, key, moment, work, on_progress) as (made_place, made):
+    moment = await in_thread(partial(find_moment, location, manifest, key, topics, at_ms), location.shown)
+    async with made_backup(location, manifest, key, moment, work, on_progress) as (made_location, made):
         # The data was verified when this backup was made. A restarted restore continues only if it makes the same rows:
         # a new increment may have added entries of that moment.
         entries = [(topic.number, part.partition, part.index) for topic in made.topics for part in topic.partitions]
-        restored = await restore(made_place, made, None, verify=False, entries=entries)
+        restored = await restore(made_location, made, None, verify=False, entries=entries)
     return replace(restored, backup_id=backup_id, warnings=[*moment.warnings, *restored.warnings])
 
 
 async def _restore(
     client: Client,
-    place: Place,
+    location: Location,
     manifest: Manifest,
     topics: Collection[str] | None,
     *,
@@ -133,8 +133,8 @@ async def _restore(
         raise InvalidRequest(f"backup {manifest.backup_id} has no identities: it was made without them")
     renamed = _renamed(wanted, names, prefix)
     if verify:
-        await verify_topics(place, manifest, wanted, key, at_once, on_progress)
-    run = _Run(client, place, manifest, key, renamed, Pace(rate), on_progress, entries)
+        await verify_topics(location, manifest, wanted, key, at_once, on_progress)
+    run = _Run(client, location, manifest, key, renamed, Pace(rate), on_progress, entries)
     made = await run.restore_access() if identities else 0
     await run.make(wanted, replicas)
     await run.fill(wanted, at_once)
@@ -162,7 +162,7 @@ class _Run:
     def __init__(
         self,
         client: Client,
-        place: Place,
+        location: Location,
         manifest: Manifest,
         key: BackupKey | None,
         renamed: Mapping[str, str],
@@ -177,7 +177,7 @@ class _Run:
         self.warnings: list[str] = []
         self._client = client
         self._transfer = BackupTransfer(client)
-        self._place = place
+        self._location = location
         self._manifest = manifest
         self._key = key
         self._renamed = renamed
@@ -274,7 +274,7 @@ class _Run:
         state = await self._transfer.begin_partition(name, part.partition, restore_id, targets)
         first = part.blocks if state["whole"] else state["next_chunk"]
         number = 0
-        blocks = Blocks(self._place, self._manifest, part, self._key)
+        blocks = Blocks(self._location, self._manifest, part, self._key)
         try:
             while not state["whole"] and (found := await self._read(blocks)):
                 for block in found:
@@ -285,18 +285,18 @@ class _Run:
                     progress.bytes_done += len(block)
                     self._on_progress(progress)
         finally:
-            await in_thread(blocks.close, self._place.shown)
+            await in_thread(blocks.close, self._location.shown)
         try:
             done = await self._transfer.end_partition(name, part.partition, restore_id, part.blocks)
         except Conflict as error:
             if await self._is_open(topic):
                 return
-            shown = f"{self._place.shown}/{self._manifest.backup_id}/data/{topic.name}/{part.partition}"
+            shown = f"{self._location.shown}/{self._manifest.backup_id}/data/{topic.name}/{part.partition}"
             raise DamagedBackup(shown, 0, error.message) from None
         self.rows += done["rows"]
 
     async def _read(self, blocks: Blocks) -> list[bytes]:
-        return await in_thread(partial(blocks.take, AHEAD), self._place.shown)
+        return await in_thread(partial(blocks.take, AHEAD), self._location.shown)
 
     async def open(self, topics: Sequence[TopicPart]) -> None:
         """Open the topics for use."""

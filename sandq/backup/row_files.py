@@ -13,8 +13,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from sandq.backup.errors import NoBackup
 from sandq.backup.file_format import Writer
 from sandq.backup.keys import BackupKey
+from sandq.backup.locations import Location, failing
 from sandq.backup.manifest import FilePart, PartitionPart
-from sandq.backup.places import Place, failing
 from sandq.backup.work import QUEUED, OnProgress, Pace, Progress, in_thread
 from sandq.client.backups import BackupTransfer, Piece
 from sandq.model.errors import SandqError
@@ -26,10 +26,10 @@ FILE_BYTES: Final = 256 << 20
 class RowFiles:
     """The files of a partition, written one after the other. Blocking; for one thread at a time."""
 
-    def __init__(self, place: Place, backup_id: str, folder: str, key: BackupKey | None) -> None:
+    def __init__(self, location: Location, backup_id: str, folder: str, key: BackupKey | None) -> None:
         self.parts: list[FilePart] = []
-        self.shown = place.shown
-        self._place = place
+        self.shown = location.shown
+        self._location = location
         self._backup_id = backup_id
         self._folder = folder
         self._key = key
@@ -43,7 +43,7 @@ class RowFiles:
             self._end_file()
         if self._writer is None:
             self._name = f"{self._folder}/{len(self.parts):05}.sandq"
-            self._context = self._place.create(f"{self._backup_id}/{self._name}")
+            self._context = self._location.create(f"{self._backup_id}/{self._name}")
             stream = self._context.__enter__()
             self._writer = Writer(stream, self._backup_id, self._name, self._key)
         with failing(f"{self.shown}/{self._backup_id}/{self._name}"):

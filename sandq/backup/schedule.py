@@ -18,8 +18,8 @@ from sandq.backup.create import create_backup
 from sandq.backup.follow import BackupFollower
 from sandq.backup.keys import BackupKey
 from sandq.backup.listing import Listed, delete_backup, list_backups, outlived
+from sandq.backup.locations import Location
 from sandq.backup.manifest import Manifest
-from sandq.backup.places import Place
 from sandq.backup.standing import Standing, StatusFile, Tell
 from sandq.client import Client
 from sandq.client.backups import BackupTransfer
@@ -41,7 +41,7 @@ class BackupSchedule:
     def __init__(
         self,
         client: Client,
-        place: Place,
+        location: Location,
         every_s: float,
         keep: int,
         *,
@@ -63,12 +63,12 @@ class BackupSchedule:
             raise InvalidRequest("at least one backup is kept")
         self.standing = Standing()
         self._client = client
-        self._place = place
+        self._location = location
         self._every_s = every_s
         self._keep = keep
         self._topics = topics
         self._only = None if topics is None else tuple(sorted(topics))
-        """The `only` of its backups: the same place may also have backups of other topics."""
+        """The `only` of its backups: the same location may also have backups of other topics."""
         self._identities = identities
         self._key = key
         self._rate = rate
@@ -98,7 +98,7 @@ class BackupSchedule:
         """Return a keeper that follows the last backup, or None."""
         if self._increments_s is None or self._last is None:
             return None
-        follower = BackupFollower(self._client, self._place, self._last, key=self._key, rate=self._rate)
+        follower = BackupFollower(self._client, self._location, self._last, key=self._key, rate=self._rate)
         options = {"status": self._status, "tell": self._tell, "now_ms": self._now_ms}
         return ChainKeeper(follower, self._increments_s, self.standing, **options)  # type: ignore[arg-type]
 
@@ -151,7 +151,7 @@ class BackupSchedule:
 
     async def _read_existing(self) -> None:
         """Compute from the existing backups when the next one is due."""
-        listed = await list_backups(self._place, key=self._key)
+        listed = await list_backups(self._location, key=self._key)
         now_ms, cluster_uuid = self._now_ms(), await self._cluster()
         good = [
             one.manifest
@@ -173,7 +173,7 @@ class BackupSchedule:
     async def _cluster(self) -> str | None:
         """Return the UUID of the cluster; None if it cannot be reached.
 
-        It tells the cluster's own backups from those of other clusters in the same place.
+        It tells the cluster's own backups from those of other clusters in the same location.
         """
         with suppress(SandqError, OSError):
             found = await BackupTransfer(self._client).catalog()
@@ -187,7 +187,7 @@ class BackupSchedule:
         try:
             manifest = await create_backup(
                 self._client,
-                self._place,
+                self._location,
                 topics=self._topics,
                 identities=self._identities,
                 key=self._key,
@@ -213,7 +213,7 @@ class BackupSchedule:
 
     async def _listed(self) -> list[Listed]:
         with suppress(SandqError, OSError):
-            return await list_backups(self._place, key=self._key)
+            return await list_backups(self._location, key=self._key)
         return []
 
     async def _clean(self, before: Collection[str]) -> None:
@@ -221,18 +221,18 @@ class BackupSchedule:
         for one in await self._listed():
             if one.is_unfinished and one.backup_id not in before:
                 with suppress(SandqError, OSError):
-                    await delete_backup(self._place, one.backup_id)
+                    await delete_backup(self._location, one.backup_id)
 
     async def _prune(self, last: Manifest) -> None:
         """Delete backups that are older than the kept ones; never the one that was just made."""
         try:
-            there = await list_backups(self._place, key=self._key)
+            there = await list_backups(self._location, key=self._key)
             oldest = manifests.new_id(self._now_ms() - UNFINISHED_MS)
             stale = [one for one in there if one.is_unfinished and one.backup_id < oldest]
             going = outlived(there, self._keep, last)
             for one in [*going, *stale]:
                 try:
-                    await delete_backup(self._place, one.backup_id)
+                    await delete_backup(self._location, one.backup_id)
                 except Conflict:
                     continue  # another process has been making it for long
                 self._tell("backup deleted", {"backup": one.backup_id, "finished": not one.is_unfinished})

@@ -14,8 +14,8 @@ from sandq.backup.chain import Topic
 from sandq.backup.errors import DamagedBackup, NoBackup
 from sandq.backup.file_format import Reader
 from sandq.backup.keys import BackupKey
+from sandq.backup.locations import Location
 from sandq.backup.manifest import Manifest, PartitionPart, TopicPart
-from sandq.backup.places import Place
 from sandq.backup.work import AT_ONCE, OnProgress, Progress, in_thread, several
 from sandq.model.errors import InvalidRequest, InvalidSetting
 from sandq.model.settings import CLASSES
@@ -28,8 +28,8 @@ STEP_BLOCKS: Final = 16
 class Blocks:
     """The chunks of rows of a partition, over all of its files. Blocking; for one thread at a time."""
 
-    def __init__(self, place: Place, manifest: Manifest, part: PartitionPart, key: BackupKey | None) -> None:
-        self._blocks = _blocks(place, manifest, part, key)
+    def __init__(self, location: Location, manifest: Manifest, part: PartitionPart, key: BackupKey | None) -> None:
+        self._blocks = _blocks(location, manifest, part, key)
 
     def take(self, most: int) -> list[bytes]:
         """Return the next chunks; [] at the end. Raises DamagedBackup."""
@@ -46,13 +46,13 @@ class Blocks:
 
 
 def _blocks(
-    place: Place, manifest: Manifest, part: PartitionPart, key: BackupKey | None
+    location: Location, manifest: Manifest, part: PartitionPart, key: BackupKey | None
 ) -> Generator[bytes, None, None]:
     for file in part.files:
         path = f"{manifest.backup_id}/{file.name}"
-        shown = f"{place.shown}/{path}"
+        shown = f"{location.shown}/{path}"
         try:
-            stream = place.open(path)
+            stream = location.open(path)
         except NoBackup:
             raise DamagedBackup(shown, 0, "the file is missing") from None
         with stream:
@@ -67,7 +67,7 @@ def _blocks(
 
 
 async def verify_backup(
-    place: Place,
+    location: Location,
     backup_id: str,
     *,
     key: BackupKey | None = None,
@@ -76,14 +76,14 @@ async def verify_backup(
 ) -> Manifest:
     """Read a whole backup and return its manifest. Raises NoBackup; DamagedBackup with the file and the byte;
     WrongKey."""
-    manifest = await in_thread(lambda: manifests.read(place, backup_id, key), place.shown)
+    manifest = await in_thread(lambda: manifests.read(location, backup_id, key), location.shown)
     manifests.check_level(manifest)
-    await verify_topics(place, manifest, manifest.topics, key, at_once, on_progress)
+    await verify_topics(location, manifest, manifest.topics, key, at_once, on_progress)
     return manifest
 
 
 async def verify_topics(
-    place: Place,
+    location: Location,
     manifest: Manifest,
     topics: Sequence[TopicPart],
     key: BackupKey | None,
@@ -91,13 +91,13 @@ async def verify_topics(
     on_progress: OnProgress,
 ) -> None:
     """Verify some topics of a backup. Raises the errors of `verify_backup`."""
-    check_settings(place, manifest, topics)
+    check_settings(location, manifest, topics)
     parts = [(part, topic.kind) for topic in topics for part in topic.partitions]
-    await verify_parts(place, manifest, parts, key, at_once, on_progress)
+    await verify_parts(location, manifest, parts, key, at_once, on_progress)
 
 
 async def verify_parts(
-    place: Place,
+    location: Location,
     manifest: Manifest,
     parts: Sequence[tuple[PartitionPart, str | None]],
     key: BackupKey | None,
@@ -110,30 +110,30 @@ async def verify_parts(
 
     async def one(item: tuple[PartitionPart, str | None]) -> None:
         part, kind = item
-        blocks = Blocks(place, manifest, part, key)
+        blocks = Blocks(location, manifest, part, key)
         name = part.files[0].name if part.files else manifests.MANIFEST
         is_first = True
         try:
-            while found := await in_thread(partial(blocks.take, STEP_BLOCKS), place.shown):
-                file = f"{place.shown}/{manifest.backup_id}/{name}"
+            while found := await in_thread(partial(blocks.take, STEP_BLOCKS), location.shown):
+                file = f"{location.shown}/{manifest.backup_id}/{name}"
                 for block in found:
-                    await in_thread(partial(_check_rows, block, file, part, kind), place.shown)
+                    await in_thread(partial(_check_rows, block, file, part, kind), location.shown)
                 is_first = False
                 progress.bytes_done += sum(map(len, found))
                 on_progress(progress)
         finally:
-            await in_thread(blocks.close, place.shown)
+            await in_thread(blocks.close, location.shown)
         if is_first:
-            raise DamagedBackup(f"{place.shown}/{manifest.backup_id}/{name}", 0, "a partition without rows")
+            raise DamagedBackup(f"{location.shown}/{manifest.backup_id}/{name}", 0, "a partition without rows")
         progress.partitions_done += 1
         on_progress(progress)
 
     await several(one, parts, at_once)
 
 
-def check_settings(place: Place, manifest: Manifest, topics: Sequence[TopicPart | Topic]) -> None:
+def check_settings(location: Location, manifest: Manifest, topics: Sequence[TopicPart | Topic]) -> None:
     """Check the settings of each topic as its creation would. Raises DamagedBackup."""
-    file = f"{place.shown}/{manifest.backup_id}/{manifests.MANIFEST}"
+    file = f"{location.shown}/{manifest.backup_id}/{manifests.MANIFEST}"
     for topic in topics:
         if topic.kind not in CLASSES:
             raise DamagedBackup(file, 0, f"topic {topic.name}: there is no kind {topic.kind!r:.40}")

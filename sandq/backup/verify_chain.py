@@ -12,8 +12,8 @@ from sandq.backup.chain import Continuity, Summary
 from sandq.backup.follow import topics_at
 from sandq.backup.increments import IncrementReader
 from sandq.backup.keys import BackupKey
+from sandq.backup.locations import Location
 from sandq.backup.manifest import Manifest, PartitionPart
-from sandq.backup.places import Place
 from sandq.backup.point_in_time import find_moment, made_backup
 from sandq.backup.verify import check_settings, verify_backup, verify_parts
 from sandq.backup.work import AT_ONCE, OnProgress, Progress, in_thread
@@ -37,7 +37,7 @@ class VerifiedChain:
 
 
 async def verify_chain(
-    place: Place,
+    location: Location,
     backup_id: str,
     *,
     replay: bool = False,
@@ -51,33 +51,33 @@ async def verify_chain(
     `replay`: apply them as a restore does; `work`: directory for that. Raises NoBackup; DamagedBackup with the file and
     the byte; WrongKey; ConfigError if the package for the replay is not installed.
     """
-    manifest = await verify_backup(place, backup_id, key=key, at_once=at_once, on_progress=on_progress)
-    there = await in_thread(partial(increments.count, place, backup_id), place.shown)
+    manifest = await verify_backup(location, backup_id, key=key, at_once=at_once, on_progress=on_progress)
+    there = await in_thread(partial(increments.count, location, backup_id), location.shown)
     if not there:
         return VerifiedChain(manifest, 0, [])
-    last, parts = await _verify_increments(place, manifest, there, key, on_progress)
-    topics = await in_thread(partial(topics_at, place, manifest, last, key), place.shown)
-    check_settings(place, manifest, topics)
+    last, parts = await _verify_increments(location, manifest, there, key, on_progress)
+    topics = await in_thread(partial(topics_at, location, manifest, last, key), location.shown)
+    check_settings(location, manifest, topics)
     kinds = {topic.number: topic.kind for topic in topics}  # a topic that was deleted since is missing here
     with_kinds = [(part, kinds.get(number)) for number, part in parts]
-    await verify_parts(place, manifest, with_kinds, key, at_once, on_progress)
+    await verify_parts(location, manifest, with_kinds, key, at_once, on_progress)
     replayed = None
     if replay:
-        moment = await in_thread(partial(find_moment, place, manifest, key, None, None), place.shown)
-        async with made_backup(place, manifest, key, moment, work, on_progress) as (_, made):
+        moment = await in_thread(partial(find_moment, location, manifest, key, None, None), location.shown)
+        async with made_backup(location, manifest, key, moment, work, on_progress) as (_, made):
             replayed = len(made.parts)
     return VerifiedChain(manifest, there, chain.spans(topics, last.windows), replayed)
 
 
 async def _verify_increments(
-    place: Place, manifest: Manifest, there: int, key: BackupKey | None, on_progress: OnProgress
+    location: Location, manifest: Manifest, there: int, key: BackupKey | None, on_progress: OnProgress
 ) -> tuple[Summary, list[tuple[int, PartitionPart]]]:
     """Verify all increments; return the last summary, and the rows of all increments with the number of their topic."""
     continuity, progress = Continuity(manifest), Progress(there)
     parts: list[tuple[int, PartitionPart]] = []
     for number in range(there):
-        check = partial(_verify, place, manifest.backup_id, number, key, continuity)
-        summary, size = await in_thread(check, place.shown)
+        check = partial(_verify, location, manifest.backup_id, number, key, continuity)
+        summary, size = await in_thread(check, location.shown)
         parts += [(topic, part) for (topic, _), part in summary.bases.items()]
         progress.partitions_done += 1
         progress.bytes_done += size
@@ -86,9 +86,9 @@ async def _verify_increments(
 
 
 def _verify(
-    place: Place, backup_id: str, number: int, key: BackupKey | None, continuity: Continuity
+    location: Location, backup_id: str, number: int, key: BackupKey | None, continuity: Continuity
 ) -> tuple[Summary, int]:
-    reader = IncrementReader(place, backup_id, number, key)
+    reader = IncrementReader(location, backup_id, number, key)
     try:
         size = 0
         for found in reader.entries():

@@ -15,7 +15,7 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 STEP_S: Final = 300.0
-"""Timeout of one step at a place (opening a file, writing a block), in seconds."""
+"""Timeout of one step at a location (opening a file, writing a block), in seconds."""
 AT_ONCE: Final = 2
 """Number of partitions that are read or restored at the same time."""
 QUEUED: Final = 4

@@ -17,7 +17,7 @@ from sandq.backup import (
     create_backup,
     delete_backup,
     list_backups,
-    place_of,
+    open_location,
     restore_backup,
     verify_backup,
 )
@@ -36,8 +36,8 @@ HOUR_MS = 3_600_000
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Any:
-    return place_of(str(tmp_path / "backups"))
+def location(tmp_path: Path) -> Any:
+    return open_location(str(tmp_path / "backups"))
 
 
 @pytest.fixture
@@ -72,11 +72,11 @@ async def _states(api: sandq.Client, name: str) -> dict[str, tuple[Any, ...]]:
     }
 
 
-async def test_a_topic_comes_back_beside_itself_with_all_there_is_in_it(api: sandq.Client, place: Any) -> None:
+async def test_a_topic_comes_back_beside_itself_with_all_there_is_in_it(api: sandq.Client, location: Any) -> None:
     before = await _filled(api)
-    manifest = await create_backup(api, place)
+    manifest = await create_backup(api, location)
     assert [topic.name for topic in manifest.topics] == ["t"] and len(manifest.parts) == 2
-    restored = await restore_backup(api, place, manifest.backup_id, names={"t": "u"})
+    restored = await restore_backup(api, location, manifest.backup_id, names={"t": "u"})
     assert restored.topics == {"t": "u"} and restored.paused_groups == {"u": ["g"]} and restored.partitions == 2
     assert await _states(api, "u") == before["states"]
     record = await api.admin.topic("u")
@@ -92,40 +92,40 @@ async def test_a_topic_comes_back_beside_itself_with_all_there_is_in_it(api: san
     assert new not in before["ids"]
 
 
-async def test_a_topic_that_is_there_is_not_written_over(api: sandq.Client, place: Any) -> None:
+async def test_a_topic_that_is_there_is_not_written_over(api: sandq.Client, location: Any) -> None:
     await api.admin.create_topic("t")
-    manifest = await create_backup(api, place)
+    manifest = await create_backup(api, location)
     with pytest.raises(TopicExists):
-        await restore_backup(api, place, manifest.backup_id)
+        await restore_backup(api, location, manifest.backup_id)
     with pytest.raises(NoBackup, match="no topic 'x'"):
-        await restore_backup(api, place, manifest.backup_id, topics=["x"])
+        await restore_backup(api, location, manifest.backup_id, topics=["x"])
     with pytest.raises(UnknownTopic):
-        await restore_backup(api, place, manifest.backup_id, names={"x": "y"})
+        await restore_backup(api, location, manifest.backup_id, names={"x": "y"})
     with pytest.raises(InvalidRequest, match="no identities"):
-        await restore_backup(api, place, manifest.backup_id, names={"t": "u"}, identities=True)
+        await restore_backup(api, location, manifest.backup_id, names={"t": "u"}, identities=True)
     with pytest.raises(UnknownTopic):
-        await create_backup(api, place, topics=["x"])
+        await create_backup(api, location, topics=["x"])
 
 
-async def test_keys_and_schedules_come_back(api: sandq.Client, place: Any) -> None:
+async def test_keys_and_schedules_come_back(api: sandq.Client, location: Any) -> None:
     await api.admin.create_topic("k", kind="compacted")
     keys = api.kv("k")
     await keys.put("a", b"1")
     entry = await keys.get("a")
     await api.admin.create_topic("s")
     await api.schedules("s").create("tick", b"v", every="1h")
-    manifest = await create_backup(api, place, topics=["k", "s"])
-    await restore_backup(api, place, manifest.backup_id, prefix="r-")
+    manifest = await create_backup(api, location, topics=["k", "s"])
+    await restore_backup(api, location, manifest.backup_id, prefix="r-")
     assert await api.kv("r-k").get("a") == entry
     assert [one.name async for one in api.schedules("r-s").list()] == ["tick"]
     await api.kv("r-k").put("a", b"2")
 
 
-async def test_dead_letters_go_to_the_topic_that_was_restored_for_them(api: sandq.Client, place: Any) -> None:
+async def test_dead_letters_go_to_the_topic_that_was_restored_for_them(api: sandq.Client, location: Any) -> None:
     await api.admin.create_topic("z-dead")
     await api.admin.create_topic("t", max_attempts=1, dead_letter_topic="z-dead")
-    manifest = await create_backup(api, place)
-    both = await restore_backup(api, place, manifest.backup_id, prefix="r-")
+    manifest = await create_backup(api, location)
+    both = await restore_backup(api, location, manifest.backup_id, prefix="r-")
     assert not both.warnings
     assert (await api.admin.topic("r-t")).settings["dead_letter_topic"] == "r-z-dead"
     await api.produce("r-t", b"x")
@@ -134,15 +134,15 @@ async def test_dead_letters_go_to_the_topic_that_was_restored_for_them(api: sand
         await message.nack(error="no")
     async with api.subscribe("r-z-dead", group="g") as subscription:
         assert [one.value for one in await take(subscription, 1)] == [b"x"]
-    alone = await restore_backup(api, place, manifest.backup_id, topics=["t"], prefix="a-")
+    alone = await restore_backup(api, location, manifest.backup_id, topics=["t"], prefix="a-")
     assert (await api.admin.topic("a-t")).settings["dead_letter_topic"] == "z-dead" and not alone.warnings
 
 
 async def test_a_restore_that_was_stopped_goes_on_and_shows_until_then(
-    node: Serving, api: sandq.Client, place: Any, monkeypatch: pytest.MonkeyPatch
+    node: Serving, api: sandq.Client, location: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = await _filled(api)
-    manifest = await create_backup(api, place)
+    manifest = await create_backup(api, location)
     from sandq.client.backups import BackupTransfer
 
     ends: list[int] = []
@@ -156,24 +156,24 @@ async def test_a_restore_that_was_stopped_goes_on_and_shows_until_then(
 
     monkeypatch.setattr(BackupTransfer, "end_partition", once)
     with pytest.raises(Unavailable):
-        await restore_backup(api, place, manifest.backup_id, names={"t": "u"}, at_once=1)
+        await restore_backup(api, location, manifest.backup_id, names={"t": "u"}, at_once=1)
     assert (await api.admin.topic("u")).settings["restoring"].startswith(manifest.backup_id)
     async with connected(node, timeout="200ms", delivery_timeout="200ms") as hasty:
         with pytest.raises(Unavailable, match="being restored"):
             await hasty.produce("u", b"x", partition=0)
         with pytest.raises(Conflict, match="being restored"):
             await hasty.admin.update_topic("u", max_attempts=3)
-    restored = await restore_backup(api, place, manifest.backup_id, names={"t": "u"})
+    restored = await restore_backup(api, location, manifest.backup_id, names={"t": "u"})
     assert restored.partitions == 2
     assert await _states(api, "u") == before["states"]
 
 
 async def test_a_restore_that_was_stopped_among_topics_that_are_open_goes_on(
-    api: sandq.Client, place: Any, monkeypatch: pytest.MonkeyPatch
+    api: sandq.Client, location: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = await _filled(api)
     await api.admin.create_topic("other")
-    manifest = await create_backup(api, place)
+    manifest = await create_backup(api, location)
     opens: list[str] = []
     open_topic = BackupTransfer.open_topic
 
@@ -185,48 +185,48 @@ async def test_a_restore_that_was_stopped_among_topics_that_are_open_goes_on(
 
     monkeypatch.setattr(BackupTransfer, "open_topic", once)
     with pytest.raises(Unavailable):
-        await restore_backup(api, place, manifest.backup_id, prefix="r-")
+        await restore_backup(api, location, manifest.backup_id, prefix="r-")
     await api.produce("r-other", b"new", delay="1h")
-    restored = await restore_backup(api, place, manifest.backup_id, prefix="r-")
+    restored = await restore_backup(api, location, manifest.backup_id, prefix="r-")
     assert set(restored.topics) == {"t", "other"} and opens == ["r-other", "r-t", "r-t"]
     assert await _states(api, "r-t") == before["states"]
     assert len(await _states(api, "r-other")) == 1
     with pytest.raises(TopicExists):
-        await restore_backup(api, place, manifest.backup_id, prefix="r-")
+        await restore_backup(api, location, manifest.backup_id, prefix="r-")
 
 
-async def test_nothing_is_made_when_a_later_topic_is_there(api: sandq.Client, place: Any) -> None:
+async def test_nothing_is_made_when_a_later_topic_is_there(api: sandq.Client, location: Any) -> None:
     await api.admin.create_topic("a")
     await api.admin.create_topic("b")
-    manifest = await create_backup(api, place)
+    manifest = await create_backup(api, location)
     await api.admin.create_topic("r-b")
     with pytest.raises(TopicExists, match="r-b"):
-        await restore_backup(api, place, manifest.backup_id, prefix="r-")
+        await restore_backup(api, location, manifest.backup_id, prefix="r-")
     assert [topic.name for topic in await api.admin.list_topics()] == ["a", "b", "r-b"]
 
 
 async def test_a_restore_that_is_begun_twice_comes_to_one_end(
-    api: sandq.Client, place: Any, monkeypatch: pytest.MonkeyPatch
+    api: sandq.Client, location: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = await _filled(api)
-    manifest = await create_backup(api, place)
+    manifest = await create_backup(api, location)
     begin, is_first = BackupTransfer.begin_partition, [True]
 
     async def other_is_first(self: Any, *args: Any) -> Any:
         found = await begin(self, *args)
         if is_first.pop() if is_first else False:
-            await restore_backup(api, place, manifest.backup_id, names={"t": "u"})
+            await restore_backup(api, location, manifest.backup_id, names={"t": "u"})
         return found
 
     monkeypatch.setattr(BackupTransfer, "begin_partition", other_is_first)
-    restored = await restore_backup(api, place, manifest.backup_id, names={"t": "u"}, at_once=1)
+    restored = await restore_backup(api, location, manifest.backup_id, names={"t": "u"}, at_once=1)
     assert restored.partitions == 2
     assert await _states(api, "u") == before["states"]
 
 
-async def test_a_half_restored_topic_can_be_deleted(api: sandq.Client, place: Any) -> None:
+async def test_a_half_restored_topic_can_be_deleted(api: sandq.Client, location: Any) -> None:
     await api.admin.create_topic("t")
-    manifest = await create_backup(api, place)
+    manifest = await create_backup(api, location)
     from sandq.client.backups import BackupTransfer
 
     transfer = BackupTransfer(api)
@@ -238,11 +238,11 @@ async def test_a_half_restored_topic_can_be_deleted(api: sandq.Client, place: An
 
 
 async def test_damaged_truncated_or_foreign_backup_is_refused_with_its_position(
-    api: sandq.Client, place: Any, tmp_path: Path
+    api: sandq.Client, location: Any, tmp_path: Path
 ) -> None:
     await _filled(api)
-    one, other = await create_backup(api, place), await create_backup(api, place)
-    assert await verify_backup(place, one.backup_id) == one
+    one, other = await create_backup(api, location), await create_backup(api, location)
+    assert await verify_backup(location, one.backup_id) == one
     path = tmp_path / "backups" / one.backup_id / one.parts[0].files[0].name
     good = path.read_bytes()
     wrong = {
@@ -256,36 +256,36 @@ async def test_damaged_truncated_or_foreign_backup_is_refused_with_its_position(
     for words, data in wrong.items():
         path.write_bytes(data)
         with pytest.raises(DamagedBackup, match=words) as refused:
-            await restore_backup(api, place, one.backup_id, prefix="r-")
+            await restore_backup(api, location, one.backup_id, prefix="r-")
         assert str(path) in refused.value.message and type(refused.value.details["byte"]) is int
     path.unlink()
     with pytest.raises(DamagedBackup, match="missing"):
-        await verify_backup(place, one.backup_id)
+        await verify_backup(location, one.backup_id)
     assert [topic.name for topic in await api.admin.list_topics()] == ["t"], "nothing was begun"
 
 
 async def test_an_encrypted_backup_needs_its_key_and_tells_nothing_without(
-    api: sandq.Client, place: Any, key: BackupKey, tmp_path: Path
+    api: sandq.Client, location: Any, key: BackupKey, tmp_path: Path
 ) -> None:
     await api.admin.create_topic("secret-name")
     await api.produce("secret-name", b"secret value", delay="1h")
-    manifest = await create_backup(api, place, key=key)
-    assert await verify_backup(place, manifest.backup_id, key=key) == manifest
+    manifest = await create_backup(api, location, key=key)
+    assert await verify_backup(location, manifest.backup_id, key=key) == manifest
     for given in (None, BackupKey(os.urandom(32))):
         with pytest.raises(WrongKey):
-            await verify_backup(place, manifest.backup_id, key=given)
-    (listed,) = await list_backups(place)
+            await verify_backup(location, manifest.backup_id, key=given)
+    (listed,) = await list_backups(location)
     assert listed.manifest is None and "encrypted" in (listed.problem or "")
     everything = b"".join(path.read_bytes() for path in (tmp_path / "backups").rglob("*") if path.is_file())
     assert b"secret value" not in everything
-    await restore_backup(api, place, manifest.backup_id, prefix="r-", key=key)
-    plain = await create_backup(api, place)
+    await restore_backup(api, location, manifest.backup_id, prefix="r-", key=key)
+    plain = await create_backup(api, location)
     with pytest.raises(WrongKey, match="not encrypted"):
-        await verify_backup(place, plain.backup_id, key=key)
+        await verify_backup(location, plain.backup_id, key=key)
 
 
 async def test_a_backup_that_was_stopped_is_none_and_goes_on(
-    api: sandq.Client, place: Any, monkeypatch: pytest.MonkeyPatch
+    api: sandq.Client, location: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await _filled(api)
     from sandq.backup import create
@@ -293,24 +293,24 @@ async def test_a_backup_that_was_stopped_is_none_and_goes_on(
     write = create.manifests.write
     monkeypatch.setattr(create.manifests, "write", _raises)
     with pytest.raises(NotFound):
-        await create_backup(api, place)
+        await create_backup(api, location)
     monkeypatch.setattr(create.manifests, "write", write)
-    (listed,) = await list_backups(place)
+    (listed,) = await list_backups(location)
     assert listed.is_unfinished
     with pytest.raises(NoBackup):
-        await verify_backup(place, listed.backup_id)
+        await verify_backup(location, listed.backup_id)
     with pytest.raises(NoBackup):
-        await create_backup(api, place, resume="20000101T000000Z-000000")
-    manifest = await create_backup(api, place, resume=listed.backup_id)
+        await create_backup(api, location, resume="20000101T000000Z-000000")
+    manifest = await create_backup(api, location, resume=listed.backup_id)
     assert manifest.backup_id == listed.backup_id
-    assert await verify_backup(place, listed.backup_id) == manifest
-    assert await create_backup(api, place, resume=listed.backup_id) == manifest
-    await delete_backup(place, listed.backup_id)
-    assert await list_backups(place) == []
+    assert await verify_backup(location, listed.backup_id) == manifest
+    assert await create_backup(api, location, resume=listed.backup_id) == manifest
+    await delete_backup(location, listed.backup_id)
+    assert await list_backups(location) == []
 
 
 async def test_going_on_takes_no_topic_for_another_one(
-    api: sandq.Client, place: Any, monkeypatch: pytest.MonkeyPatch
+    api: sandq.Client, location: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sandq.backup import create
 
@@ -318,16 +318,16 @@ async def test_going_on_takes_no_topic_for_another_one(
     await api.produce("t", b"old", delay="1h")
     monkeypatch.setattr(create.manifests, "write", _raises)
     with pytest.raises(NotFound):
-        await create_backup(api, place)
+        await create_backup(api, location)
     monkeypatch.undo()
     await api.admin.delete_topic("t")
     await api.admin.create_topic("t")
     await api.produce("t", b"new", delay="1h")
-    (listed,) = await list_backups(place)
-    with place.hold(listed.backup_id), pytest.raises(Conflict, match="by another process"):
-        await create_backup(api, place, resume=listed.backup_id)
-    manifest = await create_backup(api, place, resume=listed.backup_id)
-    await restore_backup(api, place, manifest.backup_id, prefix="r-")
+    (listed,) = await list_backups(location)
+    with location.hold(listed.backup_id), pytest.raises(Conflict, match="by another process"):
+        await create_backup(api, location, resume=listed.backup_id)
+    manifest = await create_backup(api, location, resume=listed.backup_id)
+    await restore_backup(api, location, manifest.backup_id, prefix="r-")
     assert await _states(api, "r-t") == await _states(api, "t") and len(await _states(api, "t")) == 1
 
 
@@ -336,31 +336,33 @@ def _raises(*args: Any) -> None:
 
 
 async def test_backup_in_fsspec_place_can_be_restored(api: sandq.Client) -> None:
-    place = place_of("memory://backups/of")
-    assert await list_backups(place) == []
+    location = open_location("memory://backups/of")
+    assert await list_backups(location) == []
     await api.admin.create_topic("t")
     await api.produce("t", b"x", delay="1h")
-    manifest = await create_backup(api, place)
-    assert [one.manifest for one in await list_backups(place)] == [manifest]
-    await restore_backup(api, place, manifest.backup_id, prefix="r-")
+    manifest = await create_backup(api, location)
+    assert [one.manifest for one in await list_backups(location)] == [manifest]
+    await restore_backup(api, location, manifest.backup_id, prefix="r-")
     assert await _states(api, "r-t") == await _states(api, "t")
-    await delete_backup(place, manifest.backup_id)
-    assert await list_backups(place) == []
+    await delete_backup(location, manifest.backup_id)
+    assert await list_backups(location) == []
 
 
-async def test_identities_and_roles_come_back_with_their_tokens(api: sandq.Client, place: Any, tmp_path: Path) -> None:
+async def test_identities_and_roles_come_back_with_their_tokens(
+    api: sandq.Client, location: Any, tmp_path: Path
+) -> None:
     await api.admin.put_role("writers", ["produce:t"])
     token = await api.admin.create_token("ada", ["writers"])
-    manifest = await create_backup(api, place, identities=True)
+    manifest = await create_backup(api, location, identities=True)
     assert token.text not in repr(manifest)
     async with run_node(small_config(tmp_path / "other")) as other, connected(other) as there:
-        restored = await restore_backup(there, place, manifest.backup_id, identities=True)
+        restored = await restore_backup(there, location, manifest.backup_id, identities=True)
         assert restored.identities == 1
         async with connected(other, token=token.text) as ada:
             assert (await ada.admin.whoami()).principal == "token:ada"
         await there.admin.revoke_token("ada")
         await there.admin.create_token("ada", ["read:t"])
-        again = await restore_backup(there, place, manifest.backup_id, identities=True)
+        again = await restore_backup(there, location, manifest.backup_id, identities=True)
         assert again.identities == 0 and "ada" in again.warnings[0]
 
 
@@ -388,9 +390,9 @@ async def test_rows_that_nobody_reads_are_let_go(api: sandq.Client, monkeypatch:
     await until_answer(is_gone, bool)
 
 
-async def test_a_topic_is_not_opened_before_all_of_it_is_there(api: sandq.Client, place: Any) -> None:
+async def test_a_topic_is_not_opened_before_all_of_it_is_there(api: sandq.Client, location: Any) -> None:
     await _filled(api, "whole")
-    manifest = await create_backup(api, place, topics=["whole"])
+    manifest = await create_backup(api, location, topics=["whole"])
     transfer, (part,) = BackupTransfer(api), manifest.topics
     await transfer.restore_topic("half", part.made_with, 1, "r-half")
     with pytest.raises(Conflict, match="not restored yet"):
@@ -402,7 +404,7 @@ async def test_a_topic_is_not_opened_before_all_of_it_is_there(api: sandq.Client
     assert "restoring" in (await api.admin.topic("half")).settings
 
 
-async def test_topics_without_rights_are_reported(place: Any, tmp_path: Path) -> None:
+async def test_topics_without_rights_are_reported(location: Any, tmp_path: Path) -> None:
     token = token_text(bytes(range(32)))
     async with run_node(small_config(tmp_path / "strict", SECURITY__AUTHENTICATION="require")) as strict:
         for name, grants in (("all", ["admin"]), ("some", ["cluster", "read:mine"])):
@@ -412,14 +414,14 @@ async def test_topics_without_rights_are_reported(place: Any, tmp_path: Path) ->
         async with connected(strict, token=token_text(bytes(32))) as admin:
             for name in ("a", "mine", "z"):
                 await admin.admin.create_topic(name)
-            assert not (await create_backup(admin, place)).warnings
+            assert not (await create_backup(admin, location)).warnings
         async with connected(strict, token=token) as some:
-            manifest = await create_backup(some, place)
+            manifest = await create_backup(some, location)
             assert [topic.name for topic in manifest.topics] == ["mine"]
             (warning,) = manifest.warnings
             assert warning.startswith("2 topics are left out")
-            assert not (await create_backup(some, place, topics=["mine"])).warnings
+            assert not (await create_backup(some, location, topics=["mine"])).warnings
             with pytest.raises(Forbidden):
-                await create_backup(some, place, identities=True)
+                await create_backup(some, location, identities=True)
             with pytest.raises(Forbidden):
-                await restore_backup(some, place, manifest.backup_id, prefix="r-")
+                await restore_backup(some, location, manifest.backup_id, prefix="r-")

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 import sandq
-from sandq.backup import DamagedBackup, create_backup, place_of, restore_backup, verify_backup
+from sandq.backup import DamagedBackup, create_backup, open_location, restore_backup, verify_backup
 from sandq.backup import manifest as manifests
 from sandq.broker.backups import exports
 from sandq.errors import InvalidRequest, InvalidSetting
@@ -17,8 +17,8 @@ from sandq.partition.base import rows
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Any:
-    return place_of(str(tmp_path / "backups"))
+def location(tmp_path: Path) -> Any:
+    return open_location(str(tmp_path / "backups"))
 
 
 @pytest.mark.parametrize(
@@ -32,24 +32,24 @@ def place(tmp_path: Path) -> Any:
     ],
 )
 async def test_a_manifest_with_settings_of_no_topic(
-    api: sandq.Client, place: Any, kind: str, changes: dict[str, Any]
+    api: sandq.Client, location: Any, kind: str, changes: dict[str, Any]
 ) -> None:
     await api.admin.create_topic("t", kind=kind)
     await api.produce("t", b"x", key=b"k")
-    backup = (await create_backup(api, place)).backup_id
-    document = manifests.read_document(place, backup, manifests.MANIFEST, None)
+    backup = (await create_backup(api, location)).backup_id
+    document = manifests.read_document(location, backup, manifests.MANIFEST, None)
     document["topics"][0]["settings"] |= changes
-    manifests.write_document(place, backup, manifests.MANIFEST, document, None)
-    for check in (verify_backup(place, backup), restore_backup(api, place, backup, prefix="r-")):
+    manifests.write_document(location, backup, manifests.MANIFEST, document, None)
+    for check in (verify_backup(location, backup), restore_backup(api, location, backup, prefix="r-")):
         with pytest.raises(DamagedBackup, match="the settings of topic t"):
             await check
     with pytest.raises(InvalidSetting, match=next(iter(changes)).removesuffix("_ms")):
-        await restore_backup(api, place, backup, prefix="r-", verify=False)
+        await restore_backup(api, location, backup, prefix="r-", verify=False)
     assert [topic.name for topic in await api.admin.list_topics()] == ["t"]
     assert await api.produce("t", b"y", key=b"k")
 
 
-async def test_a_damaged_row(api: sandq.Client, place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_damaged_row(api: sandq.Client, location: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     await api.admin.create_topic("t")
     await api.produce("t", b"x")
     whole = exports._piece
@@ -63,11 +63,11 @@ async def test_a_damaged_row(api: sandq.Client, place: Any, monkeypatch: pytest.
         return piece._replace(data=msgpack.packb(changed))
 
     monkeypatch.setattr(exports, "_piece", damaged)
-    backup = (await create_backup(api, place)).backup_id
-    for check in (verify_backup(place, backup), restore_backup(api, place, backup, prefix="r-")):
+    backup = (await create_backup(api, location)).backup_id
+    for check in (verify_backup(location, backup), restore_backup(api, location, backup, prefix="r-")):
         with pytest.raises(DamagedBackup, match=r"row \d+ of the chunk is damaged"):
             await check
     with pytest.raises(InvalidRequest, match=r"row \d+ of the chunk is damaged"):
-        await restore_backup(api, place, backup, prefix="r-", verify=False)
+        await restore_backup(api, location, backup, prefix="r-", verify=False)
     assert "restoring" in (await api.admin.topic("r-t")).settings
     await api.admin.delete_topic("r-t")

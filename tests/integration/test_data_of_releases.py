@@ -9,8 +9,8 @@ import pytest
 import trio
 
 import sandq
-from sandq.backup import create_backup, place_of, restore_backup
-from sandq.backup.places import Place
+from sandq.backup import create_backup, open_location, restore_backup
+from sandq.backup.locations import Location
 from sandq.model.features import KNOWN
 from tests.support.processes.node import NodeProcess
 from tests.support.release_data import ARCHIVES
@@ -55,12 +55,12 @@ async def check(address: str) -> None:
         await client.produce("jobs", "written by this version")
 
 
-async def check_backup(address: str, place: Place) -> None:
+async def check_backup(address: str, location: Location) -> None:
     """Check that the rows pass the checks of a restore."""
     async with sandq.connect(address, timeout=PATIENCE_S) as client:
-        manifest = await create_backup(client, place)
+        manifest = await create_backup(client, location)
         assert {topic.name for topic in manifest.topics} == {"jobs", "poison", "config"}
-        restored = await restore_backup(client, place, manifest.backup_id, prefix="again-")
+        restored = await restore_backup(client, location, manifest.backup_id, prefix="again-")
         assert restored.rows > 0
         dead = [message async for message in client.dead("again-poison", "work").list(values=True)]
         assert sorted(message.value for message in dead) == [b"bad 0", b"bad 1"]
@@ -78,7 +78,7 @@ def test_data_opens_with_everything_in_it(name: str, tmp_path: Path) -> None:
     try:
         node.start()
         trio.run(check, node.address)
-        trio.run(check_backup, node.address, place_of(str(tmp_path / "backups")))
+        trio.run(check_backup, node.address, open_location(str(tmp_path / "backups")))
         assert node.stop() == 0
         node.start()
     finally:

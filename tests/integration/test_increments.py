@@ -18,7 +18,7 @@ from sandq.backup import (
     NoBackup,
     create_backup,
     list_backups,
-    place_of,
+    open_location,
     restore_backup,
     verify_chain,
 )
@@ -32,8 +32,8 @@ from tests.support.nodes.working import connected, take
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Any:
-    return place_of(str(tmp_path / "backups"))
+def location(tmp_path: Path) -> Any:
+    return open_location(str(tmp_path / "backups"))
 
 
 @pytest.fixture
@@ -54,13 +54,13 @@ async def _state(api: sandq.Client, topic: str) -> State:
 
 
 async def test_each_moment_between_increments_comes_back(
-    timed: Serving, api: sandq.Client, hand: HandClock, place: Any, tmp_path: Path
+    timed: Serving, api: sandq.Client, hand: HandClock, location: Any, tmp_path: Path
 ) -> None:
     await api.admin.create_topic("t", partitions=2, max_attempts=2, backoff={"kind": "none"})
     await api.admin.create_topic("k", kind="compacted")
     await api.produce("t", b"base", delay="10h", key=b"a")
-    manifest = await create_backup(api, place, follow=True)
-    follower = BackupFollower(api, place, manifest)
+    manifest = await create_backup(api, location, follow=True)
+    follower = BackupFollower(api, location, manifest)
     moments: dict[str, int] = {}
     expected: dict[str, State] = {}
 
@@ -94,38 +94,38 @@ async def test_each_moment_between_increments_comes_back(
     hand.forward(1)
     made = await follower.step()
     assert made.number == 1 and not made.gone and not made.errors and made.reach_ms is not None
-    (listed,) = await list_backups(place)
+    (listed,) = await list_backups(location)
     assert listed.increments == 2 and listed.reach_ms == made.reach_ms and listed.problem is None
-    whole = await verify_chain(place, manifest.backup_id, replay=True)
+    whole = await verify_chain(location, manifest.backup_id, replay=True)
     assert whole.increments == 2 and whole.replayed == 4
     async with run_node(small_config(tmp_path / "other")) as other, connected(other) as api2:
         for name, at_ms in moments.items():
             restored = await restore_backup(
-                api2, place, manifest.backup_id, prefix=f"{name}-", at_ms=at_ms, topics=["t", "k"]
+                api2, location, manifest.backup_id, prefix=f"{name}-", at_ms=at_ms, topics=["t", "k"]
             )
             assert await _state(api2, f"{name}-t") == expected[name], name
             assert not restored.warnings
         assert await api2.kv("first-k").get("a") is None
         assert (await api2.kv("produced-k").get("a")).value == b"1"
         assert (await api2.kv("changed-k").get("a")).value == b"2"
-        latest = await restore_backup(api2, place, manifest.backup_id)
+        latest = await restore_backup(api2, location, manifest.backup_id)
         assert set(latest.topics) == {"t", "k", "new"}
         assert await _state(api2, "t") == expected["changed"] and len(await _state(api2, "new")) == 2
-        base = await restore_backup(api2, place, manifest.backup_id, prefix="base-", with_increments=False)
+        base = await restore_backup(api2, location, manifest.backup_id, prefix="base-", with_increments=False)
         assert set(base.topics) == {"t", "k"} and await _state(api2, "base-t") == expected["first"]
         with pytest.raises(InvalidRequest, match="partition 0 of topic"):
-            await restore_backup(api2, place, manifest.backup_id, prefix="x-", at_ms=made.reach_ms + 60_000)
+            await restore_backup(api2, location, manifest.backup_id, prefix="x-", at_ms=made.reach_ms + 60_000)
         with pytest.raises(NoBackup, match="no topic 'new' as of"):
-            await restore_backup(api2, place, manifest.backup_id, topics=["new"], at_ms=moments["first"])
+            await restore_backup(api2, location, manifest.backup_id, topics=["new"], at_ms=moments["first"])
 
 
 async def test_empty_increments_are_not_written_and_a_second_follower_is_reported(
-    api: sandq.Client, place: Any
+    api: sandq.Client, location: Any
 ) -> None:
     await api.admin.create_topic("t")
     key = BackupKey(os.urandom(32))
-    manifest = await create_backup(api, place, key=key, follow=True)
-    follower, other = [BackupFollower(api, place, manifest, key=key) for _ in range(2)]
+    manifest = await create_backup(api, location, key=key, follow=True)
+    follower, other = [BackupFollower(api, location, manifest, key=key) for _ in range(2)]
     assert (await follower.step()).number == 0, "the topics are looked at"
     assert (await follower.step()).number is None
     assert (await follower.step(always=True)).number == 1
@@ -134,11 +134,11 @@ async def test_empty_increments_are_not_written_and_a_second_follower_is_reporte
     with pytest.raises(sandq.errors.Conflict, match="another process follows"):
         await follower.step()
     assert (await follower.step(always=True)).number == 3, "it looks again"
-    await verify_chain(place, manifest.backup_id, key=key, replay=True)
+    await verify_chain(location, manifest.backup_id, key=key, replay=True)
 
 
 async def test_under_load_a_moment_has_what_was_stored_by_then_and_nothing_later(
-    node: Serving, place: Any, tmp_path: Path
+    node: Serving, location: Any, tmp_path: Path
 ) -> None:
     """Producers and a consumer work while increments are followed; their confirmed operations are compared with several
     restored times."""
@@ -165,8 +165,8 @@ async def test_under_load_a_moment_has_what_was_stored_by_then_and_nothing_later
 
     async with connected(node) as api:
         await api.admin.create_topic("t", partitions=3, delete_on_ack=False, retention="1h")
-        manifest = await create_backup(api, place, follow=True)
-        follower = BackupFollower(api, place, manifest)
+        manifest = await create_backup(api, location, follow=True)
+        follower = BackupFollower(api, location, manifest)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(consume, api)
             for partition in range(3):
@@ -177,11 +177,11 @@ async def test_under_load_a_moment_has_what_was_stored_by_then_and_nothing_later
                 reaches.append(made.reach_ms)
                 await trio.sleep(0.1)
             nursery.cancel_scope.cancel()
-        await verify_chain(place, manifest.backup_id, replay=True)
+        await verify_chain(location, manifest.backup_id, replay=True)
         assert len(sent) > 100 and len(acked) > 10
         for number, at_ms in enumerate([reaches[1], (reaches[2] + reaches[4]) // 2, reaches[4]]):
             name = f"r{number}-t"
-            await restore_backup(api, place, manifest.backup_id, prefix=f"r{number}-", at_ms=at_ms, work=tmp_path)
+            await restore_backup(api, location, manifest.backup_id, prefix=f"r{number}-", at_ms=at_ms, work=tmp_path)
             states = {one.id: one.state async for one in api.messages(name).list()}
             assert {i for i, (_, stored_ms) in sent.items() if stored_ms < at_ms} <= states.keys(), "lost"
             assert not {i for i, (began_ms, _) in sent.items() if began_ms > at_ms} & states.keys(), "too late"
@@ -191,16 +191,16 @@ async def test_under_load_a_moment_has_what_was_stored_by_then_and_nothing_later
 
 
 async def test_a_restore_of_a_moment_that_was_stopped_goes_on(
-    timed: Serving, api: sandq.Client, hand: HandClock, place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    timed: Serving, api: sandq.Client, hand: HandClock, location: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second restore from the same increments gives the same result, chunk by chunk."""
     await api.admin.create_topic("t", partitions=2)
-    manifest = await create_backup(api, place, follow=True)
+    manifest = await create_backup(api, location, follow=True)
     await (await api.produce_many("t", [{"value": b"%d" % n, "delay": "5h", "key": b"%d" % n} for n in range(60)]))
     before, at_ms = await _state(api, "t"), hand.now_ms()
     hand.forward(1)
     await api.produce("t", b"later", delay="5h")
-    await BackupFollower(api, place, manifest).step()
+    await BackupFollower(api, location, manifest).step()
     ends: list[int] = []
     end = BackupTransfer.end_partition
 
@@ -211,7 +211,7 @@ async def test_a_restore_of_a_moment_that_was_stopped_goes_on(
         return await end(self, *args)
 
     monkeypatch.setattr(BackupTransfer, "end_partition", once)
-    restore = partial(restore_backup, api, place, manifest.backup_id, names={"t": "u"}, work=tmp_path, at_once=1)
+    restore = partial(restore_backup, api, location, manifest.backup_id, names={"t": "u"}, work=tmp_path, at_once=1)
     with pytest.raises(Unavailable):
         await restore(at_ms=at_ms)
     assert "restoring" in (await api.admin.topic("u")).settings
@@ -222,13 +222,13 @@ async def test_a_restore_of_a_moment_that_was_stopped_goes_on(
 
 
 async def test_a_restore_does_not_go_on_with_other_rows(
-    timed: Serving, api: sandq.Client, hand: HandClock, place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    timed: Serving, api: sandq.Client, hand: HandClock, location: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages that were due and not yet stored after the stop have been shipped: an incomplete set of chunks is
     ignored."""
     await api.admin.create_topic("t")
-    manifest = await create_backup(api, place, follow=True)
-    follower, at_ms = BackupFollower(api, place, manifest), hand.now_ms() + 3_600_000
+    manifest = await create_backup(api, location, follow=True)
+    follower, at_ms = BackupFollower(api, location, manifest), hand.now_ms() + 3_600_000
     monkeypatch.setattr(timed.broker.backups._log_reads, "_now_ms", lambda: at_ms)
     await api.produce("t", b"first", delay="5h")
     await follower.step()
@@ -237,7 +237,7 @@ async def test_a_restore_does_not_go_on_with_other_rows(
     async def stopped(self: Any, *args: Any) -> Any:
         raise Unavailable("stopped here")
 
-    restore = partial(restore_backup, api, place, manifest.backup_id, names={"t": "u"}, work=tmp_path, at_ms=at_ms)
+    restore = partial(restore_backup, api, location, manifest.backup_id, names={"t": "u"}, work=tmp_path, at_ms=at_ms)
     monkeypatch.setattr(BackupTransfer, "end_partition", stopped)
     with pytest.raises(Unavailable):
         await restore()

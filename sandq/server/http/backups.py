@@ -17,12 +17,12 @@ from sandq.backup import (
     create_backup,
     increments,
     list_backups,
-    place_of,
+    open_location,
     restore_backup,
     verify_chain,
 )
 from sandq.backup import manifest as manifests
-from sandq.backup.places import Place
+from sandq.backup.locations import Location
 from sandq.backup.work import in_thread
 from sandq.client import Client
 from sandq.model.config_backup import BackupSection
@@ -72,7 +72,9 @@ class HttpBackups:
         self._tasks.start_soon(self._make, location, key, topics, progress)
         return _shown(progress)
 
-    async def _make(self, location: Place, key: BackupKey | None, topics: Sequence[str] | None, own: Progress) -> None:
+    async def _make(
+        self, location: Location, key: BackupKey | None, topics: Sequence[str] | None, own: Progress
+    ) -> None:
         def update_progress(progress: Progress) -> None:
             self._running = progress
 
@@ -170,12 +172,12 @@ class HttpBackups:
         location, key = await self._opened()
         return (await verify_chain(location, backup_id, key=key)).shown()
 
-    async def _opened(self) -> tuple[Place, BackupKey | None]:
+    async def _opened(self) -> tuple[Location, BackupKey | None]:
         target = self._target
         if target is None:
             raise Conflict("backups over HTTP are off: the configuration of this node names no location (backup.url)")
         key = None if target.key_file is None else await in_thread(partial(BackupKey.read, target.key_file), "the key")
-        return await in_thread(partial(place_of, target.url), "the location of backups"), key
+        return await in_thread(partial(open_location, target.url), "the location of backups"), key
 
 
 def _shown(progress: Progress) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import trio
 
 import sandq
-from sandq.backup import BackupKey, create_backup, place_of, restore_backup, verify_backup
+from sandq.backup import BackupKey, create_backup, open_location, restore_backup, verify_backup
 from tests.support.nodes.three import NAMES, ThreeNodes
 from tests.support.nodes.working import take, values
 
@@ -62,24 +62,24 @@ async def _all_of(api: sandq.Client) -> dict[str, Any]:
 
 
 async def test_a_cluster_that_was_lost_comes_back(tmp_path: Path, nursery: trio.Nursery) -> None:
-    place, key = place_of(str(tmp_path / "backups")), BackupKey(bytes(range(32)))
+    location, key = open_location(str(tmp_path / "backups")), BackupKey(bytes(range(32)))
     nodes = ThreeNodes(tmp_path, nursery)
     await nodes.start()
     async with nodes.connect() as api:
         await _fill(api)
         before = await _all_of(api)
-        manifest = await create_backup(api, place, identities=True, key=key)
+        manifest = await create_backup(api, location, identities=True, key=key)
         await api.produce("jobs", b"after the backup", delay="3h")
     await nodes.stop(*NAMES)
     for name in NAMES:
         shutil.rmtree(nodes.data_dir(name))
 
-    await verify_backup(place, manifest.backup_id, key=key)
+    await verify_backup(location, manifest.backup_id, key=key)
     others = ThreeNodes(tmp_path / "others", nursery)
     await others.start()
     async with others.connect() as api:
         assert await api.admin.list_topics() == []
-        restored = await restore_backup(api, place, manifest.backup_id, identities=True, key=key)
+        restored = await restore_backup(api, location, manifest.backup_id, identities=True, key=key)
         assert restored.paused_groups == {"jobs": ["workers"]} and not restored.warnings
         assert await _all_of(api) == before
         taken = await api.messages("jobs").list().__anext__()
@@ -108,7 +108,7 @@ async def test_a_leader_that_changes_does_not_stop_a_backup_nor_a_restore(
 
     nodes = ThreeNodes(tmp_path, nursery)
     await nodes.start()
-    place = place_of(str(tmp_path / "backups"))
+    location = open_location(str(tmp_path / "backups"))
     async with nodes.connect() as api:
         await api.admin.create_topic("t", replicas=3)
         await api.produce_many("t", [{"value": b"x" * 1000, "delay": "1h"} for _ in range(500)])
@@ -122,7 +122,7 @@ async def test_a_leader_that_changes_does_not_stop_a_backup_nor_a_restore(
 
         BackupTransfer.read = moving  # type: ignore[method-assign]
         try:
-            manifest = await create_backup(api, place)
+            manifest = await create_backup(api, location)
         finally:
             BackupTransfer.read = read  # type: ignore[method-assign]
         put = BackupTransfer.put_rows
@@ -135,7 +135,7 @@ async def test_a_leader_that_changes_does_not_stop_a_backup_nor_a_restore(
 
         BackupTransfer.put_rows = moved  # type: ignore[method-assign]
         try:
-            await restore_backup(api, place, manifest.backup_id, prefix="r-")
+            await restore_backup(api, location, manifest.backup_id, prefix="r-")
         finally:
             BackupTransfer.put_rows = put  # type: ignore[method-assign]
         rows = await api.admin.stats("r-t")

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 import sandq
-from sandq.backup import BackupFollower, create_backup, place_of, restore_backup, verify_chain
+from sandq.backup import BackupFollower, create_backup, open_location, restore_backup, verify_chain
 from sandq.broker.replication import node_log
 from tests.support.nodes.three import NAMES, ThreeNodes
 from tests.support.nodes.working import take, values
@@ -37,13 +37,13 @@ async def test_each_moment_of_a_cluster_comes_back(
     monkeypatch.setattr(node_log, "KEPT_BYTES", 0)
     nodes = ThreeNodes(tmp_path, nursery)
     await nodes.start()
-    place: Any = place_of(str(tmp_path / "backups"))
+    location: Any = open_location(str(tmp_path / "backups"))
     async with nodes.connect() as api:
         await api.admin.create_topic("t", partitions=1, replicas=3)
         await api.admin.create_topic("k", kind="compacted", replicas=3)
         await (await api.produce_many("t", [{"value": b"base %d" % n, "delay": "5h"} for n in range(20)]))
-        manifest = await create_backup(api, place, follow=True)
-        follower = BackupFollower(api, place, manifest)
+        manifest = await create_backup(api, location, follow=True)
+        follower = BackupFollower(api, location, manifest)
         await (await api.produce_many("t", [{"value": b"%d" % n, "delay": "5h"} for n in range(50)]))
         await api.kv("k").put("a", b"1")
         async with api.subscribe("t", group="g", credit=2) as subscription:
@@ -84,14 +84,14 @@ async def test_each_moment_of_a_cluster_comes_back(
     for name in NAMES:
         shutil.rmtree(nodes.data_dir(name))
 
-    assert (await verify_chain(place, manifest.backup_id, replay=True)).increments == 3
+    assert (await verify_chain(location, manifest.backup_id, replay=True)).increments == 3
     new = ThreeNodes(tmp_path / "new", nursery)
     await new.start()
     async with new.connect() as api:
-        restored = await restore_backup(api, place, reaches[0])
+        restored = await restore_backup(api, location, reaches[0])
         assert await state_of(api, "t") == three and not restored.warnings
         assert (await api.kv("k").get("a")).value == b"2"
-        await restore_backup(api, place, reaches[0], prefix="two-", at_ms=reaches[1])
+        await restore_backup(api, location, reaches[0], prefix="two-", at_ms=reaches[1])
         assert await state_of(api, "two-t") == two
         async with api.subscribe("t", group="g", credit=10) as subscription:
             await api.admin.resume_group("t", "g")

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 import sandq
-from sandq.backup import BackupFollower, BackupKey, create_backup, place_of
+from sandq.backup import BackupFollower, BackupKey, create_backup, open_location
 from sandq.node.running import Serving
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
@@ -102,7 +102,7 @@ async def test_a_backup_with_increments_is_restored_as_it_was_only_where_that_is
 ) -> None:
     await backing.post("/topics", {"name": "t", "partitions": 1}, 201)
     key = BackupKey.read(tmp_path / "key")
-    place = place_of(str(tmp_path / "backups"))
+    place = open_location(str(tmp_path / "backups"))
     async with sandq.connect(f"127.0.0.1:{backed.client_port}") as client:
         made = await create_backup(client, place, key=key, follow=True)
         await backing.post("/topics/t", {"text": "behind it"}, 201)

@@ -31,7 +31,7 @@ from sandq.backup import (
 from sandq.backup.follow import Increment
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from tests.support.backups.fake_cluster import FakeCluster
-from tests.support.backups.fake_place import FakePlace
+from tests.support.backups.fake_location import FakeLocation
 from tests.support.partition.bench import T
 
 
@@ -134,25 +134,25 @@ async def test_missing_increments_are_reported(tmp_path: Path, autojump_clock: A
 
 
 async def test_an_increment_stands_on_the_last_backup_of_its_cluster() -> None:
-    cluster, place = FakeCluster(), FakePlace()
+    cluster, location = FakeCluster(), FakeLocation()
     client: Any = cluster
     cluster.make("a")
-    assert await last_of_cluster(client, place, None) is None
-    first, made = await create_increment(client, place)
+    assert await last_of_cluster(client, location, None) is None
+    first, made = await create_increment(client, location)
     assert made.number == 0
     cluster.put("a", "x")
-    assert (await create_increment(client, place))[1].entries == 1
+    assert (await create_increment(client, location))[1].entries == 1
     cluster.uuid = "other"
-    other, _ = await create_increment(client, place)
+    other, _ = await create_increment(client, location)
     assert other.backup_id != first.backup_id
     cluster.uuid = "u"
-    assert (await create_increment(client, place))[0] == first
+    assert (await create_increment(client, location))[0] == first
 
 
 async def test_full_backups_and_increments_leave_no_hole(
     tmp_path: Path, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster, place, reported = FakeCluster(), FakePlace(), []
+    cluster, location, reported = FakeCluster(), FakeLocation(), []
     client: Any = cluster
     cluster.make("a")
     cluster.put("a", "x")
@@ -175,7 +175,7 @@ async def test_full_backups_and_increments_leave_no_hole(
     monkeypatch.setattr(create.time, "time_ns", lambda: now_ms() * 1_000_000)
     going = BackupSchedule(
         client,
-        place,
+        location,
         120,
         3,
         increments_s=10,
@@ -187,24 +187,24 @@ async def test_full_backups_and_increments_leave_no_hole(
         nursery.start_soon(work)
         await going.run(3)
         nursery.cancel_scope.cancel()
-    first, second, third = await list_backups(place)
+    first, second, third = await list_backups(location)
     assert reported.count("backup made") == 3 and reported.count("increment made") > 15
     for one, next_one in ((first, second), (second, third)):
         assert one.increments > 5 and next_one.manifest is not None
         ((_, stop),) = one.spans
         assert stop >= max(part.time_ms for part in next_one.manifest.parts), "it is followed until then"
-        await verify_chain(place, one.backup_id, replay=True, work=tmp_path)
+        await verify_chain(location, one.backup_id, replay=True, work=tmp_path)
     assert "sandq_backup_increment_failures 0" in (tmp_path / "status.prom").read_text()
 
 
 async def test_last_increment_of_a_backup_is_retried(autojump_clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to it there is no hole before the next one."""
-    cluster, place = FakeCluster(), FakePlace()
+    cluster, location = FakeCluster(), FakeLocation()
     client: Any = cluster
     cluster.make("a")
     monkeypatch.setattr(create.time, "time_ns", lambda: now_ms() * 1_000_000)
-    first = await create_backup(client, place, follow=True)
-    going = BackupSchedule(client, place, 60, 3, increments_s=10, now_ms=now_ms)
+    first = await create_backup(client, location, follow=True)
+    going = BackupSchedule(client, location, 60, 3, increments_s=10, now_ms=now_ms)
     make, catalog, failing = schedule.create_backup, cluster.catalog, []
 
     async def made(*args: Any, **options: Any) -> Any:
@@ -222,7 +222,7 @@ async def test_last_increment_of_a_backup_is_retried(autojump_clock: Any, monkey
     monkeypatch.setattr(schedule, "create_backup", made)
     monkeypatch.setattr(cluster, "catalog", refused)
     await going.run(1)
-    one, other = await list_backups(place)
+    one, other = await list_backups(location)
     assert one.backup_id == first.backup_id and other.manifest is not None and not failing
     assert one.spans[-1][1] >= max(part.time_ms for part in other.manifest.parts)
 
@@ -230,7 +230,7 @@ async def test_last_increment_of_a_backup_is_retried(autojump_clock: Any, monkey
 async def test_logs_are_kept_while_a_partition_takes_long(autojump_clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """During a first backup and when a partition is read again: nodes drop a follower that is silent for five
     minutes."""
-    cluster, place = FakeCluster(), FakePlace()
+    cluster, location = FakeCluster(), FakeLocation()
     client: Any = cluster
     cluster.make("a")
     cluster.make("z")
@@ -241,7 +241,7 @@ async def test_logs_are_kept_while_a_partition_takes_long(autojump_clock: Any, m
         return await read(topic, *args)
 
     monkeypatch.setattr(cluster, "read", reading)
-    manifest = await create_backup(client, place, follow=True)
+    manifest = await create_backup(client, location, follow=True)
     a = cluster.partitions["a", 0]
     assert len(a.pins) > slow // 60 and len(set(a.pins)) == 1
     a.pins.clear()
@@ -249,21 +249,21 @@ async def test_logs_are_kept_while_a_partition_takes_long(autojump_clock: Any, m
     durable = a.bench.index - 1
     cluster.put("z", "x")
     cluster.partitions["z", 0].cut()
-    made = await BackupFollower(client, place, manifest).step()
+    made = await BackupFollower(client, location, manifest).step()
     assert len(made.gone) == 1 and made.entries == 1
     assert len(a.pins) > slow // 60 and set(a.pins) == {durable}, "the increment was not there for good until then"
 
 
 async def test_logs_are_kept_between_increments_that_are_far_apart(autojump_clock: Any) -> None:
     """Nodes forget who is not heard of for five minutes; and when they have no room any more it is not waited for."""
-    cluster, place = FakeCluster(), FakePlace()
+    cluster, location = FakeCluster(), FakeLocation()
     client: Any = cluster
     cluster.make("a")
-    manifest = await create_backup(client, place, follow=True)
+    manifest = await create_backup(client, location, follow=True)
     a = cluster.partitions["a", 0]
     a.used = 0.2
     cluster.put("a", "x")
-    going = ChainKeeper(BackupFollower(client, place, manifest), 1800, Standing(), now_ms=now_ms)
+    going = ChainKeeper(BackupFollower(client, location, manifest), 1800, Standing(), now_ms=now_ms)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(going.run, 2)
         await trio.sleep(1)
@@ -279,19 +279,19 @@ async def test_logs_are_kept_between_increments_that_are_far_apart(autojump_cloc
 async def test_schedules_of_other_topics_share_a_destination(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster, place = FakeCluster(), FakePlace()
+    cluster, location = FakeCluster(), FakeLocation()
     client: Any = cluster
     cluster.make("a")
     cluster.make("b")
     monkeypatch.setattr(create.time, "time_ns", lambda: now_ms() * 1_000_000)
     for topics in (None, ["a"]):
-        await BackupSchedule(client, place, 3600, 1, topics=topics, now_ms=now_ms).run(1)
+        await BackupSchedule(client, location, 3600, 1, topics=topics, now_ms=now_ms).run(1)
         await trio.sleep(60)
     assert trio.current_time() == 120, "the second one did not wait for the first one's next"
-    await BackupSchedule(client, place, 3600, 1, topics=["a"], now_ms=now_ms).run(1)
-    found = [one.manifest.only for one in await list_backups(place) if one.manifest is not None]
+    await BackupSchedule(client, location, 3600, 1, topics=["a"], now_ms=now_ms).run(1)
+    found = [one.manifest.only for one in await list_backups(location) if one.manifest is not None]
     assert found == [None, ("a",)] and trio.current_time() == 3660, "each has its last one"
-    last = await last_of_cluster(client, place, None)
+    last = await last_of_cluster(client, location, None)
     assert last is not None and last.only is None
 
 
@@ -299,7 +299,7 @@ async def test_next_backup_is_followed_while_the_previous_is_deleted(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One is kept: the one before is deleted while it is followed yet."""
-    cluster, place, reported = FakeCluster(), FakePlace(), []
+    cluster, location, reported = FakeCluster(), FakeLocation(), []
     client: Any = cluster
     cluster.make("a")
     delete = schedule.delete_backup
@@ -313,7 +313,7 @@ async def test_next_backup_is_followed_while_the_previous_is_deleted(
 
     monkeypatch.setattr(schedule, "delete_backup", slow)
     monkeypatch.setattr(create.time, "time_ns", lambda: now_ms() * 1_000_000)
-    going = BackupSchedule(client, place, 120, 1, increments_s=10, tell=tell, now_ms=now_ms)
+    going = BackupSchedule(client, location, 120, 1, increments_s=10, tell=tell, now_ms=now_ms)
     await going.run(3)
     made = [backup for event, backup in reported if event == "backup made"]
     followed = {backup for event, backup in reported if event == "increment made"}
@@ -324,22 +324,22 @@ async def test_next_backup_is_followed_while_the_previous_is_deleted(
 async def test_follower_that_runs_once_does_not_end_a_schedule(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster, place, reported = FakeCluster(), FakePlace(), []
+    cluster, location, reported = FakeCluster(), FakeLocation(), []
     client: Any = cluster
     cluster.make("a")
     monkeypatch.setattr(create.time, "time_ns", lambda: now_ms() * 1_000_000)
-    manifest = await create_backup(client, place, follow=True)
+    manifest = await create_backup(client, location, follow=True)
     going = BackupSchedule(
-        client, place, 60, 3, increments_s=10, tell=lambda event, fields: reported.append(event), now_ms=now_ms
+        client, location, 60, 3, increments_s=10, tell=lambda event, fields: reported.append(event), now_ms=now_ms
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(going.run, 1)
         await trio.sleep(15)
-        await BackupFollower(client, place, manifest).step(always=True)
+        await BackupFollower(client, location, manifest).step(always=True)
         cluster.put("a", "x")
     assert reported[:3] == ["increment made", "increment failed", "increment made"] and reported[-1] == "backup made"
     assert going.standing.increment_failures == 0
-    await verify_chain(place, manifest.backup_id)
+    await verify_chain(location, manifest.backup_id)
 
 
 async def test_a_status_file_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
@@ -353,20 +353,20 @@ async def test_a_status_file_that_cannot_be_written_ends_nothing(tmp_path: Path)
 async def test_a_chain_that_is_deleted_meanwhile_ends_no_schedule(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster, place, reported = FakeCluster(), FakePlace(), []
+    cluster, location, reported = FakeCluster(), FakeLocation(), []
     client: Any = cluster
     cluster.make("a")
     monkeypatch.setattr(create.time, "time_ns", lambda: now_ms() * 1_000_000)
-    await create_backup(client, place, follow=True)
+    await create_backup(client, location, follow=True)
     going = BackupSchedule(
-        client, place, 60, 3, increments_s=10, tell=lambda event, fields: reported.append(event), now_ms=now_ms
+        client, location, 60, 3, increments_s=10, tell=lambda event, fields: reported.append(event), now_ms=now_ms
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(going.run, 1)
         await trio.sleep(25)
-        place.data.clear()
+        location.data.clear()
     assert reported == ["increment made", "backup is followed no more", "backup made"]
     assert trio.current_time() == 60 and going.standing.increment_error is not None
     for wrong in (0.5, 7200):
         with pytest.raises(InvalidRequest, match="more often"):
-            BackupSchedule(client, place, 3600, 3, increments_s=wrong)
+            BackupSchedule(client, location, 3600, 3, increments_s=wrong)

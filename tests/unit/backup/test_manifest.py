@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sandq.backup import list_backups, place_of, verify_backup
+from sandq.backup import list_backups, open_location, verify_backup
 from sandq.backup import manifest as manifests
 from sandq.backup.errors import DamagedBackup
 from sandq.backup.manifest import FULL, MANIFEST, FilePart, Manifest, PartitionPart, TopicPart
@@ -32,9 +32,9 @@ FILE = ("topics", 0, "partitions", 0, "files", 0)
 
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
-    place = place_of(str(tmp_path))
-    manifests.write(place, GOOD, None)
-    assert manifests.read(place, ID, None) == GOOD
+    location = open_location(str(tmp_path))
+    manifests.write(location, GOOD, None)
+    assert manifests.read(location, ID, None) == GOOD
 
 
 @pytest.mark.parametrize(
@@ -56,21 +56,21 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     ],
 )
 async def test_invalid_manifest_is_refused(tmp_path: Path, where: tuple[Any, ...], what: Any) -> None:
-    place = place_of(str(tmp_path))
-    manifests.write(place, GOOD, None)
-    document = at = json.loads(json.dumps(manifests.read_document(place, ID, MANIFEST, None)))
+    location = open_location(str(tmp_path))
+    manifests.write(location, GOOD, None)
+    document = at = json.loads(json.dumps(manifests.read_document(location, ID, MANIFEST, None)))
     for step in where[:-1]:
         at = at[step]
     at[where[-1]] = what
-    manifests.write_document(place, ID, MANIFEST, document, None)
-    (listed,) = await list_backups(place)
+    manifests.write_document(location, ID, MANIFEST, document, None)
+    (listed,) = await list_backups(location)
     assert listed.manifest is None and "is no valid manifest" in (listed.problem or "")
     with pytest.raises(DamagedBackup):
-        await verify_backup(place, ID)
+        await verify_backup(location, ID)
 
 
 def test_a_manifest_of_before_it_said_which_topics_were_asked_for_is_read(tmp_path: Path) -> None:
-    place = place_of(str(tmp_path))
+    location = open_location(str(tmp_path))
     manifest = Manifest(
         backup_id=manifests.new_id(1),
         kind=FULL,
@@ -83,13 +83,13 @@ def test_a_manifest_of_before_it_said_which_topics_were_asked_for_is_read(tmp_pa
         topics=(),
         only=("a", "b"),
     )
-    manifests.write(place, manifest, None)
-    assert manifests.read(place, manifest.backup_id, None) == manifest
-    document = manifests.read_document(place, manifest.backup_id, manifests.MANIFEST, None)
+    manifests.write(location, manifest, None)
+    assert manifests.read(location, manifest.backup_id, None) == manifest
+    document = manifests.read_document(location, manifest.backup_id, manifests.MANIFEST, None)
     del document["only"]
-    manifests.write_document(place, manifest.backup_id, manifests.MANIFEST, document, None)
-    assert manifests.read(place, manifest.backup_id, None).only is None
+    manifests.write_document(location, manifest.backup_id, manifests.MANIFEST, document, None)
+    assert manifests.read(location, manifest.backup_id, None).only is None
     document["only"] = ["../x"]
-    manifests.write_document(place, manifest.backup_id, manifests.MANIFEST, document, None)
+    manifests.write_document(location, manifest.backup_id, manifests.MANIFEST, document, None)
     with pytest.raises(DamagedBackup):
-        manifests.read(place, manifest.backup_id, None)
+        manifests.read(location, manifest.backup_id, None)

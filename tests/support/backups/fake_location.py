@@ -20,9 +20,9 @@ class BrokenPipe(Exception):
 
 
 class _Stream(io.BytesIO):
-    def __init__(self, place: FakePlace, name: str) -> None:
+    def __init__(self, location: FakeLocation, name: str) -> None:
         super().__init__()
-        self._place = place
+        self._place = location
         self._name = name
 
     def write(self, data: object) -> int:
@@ -32,10 +32,10 @@ class _Stream(io.BytesIO):
         return super().write(data)  # type: ignore[arg-type]
 
 
-class FakePlace:
+class FakeLocation:
     """A store in which a file exists only after it was written completely."""
 
-    shown = "place"
+    shown = "backups"
 
     def __init__(self) -> None:
         self.data: dict[str, bytes] = {}

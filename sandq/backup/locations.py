@@ -1,4 +1,4 @@
-"""Places for backups: a directory, or a URL that fsspec supports. Everything here is blocking.
+"""Locations for backups: a directory, or a URL that fsspec supports. Everything here is blocking.
 
 A file is either complete or absent: in a directory it gets its name once it is on disk, elsewhere when the store has
 accepted it.
@@ -27,8 +27,8 @@ PARTIAL = ".partial"
 """Suffix of a file that is being written."""
 
 
-class Place(Protocol):
-    """A place for backups. Names are relative, with "/" as separator. All methods raise StorageFailed."""
+class Location(Protocol):
+    """A location for backups. Names are relative, with "/" as separator. All methods raise StorageFailed."""
 
     shown: str
     """Name in messages, without credentials."""
@@ -52,7 +52,7 @@ class Place(Protocol):
         ...
 
     def hold(self, folder: str) -> AbstractContextManager[None]:
-        """Return a context in which no other process writes or deletes a folder, if the place supports locks.
+        """Return a context in which no other process writes or deletes a folder, if the location supports locks.
 
         Raises Conflict if another process does.
         """
@@ -66,8 +66,8 @@ class Place(Protocol):
         ...
 
 
-def place_of(url: str) -> Place:
-    """Return the place for a URL or a path. Raises ConfigError."""
+def open_location(url: str) -> Location:
+    """Return the location for a URL or a path. Raises ConfigError."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return Directory(Path(url).expanduser())
@@ -78,7 +78,7 @@ def place_of(url: str) -> Place:
 
 @contextmanager
 def failing(shown: str) -> Iterator[None]:
-    """Convert errors inside the block to those of a place: StorageFailed, NoBackup."""
+    """Convert errors inside the block to those of a location: StorageFailed, NoBackup."""
     try:
         yield
     except FileNotFoundError as error:
