@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from sandctl.options.common import common_options, run
-from sandctl.output.escaping import one_line
+from sandctl.output.escaping import printable
 from sandctl.output.printing import Printer
 from sandctl.output.results import say, show_rows, text_of
 
@@ -97,7 +97,9 @@ def _row(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text(line: Mapping[str, Any]) -> bytes:
     row = _row(line)
-    return ("  ".join(one_line(text_of(row.get(name))) for name in _COLUMNS) + "\n").encode("utf-8", "backslashreplace")
+    return ("  ".join(printable(text_of(row.get(name))) for name in _COLUMNS) + "\n").encode(
+        "utf-8", "backslashreplace"
+    )
 
 
 def _tell(lost: Mapping[str, int], missing: Mapping[str, str]) -> None:

@@ -66,7 +66,7 @@ def init(yes: bool) -> None:
         need_yes("founding a cluster cannot be undone")
     found = run(_info)
     if found.get("waiting") and not yes:
-        met = ", ".join(str(row.get("node")) for row in found.get("others") or ()) or "nobody"
+        met = ", ".join(str(row.get("node")) for row in found.get("others") or ()) or "no other node"
         confirm(f"{found['node']} founds cluster {found['cluster']!r}; it has met {met}. Continue?", "founded")
 
     async def work(client: Client) -> str:

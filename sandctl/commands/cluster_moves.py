@@ -145,7 +145,7 @@ def rebuild(topic: str, partition: int, node: str) -> None:
 
     run(work)
     told = {"topic": topic, "partition": partition, "node": node}
-    done(f"{node} gets partition {partition} of {topic} anew", told)
+    done(f"{node} rebuilds its replica of partition {partition} of {topic}", told)
 
 
 # -- waiting ----------------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ async def _until(
             if is_done(found):
                 return found
             if begun and found.standing == "in":
-                raise click.ClickException(f"{node} is in use again: somebody stopped the drain")
+                raise click.ClickException(f"{node} is in use again: the drain was cancelled")
             begun = begun or found.standing != "in"
             most = max(most, found.replicas)
             progress.tell(_left(node, found, most))

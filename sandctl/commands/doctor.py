@@ -72,10 +72,10 @@ def doctor(topics: tuple[str, ...]) -> None:
             records = {name: await client.admin.topic(name) for name in dict.fromkeys(topics)}
         overview = await client.admin.overview()
         found: dict[str, list[Finding]] = {name: [] for name in records}
-        room = anyio.CapacityLimiter(TOGETHER)
+        limiter = anyio.CapacityLimiter(TOGETHER)
 
         async def fetch(record: TopicRecord) -> None:
-            async with room:
+            async with limiter:
                 seen = overview.topics.get(record.name)
                 oldest = {} if seen is None else {name: group.oldest_ms for name, group in seen.groups.items()}
                 found[record.name] = await _of_topic(client, record, oldest)

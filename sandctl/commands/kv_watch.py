@@ -10,7 +10,7 @@ import click
 from sandctl.options.common import common_options, run
 from sandctl.options.names import topic_argument
 from sandctl.options.times import NOW, SINCE, raw
-from sandctl.output.escaping import one_line
+from sandctl.output.escaping import printable
 from sandctl.output.printing import Printer
 from sandctl.output.records import change_record, when
 from sandctl.output.tables import cut, terminal_width
@@ -77,8 +77,8 @@ def watch(topic: str, key: str | None, prefix: str | None, start: str, latest: b
 
 
 def _line(change: Change) -> bytes:
-    start = _GAP.join((str(when(change.created_ms)), change.version, one_line(_text(change.key)), ""))
-    value = "(deleted)" if change.value is None else one_line(_text(change.value))
+    start = _GAP.join((str(when(change.created_ms)), change.version, printable(_text(change.key)), ""))
+    value = "(deleted)" if change.value is None else printable(_text(change.value))
     width = terminal_width()
     if width is not None:
         value = cut(value, max(width - len(start), _VALUE_COLUMNS))

@@ -208,7 +208,7 @@ def dead(
 def give_back(
     chosen: _Chosen,
 ) -> None:
-    """Return messages that nobody processed: they are ready again now, and the attempt does not count.
+    """Return messages that were not processed: they are ready again now, and the attempt does not count.
 
     \b
       sandctl lease give-back orders 01HN7K2B6R0000000001000000 --group billing

@@ -47,7 +47,7 @@ _UNCONFIRMED = 10_000  # receipts that may wait to be printed
     "--ttl",
     type=DURATION,
     metavar="DURATION",
-    help="Becomes a dead letter if nobody takes it within this time after it is due.  [default: the topic's]",
+    help="Becomes a dead letter if no consumer receives it within this time after it is due.  [default: the topic's]",
 )
 @click.option(
     "--unique-key",

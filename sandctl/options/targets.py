@@ -155,10 +155,10 @@ async def change_each(client: Client, topic: str, targets: Sequence[Target], cha
 
     messages = client.messages(topic)
     outcomes: list[dict[str, Any]] = [{} for _ in targets]
-    room = anyio.CapacityLimiter(_TOGETHER)
+    limiter = anyio.CapacityLimiter(_TOGETHER)
 
     async def do(number: int, target: Target) -> None:
-        async with room:
+        async with limiter:
             try:
                 outcomes[number] = {**target.record, **await change(messages, target)}
             except TooLate as error:

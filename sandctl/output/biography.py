@@ -19,7 +19,7 @@ def biography(found: Mapping[str, Any], topic: str, now_ms: int) -> Iterator[str
     groups = found.get("groups") or ()
     if not groups:
         yield ""
-        yield "no group has subscribed to this topic yet: nobody receives it"
+        yield "no group has subscribed to this topic yet, so no consumer receives it"
     for group in groups:
         yield ""
         yield f"group {group['group']}: {group['state']}"

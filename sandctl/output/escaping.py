@@ -13,14 +13,14 @@ _IN_JSON = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud
 """
 
 
-def one_line(text: str) -> str:
+def printable(text: str) -> str:
     """Escape every character without a visible shape, line feeds and tabs too."""
     return text if text.isprintable() else "".join(map(_shown, text))
 
 
 def lines(text: str) -> str:
-    """Escape like `one_line`, but keep line feeds."""
-    return text if text.isprintable() else "\n".join(map(one_line, text.split("\n")))
+    """Escape like `printable`, but keep line feeds."""
+    return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
 
 
 def value_text(data: bytes) -> bytes:

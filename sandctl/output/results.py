@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from sandctl.output.escaping import in_json, lines, one_line
+from sandctl.output.escaping import in_json, lines, printable
 from sandctl.output.tables import print_table
 from sandctl.settings import settings
 
@@ -122,7 +122,7 @@ def counted(count: int, what: str) -> str:
 
 def shortened(text: str, chars: int) -> str:
     """Return text on one line, cut to a number of characters."""
-    text = one_line(text[: chars + 1])
+    text = printable(text[: chars + 1])
     return text if len(text) <= chars else text[: chars - 1] + "…"
 
 
@@ -138,7 +138,7 @@ def show_one(record: Mapping[str, Any]) -> None:
             click.echo(f"{key}:")
             print_table([[text_of(row.get(name)) for name in value[0]] for row in value], list(value[0]))
         else:
-            click.echo(f"{key:<{width}}  {one_line(text_of(value))}")
+            click.echo(f"{key:<{width}}  {printable(text_of(value))}")
 
 
 def done(message: str, record: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import click
 
-from sandctl.output.escaping import one_line
+from sandctl.output.escaping import printable
 
 GAP = 2
 LEAST_CHARS = 8
@@ -43,8 +43,8 @@ def table_lines(
     rows: Sequence[Sequence[str]], headings: Sequence[str], width: int | None, *, bold: bool = False
 ) -> list[str]:
     """Return the lines of the table; `width` None means unlimited."""
-    cells = [[one_line(cell) for cell in row] for row in rows]
-    heads = [one_line(heading) for heading in headings]
+    cells = [[printable(cell) for cell in row] for row in rows]
+    heads = [printable(heading) for heading in headings]
     numeric = [_are_numbers([row[at] for row in cells]) for at in range(len(heads))]
     contents = [max((cell_len(row[at]) for row in cells), default=0) for at in range(len(heads))]
     widths = [max(cell_len(head), size) for head, size in zip(heads, contents, strict=True)]
@@ -117,9 +117,9 @@ def _blocks(rows: Sequence[Sequence[str]], headings: Sequence[str], width: int, 
     for row in rows:
         lines += [""] if lines else []
         for heading, text in zip(headings, row, strict=True):
-            room = max(LEAST_CHARS, width - size - GAP)
+            chars = max(LEAST_CHARS, width - size - GAP)
             label = heading + " " * (size - cell_len(heading))
-            shown = cut(text, room) if heading.lower() in CUTTABLE else text
+            shown = cut(text, chars) if heading.lower() in CUTTABLE else text
             lines.append(f"{click.style(label, bold=True) if bold else label}{' ' * GAP}{shown}")
     return lines
 

@@ -16,7 +16,7 @@ from sandq.backup.errors import DamagedBackup, NoBackup
 from sandq.backup.keys import BackupKey
 from sandq.backup.locations import Location
 from sandq.backup.manifest import FULL, Manifest, PartitionPart, TopicPart
-from sandq.backup.pins import keeping_pins
+from sandq.backup.pins import with_pins
 from sandq.backup.row_files import RowFiles, copy_rows
 from sandq.backup.work import AT_ONCE, OnProgress, Pace, Progress, in_thread, several
 from sandq.client import Client
@@ -188,7 +188,7 @@ class _Run:
 
         work = partial(several, one, wanted, at_once)
         if self._follow:
-            await keeping_pins(work, self.transfer, self.backup_id, read)
+            await with_pins(work, self.transfer, self.backup_id, read)
         else:
             await work()
         names = [row["name"] for row in topics if row["name"] not in shut and row["name"] not in self._gone]

@@ -23,7 +23,7 @@ from sandq.backup.increments import IncrementWriter
 from sandq.backup.keys import BackupKey
 from sandq.backup.locations import Location
 from sandq.backup.manifest import Manifest, PartitionPart
-from sandq.backup.pins import keeping_pins
+from sandq.backup.pins import with_pins
 from sandq.backup.row_files import RowFiles, copy_rows
 from sandq.backup.work import OnProgress, Pace, Progress, in_thread, several
 from sandq.client import Client
@@ -377,7 +377,7 @@ class _Run:
             ]
 
         work = partial(several, one, wanted, AT_ONCE)
-        await keeping_pins(work, self._transfer, self._backup_id, pins)
+        await with_pins(work, self._transfer, self._backup_id, pins)
 
     def _end(self, topic_partition: tuple[int, int], why: str) -> None:
         window = self._alive.pop(topic_partition, None)

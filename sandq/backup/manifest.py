@@ -233,7 +233,7 @@ def check_level(manifest: Manifest) -> None:
     if min(levels) < KNOWN.lowest:
         raise NoBackup(
             f"backup {manifest.backup_id} is of feature level {min(levels)}, that of a development version of sandq, "
-            f"and this version knows {KNOWN}: it cannot be restored"
+            f"and this version supports {KNOWN}: it cannot be restored"
         )
     newest = max(levels)
     if newest > KNOWN.highest:

@@ -15,7 +15,7 @@ AGAIN_S: Final = 60.0
 """Interval of pin requests, in seconds."""
 
 
-async def keeping_pins(
+async def with_pins(
     work: Callable[[], Awaitable[None]],
     transfer: BackupTransfer,
     reader: str,

@@ -85,7 +85,7 @@ def find_moment(
     if last.level > KNOWN.highest:
         raise NoBackup(
             f"the increments of backup {manifest.backup_id} are of feature level {last.level} (sandq {last.version}), "
-            f"and this version knows {KNOWN}: restore it with a version as new as that"
+            f"and this version supports {KNOWN}: restore it with a version as new as that"
         )
     topics, later = _topics(location, manifest, key, last, at_ms)
     warnings: list[str] = []

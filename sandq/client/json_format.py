@@ -9,7 +9,7 @@
     "deliver_at": "2030-01-31T08:00:00Z" | epoch milliseconds, or "delay": "90s" | seconds, or "delay_ms": 1500
     "ttl": "1h" | seconds                 optional: how long after its delivery time an unheld message is dead
     "unique_key": "order-7" | "unique_key_base64": "aw=="
-    "priority": -3, "tenant": "acme"      in topics of the kinds priority and fair
+    "priority": -3, "tenant": "acme"      in priority and fair topics
 
 A value whose headers mark it as JSON is written as `json`, so that JSON input becomes JSON output. The JSON of a
 message can be read again: fields that only a broker sets (offset, id, state, ...) are ignored. Times (`..._ms`) are
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from sandq.client.producer.batches import Receipt
 
 __all__ = [
-    "FROM_OTHERS",
     "KNOWN",
+    "REPORTED_FIELDS",
     "at_once",
     "blocked_by_key_of_rows",
     "change_json",
@@ -63,8 +63,8 @@ __all__ = [
     "headers_fields",
     "history_json",
     "key_fields",
+    "message_errors",
     "message_json",
-    "mistakes_of_message",
     "outcome_fields",
     "rank_fields",
     "read_headers",
@@ -80,7 +80,7 @@ __all__ = [
     "why_json",
 ]
 
-FROM_OTHERS = frozenset(
+REPORTED_FIELDS = frozenset(
     (
         *("offset", "id", "topic", "partition", "attempt", "created_at", "lease_token", "lease_until"),  # leased
         *("state", "due_at", "moves", "moved_at", "size"),  # stored
@@ -128,7 +128,7 @@ def read_message(found: object) -> dict[str, Any]:
     return arguments
 
 
-def mistakes_of_message(found: Mapping[str, Any]) -> list[tuple[str, InvalidRequest]]:
+def message_errors(found: Mapping[str, Any]) -> list[tuple[str, InvalidRequest]]:
     """Return all mistakes in a JSON message that can be found without the topic: (field, error)."""
     arguments: dict[str, Any] = {}
     wrong = list(_read_parts(found, arguments))
@@ -150,8 +150,8 @@ def _read_parts(found: Mapping[str, Any], arguments: dict[str, Any]) -> Iterator
     if "headers_base64" in found:
         text = "headers_base64: these headers are not a map with text keys, which brokers reject: leave them out"
         yield "headers_base64", InvalidRequest(text)
-    for name in heapq.nsmallest(UNKNOWN_REPORTED, found.keys() - KNOWN - FROM_OTHERS - {"headers_base64"}):
-        meant = did_you_mean(name, KNOWN) or f" (this version knows {', '.join(sorted(KNOWN))})"
+    for name in heapq.nsmallest(UNKNOWN_REPORTED, found.keys() - KNOWN - REPORTED_FIELDS - {"headers_base64"}):
+        meant = did_you_mean(name, KNOWN) or f" (the fields are {', '.join(sorted(KNOWN))})"
         yield name, InvalidRequest(f"{name}: no such field of a message{meant}")
     try:
         arguments["value"] = read_value(found)

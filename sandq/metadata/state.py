@@ -55,8 +55,8 @@ def check_level(level: int, known: Levels) -> None:
     """Raise StartupError if `level`, the feature level of data or a log, is not among the supported ones (`known`)."""
     if level not in known:
         raise StartupError(
-            f"the data of this node is of feature level {level}, and this version knows {known}: "
-            f"start a version that knows {level}"
+            f"the data of this node is of feature level {level}, and this version supports {known}: "
+            f"start a version that supports {level}"
         )
 
 

@@ -36,4 +36,4 @@ class Levels(NamedTuple):
 FIRST_LEVEL: Final = 19
 """Level of a new cluster, and of a new partition."""
 KNOWN: Final = Levels(lowest=FIRST_LEVEL, highest=FIRST_LEVEL)
-"""Levels that this version knows."""
+"""Levels that this version supports."""

@@ -375,7 +375,7 @@ def _validated(model: type[S], mapping: Mapping[str, object]) -> S:
         return model.model_validate(dict(mapping))
     except ValidationError as error:
         mistakes = [
-            f"{mistake.path}: only topics of the kind timer have it"
+            f"{mistake.path}: only timer topics have it"
             if mistake.key_is_wrong and mistake.path == MAX_IN_FLIGHT_PER_KEY
             else str(mistake)
             for mistake in schema.mistakes_of(error, model)

@@ -212,7 +212,7 @@ def _check_batch(key: bytes, body: bytes, count: int, kind: str) -> None:
         raise _Wrong(f"a batch of {count} messages at place {place} ends after the last place there is")
     for column in batch.columns:
         if column not in TYPE_OF:
-            raise _Wrong(f"this version knows no column {column}")
+            raise _Wrong(f"this version has no column {column}")
         is_text = TYPE_OF[column] == TYPE_BYTES
         cells: Sequence[Any] = (batch.bytes_column(column) if is_text else batch.int_column(column)) or ()
         check = COLUMNS.get(column)

@@ -50,7 +50,7 @@ from sandq.partition.records.leases import Made, Waiting, merged
 from sandq.partition.records.packed_ranges import PackedRanges
 from sandq.partition.shared_state import SharedState
 
-LEAST_MS: Final = FAR_MS
+LEAST_AHEAD_MS: Final = FAR_MS
 """Minimum distance of the floor from the new time, in ms.
 
 A floor that is less far ahead is reached before an operator could react."""
@@ -61,7 +61,7 @@ STEP_MESSAGES = 1000
 STEP_BYTES = 8 << 20
 _NO_LIMIT = 1 << 40
 
-BEGUN, UNDER_WAY, NOTHING = "begun", "under_way", "not_ahead"
+BEGUN, UNDER_WAY, NOT_AHEAD = "begun", "under_way", "not_ahead"
 """Outcomes of a `ClockReset`: a reset begins; an earlier reset is still in progress; the floor is not ahead."""
 
 

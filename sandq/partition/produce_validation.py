@@ -28,7 +28,7 @@ TAKEN_BY_KEY = frozenset({Column.VALUE, Column.KEY, Column.HEADERS, Column.TTL_M
 """Accepted columns of a compacted topic."""
 _NO_WRITE = (Column.DELIVER_MS, Column.PRIORITY, Column.TENANT, Column.UNIQUE_KEY)
 """Columns that a write to a key must not have."""
-_RANKS = ((Column.PRIORITY, "kind priority or fair"), (Column.TENANT, "kind fair"))
+_RANKS = ((Column.PRIORITY, "priority or fair"), (Column.TENANT, "fair"))
 """Columns that rank a message, and the kinds of topics that accept them."""
 _EACH = frozenset({Column.TTL_MS, Column.UNIQUE_KEY})
 """Columns that the log keeps per message."""
@@ -157,9 +157,9 @@ def _check_columns(batch: Batch, target: BatchTarget) -> None:
     if not ignored:
         return
     kind = "compacted" if target.compacted else target.rank or "timer"
-    for column, takers in _RANKS:
+    for column, kinds in _RANKS:
         if column in ignored:
-            raise InvalidRequest(f"{column.name.lower()}: this is a {kind} topic; one of the {takers} takes it")
+            raise InvalidRequest(f"{column.name.lower()}: this is a {kind} topic; only {kinds} topics accept it")
     names = ", ".join(Column(c).name.lower() if c in Column.__members__.values() else str(c) for c in ignored)
     where = " of a compacted topic" if target.compacted else ""
     raise InvalidRequest(f"this version takes no {names} with a message{where}")

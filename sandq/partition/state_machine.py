@@ -274,12 +274,12 @@ class TimerPartition(PartitionState):
 
     def _reset_clock(self, step: Step, command: c.ClockReset) -> dict[str, Any]:
         """Begin a clock reset, if the floor is ahead and no reset is in progress."""
-        outcome, old_ms = clock_reset.NOTHING, step.floor_ms
+        outcome, old_ms = clock_reset.NOT_AHEAD, step.floor_ms
         # A command that was delayed must not set a correct time back.
         new_ms = max(command.new_ms, step.stamp_ms)
         if self.resets.state is not None:
             outcome = clock_reset.UNDER_WAY
-        elif old_ms - new_ms >= clock_reset.LEAST_MS:
+        elif old_ms - new_ms >= clock_reset.LEAST_AHEAD_MS:
             outcome = clock_reset.BEGUN
             step.now_ms = step.stamp_ms = new_ms
             # Messages stored from now on are above the cursors, which the reset moves to the end of the new time.

@@ -68,10 +68,7 @@ class Recurrence:
             parse(self.cron)
             zone(self.zone)
         elif self.zone != "UTC":
-            raise InvalidRequest(
-                "zone: an interval has none, for it is as long on every clock; leave it out, or use cron for times of "
-                "the day"
-            )
+            raise InvalidRequest("zone: an interval has no time zone; leave it out, or use cron for times of the day")
         # `parse` has checked that the expression matches some time, so only start and end can exclude all.
         if (self.start_ms, self.end_ms) != (None, None) and self.next_ms(-1) is None:
             raise InvalidRequest("the schedule never happens: nothing falls between its start and its end")

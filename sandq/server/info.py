@@ -27,7 +27,7 @@ from sandq.model.config_schema import Address
 from sandq.model.errors import NotLeader, SandqError
 from sandq.model.members import node_of
 from sandq.model.membership import Membership
-from sandq.partition.clock_reset import LEAST_MS as FLOOR_AHEAD_MS
+from sandq.partition.clock_reset import LEAST_AHEAD_MS as FLOOR_AHEAD_MS
 from sandq.push.pusher import Pusher
 from sandq.server.audit.audit_log import AuditLog
 from sandq.server.debug.dump import NodeDump

@@ -266,7 +266,7 @@ def _take_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, settings
             if error.reason == "KEY_VALUES_MISMATCH":
                 why = f"is not the key of the first certificate of tls.cert_file {settings.cert_file}"
             elif b"ENCRYPTED" in key:
-                why = "is encrypted: nobody is there to be asked for its password; openssl pkey -in ... takes it off"
+                why = "is encrypted, and a node cannot ask for the password; decrypt it with openssl pkey -in ..."
             else:
                 why = f"cannot be used with tls.cert_file {settings.cert_file}: {_reason(error)}"
             raise StartupError(f"tls.key_file {settings.key_file} {why}") from None

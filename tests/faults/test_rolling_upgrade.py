@@ -91,7 +91,7 @@ def test_upgrade_under_load_loses_nothing(make_cluster: Callable[..., ClusterPro
         node.program = THIS
         node.start(wait=False)
         assert node.ended() != 0
-        assert f"is of feature level {NEXT.highest}, and this version knows {KNOWN}" in node.output()
+        assert f"is of feature level {NEXT.highest}, and this version supports {KNOWN}" in node.output()
         node.program = AFTER
         await trio.to_thread.run_sync(node.start)
 

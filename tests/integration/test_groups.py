@@ -252,11 +252,11 @@ async def test_a_group_is_paused_and_resumed(api: sandq.Client) -> None:
         first = await take(subscription, 1, ack=False)
         await api.admin.pause_group("t", "g")
         await fill(api, 2, 2, first=2)
-        assert [row["reason"] for row in await api.admin.groups("t")] == ["it is paused, until somebody resumes it"] * 2
+        assert [row["reason"] for row in await api.admin.groups("t")] == ["it is paused until it is resumed"] * 2
         assert await api.leases("t", "g").take(max=10) == []
         waiting = (await api.leases("t", "other").take(max=10))[-1]
         told = {row["group"]: row["reason"] for row in (await api.messages("t").why(waiting.id))["groups"]}
-        assert told["g"] == "the group is stopped: it is paused, until somebody resumes it"
+        assert told["g"] == "the group is stopped: it is paused until it is resumed"
         await first[0].ack()
         await api.admin.resume_group("t", "g")
         assert {message.value for message in first + await take(subscription, 3)} == {b"0", b"1", b"2", b"3"}

@@ -121,8 +121,8 @@ async def test_invalid_key_limits_are_refused(api: sandq.Client) -> None:
     wrong: list[tuple[str, dict[str, Any], str]] = [
         ("timer", {"ordering": "key", "max_in_flight_per_key": 1}, "it does not go with ordering key"),
         ("timer", {"max_in_flight_per_key": 0}, "0 is not within 1 to 1000"),
-        *((kind, {"max_in_flight_per_key": 2}, "only topics of the kind timer") for kind in ("compacted", "priority")),
-        ("fair", {"max_in_flight_per_key": 2}, "only topics of the kind timer"),
+        *((kind, {"max_in_flight_per_key": 2}, "only timer topics") for kind in ("compacted", "priority")),
+        ("fair", {"max_in_flight_per_key": 2}, "only timer topics"),
     ]
     for kind, given, words in wrong:
         with pytest.raises(InvalidSetting, match=f"^max_in_flight_per_key: {words}"):

@@ -125,7 +125,10 @@ async def test_why_tells_what_a_message_waits_for(api: sandq.Client, partitions:
         assert (told["state"], told["partition"]) == ("leased", held.partition)
         groups = {group["group"]: group for group in told["groups"]}
         assert (groups["idle"]["state"], groups["idle"]["consumers"]) == ("ready", 0)
-        assert groups["idle"]["reason"] == "it waits for a consumer with room; the group has no consumer on this node"
+        assert (
+            groups["idle"]["reason"]
+            == "it waits for a consumer that may receive more; the group has no consumer on this node"
+        )
         assert (groups["g"]["state"], groups["g"]["attempt"], groups["g"]["consumers"]) == ("leased", 1, 1)
         assert groups["g"]["consumer"] in groups["g"]["reason"]
         assert groups["g"]["lease_token"] == held.lease_token and groups["idle"]["lease_token"] is None

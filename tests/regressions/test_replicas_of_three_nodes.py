@@ -74,7 +74,7 @@ async def test_subscribe_during_leader_change_includes_new_partition(
                 if leader not in (None, other):
                     host = nodes.host(leader, "t", 1)
                     host.group.transfer(next(m for m in host.members.voters if m.startswith(other)))
-                    host.hurry()
+                    host.send_commit_index()
                 return leader == other
 
             await until_holds(is_moved)

@@ -253,7 +253,7 @@ def test_priorities_and_tenants(schedule: Schedule, node: Broker, tmp_path: Path
     del mapping["tenant"], mapping["unique_key"]
     assert schedule(tmp_path / "a.csv", mapping=mapping, topic="priority", **options).sent == 7
     assert sorted(message.priority for message in node.messages("priority")) == [-(2**31), 0, 1, 1, 1, 1, 7]
-    with pytest.raises(InvalidRequest, match="priority: topic 't' is a timer topic; one of the kind priority or fair"):
+    with pytest.raises(InvalidRequest, match="priority: topic 't' is a timer topic; only priority or fair topics"):
         schedule(tmp_path / "a.csv", mapping=mapping, **options)
 
 

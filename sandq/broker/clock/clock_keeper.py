@@ -257,7 +257,7 @@ class ClockKeeper:
             finally:
                 held, self._held = self._held, []
                 for host in held:
-                    host.stay()
+                    host.stop_leaving()
 
 
 def _is_request(body: Any) -> bool:

@@ -83,7 +83,7 @@ class MetadataChanges:
         result = await self.metadata.call(command)
         index = self.view.applied_index
         # The other members learn the commit index with the next message: send one now instead of at the next heartbeat.
-        self.metadata.hurry()
+        self.metadata.send_commit_index()
         with trio.move_on_after(LEADERS_WAIT_S):
             await self._progress.until(index)
         with trio.move_on_after(OTHERS_WAIT_S):

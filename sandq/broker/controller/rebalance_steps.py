@@ -48,7 +48,7 @@ def next_step(
     return None
 
 
-def is_whole(wanted: Partition, members: Members) -> bool:
+def is_complete(wanted: Partition, members: Members) -> bool:
     """Return whether the members are exactly the wanted ones, and all of them vote."""
     if members.learners:
         return False
@@ -61,7 +61,7 @@ def report_of(wanted: Partition, members: Members) -> bool | None:
 
     True: the group now has exactly the members of its new assignment. False: former members have left, but the
     assignment is not reached yet. None: nothing new."""
-    if is_whole(wanted, members):
+    if is_complete(wanted, members):
         return True if wanted.moving else None
     have_left = {*members.voters, *members.learners} <= set(wanted.members)
     return False if wanted.former and have_left else None

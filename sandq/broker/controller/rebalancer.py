@@ -19,7 +19,7 @@ import structlog
 import trio
 
 from sandq.broker.catalog import Catalog
-from sandq.broker.controller.rebalance_steps import is_whole, next_step, report_of
+from sandq.broker.controller.rebalance_steps import is_complete, next_step, report_of
 from sandq.broker.controller.reports import Reports
 from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.health.shut_replicas import ShutReplicas
@@ -82,7 +82,7 @@ class _Led:
     @property
     def differs(self) -> bool:
         """Whether the group differs from its assignment."""
-        return self.wanted.moving or not is_whole(self.wanted, self.host.members)
+        return self.wanted.moving or not is_complete(self.wanted, self.host.members)
 
 
 class Rebalancer:

@@ -122,5 +122,5 @@ def record_of(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
     try:
         return checked_record(settings, kind)
     except InvalidSetting as error:
-        why = f"these settings are invalid for a topic of the kind {kind}: {error.message}"
+        why = f"these settings are invalid for a {kind} topic: {error.message}"
         raise InvalidSetting(why, mistakes=error.details.get("mistakes", [error.message])) from None

@@ -32,7 +32,7 @@ async def hand_over(
         return [host.number for host in hosts() if can_leave(host, nodes)]
     finally:
         for host in hosts():
-            host.stay()
+            host.stop_leaving()
 
 
 def can_leave(host: RaftGroup, nodes: Collection[str]) -> bool:

@@ -242,7 +242,7 @@ class RaftGroup:
             self.group.transfer(max(voters, key=self.group.match_index))
         self._group_commit.mark(self.group)
 
-    def stay(self) -> None:
+    def stop_leaving(self) -> None:
         """Accept commands again, because no member has taken over."""
         self._leaving = False
 
@@ -314,7 +314,7 @@ class RaftGroup:
         for pin in list(self.pins.values()):
             pin.lose()
 
-    def hurry(self) -> None:
+    def send_commit_index(self) -> None:
         """Send the commit index to the other members at once."""
         self.group.heartbeat()
         self._group_commit.mark(self.group)

@@ -40,7 +40,7 @@ from sandq.model.times import LEAST_INSTANT_MS
 from sandq.model.topic_limits import MAX_MESSAGE_BYTES
 from sandq.model.unfinished import unfinished_conflict
 from sandq.partition import commands as c
-from sandq.partition.clock_reset import NOTHING
+from sandq.partition.clock_reset import NOT_AHEAD
 from sandq.partition.produce_validation import check_not_far, most_value_bytes
 from sandq.partition.queries.fetch import Extent, Fetched
 from sandq.partition.queries.queries import UNITS_S, PartitionQueries
@@ -494,7 +494,7 @@ class MessageRequests:
                 "partition's clock is not set back to it: correct the clock, or let another node lead"
             )
         answer: dict[str, Any] = await host.call(c.ClockReset(clock.guarded_ms))
-        if answer["outcome"] != NOTHING:
+        if answer["outcome"] != NOT_AHEAD:
             log.warning("a partition's clock is set back", topic=request.topic, partition=request.partition, **answer)
         return answer
 

@@ -325,7 +325,7 @@ class Leases:
 
         Without a delay the topic's back-off applies. Returns the messages whose lease was lost.
 
-        `priority` (in a topic of the kind priority or fair) and `headers` replace those of the messages for this group
+        `priority` (in a priority or fair topic) and `headers` replace those of the messages for this group
         from now on, if given; {} removes the headers. `count=False` is a snooze: the attempt does not count, unless
         they were snoozed `max_snoozes` times (a setting).
         """

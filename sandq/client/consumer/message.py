@@ -103,7 +103,7 @@ class Message(HeldMessage):
         attempt.
 
         Without a delay the topic's back-off applies. `count=False` is a snooze: the attempt does not count, unless the
-        message was snoozed `max_snoozes` times (a setting). `priority` (in a topic of the kind priority or fair) and
+        message was snoozed `max_snoozes` times (a setting). `priority` (in a priority or fair topic) and
         `headers` replace those of the message for this group from now on, if given; {} removes the headers.
         """
         consumer = self._piece.consumer

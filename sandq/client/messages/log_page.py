@@ -171,7 +171,7 @@ class LogMessage(Generic[P]):
 
     @property
     def priority(self) -> int:
-        """The priority in a topic of the kind priority or fair, the lowest first; 0 if none is set."""
+        """The priority in a priority or fair topic, the lowest first; 0 if none is set."""
         return self._piece.priority(self._position)
 
     @property

@@ -208,7 +208,7 @@ class Messages:
         """Change the delivery time of a delayed or ready message, and return its new offset; its id stays.
 
         The new time is an instant, or a `delay` from now (`delay_ms`: in whole milliseconds). A message that waits for
-        a retry is retried at that time, and keeps its offset. In a topic of the kind priority or fair, `priority` may
+        a retry is retried at that time, and keeps its offset. In a priority or fair topic, `priority` may
         be changed as well, or alone (`set_priority`).
 
         Raises TooLate and NotFound as `cancel`. TooLate with the state waiting is also raised if the message waits in
@@ -287,7 +287,7 @@ class Messages:
         priority: int,
         timeout: Duration | None = None,
     ) -> str:
-        """Change the priority of a message in a topic of the kind priority or fair (lower goes first); return its
+        """Change the priority of a message in a priority or fair topic (lower goes first); return its
         offset.
 
         Offset, id and delivery time stay; within its new priority the message is ordered by age. Raises TooLate and
@@ -341,7 +341,7 @@ class Messages:
     ) -> JobResult:
         """Move every pending message that matches `to` an instant, or by a `shift` ("1h", "-30m", a timedelta).
 
-        Messages that would be moved into the past are due at once. In a topic of the kind priority or fair, `priority`
+        Messages that would be moved into the past are due at once. In a priority or fair topic, `priority`
         may be changed as well, or alone; then the times stay. Otherwise like `cancel_all`.
         """
         if to is not None and shift is not None:
@@ -400,7 +400,7 @@ class Messages:
         kind, data, *_ = target
         if tenant is not None and record.kind != FAIR:
             raise InvalidRequest(
-                f"tenant: topic {self.topic!r} is a {record.kind} topic; one of the kind fair has them"
+                f"tenant: topic {self.topic!r} is a {record.kind} topic; only fair topics have tenants"
             )
         key = _key_of(target)
         if key is not None and record.kind == FAIR:

@@ -17,8 +17,7 @@ def check_rank(topic: str, kind: str, priority: object, tenant: object) -> None:
     for name, given in (("tenant", tenant), ("priority", priority)):
         if given is not None and kind not in ACCEPTING_KINDS[name]:
             raise InvalidRequest(
-                f"{name}: topic {topic!r} is a {kind} topic; "
-                f"one of the kind {' or '.join(ACCEPTING_KINDS[name])} takes it"
+                f"{name}: topic {topic!r} is a {kind} topic; only {' or '.join(ACCEPTING_KINDS[name])} topics accept it"
             )
 
 

@@ -47,8 +47,8 @@ class SendOptions(TypedDict, total=False):
     - "replace_pending": cancel the other message. The receipt raises DuplicateKey if any group has leased that message.
     - "ignore": store nothing. The receipt gives the id of the message that has the key.
 
-    `priority`: for topics of the kinds priority and fair; lower numbers are delivered first, 0 is the default.
-    `tenant`: for topics of the kind fair; "default" if left out. There the tenant alone chooses the partition.
+    `priority`: for priority and fair topics; lower numbers are delivered first, 0 is the default.
+    `tenant`: for fair topics; "default" if left out. There the tenant alone chooses the partition.
     """
 
     key: Value | None

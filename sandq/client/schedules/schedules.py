@@ -612,7 +612,7 @@ def _check_kind(record: TopicRecord, tenant: str | None) -> None:
         check_tenant(tenant)
         if record.kind != FAIR:
             raise InvalidRequest(
-                f"tenant: topic {record.name!r} is a {record.kind} topic; one of the kind fair has them"
+                f"tenant: topic {record.name!r} is a {record.kind} topic; only fair topics have tenants"
             )
 
 

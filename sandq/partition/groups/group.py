@@ -33,7 +33,7 @@ from sandq.partition.records.metrics import PartitionMetrics
 SEEKING: Final = "a seek is under way"
 RESETTING: Final = "the partition's clock is being set back"
 """Reasons why a group leases nothing at present. Until the seek or the reset ends, its messages are not known."""
-PAUSED: Final = "it is paused, until somebody resumes it"
+PAUSED: Final = "it is paused until it is resumed"
 
 
 class Group:

@@ -139,7 +139,7 @@ class Redrive:
                 if not self._dead.may_send_again(again, again_bytes):
                     if not chosen:
                         raise Overloaded(
-                            f"the outbox of the partition has no room for what an ack has sent (limits "
+                            f"the outbox of the partition is full of messages that acks send (limits "
                             f"{FIXED.outbox_messages} messages and {FIXED.outbox_bytes} bytes); ask again in a moment"
                         )
                     outcomes.append(Outcome(NOT_YET))

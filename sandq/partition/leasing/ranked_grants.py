@@ -139,7 +139,7 @@ class RankedGrants:
             queue, is_shared = turn
             capacity = ready.limits.capacity_of(queue.tenant)
             most = 1 if is_shared else left if capacity is None else min(left, capacity)
-            assert most > 0, "who has a turn has room"
+            assert most > 0, "a queue with a turn has messages that may be leased"
             returned = ready.first_returned(queue)
             gets_nothing_new = is_stopped or queue.tenant in ready.limits.crowding.stopped
             head = None if gets_nothing_new else ready.head(queue, view)

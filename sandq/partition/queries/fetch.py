@@ -13,7 +13,7 @@ from sandq.model.errors import Conflict
 from sandq.model.piece import Piece
 from sandq.partition.base.rows import Range
 from sandq.partition.base.view import View
-from sandq.partition.clock_reset import LEAST_MS
+from sandq.partition.clock_reset import LEAST_AHEAD_MS
 from sandq.partition.reader.reader import AnswerReader, LogReader, cursor_before
 from sandq.partition.state_machine import TimerPartition
 
@@ -106,11 +106,11 @@ def measure(
 def _check_start(machine: TimerPartition, start: bytes, pending: bool) -> None:
     """Raise Conflict for a start beyond the time of a partition after a clock reset. A reader that continued there
     would miss messages that are stored until that time comes."""
-    if pending or not machine.clock_epoch or offsets.deliver_ms(start) < machine.now_ms + LEAST_MS:
+    if pending or not machine.clock_epoch or offsets.deliver_ms(start) < machine.now_ms + LEAST_AHEAD_MS:
         return
     raise Conflict(
-        f"offset {offsets.to_text(start)} is beyond the time of the partition, whose clock was set back: who read up "
-        "to there begins anew from the instant of the reset, and may meet messages again that were placed anew",
+        f"offset {offsets.to_text(start)} is beyond the time of the partition, whose clock was set back; read again "
+        "from the time of the reset: messages with new offsets may be read twice",
         clock_epoch=machine.clock_epoch,
     )
 

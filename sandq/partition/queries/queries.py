@@ -44,7 +44,7 @@ ROW_BYTES = 256
 NEWEST = "newest"
 """Order of a page that begins with the highest offset."""
 STATES = (DELAYED, READY, LEASED, WAITING, ACKED)
-NO_ROOM = "it waits for a consumer with room"
+NO_CREDIT = "it waits for a consumer that may receive more"
 UNITS_S = {"second": 1, "minute": 60, "hour": 3600}
 
 Shown = dict[str, Any]
@@ -181,7 +181,7 @@ class PartitionQueries:
             reason = ranked_queries.why_ready(self._machine, group, group.ready, offset, self._view)
             if reason is not None:
                 return reason
-        return NO_ROOM
+        return NO_CREDIT
 
     # -- pages ----------------------------------------------------------------------------------------------------
 
@@ -546,7 +546,7 @@ def _blocked_reason(group: Group, offset: bytes) -> str:
     passed it."""
     order = group.order
     if order.is_free(offset):
-        return NO_ROOM
+        return NO_CREDIT
     busy = order.busy_of(order.blocked[offset])
     if order.limit == 1 or busy < order.limit:
         return "it waits for an earlier message of its key"

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
 from sandq.client.consumer import SETTLE_ITEMS, Outgoing
-from sandq.client.json_format import FROM_OTHERS, read_headers, read_message, read_value
+from sandq.client.json_format import REPORTED_FIELDS, read_headers, read_message, read_value
 from sandq.client.producer import delay_of
 from sandq.model.errors import InvalidRequest, InvalidTime
 from sandq.model.json_values import with_json_type
@@ -302,8 +302,8 @@ class MessageIn(BaseModel):
     def _without_response_members(cls, given: Any) -> Any:
         """Drop members that only responses have, so that a consumed message can be produced again."""
         check_members(given)
-        if isinstance(given, dict) and not FROM_OTHERS.isdisjoint(given):
-            return {name: value for name, value in given.items() if name not in FROM_OTHERS}
+        if isinstance(given, dict) and not REPORTED_FIELDS.isdisjoint(given):
+            return {name: value for name, value in given.items() if name not in REPORTED_FIELDS}
         return given
 
     def arguments(self) -> dict[str, Any]:
@@ -430,7 +430,7 @@ class OutgoingIn(MessageIn):
         """Drop members that only responses have, except the topic, which is the target here."""
         check_members(given)
         if isinstance(given, dict):
-            return {name: value for name, value in given.items() if name == "topic" or name not in FROM_OTHERS}
+            return {name: value for name, value in given.items() if name == "topic" or name not in REPORTED_FIELDS}
         return given
 
     def outgoing(self) -> Outgoing:

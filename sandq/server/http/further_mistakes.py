@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
-from sandq.client.json_format import mistakes_of_message
+from sandq.client.json_format import message_errors
 from sandq.model.errors import InvalidRequest, InvalidSetting
 from sandq.model.names import TIMER, check_name
 from sandq.model.settings import CLASSES, parse_settings
@@ -30,7 +30,7 @@ def further_mistakes(body: Any, members: Set[str]) -> Iterator[tuple[str, Invali
     if members >= _OF_TOPICS:
         yield from _of_topic(body)
     elif members >= _OF_MESSAGES and "messages" not in body:
-        for name, error in mistakes_of_message(body):
+        for name, error in message_errors(body):
             yield f"body.{name}", error
 
 

@@ -59,7 +59,7 @@ def parse_list(text: str, path: str) -> list[ListedFile]:
     except (ValueError, KeyError, TypeError):
         version, found, records = "", [], []
     if version != VERSION or any(record.get("action") != "add" for record in records):
-        raise InvalidRequest(f"{path}: it is not a list of files in a format that this version knows")
+        raise InvalidRequest(f"{path}: it is not a list of files in a format that this version supports")
     return found
 
 

@@ -10,8 +10,8 @@
     delay_ms     bigint                    counted from the time at which the broker stores it; not with deliver_at
     ttl_ms       bigint                    this long after its delivery time, a message that no consumer holds is dead
     unique_key   binary, string            1..1024 bytes
-    priority     bigint, int               lower first; only in topics of the kinds priority and fair
-    tenant       string                    chooses the partition; only in topics of the kind fair; null: the default one
+    priority     bigint, int               lower first; only in priority and fair topics
+    tenant       string                    chooses the partition; only in fair topics; null: the default one
 
 Other columns of the source (offset, timestamp, state, attempts, message_id) are ignored, so that rows of the source can
 be written. Any other column is an error. Checks run on whole columns, and an error names the first wrong row.

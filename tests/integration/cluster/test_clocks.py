@@ -219,7 +219,7 @@ async def test_leader_with_wrong_clock_hands_leadership_over_before_any_command(
                     return not host.group.is_leader
 
                 await until_holds(has_gone)
-                host.stay()
+                host.stop_leaving()
             await until_holds(lambda: len(began) >= PARTITIONS)
             await nodes.until_led_by("node2", "node3")
             await client.produce("t", FOUND)

@@ -112,7 +112,7 @@ async def test_metadata_leader_stops_while_a_replica_is_rebuilt(tmp_path: Path) 
             # Not a redirect to the next leader: that one would do it a second time.
             with pytest.raises(TimedOut, match="ask again"):
                 await asked.administration.nodes.rebuild(Rebuild("t", 0, odd), NODE)
-        asked.metadata_host.stay()
+        asked.metadata_host.stop_leaving()
         await until_holds(lambda: anew(nodes, before) in (set(), {odd}))
         assert await compared(nodes, same=True) == ()
         found = [await client.messages("t").get(id=one) for one in ids]

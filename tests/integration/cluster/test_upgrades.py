@@ -86,7 +86,7 @@ async def test_feature_level_rises_after_the_last_node_is_upgraded(tmp_path: Pat
         with pytest.raises(BaseExceptionGroup) as failure:
             async with run_node(nodes.config("node3")):
                 raise AssertionError("it serves")
-        assert failure.group_contains(StartupError, match=f"of feature level {NEXT.highest}, and this version knows")
+        assert failure.group_contains(StartupError, match=f"of feature level {NEXT.highest}, and this version supports")
 
 
 async def test_partitions_reach_the_level_after_the_last_node(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ async def test_data_of_a_level_that_is_not_known_is_refused(tmp_path: Path, is_c
     with pytest.raises(BaseExceptionGroup) as failure, trio.fail_after(PATIENCE_S):
         async with run_node(config):
             await trio.sleep_forever()
-    assert failure.group_contains(StartupError, match=f"of feature level {NEXT.highest}, and this version knows")
+    assert failure.group_contains(StartupError, match=f"of feature level {NEXT.highest}, and this version supports")
 
 
 async def test_a_version_that_does_not_know_the_level_is_not_let_in(tmp_path: Path) -> None:

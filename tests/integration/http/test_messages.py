@@ -257,7 +257,7 @@ async def test_cancel_and_move(web: Web) -> None:
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ({"by": "unique_key", "tenant": "acme"}, "tenant: topic 't' is a timer topic; one of the kind fair has them"),
+        ({"by": "unique_key", "tenant": "acme"}, "tenant: topic 't' is a timer topic; only fair topics have tenants"),
         ({"by": "unique_key", "tenant": "a b"}, "tenant: 'a b' is not allowed"),
         ({"tenant": "acme"}, "tenant: it belongs to unique_key"),
         ({"key": "k"}, "key: it belongs to unique_key"),

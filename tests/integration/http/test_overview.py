@@ -53,7 +53,7 @@ async def test_topics_are_reported_with_rates_lag_and_findings(web: Web) -> None
     assert (one["messages"], one["delayed"], one["lag"], one["groups"]) == (10, 4, 6, 1)
     assert told["groups"][0] | {"oldest_at": None, "ready": 0, "leased": 0} == {
         "topic": "a.one", "group": "g", "lag": 6, "ready": 0, "leased": 0, "waiting": 0, "dead": 0, "consumers": 0,
-        "paused": True, "reason": "it is paused, until somebody resumes it", "push": None, "push_error": None,
+        "paused": True, "reason": "it is paused until it is resumed", "push": None, "push_error": None,
         "unfinished": None, "held_up_by": [], "oldest_at": None,
     }  # fmt: skip
     assert told["over_ms"] in (int(LOOK_S * 1000), int(2 * LOOK_S * 1000))

@@ -32,7 +32,7 @@ async def _move_leaders(of: Reconciler) -> None:
             group = _rng.choice(led)
             others = [member for member in group.members.voters if member != group.member]
             group.transfer(_rng.choice(others))
-            hosts[group.number].hurry()
+            hosts[group.number].send_commit_index()
 
 
 async def _start_and_move(of: Reconciler, metadata: RaftGroup) -> None:

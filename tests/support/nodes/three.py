@@ -124,7 +124,7 @@ class ThreeNodes:
         for serving in self.running.values():
             for opened in serving.broker.catalog.topics.values():
                 for delivery in opened.partitions.values():
-                    delivery.raft_group.stay()
+                    delivery.raft_group.stop_leaving()
 
     async def until_even(self, topic: str = "t", partition: int = 0) -> None:
         """Wait until all running nodes have applied the same entries."""

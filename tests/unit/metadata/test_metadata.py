@@ -245,10 +245,10 @@ def test_data_of_a_level_that_is_not_known_is_not_opened() -> None:
     table = Table()
     table.apply(register_node("n1", "store", {}, lowest_level=L1, highest_level=L3), m.RaiseFeatureLevel(L3))
     rows = list(table.rows.items())
-    said = f"is of feature level {L3}, and this version knows {L1} to {L2}"
+    said = f"is of feature level {L3}, and this version supports {L1} to {L2}"
     with pytest.raises(StartupError, match=f"{said}: start a version"):
         MetadataState.load(rows, Levels(L1, L2))
-    with pytest.raises(StartupError, match=f"this version knows {L4}"):
+    with pytest.raises(StartupError, match=f"this version supports {L4}"):
         MetadataState.load(rows, Levels(L4, L4))
     # Rows of that level may look otherwise, and the sentence is still the same.
     rows = [(b"p" + bytes(8), msgpack.packb(5)), (b"nn1", msgpack.packb("?")), (b"s", table.rows[b"s"])]

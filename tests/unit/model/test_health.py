@@ -48,7 +48,7 @@ NODES: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """Examples of a node's report about the cluster, by situation."""
 GROUPS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "group-paused": {"reason": "it is paused, until somebody resumes it", "ready": 5},
+    "group-paused": {"reason": "it is paused until it is resumed", "ready": 5},
     "group-stalled": {"reason": "20,000 messages wait for earlier ones of their keys", "ready": 5},
     "group-expired": {"ready": 5, "unfinished": 4, "oldest_ms": NOW_MS - ALONE_MS},
     "receiver-down": {"push": "waiting", "ready": 5, "push_error": "503"},

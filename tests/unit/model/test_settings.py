@@ -301,7 +301,7 @@ def test_a_limit_for_each_key() -> None:
         update_settings(DEFAULT_RECORD, {"max_in_flight_per_key": 3})
     with pytest.raises(InvalidSetting, match=r"^max_in_flight_per_key: it does not go with ordering key"):
         parse_settings({"max_in_flight_per_key": 1, "ordering": "key"})
-    with pytest.raises(InvalidSetting, match=r"^max_in_flight_per_key: only topics of the kind timer have it$"):
+    with pytest.raises(InvalidSetting, match=r"^max_in_flight_per_key: only timer topics have it$"):
         parse_settings({"max_in_flight_per_key": 2}, COMPACTED)
 
 
@@ -339,7 +339,7 @@ def test_a_first_pause_that_the_cap_would_cut_short(kind: str) -> None:
     assert parse_settings({"backoff": {**backoff, "kind": "none"}}).backoff.kind == "none"
 
 
-# -- topics of the kinds priority and fair -----------------------------------------------------------------------------
+# -- priority and fair topics -----------------------------------------------------------------------------
 
 RANKED_KEYS = {*KEYS} - {"ordering", "max_in_flight_per_key"}
 
@@ -373,8 +373,8 @@ def test_a_fair_topic_keeps_its_tenants_sorted() -> None:
         (PRIORITY, {"ageing": "999ms"}, "^ageing: 999ms is not within 1s to 366d$"),
         (PRIORITY, {"ageing": "367d"}, "^ageing: 367d is not within"),
         (PRIORITY, {"ordering": "none"}, "^ordering: unknown key"),
-        (PRIORITY, {"max_in_flight_per_key": 2}, "^max_in_flight_per_key: only topics of the kind timer have it$"),
-        (FAIR, {"max_in_flight_per_key": 2}, "^max_in_flight_per_key: only topics of the kind timer have it$"),
+        (PRIORITY, {"max_in_flight_per_key": 2}, "^max_in_flight_per_key: only timer topics have it$"),
+        (FAIR, {"max_in_flight_per_key": 2}, "^max_in_flight_per_key: only timer topics have it$"),
         (PRIORITY, {"rank": "fair"}, "^rank: unknown key"),
         (PRIORITY, {"tenants": {}}, "^tenants: unknown key"),
         (TIMER, {"ageing": "1m"}, "^ageing: unknown key"),

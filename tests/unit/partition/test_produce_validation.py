@@ -74,10 +74,10 @@ def test_batch_that_fits_is_split_when_the_log_keeps_its_messages_apart(
     ("place", "columns", "says"),
     [
         (TIMER, {"value": [None]}, "message 0 of the batch has no value"),
-        (TIMER, {"priority": [1]}, "^priority: this is a timer topic; one of the kind priority or fair takes it$"),
-        (TIMER, {"tenant": [b"a"]}, "^tenant: this is a timer topic; one of the kind fair takes it$"),
+        (TIMER, {"priority": [1]}, "^priority: this is a timer topic; only priority or fair topics accept it$"),
+        (TIMER, {"tenant": [b"a"]}, "^tenant: this is a timer topic; only fair topics accept it$"),
         (TIMER, {"ordering_hash": [1]}, "takes no ordering_hash with a message$"),
-        (PRIORITY, {"tenant": [b"a"]}, "^tenant: this is a priority topic; one of the kind fair takes it$"),
+        (PRIORITY, {"tenant": [b"a"]}, "^tenant: this is a priority topic; only fair topics accept it$"),
         (PRIORITY, {"priority": [2**31]}, "^message 0 of the batch: priority 2147483648 is not within -2147483648 to"),
         (PRIORITY, {"priority": [-(2**31) - 1]}, "^message 0 of the batch: priority -2147483649 is not"),
         (PRIORITY, {"value": [None]}, "message 0 of the batch has no value"),

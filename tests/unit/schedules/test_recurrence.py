@@ -40,7 +40,7 @@ def at(text: str) -> int:
             {"every_ms": 5000, "start_ms": 7, "end_ms": 7},
             "end: 1970-01-01T00:00:00.007Z is not after the start, 1970-01-01T00:00:00.007Z",
         ),
-        ({"every_ms": 5000, "zone": "Europe/Berlin"}, "zone: an interval has none"),
+        ({"every_ms": 5000, "zone": "Europe/Berlin"}, "zone: an interval has no time zone"),
         ({"cron": "@daily", "zone": "Berlin"}, 'zone: "Berlin" is not known; did you mean "Europe/Berlin"?'),
         ({"cron": "61 * * * *"}, 'cron: "61 * * * *": minute: "61" is not understood'),
         ({"cron": "0 0 30 2 *"}, 'cron: "0 0 30 2 *" never happens'),

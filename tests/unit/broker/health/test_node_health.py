@@ -39,7 +39,7 @@ class Host:
         self._bed.handed_to.append(sorted(nodes))
         self.group.is_leader = False
 
-    def stay(self) -> None: ...
+    def stop_leaving(self) -> None: ...
 
 
 class Bed:

@@ -97,10 +97,10 @@ def test_tenant_selects_one_of_the_initial_partitions(with_client: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "given", "words"),
     [
-        ("timer", {"priority": 0}, "priority: topic 'x' is a timer topic; one of the kind priority or fair takes it"),
-        ("timer", {"tenant": "a", "priority": 1}, "tenant: topic 'x' is a timer topic; one of the kind fair takes it"),
+        ("timer", {"priority": 0}, "priority: topic 'x' is a timer topic; only priority or fair topics accept it"),
+        ("timer", {"tenant": "a", "priority": 1}, "tenant: topic 'x' is a timer topic; only fair topics accept it"),
         ("compacted", {"key": "k", "priority": 1}, "priority: topic 'x' is a compacted topic; "),
-        ("priority", {"tenant": "a"}, "tenant: topic 'x' is a priority topic; one of the kind fair takes it"),
+        ("priority", {"tenant": "a"}, "tenant: topic 'x' is a priority topic; only fair topics accept it"),
     ],
 )
 def test_a_rank_that_the_kind_of_topic_does_not_take(

@@ -247,7 +247,7 @@ def test_it_is_said_why_one_waits() -> None:
     assert why(bench, ids[2]) == "it waits for an earlier message of its key"
     configure(bench, 2)
     bench.ack(lease.token, [[ids[0], 1]])
-    assert why(bench, ids[2]) == "it waits for a consumer with room"
+    assert why(bench, ids[2]) == "it waits for a consumer that may receive more"
     assert why(bench, ids[3]) == "it waits for an earlier message of its key"
 
 

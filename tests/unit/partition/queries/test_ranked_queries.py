@@ -17,7 +17,7 @@ from tests.support.partition.bench import T, by_id
 from tests.support.partition.ranked_bench import RankedBench
 
 ALL_TIMES = (0, 1 << 47)
-DEFAULT = "it waits for a consumer with room"
+DEFAULT = "it waits for a consumer that may receive more"
 
 
 def made(kind: str = "fair", **settings: Any) -> RankedBench:

@@ -196,7 +196,7 @@ class TestUndeliverable:
         assert [verdict for verdict, _ in told] == ["redriven"] * 3 + ["not_yet"]
         bench.restart()
         (refused,) = bench.apply(6, c.RedriveDead("g", ids[3:]))
-        assert isinstance(refused, Overloaded) and refused.retriable and "no room" in refused.message
+        assert isinstance(refused, Overloaded) and refused.retriable and "is full" in refused.message
         assert [letter.id for letter in bench.dead()] == ids[3:]
         to = receiver()
         carry(bench, to, at=7)

@@ -67,7 +67,7 @@ def test_stalled_move_is_reported_once(ctl: Any, server: FakeServer) -> None:
 
     server.script[Type.CLUSTER_INFO] += [None] * 5 + [undo]
     stuck = ctl("cluster", "drain", "n3")
-    assert stuck.exit_code == 1 and "somebody stopped the drain" in stuck.stderr
+    assert stuck.exit_code == 1 and "the drain was cancelled" in stuck.stderr
     assert stuck.stderr.count("nothing moves while more than a third of the nodes have failed") == 1
 
 
@@ -79,7 +79,7 @@ def test_awaited_change_is_undone_by_another_client(ctl: Any, server: FakeServer
     server.registered["n3"]["replicas"] = 10**9
     server.script[Type.CLUSTER_INFO] += [server.answer, undone]
     result = ctl("cluster", "drain", "n3")
-    assert result.exit_code == 1 and "n3 is in use again: somebody stopped the drain" in result.stderr
+    assert result.exit_code == 1 and "n3 is in use again: the drain was cancelled" in result.stderr
 
 
 def test_remove_asks_and_waits_until_it_is_gone(
@@ -118,7 +118,7 @@ def test_transfer(ctl: Any, server: FakeServer) -> None:
 
 
 def test_rebuild(ctl: Any, server: FakeServer) -> None:
-    assert ctl("cluster", "rebuild", "t", "0", "n3").output == "n3 gets partition 0 of t anew\n"
+    assert ctl("cluster", "rebuild", "t", "0", "n3").output == "n3 rebuilds its replica of partition 0 of t\n"
     assert server.of_type(Type.REBUILD)[0][2:] == ["t", 0, "n3"]
     assert json.loads(ctl("cluster", "rebuild", "t", "0", "n3", "-o", "json").output)["node"] == "n3"
     assert ctl("cluster", "rebuild", "t", "first", "n3").exit_code == 2

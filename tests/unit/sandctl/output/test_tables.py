@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandctl.output.escaping import in_json, lines, one_line, value_text
+from sandctl.output.escaping import in_json, lines, printable, value_text
 from sandctl.output.results import to_json
 from sandctl.output.tables import cell_len, cut, table_lines
 from tests.support.sandctl.fake_client import Ctl, FakeClient, letter, stored, text
@@ -52,7 +52,7 @@ def test_wide_characters_and_marks_count_as_they_are_shown() -> None:
 
 
 def test_control_characters_are_escaped() -> None:
-    shown = one_line(HOSTILE)
+    shown = printable(HOSTILE)
     assert shown.isprintable() and shown.startswith(r"\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202eevil")
     assert lines("a\nb\x1b") == "a\nb\\x1b" and lines("plain") == "plain"
     assert value_text(b"a\tb\n\x1b[0m\xff") == rb"a	b" + b"\n" + rb"\x1b[0m\xff"
