@@ -125,7 +125,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         node.close()
 
 
-def test_all_that_the_dashboard_asks_has_an_answer(prometheus: Prometheus) -> None:
+def test_dashboard_queries_return_samples(prometheus: Prometheus) -> None:
     variables = {"cluster": "sandq", "instance": "127.0.0.1:.*", "topic": ".*", "group": ".*"}
     found = {name: prometheus.samples(query) for name, query in board_queries(**variables).items()}
     assert {name for name, samples in found.items() if not samples} <= EMPTY.keys()
@@ -138,7 +138,7 @@ def test_variables_have_values(prometheus: Prometheus) -> None:
     assert "shop" in prometheus.get("label/group/values", **{"match[]": 'sandq_group_lag{topic=~".*"}'})
 
 
-def test_all_rules_are_evaluated_and_nothing_fires(prometheus: Prometheus) -> None:
+def test_rules_are_evaluated_and_none_fires(prometheus: Prometheus) -> None:
     def evaluated() -> list[dict[str, Any]]:
         return [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
 
@@ -150,14 +150,14 @@ def test_all_rules_are_evaluated_and_nothing_fires(prometheus: Prometheus) -> No
     wait_until(lambda: prometheus.has("job:sandq_slo_burn_rate:5m"))
 
 
-def test_nobody_without_a_token_is_answered(prometheus: Prometheus) -> None:
+def test_scrape_without_token_is_refused(prometheus: Prometheus) -> None:
     (target,) = prometheus.get("targets")["activeTargets"]
     assert target["health"] == "up"
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(target["scrapeUrl"])
 
 
-def test_consumers_can_be_scaled_by_what_comes(prometheus: Prometheus) -> None:
+def test_autoscaling_query_returns_samples(prometheus: Prometheus) -> None:
     """docs/how-to/autoscaling.md and the example for KEDA ask the same."""
     scaled = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "keda.yaml").read_text(encoding="utf-8"))
     page = (ROOT / "docs" / "how-to" / "autoscaling.md").read_text(encoding="utf-8")

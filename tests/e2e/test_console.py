@@ -421,7 +421,7 @@ def test_cluster_view_shows_nodes_and_refusals(console: Console) -> None:
     assert "1 node." in said
 
 
-def test_lateness_is_shown_beside_what_is_promised(console: Console) -> None:
+def test_lateness_view_shows_the_objective(console: Console) -> None:
     browser, api = console.browser, console.api
     promised = api("GET", "/slo")
     console.go("#/lateness")
@@ -552,7 +552,7 @@ def test_hostile_values_are_text(console: Console) -> None:
     assert "had" not in title and injected == 0
 
 
-def test_all_of_it_can_be_done_by_the_keyboard(console: Console) -> None:
+def test_console_works_with_the_keyboard(console: Console) -> None:
     browser, api = console.browser, console.api
     topic(api, "bykeys")
     console.go("")

@@ -280,7 +280,7 @@ def test_views_fit_their_window_and_have_labels_and_contrast(console: Console, s
             assert display == ("block" if width == 390 else "table-row"), "rows are cards on a phone"
 
 
-def test_consumers_of_a_group_are_listed_with_what_they_hold(console: Console, node: NodeProcess) -> None:
+def test_consumers_are_listed_with_their_leases(console: Console, node: NodeProcess) -> None:
     browser, api = console.browser, console.api
     name = topic(api, "consumed", partitions=1)
     api("POST", f"/topics/{name}", {"messages": [{"text": f"n{number}"} for number in range(3)]})

@@ -142,7 +142,7 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, environ: dict[str, str], con
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_no_node_stays_behind(how: signal.Signals, tmp_path: Path, environ: dict[str, str]) -> None:
+def test_interrupted_demo_leaves_no_node(how: signal.Signals, tmp_path: Path, environ: dict[str, str]) -> None:
     command = [sys.executable, "-m", "demo"]
     with subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) as process:
         try:

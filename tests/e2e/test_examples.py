@@ -58,7 +58,7 @@ def output(process: subprocess.Popen[str]) -> str:
     return out
 
 
-def test_all_of_them_are_tried() -> None:
+def test_every_example_is_tested_and_documented() -> None:
     assert {path.name for path in EXAMPLES.iterdir() if path.suffix == ".py"} == {
         "fastapi_app.py", "plain_script.py", "push_receiver.py", "worker.py"
     }  # fmt: skip

@@ -62,7 +62,7 @@ def produce(node: NodeProcess, count: int) -> None:
     trio.run(main)
 
 
-def test_beside_a_running_node_and_after_it(node: NodeProcess) -> None:
+def test_doctor_works_with_running_and_stopped_node(node: NodeProcess) -> None:
     produce(node, 100)
     found = doctor(node)
     assert "a node is running" in found["lock"]["found"]
@@ -88,7 +88,7 @@ def test_beside_a_running_node_and_after_it(node: NodeProcess) -> None:
     node.start()
 
 
-def test_beside_a_node_that_stands_still(node: NodeProcess) -> None:
+def test_doctor_recognizes_a_paused_node(node: NodeProcess) -> None:
     """It is not taken for another program."""
     node.pause()
     try:
@@ -101,7 +101,7 @@ def test_beside_a_node_that_stands_still(node: NodeProcess) -> None:
     assert "by the node that is running" in found["port client"]["found"]
 
 
-def test_while_it_writes(node: NodeProcess) -> None:
+def test_dump_of_log_being_written_reports_no_damage(node: NodeProcess) -> None:
     """A record that is being written may be torn, and is never reported as damage."""
     produce(node, 1)
     code = (

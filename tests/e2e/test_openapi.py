@@ -87,7 +87,7 @@ def examine(directory: Path, phases: str, examples: int, seed: int) -> None:
         node.close()
 
 
-def test_no_server_error_and_no_undocumented_answer(tmp_path: Path) -> None:
+def test_replies_are_documented_and_no_server_errors(tmp_path: Path) -> None:
     examine(tmp_path, PHASES, 6, 1)
 
 

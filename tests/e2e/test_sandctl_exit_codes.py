@@ -56,7 +56,7 @@ FAILED = ["topic show no", "produce no x", "produce t x --partition 99", f"messa
 
 
 @pytest.mark.parametrize(("code", "line"), [*((2, line) for line in USAGE), *((1, line) for line in FAILED)])
-def test_an_exit_code_tells_wrong_usage_from_failure(
+def test_exit_code_distinguishes_wrong_usage_from_failure(
     broker: sandq.testing.Broker, tmp_path: Path, code: int, line: str
 ) -> None:
     done = run_here(shlex.split(line), {"SANDCTL_SERVERS": broker.address}, tmp_path, "")

@@ -49,7 +49,7 @@ def shell(node: tuple[NodeProcess, int], tmp_path_factory: pytest.TempPathFactor
     return shell
 
 
-def test_there_are_commands() -> None:
+def test_page_has_commands() -> None:
     assert len(COMMANDS) == 6
 
 
@@ -74,7 +74,7 @@ def test_programs_get_json_and_wrong_statements_end_with_2(shell: Shell) -> None
     assert shell.run("sandctl sql 'select * from messages where topic = \"orders\"' --full-scan -o jsonl").code == 0
 
 
-def test_python_works_as_it_stands(node: tuple[NodeProcess, int], shell: Shell) -> None:
+def test_python_example_runs(node: tuple[NodeProcess, int], shell: Shell) -> None:
     (program,) = re.findall(r"```python\n(.+?)```", PAGE, re.S)
     program = program.replace("3306", str(node[1])).replace("2031-01-01", "2100-01-01")
     wait_until(lambda: _answers(node[1]))
@@ -84,7 +84,7 @@ def test_python_works_as_it_stands(node: tuple[NodeProcess, int], shell: Shell) 
     assert done.stdout.count("customer") == 3, done.stderr
 
 
-def test_mysql_works_as_it_stands(node: tuple[NodeProcess, int], shell: Shell) -> None:
+def test_mysql_example_runs(node: tuple[NodeProcess, int], shell: Shell) -> None:
     if shutil.which("mysql") is None:
         pytest.skip("`mysql` is not installed: make system, or apt-get install mariadb-client")
     wait_until(lambda: _answers(node[1]))

@@ -674,7 +674,7 @@ async def filled(victim: RawClient) -> None:
 
 
 @pytest.mark.parametrize("name", ABUSES)
-async def test_one_is_served_beside_many_that_mean_harm(
+async def test_client_is_served_despite_many_abusers(
     node: Serving, victim: RawClient, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[RawClient] = []
@@ -702,7 +702,7 @@ async def test_one_is_served_beside_many_that_mean_harm(
 
 
 @pytest.mark.parametrize("name", few_of(["fetch, never read", *ABUSES], 1))
-async def test_memory_is_bounded_beside_those_that_mean_harm(
+async def test_memory_is_bounded_despite_many_abusers(
     node: Serving, victim: RawClient, name: str, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All memory of Python, including memory outside the accounts and that of the abusers."""

@@ -50,7 +50,7 @@ async def test_acts_are_noted_and_reads_are_not(node: Serving, api: sandq.Client
     assert [(line["request"], line["result"]) for line in later] == [("topic_delete", "ok")]
 
 
-async def test_a_node_that_keeps_none_says_so(tmp_path: Path) -> None:
+async def test_node_without_audit_log_reports_that(tmp_path: Path) -> None:
     async with run_node(small_config(tmp_path, AUDIT__ENABLED="false")) as serving, connected(serving) as client:
         page = await client.admin.audit()
         assert page.lines == []
@@ -73,7 +73,7 @@ async def test_only_gateways_report_refusals(node: Serving, dial: Dial) -> None:
     assert answer[2] == "FORBIDDEN"
 
 
-async def test_http_tells_it_and_notes_what_it_asks_for_whom(tmp_path: Path) -> None:
+async def test_http_shows_the_audit_log_and_records_its_callers(tmp_path: Path) -> None:
     async with run_node(small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0")) as serving:
         assert serving.http is not None
         base = "http://{}:{}".format(*serving.http)
@@ -92,7 +92,7 @@ async def test_http_tells_it_and_notes_what_it_asks_for_whom(tmp_path: Path) -> 
             assert "sandq_audit_lines_total 1" in (await web.get("/metrics")).text
 
 
-async def test_it_is_written_when_the_node_stops(tmp_path: Path) -> None:
+async def test_audit_log_is_written_when_the_node_stops(tmp_path: Path) -> None:
     async with run_node(small_config(tmp_path)) as serving, connected(serving) as client:
         await client.admin.create_topic("orders")
     (file,) = (serving.data_dir / "audit").iterdir()

@@ -95,7 +95,7 @@ async def test_a_name_that_is_like_none_of_them(maker: sandq.Client) -> None:
     assert await names(maker) == []
 
 
-async def test_no_more_are_made_than_may_be(making: Serving, maker: sandq.Client) -> None:
+async def test_number_of_auto_created_topics_is_limited(making: Serving, maker: sandq.Client) -> None:
     await maker.admin.create_topic("made.by.hand")  # is not among them
     for number in range(3):
         await maker.produce(f"made.{number}", b"x")
@@ -109,7 +109,7 @@ async def test_no_more_are_made_than_may_be(making: Serving, maker: sandq.Client
     assert making.broker.administration.topics.auto_created == 4
 
 
-async def test_a_topic_that_was_deleted_is_made_anew(maker: sandq.Client) -> None:
+async def test_deleted_topic_is_created_again_on_use(maker: sandq.Client) -> None:
     await maker.produce("made.a", b"1")
     await maker.admin.delete_topic("made.a")
     try:
@@ -144,7 +144,7 @@ async def test_without_patterns_none_is_made(node: Serving, dial: Dial, api: san
     assert answer[2] == "UNKNOWN_TOPIC" and "give all nodes the same patterns" in answer[3]
 
 
-async def test_it_is_asked_for_twice_and_made_once(making: Serving, dial: Dial) -> None:
+async def test_repeated_ensure_creates_one_topic(making: Serving, dial: Dial) -> None:
     raw = await dial(making)
     first, second = [await raw.call(Type.TOPIC_ENSURE, "made.a") for _ in range(2)]
     assert first[2] == second[2] and first[2]["name"] == "made.a"

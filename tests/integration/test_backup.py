@@ -72,7 +72,7 @@ async def _states(api: sandq.Client, name: str) -> dict[str, tuple[Any, ...]]:
     }
 
 
-async def test_a_topic_comes_back_beside_itself_with_all_there_is_in_it(api: sandq.Client, location: Any) -> None:
+async def test_topic_is_restored_under_another_name_with_all_content(api: sandq.Client, location: Any) -> None:
     before = await _filled(api)
     manifest = await create_backup(api, location)
     assert [topic.name for topic in manifest.topics] == ["t"] and len(manifest.parts) == 2
@@ -195,7 +195,7 @@ async def test_a_restore_that_was_stopped_among_topics_that_are_open_goes_on(
         await restore_backup(api, location, manifest.backup_id, prefix="r-")
 
 
-async def test_nothing_is_made_when_a_later_topic_is_there(api: sandq.Client, location: Any) -> None:
+async def test_restore_creates_nothing_if_a_topic_exists(api: sandq.Client, location: Any) -> None:
     await api.admin.create_topic("a")
     await api.admin.create_topic("b")
     manifest = await create_backup(api, location)
@@ -264,9 +264,7 @@ async def test_damaged_truncated_or_foreign_backup_is_refused_with_its_position(
     assert [topic.name for topic in await api.admin.list_topics()] == ["t"], "nothing was begun"
 
 
-async def test_an_encrypted_backup_needs_its_key_and_tells_nothing_without(
-    api: sandq.Client, location: Any, key: BackupKey, tmp_path: Path
-) -> None:
+async def test_encrypted_backup_needs_its_key(api: sandq.Client, location: Any, key: BackupKey, tmp_path: Path) -> None:
     await api.admin.create_topic("secret-name")
     await api.produce("secret-name", b"secret value", delay="1h")
     manifest = await create_backup(api, location, key=key)
@@ -366,7 +364,7 @@ async def test_identities_and_roles_come_back_with_their_tokens(
         assert again.identities == 0 and "ada" in again.warnings[0]
 
 
-async def test_rows_that_nobody_reads_are_let_go(api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_export_without_reader_is_released(api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     from sandq.broker.backups import exports
     from sandq.client.backups import BackupTransfer
 

@@ -64,7 +64,7 @@ async def test_topic_twice_and_bad_shapes(client: RawClient) -> None:
     assert "2 replicas, and 1 nodes are registered" in message(refused)
 
 
-async def test_all_mistakes_in_settings_are_reported(client: RawClient) -> None:
+async def test_every_mistake_in_settings_is_reported(client: RawClient) -> None:
     refused = await client.create(leese="30s", max_attempts=0, backoff={"first": "-1s"})
     assert code(refused) == "INVALID_SETTING"
     for part in ("leese", "lease", "max_attempts", "backoff.first"):
@@ -153,7 +153,7 @@ async def test_wrong_fields_are_named_and_the_connection_goes_on(client: RawClie
         assert (await client.call(Type.PING))[0] == 0
 
 
-async def test_a_connection_has_so_many_subscriptions(tmp_path: Path, dial: Dial) -> None:
+async def test_subscriptions_per_connection_are_limited(tmp_path: Path, dial: Dial) -> None:
     async with run_node(small_config(tmp_path, LIMITS__SUBSCRIPTIONS_PER_CONNECTION="3")) as node:
         client = await dial(node)
         await client.create()
@@ -186,7 +186,7 @@ async def test_credit_and_consumer_id_of_subscription_are_bounded(tmp_path: Path
         assert (await client.subscribe(credit=10, consumer="abcde"))[0] == 0
 
 
-async def test_subscribing_to_what_is_not_there(client: RawClient) -> None:
+async def test_invalid_subscriptions_are_refused(client: RawClient) -> None:
     assert code(await client.subscribe()) == "UNKNOWN_TOPIC"
     await client.create()
     assert code(await client.call(Type.SUBSCRIBE, 1, "t", "bad group", "c", 1, None, "earliest", [])) == "INVALID_NAME"
@@ -231,13 +231,13 @@ async def test_wrong_protocol_version(node: Serving, dial: Dial) -> None:
     assert await raw.rest() == b""
 
 
-async def test_nothing_goes_before_hello(node: Serving, dial: Dial) -> None:
+async def test_request_before_hello_ends_the_connection(node: Serving, dial: Dial) -> None:
     raw = await dial(node, hello=False)
     assert code(await raw.call(Type.PING)) == "PROTOCOL"
     assert await raw.rest() == b""
 
 
-async def test_nothing_is_looked_at_before_the_gate_opens(tmp_path: Path, dial: Dial) -> None:
+async def test_frames_are_not_read_before_the_gate_opens(tmp_path: Path, dial: Dial) -> None:
     arrived, opened = trio.Event(), trio.Event()
     seen: list[Any] = []
 
@@ -270,7 +270,7 @@ async def test_http_on_the_client_port_is_pointed_to_the_http_port(tmp_path: Pat
         assert f"HTTP belongs to {node.http}" in answer
 
 
-async def test_a_client_that_never_reads_stops_only_itself(tmp_path: Path, dial: Dial) -> None:
+async def test_client_that_never_reads_stops_only_itself(tmp_path: Path, dial: Dial) -> None:
     limit = 4 * 2**20
     config = small_config(
         tmp_path,

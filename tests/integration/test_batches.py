@@ -115,7 +115,7 @@ async def test_message_settled_in_another_way_than_its_batch(api: sandq.Client) 
     await waits_until_trimmed(api)
 
 
-async def test_a_batch_that_is_nacked_comes_again_as_a_whole(api: sandq.Client) -> None:
+async def test_nacked_batch_is_redelivered_completely(api: sandq.Client) -> None:
     await api.admin.create_topic("t", partitions=2, max_attempts=2)
     await fill(api, 500)
     attempts: Counter[int] = Counter()

@@ -142,7 +142,7 @@ async def test_a_consumer_ends_when_its_token_is_revoked(strict: Serving, boss: 
             await client.produce("t", b"y")
 
 
-async def test_more_rights_are_there_without_connecting_anew(strict: Serving, boss: sandq.Client) -> None:
+async def test_added_rights_take_effect_without_reconnecting(strict: Serving, boss: sandq.Client) -> None:
     await boss.admin.create_topic("t")
     made = await boss.admin.create_token("app", ["read:t"])
     async with sandq.connect(at(strict), token=made.text) as client:
@@ -188,7 +188,7 @@ async def test_a_gateway_is_cut_off_once_its_secret_counts_no_more(
     assert (await boss.admin.whoami()).principal == "token:boss"
 
 
-async def test_a_gateway_that_is_not_let_in_says_so(strict: Serving) -> None:
+async def test_refused_gateway_raises_unavailable(strict: Serving) -> None:
     options = Options(gateway_secret=lambda: b"another secret, alas", starts_alone=True)
     async with connect_with(options, (at(strict),), "gateway") as client:
         with pytest.raises(sandq.errors.Unavailable, match="does not let this gateway in"):

@@ -64,7 +64,7 @@ async def test_a_jump_is_not_followed(guarded: Serving, dial: Dial, wall: Wall, 
     assert client.pushed == [], "what is half an hour away does not come"
 
 
-async def test_an_accepted_jump_forward_makes_due_what_is_due_by_it(
+async def test_accepted_jump_forward_makes_messages_due(
     guarded: Serving, dial: Dial, wall: Wall, hand: HandClock
 ) -> None:
     client = await dial(guarded)
@@ -78,7 +78,7 @@ async def test_an_accepted_jump_forward_makes_due_what_is_due_by_it(
         assert values_of(await client.push()) == [b"later"]
 
 
-async def test_an_accepted_jump_back_makes_nothing_early(
+async def test_accepted_jump_back_delivers_nothing_early(
     guarded: Serving, dial: Dial, wall: Wall, hand: HandClock
 ) -> None:
     client = await dial(guarded)

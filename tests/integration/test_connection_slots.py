@@ -66,7 +66,7 @@ async def refusal(client: RawClient) -> list[Any]:
     return frame
 
 
-async def test_one_address_gets_three_quarters_of_the_connections(connect: From) -> None:
+async def test_connections_per_address_are_limited_to_three_quarters(connect: From) -> None:
     greedy = [await connect(GREEDY) for _ in range(SHARE)]
     for _ in range(2):
         told = (await refusal(await connect(GREEDY, hello=False)))[3]

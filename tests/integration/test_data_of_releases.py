@@ -66,7 +66,7 @@ async def check_backup(address: str, location: Location) -> None:
         assert sorted(message.value for message in dead) == [b"bad 0", b"bad 1"]
 
 
-def test_there_is_an_archive_of_each_level() -> None:
+def test_every_feature_level_has_an_archive() -> None:
     assert set(NAMES) == {f"level-{level}" for level in range(KNOWN.lowest, KNOWN.highest + 1)}
 
 

@@ -58,7 +58,7 @@ async def test_dead_letters_go_there_once(api: sandq.Client) -> None:
     await counts_are(api, {})
 
 
-async def test_kinds_keep_what_they_know(api: sandq.Client) -> None:
+async def test_dead_letters_keep_tenant_and_priority(api: sandq.Client) -> None:
     await api.admin.create_topic("fair", kind="fair", partitions=2)
     await api.admin.create_topic("plain")
     await api.admin.create_topic("a", kind="fair", max_attempts=1, dead_letter_topic="fair")

@@ -38,7 +38,7 @@ async def letters(api: sandq.Client, group: str = "g", **options: Any) -> list[s
 # -- how they die ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_letter_tells_how_it_died(node: Serving, api: sandq.Client) -> None:
+async def test_dead_letter_has_its_history(node: Serving, api: sandq.Client) -> None:
     await api.admin.create_topic("t", max_attempts=3, backoff={"kind": "none"})
     message_id = await api.produce("t", b"value", unique_key="u", headers={"a": 1})
     async with api.subscribe("t", group="g") as subscription:

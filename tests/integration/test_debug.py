@@ -19,7 +19,7 @@ from tests.support.processes.node import NodeProcess
 from tests.support.waiting import PATIENCE_S
 
 
-async def test_a_dump_says_what_the_node_does_and_no_value(node: Serving, api: sandq.Client) -> None:
+async def test_dump_shows_the_state_of_the_node_and_no_values(node: Serving, api: sandq.Client) -> None:
     await api.admin.create_topic("t", partitions=2)
     await api.produce("t", b"a value that nobody is to read", key="a key", headers={"h": "a header"}, delay="1h")
     found = await api.admin.dump()
@@ -48,7 +48,7 @@ async def test_process_watches_its_event_loop(tmp_path: Path) -> None:
     assert "loop watch" in {row["name"] for row in found["threads"]}
 
 
-async def test_another_level_is_checked_by_the_node(node: Serving, api: sandq.Client) -> None:
+async def test_invalid_log_level_is_refused_by_the_node(node: Serving, api: sandq.Client) -> None:
     told = await api.admin.log_level(node="node1")
     assert told["level"] == told["configured"] == logs.level()
     for level, for_ms, why in (("loud", None, "level"), ("debug", 0, "for_ms"), ("debug", 86_400_001, "for_ms")):

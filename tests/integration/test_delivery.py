@@ -26,7 +26,7 @@ async def take(client: RawClient, count: int, *, ack: bool = True, credit: bool 
     return got
 
 
-async def test_no_more_than_the_credit_is_out(client: RawClient) -> None:
+async def test_messages_in_flight_are_limited_by_credit(client: RawClient) -> None:
     await client.create()
     await client.produce(*[b"%d" % n for n in range(10)])
     await client.subscribe(credit=4)
@@ -39,7 +39,7 @@ async def test_no_more_than_the_credit_is_out(client: RawClient) -> None:
     assert await take(client, 3, credit=False) == [b"5", b"6", b"7"]
 
 
-async def test_one_pool_of_credit_serves_all_partitions(client: RawClient) -> None:
+async def test_credit_is_shared_by_all_partitions(client: RawClient) -> None:
     await client.call(Type.TOPIC_CREATE, "t", "timer", 8, 1, {})
     for partition in range(8):
         await client.produce(*[b"%d-%d" % (partition, n) for n in range(20)], partition=partition)

@@ -79,7 +79,7 @@ async def test_moves_are_held_to_it(api: sandq.Client) -> None:
     assert await messages.move_all(shift="-1d") == (1, 1, 0)
 
 
-async def test_nothing_is_refused_together_with_what_is_too_far_for_this_node(tmp_path: Path) -> None:
+async def test_message_beyond_the_delay_limit_is_refused_alone(tmp_path: Path) -> None:
     async with run_node(small_config(tmp_path, LIMITS__DELAY_DAYS="30")) as serving, connected(serving) as api:
         await api.admin.create_topic("t")
         now_ms = serving.broker.clock.now_ms()

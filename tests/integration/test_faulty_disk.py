@@ -64,7 +64,7 @@ async def expect_all(client: RawClient, batches: int) -> None:
     assert sorted(got, key=str) == sorted((b"%d" % number * 100 for number in range(batches)), key=str)
 
 
-async def test_a_disk_that_takes_nothing_stops_writing_and_says_so(tmp_path: Path, dial: Dial) -> None:
+async def test_failing_sync_stops_writes_and_is_reported(tmp_path: Path, dial: Dial) -> None:
     plan = Plan()
     async with run_node(small_config(tmp_path), files=faulty(tmp_path, plan)) as node:
         client = await dial(node)

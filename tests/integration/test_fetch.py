@@ -144,7 +144,7 @@ async def test_fetch_can_begin_and_end_within_a_batch(api: sandq.Client) -> None
         assert [message.id for message in await fetched(api, 0, ids[first], end)] == ids[first:last]
 
 
-async def test_nothing_beyond_the_closed_time(node: Serving, api: sandq.Client, client: RawClient) -> None:
+async def test_fetch_ends_at_the_closed_time(node: Serving, api: sandq.Client, client: RawClient) -> None:
     await api.admin.create_topic("t")
     ready = await api.produce("t", b"ready")
     due_ms = node.broker.clock.now_ms() + 300

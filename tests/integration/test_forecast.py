@@ -57,7 +57,7 @@ async def check(api: sandq.Client, due_ms: list[int]) -> None:
         assert (told.buckets, told.later) == expected(due_ms, told.now_ms, unit, count), (unit, count)
 
 
-async def test_it_says_what_was_scheduled_by_priority_and_tenant(hand: HandClock, api: sandq.Client) -> None:
+async def test_forecast_of_fair_topic_counts_pending_messages(hand: HandClock, api: sandq.Client) -> None:
     """This also holds if a changed priority left the message in place."""
     start_ms = hand.now_ms() + 3_600_000
     await api.admin.create_topic("t", kind="fair", partitions=2)
@@ -72,7 +72,7 @@ async def test_it_says_what_was_scheduled_by_priority_and_tenant(hand: HandClock
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
-async def test_it_says_what_was_scheduled(hand: HandClock, api: sandq.Client, partitions: int) -> None:
+async def test_forecast_counts_pending_messages(hand: HandClock, api: sandq.Client, partitions: int) -> None:
     await api.admin.create_topic("t", partitions=partitions)
     start_ms = hand.now_ms() + 3_600_000  # later than any of the steps below takes, by this clock
     steps = [(number % 40) * 700 + (number % 7) * 3_600_000 + (number % 3) * 86_400_000 for number in range(600)]

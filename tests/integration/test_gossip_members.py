@@ -79,7 +79,7 @@ async def test_members_meet_change_leave_and_crash(jumping: MockClock, cluster: 
     assert failed is not None and failed.since_ms > since.since_ms and a.state("b") is LEFT
 
 
-async def test_changes_are_everybody_and_then_what_is_new(jumping: MockClock, cluster: Cluster) -> None:
+async def test_changes_list_all_members_and_then_updates(jumping: MockClock, cluster: Cluster) -> None:
     a, b = await cluster.start_all("ab")
     changes = a.member.changes()
     assert [change.member.name for change in await anext(changes)] == ["a", "b"]
@@ -238,7 +238,7 @@ async def test_member_with_another_key_cannot_join(
     assert list(a.member.members()) == ["a", "b"] and list(x.member.members()) == ["x"]
 
 
-async def test_another_cluster_is_not_let_in_and_says_why(jumping: MockClock, cluster: Cluster) -> None:
+async def test_member_of_another_cluster_is_refused_with_reason(jumping: MockClock, cluster: Cluster) -> None:
     a, _ = await cluster.start_all("ab")
     x = await cluster.start("x", cluster="of others")
     with capture_logs() as log, pytest.raises(Unavailable, match=r"a \(cluster\), b \(cluster\)"):
@@ -309,7 +309,7 @@ async def test_garbage_changes_nothing(jumping: MockClock, cluster: Cluster, key
     await until_holds(lambda: agree([*members, d]))
 
 
-async def test_half_a_message_and_silence_holds_nobody_up(jumping: MockClock, cluster: Cluster) -> None:
+async def test_incomplete_streams_do_not_block_others(jumping: MockClock, cluster: Cluster) -> None:
     a, b = await cluster.start_all("ab")
     half = Streams(None, lambda: bytes(12)).seal(PushPull(True, (), b"x" * 100))[:40]
     silent = [await trio.open_tcp_stream(*a.address) for _ in range(KNOWN_SLOTS + 8)]
@@ -498,7 +498,7 @@ async def test_members_on_ipv6(jumping: MockClock, cluster: Cluster, keyring: Ke
     assert a.member.counts["refutations"] == 0
 
 
-async def test_it_ends_when_it_is_cancelled_and_its_port_is_free(jumping: MockClock, cluster: Cluster) -> None:
+async def test_cancelled_member_frees_its_port(jumping: MockClock, cluster: Cluster) -> None:
     a = await cluster.start("a")
     await a.crash()
     again: Running = await cluster.start("a", port=a.address.port)

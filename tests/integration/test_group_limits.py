@@ -30,7 +30,7 @@ async def limits(client: sandq.Client) -> dict[str, Any]:
     return found
 
 
-async def test_no_more_are_in_flight_and_the_next_one_comes_with_an_ack(api: sandq.Client) -> None:
+async def test_messages_in_flight_are_limited_until_an_ack(api: sandq.Client) -> None:
     await api.admin.create_topic("t", lease="1h")
     await api.admin.limit_group("t", "g", max_in_flight=2)
     await produce(api, 5)
@@ -159,7 +159,7 @@ async def test_single_lease_request_is_served_by_every_partition(api: sandq.Clie
         assert await leases.ack([message]) == []
 
 
-async def test_a_restart_keeps_limits_and_what_was_allowed(tmp_path: Path) -> None:
+async def test_limits_and_leases_survive_a_restart(tmp_path: Path) -> None:
     async with run_node(small_config(tmp_path)) as node, connected(node) as client:
         await client.admin.create_topic("t", partitions=3, lease="1h")
         await client.admin.limit_group("t", "g", max_in_flight=4)
@@ -199,7 +199,7 @@ async def test_new_partitions_have_nothing_of_it_at_first(api: sandq.Client, nod
 
 
 @pytest.mark.parametrize("kind", ["priority", "fair"])
-async def test_other_kinds_have_limits_too(api: sandq.Client, kind: str) -> None:
+async def test_group_limits_apply_to_other_topic_kinds(api: sandq.Client, kind: str) -> None:
     await api.admin.create_topic("t", kind=kind, partitions=2, lease="1h")
     await api.admin.limit_group("t", "g", max_in_flight=2)
     for number in range(12):

@@ -50,7 +50,7 @@ def is_from(offset: str, start: str) -> bool:
 
 
 @both_sizes
-async def test_where_a_group_begins(node: Serving, api: sandq.Client, partitions: int) -> None:
+async def test_group_starts_at_the_given_position(node: Serving, api: sandq.Client, partitions: int) -> None:
     await api.admin.create_topic("t", partitions=partitions, delete_on_ack=False)
     old = await fill(api, 6, partitions)
     newest_ms = max(sandq.offset_time_ms(offset) for offset in old)
@@ -152,7 +152,7 @@ async def test_a_deleted_group_keeps_nothing_in_the_log(api: sandq.Client) -> No
     await waits_until_trimmed(api)
 
 
-async def test_a_group_that_nobody_uses_goes(timed: Serving, hand: HandClock) -> None:
+async def test_unused_group_is_deleted(timed: Serving, hand: HandClock) -> None:
     async with connected(timed) as api:
         await api.admin.create_topic("t", partitions=2)
         await api.admin.update_topic("t", group_ttl="1m")
@@ -181,7 +181,7 @@ async def touched_lately(api: sandq.Client, node: Serving, group: str) -> bool:
     return all(node.broker.clock.now_ms() - row["touched_ms"] < 20_000 for row in rows_of)
 
 
-async def test_a_consumer_that_was_away_too_long_begins_anew(timed: Serving, hand: HandClock) -> None:
+async def test_consumer_of_deleted_group_starts_again(timed: Serving, hand: HandClock) -> None:
     """Its group was deleted meanwhile; subscribing creates it, at the given start."""
     async with connected(timed) as api:
         await api.admin.create_topic("t", group_ttl="1m", delete_on_ack=False)
@@ -194,7 +194,7 @@ async def test_a_consumer_that_was_away_too_long_begins_anew(timed: Serving, han
             assert values(await take(subscription, 3)) == [b"0", b"1", b"2"]
 
 
-async def test_overview_names_an_expired_group_with_what_it_keeps(timed: Serving, hand: HandClock) -> None:
+async def test_overview_names_expired_group_with_kept_messages(timed: Serving, hand: HandClock) -> None:
     async with connected(timed) as api:
         info = await api.admin.cluster()
         await api.admin.create_topic("t", group_ttl="1m", delete_on_ack=False)
@@ -305,7 +305,7 @@ async def test_settings_and_positions_of_groups_survive_a_restart(tmp_path: Path
             assert {message.id for message in await take(subscription, 2)} == {message.id for message in got[8:]}
 
 
-async def test_where_a_group_has_come_to_can_be_read_from(api: sandq.Client) -> None:
+async def test_committed_position_of_group_can_be_fetched(api: sandq.Client) -> None:
     """This also holds if it has acked the second message of a batch, which had an offset of another partition then."""
     for partitions in (1, 3):
         topic = f"t{partitions}"

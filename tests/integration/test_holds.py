@@ -103,7 +103,7 @@ async def test_invalid_holds_are_refused(api: sandq.Client) -> None:
     assert await _holds(api) == [[]]
 
 
-async def test_there_are_so_many_at_most(api: sandq.Client) -> None:
+async def test_number_of_holds_is_limited(api: sandq.Client) -> None:
     await api.admin.create_topic("t")
     for number in range(64):
         await api.admin.hold("t", f"h{number}", {0: NOTHING})

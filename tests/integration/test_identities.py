@@ -55,7 +55,7 @@ async def greet(node: Serving, **options: object) -> tuple[RawClient, Frame]:
     return raw, await raw.call(Type.HELLO, 2, "raw", options)
 
 
-async def test_nobody_comes_in_without_a_token(strict: Serving) -> None:
+async def test_client_without_token_is_refused(strict: Serving) -> None:
     raw, answer = await greet(strict)
     assert answer[0] == Type.ERROR and answer[2] == "UNAUTHENTICATED"
     await raw.rest()
@@ -72,7 +72,7 @@ async def test_client_with_a_token_gets_its_identity(strict: Serving) -> None:
     await trio.aclose_forcefully(raw.stream)
 
 
-async def test_each_request_of_who_has_no_rights_is_refused(strict: Serving) -> None:
+async def test_every_request_without_rights_is_refused(strict: Serving) -> None:
     token = await give(strict, "app", "read:mine.*")
     raw, _ = await greet(strict, token=token)
     answers: dict[str, str] = {}
@@ -151,7 +151,7 @@ async def test_a_token_is_of_one_identity(strict: Serving) -> None:
     await strict.identities.put(again, NODE)  # like a client that did not see the response
 
 
-async def test_roles_that_change_change_what_those_may_do_that_have_them(strict: Serving) -> None:
+async def test_changed_role_changes_the_rights_of_its_identities(strict: Serving) -> None:
     await strict.identities.put_role(RolePut("team", ["read:t"]), NODE)
     raw, _ = await greet(strict, token=await give(strict, "app", "team"))
     await strict.identities.put_role(RolePut("team", ["read:t", "manage:t"]), NODE)
@@ -190,7 +190,7 @@ async def test_connected_client_cannot_change_its_identity(strict: Serving) -> N
         await trio.aclose_forcefully(one.stream)
 
 
-async def test_a_hello_that_is_refused_lets_nobody_half_in(strict: Serving) -> None:
+async def test_refused_hello_can_be_repeated(strict: Serving) -> None:
     quota = {"connections": 1}
     token = await give(strict, "app", "reader", quota=quota)
     raw, answer = await greet(strict, token=token, gateway=5)
@@ -221,7 +221,7 @@ async def test_a_gateway_does_nothing_before_its_proof(strict: Serving) -> None:
     await trio.aclose_forcefully(raw.stream)
 
 
-async def test_accepting_holds_those_who_show_something(tmp_path: Path) -> None:
+async def test_accept_mode_checks_presented_tokens(tmp_path: Path) -> None:
     async with run_node(small_config(tmp_path, SECURITY__AUTHENTICATION="accept")) as node:
         anybody, _ = await greet(node)
         assert (await anybody.create("t"))[0] == Type.REPLY

@@ -137,7 +137,7 @@ async def test_empty_increments_are_not_written_and_a_second_follower_is_reporte
     await verify_chain(location, manifest.backup_id, key=key, replay=True)
 
 
-async def test_under_load_a_moment_has_what_was_stored_by_then_and_nothing_later(
+async def test_point_in_time_under_load_has_exactly_the_stored_messages(
     node: Serving, location: Any, tmp_path: Path
 ) -> None:
     """Producers and a consumer work while increments are followed; their confirmed operations are compared with several

@@ -124,7 +124,7 @@ async def test_watch_without_changes_returns_when_its_wait_ends(client: RawClien
         assert await watcher.ask(wait_ms=0) == []
 
 
-async def test_other_keys_wake_nobody(client: RawClient, node: Serving, dial: Dial) -> None:
+async def test_writes_of_other_keys_do_not_wake_the_watcher(client: RawClient, node: Serving, dial: Dial) -> None:
     await create(client)
     watcher = Watcher(await dial(node), FIRST, start=b"b", stop=b"c")
     got: list[Write] = []

@@ -93,7 +93,7 @@ async def test_conditions(client: RawClient) -> None:
     assert Value.load(row) == Value(changed[2], b"2")
 
 
-async def test_a_value_is_gone_in_time(hand: HandClock, tmp_path: Path, dial: Dial) -> None:
+async def test_value_expires_at_its_ttl(hand: HandClock, tmp_path: Path, dial: Dial) -> None:
     async with run_node(small_config(tmp_path), clock=hand.guarded()) as serving:
         client = await dial(serving)
         await create(client)
@@ -142,7 +142,7 @@ async def test_only_compacted_topics_have_keys(client: RawClient) -> None:
     assert (await client.call(Type.KV_GET, "nope", 0, False, [b"a"]))[2] == "UNKNOWN_TOPIC"
 
 
-async def test_its_settings_and_its_partitions(client: RawClient, api: sandq.Client) -> None:
+async def test_settings_and_partitions_of_compacted_topic_are_checked(client: RawClient, api: sandq.Client) -> None:
     refused = await create(client, retention="1h")
     assert refused[2] == "INVALID_SETTING" and "retention: unknown key" in refused[3]
     await create(client, partitions=2, history="5m")

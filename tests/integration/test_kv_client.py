@@ -90,7 +90,7 @@ async def test_values_too_large_for_one_answer(api: sandq.Client) -> None:
             await kv.put("k", bytes(9 << 20))
 
 
-async def test_a_value_whose_time_is_over(hand: HandClock, timed: Serving) -> None:
+async def test_expired_value_is_gone_for_get_and_watch(hand: HandClock, timed: Serving) -> None:
     async with connected(timed) as api, with_topic(api, kind="compacted"):
         kv = api.kv("t")
         async with kv.watch() as watch:

@@ -67,7 +67,7 @@ async def test_leased_message_has_all_its_fields(timed: Serving, hand: HandClock
         assert "attempt=1" in repr(message)
 
 
-async def test_it_waits_for_what_comes(api: sandq.Client) -> None:
+async def test_lease_waits_for_a_message(api: sandq.Client) -> None:
     async with with_topic(api, partitions=4):
         leases = api.leases("t", "g")
         async with trio.open_nursery() as nursery:
@@ -82,7 +82,7 @@ async def test_it_waits_for_what_comes(api: sandq.Client) -> None:
         assert [message.value for message in found[0]] == [b"now"]
 
 
-async def test_it_waits_for_the_time_of_a_message_and_never_gets_it_early(api: sandq.Client) -> None:
+async def test_lease_waits_for_the_delivery_time_of_a_message(api: sandq.Client) -> None:
     async with with_topic(api):
         await api.produce("t", b"soon", delay="80ms")
         (message,) = await api.leases("t", "g").take(10, wait="1m")
@@ -146,7 +146,7 @@ async def test_leases_that_end_are_lost(timed: Serving, hand: HandClock) -> None
         assert await leases.nack(a) == [a[0].held]
 
 
-async def test_beside_a_subscription(api: sandq.Client) -> None:
+async def test_lease_and_subscription_share_messages(api: sandq.Client) -> None:
     """Waiting clients compete: every message goes to one of them."""
     async with with_topic(api):
         async with api.subscribe("t", group="g", credit=3) as subscription:

@@ -84,7 +84,7 @@ async def test_connections_come_and_go(lines: Lines, node: Serving) -> None:
     ]
 
 
-def test_seldom_lets_some_through_and_says_how_many_it_held_back() -> None:
+def test_log_limiter_counts_suppressed_events() -> None:
     now = 100.0
     seldom = LogLimiter(2, lambda: now)
     assert [seldom.held_back() for _ in range(5)] == [0, 0, None, None, None]

@@ -47,7 +47,7 @@ async def test_messages_of_producer_are_stored_once(node: Serving, lost: list[in
         assert proxy.requests > 10 and proxy.answers > len(lost), "batches were lost on their way"
 
 
-async def test_with_batches_in_flight(node: Serving) -> None:
+async def test_batches_in_flight_are_stored_once(node: Serving) -> None:
     async with through(node) as (proxy, client):
         proxy.cut_answer = lambda n: n % 7 == 3
         async with client.producer("t") as producer:

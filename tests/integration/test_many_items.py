@@ -84,7 +84,7 @@ async def test_batch_of_many_messages_keeps_its_order(client: RawClient) -> None
     assert (await client.call(Type.PRODUCE, "nowhere", 0, 0, 0, 0, 0, many))[2] == "UNKNOWN_TOPIC"
 
 
-async def test_others_are_answered_while_a_large_frame_is_decoded(node: Serving, dial: Dial) -> None:
+async def test_other_clients_are_served_while_a_large_frame_is_decoded(node: Serving, dial: Dial) -> None:
     large, other = await dial(node), await dial(node)
     await large.send(Type.METADATA, 900, [f"{number}-{'x' * 40}" for number in range(60_000)])
     for _ in range(20):

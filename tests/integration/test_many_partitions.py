@@ -73,7 +73,7 @@ async def test_subscription_receives_from_partitions_added_later(node: Serving, 
             assert (await anext(subscription)).value == b"b"
 
 
-async def test_a_cluster_has_so_many_topics_and_partitions(tmp_path: Path) -> None:
+async def test_topics_and_partitions_of_cluster_are_limited(tmp_path: Path) -> None:
     config = small_config(tmp_path, LIMITS__TOPICS="2", LIMITS__PARTITIONS="5")
     async with run_node(config) as node, connected(node) as api:
         await api.admin.create_topic("a", partitions=3)
@@ -89,7 +89,7 @@ async def test_a_cluster_has_so_many_topics_and_partitions(tmp_path: Path) -> No
         await api.admin.create_topic("c", partitions=3)
 
 
-async def test_a_node_has_so_many_partitions(tmp_path: Path) -> None:
+async def test_partitions_per_node_are_limited(tmp_path: Path) -> None:
     refused = (
         r"the nodes cannot hold 2 more replicas of partitions: node1 holds 3, and a node holds 4 at most "
         r"\(limits.partitions_per_node\): add nodes, .* or raise it"
@@ -113,7 +113,7 @@ async def test_a_node_has_so_many_partitions(tmp_path: Path) -> None:
         await api.admin.create_topic("c")
 
 
-async def test_a_topic_has_so_many_partitions(tmp_path: Path) -> None:
+async def test_partitions_per_topic_are_limited(tmp_path: Path) -> None:
     refused = r"a topic of 3 partitions; 1 to 2 are allowed \(limits.partitions_per_topic\): take fewer, or raise it"
     async with run_node(small_config(tmp_path, LIMITS__PARTITIONS_PER_TOPIC="2")) as node, connected(node) as api:
         with pytest.raises(InvalidRequest, match=refused):

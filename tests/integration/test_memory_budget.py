@@ -110,7 +110,7 @@ async def test_metrics_show_every_account(node: Serving) -> None:
         assert f'sandq_memory_share_bytes{{account="{account}"}}' in text
 
 
-async def test_cluster_info_tells_every_account(node: Serving, dial: Dial) -> None:
+async def test_cluster_info_lists_every_memory_account(node: Serving, dial: Dial) -> None:
     client, memory = await dial(node), node.broker.node_log.memory
     memory.watchers.take(12_345)
     told = (await client.call(Type.CLUSTER_INFO))[2]["memory"]

@@ -146,7 +146,7 @@ async def test_a_paused_group_shows_that_it_is(walked: tuple[Serving, sandq.Clie
     assert (await scrape(node))("group_paused", topic="t", group="g") == 0
 
 
-async def test_nothing_is_early_and_lateness_is_of_the_first_delivery(walked: tuple[Serving, sandq.Client]) -> None:
+async def test_lateness_counts_first_deliveries_and_none_is_early(walked: tuple[Serving, sandq.Client]) -> None:
     found = await scrape(walked[0])
     assert found("early_deliveries_total") == 0
     assert found("delivery_lateness_seconds_bucket", topic="t", le="+Inf") == 6
@@ -186,7 +186,7 @@ async def test_leases_that_run_out_are_counted(timed: Serving, hand: HandClock) 
         assert found("group_dead", topic="t", group="g") == 1
 
 
-async def test_nothing_is_left_of_a_topic_or_group_that_was_deleted(walked: tuple[Serving, sandq.Client]) -> None:
+async def test_deleted_topics_and_groups_leave_no_metrics(walked: tuple[Serving, sandq.Client]) -> None:
     node, client = walked
     assert (await scrape(node)).having("group", "g")
     await client.admin.delete_group("t", "g", force=True)
@@ -269,7 +269,7 @@ async def test_http_requests_have_metrics(node: Serving) -> None:
     assert found("http_requests_total", method="other", route="(none)", status="405") == 1
 
 
-async def test_two_nodes_in_a_process_count_each_for_itself(node: Serving, client: RawClient, tmp_path: Path) -> None:
+async def test_two_nodes_in_a_process_have_separate_metrics(node: Serving, client: RawClient, tmp_path: Path) -> None:
     await client.create()
     async with run_node(small_config(tmp_path / "other")) as other:
         assert (await scrape(other))("topics") == 0

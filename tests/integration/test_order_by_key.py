@@ -68,7 +68,7 @@ async def test_strictly_one_after_another(node: Serving, api: sandq.Client, seed
     assert sum(row["leased"] + row["waiting"] + row["dead"] for row in rows) == 0
 
 
-async def test_why_says_that_it_waits_for_an_earlier_one(api: sandq.Client) -> None:
+async def test_why_names_an_earlier_message_of_the_key(api: sandq.Client) -> None:
     await api.admin.create_topic("t", ordering="key", lease="1h")
     messages = api.messages("t")
     first, second, third = [await api.produce("t", b"%d" % number, key="k") for number in range(3)]
@@ -129,7 +129,7 @@ async def test_a_consumer_that_leaves_hands_its_keys_on_in_order(api: sandq.Clie
     await until_answer(lambda: api.admin.stats("t"), lambda rows: rows[0]["messages"] == 0)
 
 
-async def test_messages_without_a_key_wait_for_nobody(api: sandq.Client) -> None:
+async def test_messages_without_a_key_do_not_wait(api: sandq.Client) -> None:
     await api.admin.create_topic("t", ordering="key", lease="1h")
     for number in range(20):
         await api.produce("t", b"%d" % number)

@@ -109,7 +109,7 @@ async def test_request_to_a_wrong_partition_is_explained(dial: Dial, node: Servi
     assert answers[71][3] == [None] and answers[72][2] == "INVALID"  # of those that come together it alone is refused
 
 
-async def test_it_is_fixed_and_of_compacted_topics_alone(kv: sandq.Keys, api: sandq.Client) -> None:
+async def test_partition_delimiter_is_fixed_and_only_for_compacted_topics(kv: sandq.Keys, api: sandq.Client) -> None:
     for delimiter in (":", "none"):
         with pytest.raises(InvalidSetting, match="partition_delimiter: it is '/' since the topic was created"):
             await api.admin.update_topic("t", partition_delimiter=delimiter)

@@ -82,7 +82,7 @@ async def test_three_nodes_are_linked_and_frames_are_in_order() -> None:
                 assert node.names(other.node_id) == ["up", *((number, b"x" * number) for number in range(500)), "down"]
 
 
-async def test_there_is_no_sending_without_a_link() -> None:
+async def test_send_without_a_link_is_refused() -> None:
     node1, node2 = await both()
     async with linked(node1, node2):
         await until_holds(lambda: is_up(node1, node2))
@@ -203,7 +203,7 @@ async def refused(log: Log, node1: PeerNode, node2: PeerNode, one: dict[str, Any
         nursery.cancel_scope.cancel()
 
 
-async def test_another_secret(log: Log) -> None:
+async def test_peer_with_another_secret_is_refused(log: Log) -> None:
     node1, node2 = await both()
     await refused(log, node1, node2, {"secret": b"another one, as long"}, {})
     assert sorted(refusals(log)) == [("node1", "secret", "this node"), ("node2", "secret", "the peer")], "each once"
@@ -211,7 +211,7 @@ async def test_another_secret(log: Log) -> None:
     assert "another one" not in str(log)
 
 
-async def test_another_cluster(log: Log) -> None:
+async def test_peer_of_another_cluster_is_refused(log: Log) -> None:
     node1, node2 = await both()
     await refused(log, node1, node2, {"cluster": "other"}, {})
     assert sorted(refusals(log)) == [("node1", "cluster", "this node"), ("node2", "cluster", "the peer")]
@@ -254,7 +254,7 @@ async def test_reason_is_logged_again_after_a_link(log: Log) -> None:
 
 
 @pytest.mark.parametrize("host", ["n" * 70 + ".example", "127.0.0.1"])
-async def test_an_address_that_leads_nowhere_is_tried_for_ever(log: Log, host: str) -> None:
+async def test_unreachable_peer_is_dialled_repeatedly(log: Log, host: str) -> None:
     node1 = await new_node("node1")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node1.run, {"node2": Address(host, 1)})
@@ -303,7 +303,7 @@ async def test_garbage_on_a_link_ends_that_link_only(log: Log) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_nothing_is_taken_from_who_only_knocks() -> None:
+async def test_frames_before_the_handshake_ends_are_ignored() -> None:
     """Frames behind a HELLO are no link's."""
     node1, node2 = await both()
     async with trio.open_nursery() as nursery:
@@ -381,7 +381,7 @@ async def test_unknown_source_gets_few_connections(jumping: trio.testing.MockClo
 # ------------------------------------------------------------------------------------------ a secret that is changed
 
 
-async def test_links_that_were_made_by_a_secret_that_is_none_any_more_are_made_anew(log: Log) -> None:
+async def test_links_with_removed_secret_are_reconnected(log: Log) -> None:
     node1, node2 = await both()
     old, new = b"the old one, as long", b"the new one, as long"
     now = [old]

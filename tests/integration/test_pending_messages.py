@@ -108,7 +108,7 @@ async def test_a_long_list_comes_in_pages(api: sandq.Client, node: Serving) -> N
 
 
 @both_sizes
-async def test_why_tells_what_a_message_waits_for(api: sandq.Client, partitions: int) -> None:
+async def test_why_explains_the_state_in_each_group(api: sandq.Client, partitions: int) -> None:
     await api.admin.create_topic("t", partitions=partitions, max_attempts=2)
     messages = api.messages("t")
     delayed = await api.produce("t", b"later", unique_key="later", delay="1h")
@@ -345,7 +345,7 @@ async def test_too_late_in_each_state(api: sandq.Client, partitions: int) -> Non
             await messages.move(unique_key=missing, delay=1)
 
 
-async def test_too_late_for_what_was_trimmed(api: sandq.Client) -> None:
+async def test_cancel_of_trimmed_message_is_too_late(api: sandq.Client) -> None:
     await api.admin.create_topic("t")
     messages = api.messages("t")
     acked = await api.produce("t", b"acked", unique_key="acked")
@@ -357,7 +357,7 @@ async def test_too_late_for_what_was_trimmed(api: sandq.Client) -> None:
         await messages.get(acked)
 
 
-async def test_too_late_for_what_is_dead_and_trimmed_from_the_log(api: sandq.Client) -> None:
+async def test_cancel_of_dead_trimmed_message_is_too_late(api: sandq.Client) -> None:
     await api.admin.create_topic("t", max_attempts=1)
     messages = api.messages("t")
     message_id = await api.produce("t", b"m", unique_key="u")

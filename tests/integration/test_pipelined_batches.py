@@ -107,7 +107,7 @@ async def drained(client: RawClient, topic: str, count: int, number: int) -> set
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 5))])
-async def test_together_they_do_what_they_do_one_by_one(client: RawClient, seed: int) -> None:
+async def test_batches_sent_together_have_the_same_result_as_one_by_one(client: RawClient, seed: int) -> None:
     """Small batches of all kinds for two partitions, some refused as a whole, some in part: in one piece to one topic,
     and one after the other to its twin."""
     rng = random.Random(seed)

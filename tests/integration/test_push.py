@@ -207,7 +207,7 @@ async def test_retry_after_is_kept_and_429_costs_no_attempt(
     assert receiver.got[3].body == b"another" and receiver.got[3].headers["sandq-attempt"] == "2"
 
 
-async def test_no_more_requests_at_once_than_it_says(client: sandq.Client, receiver: Receiver) -> None:
+async def test_concurrent_push_requests_are_limited(client: sandq.Client, receiver: Receiver) -> None:
     receiver.hold = trio.Event()
     await push(client, receiver, concurrency=3)
     async with client.producer("t") as producer:
@@ -354,7 +354,7 @@ async def test_requests_have_no_longer_than_the_node_may_take_to_stop(
         assert [one.headers["sandq-attempt"] for one in got] == ["1", "1"]
 
 
-async def test_another_url_gets_what_comes(client: sandq.Client, receiver: Receiver) -> None:
+async def test_changed_url_receives_later_messages(client: sandq.Client, receiver: Receiver) -> None:
     await push(client, receiver)
     await client.produce("t", b"1")
     await receiver.until(1)

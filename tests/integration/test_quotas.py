@@ -139,7 +139,7 @@ async def test_topics_and_partitions_are_bounded(strict: Serving, greet: Greet) 
     assert (await raw.create("c"))[0] == Type.REPLY
 
 
-async def test_nothing_is_sent_further_ahead_than_it_may_be(strict: Serving, greet: Greet) -> None:
+async def test_max_delay_quota_is_enforced(strict: Serving, greet: Greet) -> None:
     raw, _ = await greet(strict, await give(strict, "app", "admin", max_delay_ms=60_000))
     await raw.create("t")
     now_ms = strict.broker.clock.now_ms()

@@ -42,7 +42,7 @@ async def test_a_nack_may_take_headers_away_in_any_topic(api: sandq.Client) -> N
         assert again.headers == {}
 
 
-async def test_a_batch_that_is_nacked_has_another_priority_as_a_whole(api: sandq.Client) -> None:
+async def test_nacked_batch_gets_the_new_priority(api: sandq.Client) -> None:
     async with with_topic(api, kind="fair", **NOW):
         await api.produce_many("t", [{"value": b"%d" % n, "tenant": "acme", "priority": n} for n in range(3)])
         async with api.subscribe("t", group="g") as found:
@@ -117,7 +117,7 @@ async def test_tenants_have_unique_keys_of_their_own(api: sandq.Client) -> None:
         assert {one.id async for one in messages.list()} == {ids["acme"], ids["default"]}
 
 
-async def test_other_topics_have_no_tenants_to_name_a_message_by(api: sandq.Client, node: Any, dial: Dial) -> None:
+async def test_tenant_is_refused_for_topics_that_are_not_fair(api: sandq.Client, node: Any, dial: Dial) -> None:
     async with with_topic(api, kind="priority"):
         await api.produce("t", b"a", unique_key="k")
         with pytest.raises(sandq.errors.InvalidRequest, match="priority topic"):
@@ -145,7 +145,7 @@ async def test_priorities_are_not_given_to_other_messages(api: sandq.Client) -> 
                 await change
 
 
-async def test_why_and_the_tenants_of_a_group(api: sandq.Client) -> None:
+async def test_why_and_tenants_of_fair_group_are_reported(api: sandq.Client) -> None:
     async with with_topic(api, kind="fair", tenants={"acme": {"max_in_flight": 1, "weight": 2}}, retention="1h"):
         ids = [await api.produce("t", b"%d" % n, tenant="acme") for n in range(3)]
         async with api.subscribe("t", group="g", credit=10) as subscription:

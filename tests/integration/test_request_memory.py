@@ -61,7 +61,7 @@ def size_of(found: list[Any]) -> int:
     return sum(sys.getsizeof(one) for one in every.values() if not isinstance(one, SHARED) and one is not sys.modules)
 
 
-def test_it_would_be_seen() -> None:
+def test_reference_cycle_is_detected_by_this_test() -> None:
     def refuse(body: bytes) -> None:
         try:
             raise ValueError(len(body))

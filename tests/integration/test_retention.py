@@ -93,7 +93,7 @@ async def test_acked_messages_of_ranked_topics_are_kept_for_the_retention_time(
 
 
 @pytest.mark.parametrize("kind", ["priority", "fair"])
-async def test_a_ranked_log_keeps_what_its_groups_acked_for_a_time(timed: Serving, hand: HandClock, kind: str) -> None:
+async def test_ranked_log_keeps_acked_messages_for_the_retain_time(timed: Serving, hand: HandClock, kind: str) -> None:
     hand.hold()
     async with connected(timed) as api, with_topic(api, kind=kind, delete_on_ack=False, retain="1h", lease="12h"):
         old = await api.produce("t", b"old", priority=5)
@@ -137,7 +137,7 @@ async def test_without_a_group_everything_stays(timed: Serving, hand: HandClock)
             assert values(await take(subscription, 1)) == [b"m"]
 
 
-async def test_a_log_keeps_what_its_groups_acked_for_a_time(timed: Serving, hand: HandClock) -> None:
+async def test_log_keeps_acked_messages_for_the_retain_time(timed: Serving, hand: HandClock) -> None:
     hand.hold()
     settings: dict[str, Any] = {"delete_on_ack": False, "retain": "1h"}
     async with connected(timed) as api, with_topic(api, **settings, lease="12h"):
@@ -160,7 +160,7 @@ async def test_a_log_keeps_what_its_groups_acked_for_a_time(timed: Serving, hand
             await trimmed_in_time(api, hand, left=1)
 
 
-async def test_a_log_keeps_so_many_bytes(api: sandq.Client) -> None:
+async def test_log_keeps_at_most_retain_bytes(api: sandq.Client) -> None:
     await api.admin.create_topic("t", delete_on_ack=False, retain_bytes="1MiB")
     async with api.subscribe("t", group="g", credit=100) as subscription:
         for number in range(6):

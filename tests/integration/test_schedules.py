@@ -75,7 +75,7 @@ def test_a_clock_that_leaves_out_an_hour_and_repeats_one(b: Broker, client: Clie
     ]
 
 
-def test_an_update_takes_back_what_is_made_ahead(b: Broker, client: Client) -> None:
+def test_update_replaces_the_pending_occurrence(b: Broker, client: Client) -> None:
     client.admin.create_topic("t")
     schedules, group = client.schedules("t"), client.leases("t", "g")
     group.take()
@@ -140,7 +140,7 @@ def test_end_count_and_triggers_of_schedules(b: Broker, client: Client) -> None:
     assert [message.value for message in group.take(10)] == [b"counts"] * 2
 
 
-def test_one_that_is_unacked_holds_up_the_next(b: Broker, client: Client) -> None:
+def test_unacked_occurrence_delays_the_next(b: Broker, client: Client) -> None:
     client.admin.create_topic("t")
     schedules, group = client.schedules("t"), client.leases("t", "g")
     group.take()

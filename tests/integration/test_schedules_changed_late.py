@@ -17,7 +17,7 @@ from tests.support.waiting import until_answer
 HOUR_MS = 3_600_000
 
 
-async def test_an_update_waits_for_what_is_due(
+async def test_update_waits_for_due_occurrences(
     timed: Serving, hand: HandClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Occurrences missed without a leader are caught up, even if a program changes the schedule at once."""
@@ -48,7 +48,7 @@ async def test_an_update_waits_for_what_is_due(
         assert (changed.fired, changed.missed, changed.next_ms) == (3, 0, made.next_ms + 3 * HOUR_MS)
 
 
-async def test_an_update_does_not_wait_for_what_cannot_fire(
+async def test_update_does_not_wait_for_occurrences_that_cannot_fire(
     timed: Serving, hand: HandClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(firing: ScheduleFiring) -> int:

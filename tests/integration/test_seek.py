@@ -81,7 +81,7 @@ async def test_forward_to_the_end(timed: Serving, hand: HandClock, partitions: i
 
 
 @both_sizes
-async def test_to_an_instant_and_to_an_offset(node: Serving, api: sandq.Client, partitions: int) -> None:
+async def test_seek_to_time_and_to_offset(node: Serving, api: sandq.Client, partitions: int) -> None:
     await api.admin.create_topic("t", partitions=partitions, delete_on_ack=False)
     old = await fill(api, 6, partitions)
     newest_ms = max(sandq.offset_time_ms(offset) for offset in old)

@@ -28,7 +28,7 @@ async def values_of(api: sandq.Client, topic: str, count: int, group: str = "all
         return sorted([one.value.decode() for one in await take(subscription, count)])
 
 
-async def test_an_ack_and_what_it_sends_are_one(api: sandq.Client) -> None:
+async def test_ack_and_its_messages_are_atomic(api: sandq.Client) -> None:
     await topics(api, partitions=2)
     for at in range(6):
         await api.produce("steps", f"m{at}", key=f"k{at}")
@@ -47,7 +47,7 @@ async def test_an_ack_and_what_it_sends_are_one(api: sandq.Client) -> None:
     assert await values_of(api, "next", 6) == [f"m{at}-next" for at in range(6)]
 
 
-async def test_times_and_what_they_have(api: sandq.Client) -> None:
+async def test_sent_messages_have_their_times_and_fields(api: sandq.Client) -> None:
     await topics(api)
     await api.admin.create_topic("fair", kind="fair", partitions=2)
     await api.produce("steps", b"m")
@@ -154,7 +154,7 @@ async def test_message_that_cannot_be_sent_becomes_a_dead_letter(
     assert await dead.counts() == {}
 
 
-async def test_a_batch_and_what_its_ack_sends_are_one(api: sandq.Client) -> None:
+async def test_batch_ack_and_its_messages_are_atomic(api: sandq.Client) -> None:
     await topics(api)
     leases = api.leases("steps", "h")
     assert await leases.take(1) == []  # from here on it is a group, for which messages are kept

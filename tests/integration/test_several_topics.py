@@ -68,13 +68,13 @@ async def test_nacks_and_extensions_go_where_they_belong(client: sandq.Client) -
         await first.ack()
 
 
-async def test_one_that_is_busy_has_all_of_the_credit(client: sandq.Client) -> None:
+async def test_busy_topic_uses_all_credit(client: sandq.Client) -> None:
     await fill(client, "a", 20)
     async with client.subscribe(TOPICS, group="g", credit=6) as subscription:
         assert {message.topic for message in await take(subscription, 6, ack=False)} == {"a"}
 
 
-async def test_no_more_than_the_credit_is_held(node: Serving, client: sandq.Client) -> None:
+async def test_messages_held_are_limited_by_credit(node: Serving, client: sandq.Client) -> None:
     for topic in TOPICS:
         await fill(client, topic, 20)
     async with client.subscribe(TOPICS, group="g", credit=6) as subscription:
@@ -247,7 +247,7 @@ async def test_a_topic_that_refuses_is_left_out_until_it_takes_it(
     ]
 
 
-async def test_when_no_topic_of_a_pattern_takes_it_that_is_raised(client: sandq.Client) -> None:
+async def test_error_of_all_pattern_topics_is_raised(client: sandq.Client) -> None:
     for topic in ("p.a", "p.b"):
         await client.admin.create_topic(topic, max_lease="1m")
         with pytest.raises(InvalidRequest, match="max_lease"):
@@ -288,7 +288,7 @@ async def test_invalid_topic_lists_are_rejected(api: sandq.Client, topics: Any, 
         api.subscribe(topics, group="g")
 
 
-async def test_one_of_them_is_not_there(client: sandq.Client) -> None:
+async def test_missing_topic_of_list_is_refused(client: sandq.Client) -> None:
     with pytest.raises(UnknownTopic, match="'nope'"):
         async with client.subscribe(["a", "nope"], group="g"):
             pass

@@ -228,7 +228,7 @@ async def test_entry_that_does_not_end_shuts_its_partition(tmp_path: Path, dial:
                 assert values(await take(subscription, 1)) == [b"before"]
 
 
-async def test_entry_whose_rows_cannot_be_written_is_identified(tmp_path: Path, dial: Dial) -> None:
+async def test_entry_with_unwritable_rows_is_identified(tmp_path: Path, dial: Dial) -> None:
     """Rows of several entries are written together: the replica is loaded again and writes those of each."""
     with planted(Plan("drain")), patch.object(worker, "REST_S", 600.0):
         async with run_node(small_config(tmp_path)) as node, connected(node) as client:

@@ -94,7 +94,7 @@ async def test_every_message_is_in_one_task(node: Serving, api: sandq.Client, ta
         assert row["timestamp"] <= row["deliver_at"]
 
 
-async def test_it_takes_nothing_and_leaves_out_what_was_cancelled_or_moved(node: Serving, api: sandq.Client) -> None:
+async def test_read_leases_nothing_and_skips_cancelled_and_moved_messages(node: Serving, api: sandq.Client) -> None:
     await api.admin.create_topic("t")
     ids = [await api.produce("t", b"%d" % number) for number in range(20)]
     messages = api.messages("t")

@@ -83,7 +83,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandq.spark.sink.sender.ROUND_BYTES", 3_000)
 
 
-async def test_all_columns(timed: Serving, hand: HandClock) -> None:
+async def test_all_columns_are_written(timed: Serving, hand: HandClock) -> None:
     hand.hold()
     async with connected(timed) as api:
         await all_columns(timed, api, hand.now_ms())
@@ -340,6 +340,6 @@ async def test_rows_that_were_cut_off(node: Serving, api: sandq.Client, small: N
     assert written.rows == 4000 and sorted(await values(api)) == [*range(4000)]
 
 
-async def test_no_broker() -> None:
+async def test_write_without_broker_raises_connection_lost() -> None:
     with pytest.raises(ConnectionLost):
         await write(free_port(), [table([1])])

@@ -49,7 +49,7 @@ def numbers(rows: list[dict[str, Any]]) -> list[int]:
     return [int(row["value"]) for row in rows]
 
 
-def test_behind_an_archive_that_ends_too_early(node: Broker, caplog: pytest.LogCaptureFixture) -> None:
+def test_messages_trimmed_after_the_archive_are_reported(node: Broker, caplog: pytest.LogCaptureFixture) -> None:
     fill(node, range(10))
     node.advance("1m")
     rows = read(reading(node, "earliest"))

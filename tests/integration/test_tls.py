@@ -97,7 +97,7 @@ async def test_server_name_is_checked(tmp_path: Path, authority: Authority) -> N
         assert "is not valid for '127.0.0.1'" in (await refused(serving, ca=authority.ca)).message
 
 
-async def test_one_that_has_ended_is_refused(tmp_path: Path, authority: Authority) -> None:
+async def test_expired_certificate_is_refused(tmp_path: Path, authority: Authority) -> None:
     pair = authority.issue("node1", [x509.DNSName("node1"), x509.IPAddress(_ip(HOST))], days=-1)
     async with node(tmp_path, authority, pair) as serving:
         assert "certificate has expired" in (await refused(serving, ca=authority.ca)).message
@@ -122,7 +122,7 @@ async def test_clients_with_certificates_alone(tmp_path: Path, authority: Author
             assert connection.certificate_name == "ada" and connection.is_encrypted
 
 
-async def test_a_certificate_that_was_revoked_lets_nobody_in(
+async def test_revoked_certificate_is_refused(
     tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(certificates, "CHECK_S", 0.01)

@@ -157,7 +157,7 @@ class Walked(ThreeNodes):
 
 
 @pytest.mark.long
-async def test_it_is_turned_on_while_the_cluster_works(tmp_path: Path, authority: Authority) -> None:
+async def test_tls_is_turned_on_while_the_cluster_works(tmp_path: Path, authority: Authority) -> None:
     """One node after the other, from each mode to the next: a client produces all the while."""
     files = {}
     for name in NAMES:

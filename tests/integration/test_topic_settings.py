@@ -161,7 +161,7 @@ async def test_dedup_window_and_retention(api: sandq.Client) -> None:
     await waits_until_trimmed(api)
 
 
-async def test_a_fault_in_a_change_is_for_who_asked(
+async def test_unexpected_error_in_a_change_ends_only_the_connection(
     node: Serving, api: sandq.Client, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends their connection, and not the node."""

@@ -95,7 +95,7 @@ async def test_a_message_is_handled_in_a_trace_that_is_linked_with_its_producers
     assert other.status.status_code is StatusCode.ERROR and [event.name for event in other.events] == ["exception"]
 
 
-async def test_in_the_trace_of_the_producer(node: Serving, spans: InMemorySpanExporter) -> None:
+async def test_consumer_span_is_in_the_trace_of_the_producer(node: Serving, spans: InMemorySpanExporter) -> None:
     async with sandq.connect(f"127.0.0.1:{node.client_port}", tracing="parent") as client:
         await client.admin.create_topic("t", partitions=1)
         await client.produce("t", b"from elsewhere", headers={"traceparent": TRACEPARENT})
@@ -148,7 +148,7 @@ async def test_without_it_nothing_is_made(node: Serving, spans: InMemorySpanExpo
     assert not spans.get_finished_spans() and not message.headers
 
 
-def test_no_message_is_refused_or_changed_for_its_trace(spans: InMemorySpanExporter) -> None:
+def test_trace_headers_do_not_change_or_refuse_messages(spans: InMemorySpanExporter) -> None:
     tracing = tracing_of(True)
     plain, traced = MessageValidation({}), MessageValidation({}, traced=creating(tracing, "t"))
     full = {"a": "x" * (plain.headers_bytes - 6)}
@@ -198,7 +198,7 @@ class Unreadable:
 
 
 @pytest.mark.parametrize("ties", [True, "parent"])
-def test_a_message_whose_headers_are_no_map_is_handled_in_a_span(spans: InMemorySpanExporter, ties: bool | str) -> None:
+def test_message_with_unreadable_headers_is_handled_in_a_span(spans: InMemorySpanExporter, ties: bool | str) -> None:
     with processing(tracing_of(ties), Unreadable()):
         pass
     (span,) = spans.get_finished_spans()

@@ -59,7 +59,7 @@ async def test_replace_takes_the_pending_one_back_in_the_same_step(
         assert (message.value, message.id) == (b"third", third)
 
 
-async def test_replace_of_what_a_group_holds_is_refused(api: sandq.Client) -> None:
+async def test_replace_of_leased_message_is_refused(api: sandq.Client) -> None:
     await api.admin.create_topic("t")
     first = await api.produce("t", b"first", unique_key="u")
     async with api.subscribe("t", group="g") as subscription:
@@ -99,7 +99,7 @@ async def test_refused_duplicate_does_not_refuse_its_batch(api: sandq.Client) ->
     assert {message.id async for message in api.messages("t").list()} == set(ids)
 
 
-async def test_one_batch_that_replaces_itself_leaves_the_last(api: sandq.Client) -> None:
+async def test_repeated_replace_in_a_batch_leaves_the_last_message(api: sandq.Client) -> None:
     await api.admin.create_topic("t")
     async with api.producer("t", linger="50ms") as producer:
         receipts = [
@@ -189,7 +189,7 @@ async def test_key_routes_a_message_with_a_unique_key(api: sandq.Client) -> None
 
 
 @pytest.mark.parametrize("is_listed", [True, False])
-async def test_a_key_finds_its_partition_in_a_topic_that_others_made_anew(node: Serving, is_listed: bool) -> None:
+async def test_key_finds_its_partition_in_a_recreated_topic(node: Serving, is_listed: bool) -> None:
     async with connected(node) as api, connected(node) as other:
         await api.admin.create_topic("t")
         await api.produce("t", b"old", unique_key="call-ada", delay="1h")  # with one partition, any key belongs to it

@@ -166,7 +166,7 @@ async def test_sizes_are_checked_before_anything_is_done(node: Serving, api: san
 # -- unique keys that are taken ---------------------------------------------------------------------------------------
 
 
-async def test_a_receipt_says_what_became_of_the_other_one(api: sandq.Client) -> None:
+async def test_receipt_reports_the_outcome_for_the_other_message(api: sandq.Client) -> None:
     async with with_topic(api, retention="1h", **NOW), api.producer("t") as producer:
         first = await producer.send(b"1", unique_key="k", on_conflict="replace")
         assert first.outcome is None or first.done

@@ -126,7 +126,7 @@ async def test_a_native_member_leaves_and_comes_back(bed: GossipBed) -> None:
     await Follower(a.changes()).until("sa", is_in(State.ALIVE))
 
 
-async def test_a_restart_that_nobody_noticed(bed: GossipBed) -> None:
+async def test_restart_within_the_failure_timeout_is_alive_again(bed: GossipBed) -> None:
     """It begins at incarnation 1, and must say more than was said of it before."""
     a, _, sa = await met(bed)
     for run in range(20):
@@ -183,7 +183,7 @@ async def test_a_leave_that_was_missed(bed: GossipBed) -> None:
 # -- standing still ---------------------------------------------------------------------------------------------------
 
 
-async def test_an_agent_that_stands_still_for_a_moment_has_not_failed(bed: GossipBed) -> None:
+async def test_agent_that_stalls_briefly_is_not_failed(bed: GossipBed) -> None:
     lan = PROFILES["lan"]
     # Looks often, and is as patient as on a network.
     timing = dataclasses.replace(QUICK, suspicion_mult=int(lan.suspicion_s(2) / QUICK.probe_interval_s))
@@ -204,7 +204,7 @@ async def test_an_agent_that_stands_still_for_a_moment_has_not_failed(bed: Gossi
     await sa.until("a", "alive")
 
 
-async def test_an_agent_that_stands_still_fails_and_is_alive_again(bed: GossipBed) -> None:
+async def test_agent_that_stalls_fails_and_is_alive_again(bed: GossipBed) -> None:
     _, follows, sa = await met(bed)
     sb = await bed.agent("sb", joins=bed.address("a"))
     await sb.until("sa", "alive")
@@ -341,7 +341,7 @@ async def test_keys_are_changed_while_all_run(bed: GossipBed) -> None:
 
 @pytest.mark.parametrize("key", ["encrypted"], indirect=True)
 @pytest.mark.parametrize("theirs", ["another key", "no key"])
-async def test_without_the_key_nobody_comes_in(bed: GossipBed, theirs: str) -> None:
+async def test_member_without_the_key_cannot_join(bed: GossipBed, theirs: str) -> None:
     sa = await bed.agent("sa")
     ring = Keyring([key_bytes(new_key())]) if theirs == "another key" else None
     a = await bed.start("a", {"id": "a"}, keyring=ring)

@@ -157,7 +157,7 @@ def test_arrow_wraps_columns_without_a_copy(columns: dict[int, list[Any]]) -> No
                 assert buffer.address % 8 == 0
 
 
-def test_arrow_wraps_what_was_a_view_of_a_frame() -> None:
+def test_arrow_wraps_a_view_of_a_frame() -> None:
     frame = b"xyz" + encode({Column.VALUE: [b"a", b"bc"], Column.PRIORITY: [1, 2]}) + b"more"
     batch = Batch.parse(memoryview(frame)[3:-4])
     array = wrapped(batch, Column.VALUE, pa.binary())
@@ -203,7 +203,7 @@ def test_a_changed_single_is_left_to_the_parser(value: bytes, data: st.DataObjec
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_are_taken_for_a_plain_single_by_mistake(raw: bytes) -> None:
+def test_other_batches_are_not_taken_for_a_plain_single(raw: bytes) -> None:
     assert plain_single(raw) is None
     for other in (
         encode({Column.VALUE: [None]}),

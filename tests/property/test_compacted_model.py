@@ -251,12 +251,12 @@ def walk(topic: str, tries: int, steps: int) -> None:
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_it_does_what_a_dict_does(topic: str) -> None:
+def test_compacted_partition_matches_a_dict(topic: str) -> None:
     walk(topic, examples(60), 40)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("topic", TOPICS)
-def test_it_does_what_a_dict_does_for_long(topic: str) -> None:
+def test_long_run_of_compacted_partition_matches_a_dict(topic: str) -> None:
     walk(topic, 2000, 60)

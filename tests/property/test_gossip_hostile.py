@@ -129,7 +129,7 @@ NOISE = st.binary(max_size=1400)
 
 @settings(max_examples=examples(60))
 @given(st.lists(st.tuples(st.sampled_from(NAMES), NOISE | WELL_FORMED | mutated()), min_size=1, max_size=10))
-def test_where_there_is_a_key_nothing_without_it_changes_anything(attack: list[tuple[str, bytes]]) -> None:
+def test_packets_without_the_key_change_nothing(attack: list[tuple[str, bytes]]) -> None:
     world = small_world(KEY)
     before, sent = beliefs(world), world.packets
     malformed = sum(member.core.counts["malformed"] for member in world.members.values())
@@ -143,7 +143,7 @@ def test_where_there_is_a_key_nothing_without_it_changes_anything(attack: list[t
 
 @settings(max_examples=examples(60))
 @given(st.lists(st.tuples(st.sampled_from(NAMES), NOISE | WELL_FORMED | mutated()), min_size=1, max_size=10))
-def test_without_a_key_what_is_forged_is_refuted(attack: list[tuple[str, bytes]]) -> None:
+def test_forged_messages_are_refuted_without_a_key(attack: list[tuple[str, bytes]]) -> None:
     """A forged word may be believed for a moment. The members themselves are asked, and say that they live."""
     world = small_world()
     for name, datagram in attack:
@@ -305,7 +305,7 @@ BOMBS = [bytes(65_000), random.Random(1).randbytes(40_000), bytes(range(256)) * 
 
 @pytest.mark.parametrize("plain", BOMBS, ids=["long codes", "short codes", "both"])
 @pytest.mark.parametrize("keys", [None, KEY], ids=["plain", "encrypted"])
-def test_a_flood_of_what_is_compressed_is_done_in_small_steps(plain: bytes, keys: Keyring | None) -> None:
+def test_compressed_datagrams_are_decoded_in_small_steps(plain: bytes, keys: Keyring | None) -> None:
     """No step is more than a round's share, and all of them are as much as the bytes that are decompressed."""
     packets = Packets(keys, lambda: bytes(12))
     data = b"\x09" + msgpack.packb({"Algo": 0, "Buf": encode_lzw(plain)}, use_bin_type=False)

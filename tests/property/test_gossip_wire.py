@@ -226,7 +226,7 @@ READERS: dict[str, tuple[Callable[[bytes], object], st.SearchStrategy[bytes]]] =
 
 
 @pytest.mark.parametrize(("read", "valid"), READERS.values(), ids=READERS.keys())
-def test_whatever_comes_is_read_or_a_protocol_error(
+def test_any_bytes_are_read_or_raise_protocol_error(
     read: Callable[[bytes], object], valid: st.SearchStrategy[bytes]
 ) -> None:
     @settings(max_examples=examples(100))

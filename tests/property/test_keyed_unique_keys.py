@@ -177,7 +177,7 @@ def test_more_of_it(seed: int) -> None:
     Pair(FEW + seed).walk()
 
 
-def test_it_is_as_if_unique_keys_began_with_their_key() -> None:
+def test_keyed_unique_keys_equal_unique_keys_with_key_prefix() -> None:
     happened: Counter[str] = Counter()
     for pair in run_each(lambda seed: Pair(seed).walk(), range(FEW)):
         happened += pair.happened

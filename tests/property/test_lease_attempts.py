@@ -60,7 +60,7 @@ def append(due: list[int], rng: random.Random | None) -> c.Command:
 
 @pytest.mark.parametrize("limit", [{}, {"ordering": "key"}, {"max_in_flight_per_key": 2}], ids=str)
 @pytest.mark.parametrize("seed", seeds(15, 400))
-def test_it_comes_to_the_same(seed: int, limit: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_stop_gives_the_same_result(seed: int, limit: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(reader, "PASSED_OVER", rng.choice([1, 3, 1000]))
     benches = [Bench(**limit), Bench(**limit)]

@@ -67,7 +67,7 @@ def _at_last(wanted: list[str], members: Members, leader: str) -> Members:
 
 
 @given(sets, sets, st.sets(st.sampled_from(range(6))), st.data())
-def test_with_nodes_that_cannot_be_reached(
+def test_moves_with_unreachable_nodes_keep_a_majority(
     voters: list[str], wanted: list[str], gone: set[int], data: st.DataObject
 ) -> None:
     """The remaining steps wait, and earlier voters still vote."""

@@ -492,12 +492,12 @@ def walk(topic: str, tries: int, steps: int) -> None:
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_it_does_what_the_model_says(topic: str) -> None:
+def test_partition_matches_the_model(topic: str) -> None:
     walk(topic, examples(60), 42)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("topic", TOPICS)
-def test_it_does_what_the_model_says_for_long(topic: str) -> None:
+def test_long_run_of_partition_matches_the_model(topic: str) -> None:
     walk(topic, 2000, 60)

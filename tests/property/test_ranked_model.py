@@ -63,7 +63,7 @@ def small_steps() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_ranked_partition_does_what_the_model_says(topic: str) -> None:
+def test_ranked_partition_matches_the_model(topic: str) -> None:
     kind, options = TOPICS[topic]
 
     @settings(max_examples=examples(32), deadline=None)

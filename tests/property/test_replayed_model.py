@@ -64,19 +64,19 @@ def walk(kind: type[Any], topic: dict[str, Any], tries: int) -> None:
 
 
 @pytest.mark.parametrize("topic", ["plain", "keys_ttl", "per_key_ttl", "retain"])
-def test_replayed_rows_are_those_that_a_replica_had(topic: str) -> None:
+def test_replayed_rows_match_the_replica(topic: str) -> None:
     walk(OfMessages, TOPICS[topic], examples(9))
 
 
 @pytest.mark.parametrize("topic", compacted.TOPICS)
-def test_replayed_keys_are_those_that_a_replica_had(topic: str) -> None:
+def test_replayed_keys_match_the_replica(topic: str) -> None:
     walk(OfKeys, compacted.TOPICS[topic], examples(9))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("topic", TOPICS)
-def test_replayed_rows_are_those_that_a_replica_had_for_long(topic: str) -> None:
+def test_long_run_of_replayed_rows_matches_the_replica(topic: str) -> None:
     walk(OfMessages, TOPICS[topic], 200)
 
 
@@ -88,7 +88,7 @@ RANKED: dict[str, Callable[[], RankedSequence]] = {
 
 @pytest.mark.parametrize("seed", seeds(2, 30))
 @pytest.mark.parametrize("kind", RANKED)
-def test_replayed_ranks_are_those_that_a_replica_had(kind: str, seed: int) -> None:
+def test_replayed_ranks_match_the_replica(kind: str, seed: int) -> None:
     random, going = Random(seed), RANKED[kind]()
     recorder = Recorder(going.bench)
     for _ in range(60):
@@ -97,7 +97,7 @@ def test_replayed_ranks_are_those_that_a_replica_had(kind: str, seed: int) -> No
 
 
 @pytest.mark.parametrize("seed", seeds(2, 30))
-def test_replayed_schedules_are_those_that_a_replica_had(seed: int) -> None:
+def test_replayed_schedules_match_the_replica(seed: int) -> None:
     random, going = Random(seed), ScheduleSequence()
     recorder = Recorder(going.bench)
     for _ in range(80):

@@ -88,12 +88,12 @@ def walk(topic: dict[str, Any], tries: int) -> None:
 
 
 @pytest.mark.parametrize("topic", ["plain", "keys", "per_key_ttl", "retain"])
-def test_a_restored_partition_has_what_there_was(topic: str) -> None:
+def test_restored_partition_delivers_the_same_messages(topic: str) -> None:
     walk(TOPICS[topic], examples(12))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("topic", TOPICS)
-def test_a_restored_partition_has_what_there_was_for_long(topic: str) -> None:
+def test_long_run_of_restored_partition_delivers_the_same_messages(topic: str) -> None:
     walk(TOPICS[topic], 200)

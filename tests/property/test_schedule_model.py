@@ -23,7 +23,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(DEEDS), st.integers(0, 1 << 16)), min
 
 @settings(max_examples=examples(150), deadline=None)
 @given(steps=STEPS)
-def test_an_occurrence_is_one_message_whatever_happens(steps: list[tuple[str, int]]) -> None:
+def test_occurrence_is_sent_once_in_any_command_sequence(steps: list[tuple[str, int]]) -> None:
     walk = ScheduleSequence(lease="1h")
     for deed, seed in steps:
         walk.do(deed, seed)
@@ -39,7 +39,7 @@ def test_a_partition_that_believes_every_leader_is_found(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("misfire", ["all", "one", "skip"])
-def test_no_occurrence_is_left_out_unless_that_is_asked_for(misfire: str) -> None:
+def test_occurrences_are_skipped_only_if_requested(misfire: str) -> None:
     """Leaders die at every moment, for a while; all that came due is looked at in the end."""
     random = Random(f"schedules {misfire}")
     for _ in range(examples(20)):

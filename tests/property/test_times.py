@@ -77,7 +77,7 @@ def test_an_instant_is_never_early(moment: datetime) -> None:
 
 @few
 @given(st.integers(10**11, 2**48 - 1))
-def test_ints_are_themselves(ms: int) -> None:
+def test_integers_are_returned_unchanged(ms: int) -> None:
     assert instant_ms(ms) == instant_ms(str(ms)) == ms
 
 
@@ -97,7 +97,7 @@ ANYTHING: st.SearchStrategy[Any] = (
 
 @settings(max_examples=examples(400), deadline=None)
 @given(ANYTHING)
-def test_anything_is_a_time_that_fits_or_refused(value: Any) -> None:
+def test_any_value_is_a_valid_time_or_refused(value: Any) -> None:
     for function in (duration_ms, instant_ms):
         try:
             ms = function(value)

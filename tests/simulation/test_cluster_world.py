@@ -51,7 +51,7 @@ def test_worlds(block: int) -> None:
     assert sum(producer.repeated for world in worlds for producer in world.clients.producers) > 100
 
 
-def test_worlds_whose_clocks_go_wrong() -> None:
+def test_worlds_with_wrong_clocks() -> None:
     worlds = run_each(run_world, CLOCKS)
     assert all(world.clocks_go_wrong for world in worlds)
     assert sum(world.resets for world in worlds) > 2, "too little happens: resets"

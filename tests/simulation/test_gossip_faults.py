@@ -30,7 +30,7 @@ def count(world: World, what: str) -> int:
     # `falsely`: maximum number of suspicions per probe. Streams hide most of the lost datagrams.
     [(0.2, 0.0, 0.0), (0.05, 0.2, 0.003), (0.1, 0.35, 0.02)],
 )
-def test_nobody_fails_by_loss(loss: float, stream_loss: float, falsely: float) -> None:
+def test_packet_loss_causes_no_failures(loss: float, stream_loss: float, falsely: float) -> None:
     world = acquainted(20, 7, loss=loss, stream_loss=stream_loss)
     world.run(120)
     assert failed(world) == set()
@@ -56,7 +56,7 @@ def test_member_failed_by_packet_loss_returns_within_seconds(seed: int) -> None:
     assert world.agree()
 
 
-def test_nobody_is_suspected_where_streams_alone_get_through() -> None:
+def test_members_are_not_suspected_if_only_streams_work() -> None:
     world = acquainted(10, 1)
     world.cut = lambda sender, receiver, stream: not stream
     world.run(120)
@@ -64,7 +64,7 @@ def test_nobody_is_suspected_where_streams_alone_get_through() -> None:
     assert count(world, "acks_by_stream") > 500
 
 
-def test_nobody_is_suspected_where_datagrams_alone_get_through() -> None:
+def test_members_are_not_suspected_if_only_datagrams_work() -> None:
     world = acquainted(10, 1)
     world.cut = lambda sender, receiver, stream: stream
     world.run(120)
@@ -77,7 +77,7 @@ def test_nobody_is_suspected_where_datagrams_alone_get_through() -> None:
 
 
 @pytest.mark.parametrize("is_symmetric", [False, True])
-def test_two_that_do_not_reach_each_other_have_others_who_do(is_symmetric: bool) -> None:
+def test_members_without_a_direct_path_are_not_suspected(is_symmetric: bool) -> None:
     def cut(sender: Member, receiver: Member, stream: bool) -> bool:
         names = sender.core.name, receiver.core.name
         return names == ("n1", "n2") or (is_symmetric and names == ("n2", "n1"))
@@ -90,7 +90,7 @@ def test_two_that_do_not_reach_each_other_have_others_who_do(is_symmetric: bool)
 
 @pytest.mark.parametrize("seed", few_of(range(3), 1))
 @pytest.mark.parametrize("deaf", [True, False], ids=["deaf", "mute"])
-def test_one_that_is_deaf_or_mute_fails_alone(deaf: bool, seed: int) -> None:
+def test_member_that_cannot_send_or_receive_fails_alone(deaf: bool, seed: int) -> None:
     world = acquainted(6, seed)
     world.cut = lambda sender, receiver, stream: (receiver if deaf else sender).core.name == "n1"
     took_s = world.run(90, lambda: world.all_believe("n1", State.FAILED))
@@ -155,7 +155,7 @@ def test_changes_in_each_half_are_known_in_both_after_the_partition(seed: int) -
     assert world.run(300, agreed) < 90.0
 
 
-def test_one_that_was_alone_finds_the_others_again() -> None:
+def test_isolated_member_finds_the_others_again() -> None:
     world = acquainted(10, 4)
     world.cut = lambda sender, receiver, stream: "n1" in (sender.core.name, receiver.core.name)
     world.run(120)
@@ -189,7 +189,7 @@ def test_member_that_stalls_for_three_seconds_causes_no_failure(seed: int) -> No
     assert not [line for line in world.history if line[1] == "n6" and line[3] == State.SUSPECT and line[2] != "n6"]
 
 
-def test_stalls_all_over_the_cluster_fail_nobody() -> None:
+def test_short_stalls_of_all_members_cause_no_failures() -> None:
     world = acquainted(8, 2)
     for number in range(30):
         world.at_time(world.now + 2 * number, lambda n=number: world.stall(f"n{3 * n % 8}", 1.5))

@@ -28,7 +28,7 @@ def seen(world: World, name: str, tag: str, value: str) -> bool:
 
 @pytest.mark.parametrize("count", [2, 3, 5, 10, 20, 50])
 @pytest.mark.parametrize("seed", few_of([1, 2], 1))
-def test_all_who_join_know_each_other(count: int, seed: int) -> None:
+def test_joined_members_know_each_other(count: int, seed: int) -> None:
     world = World(seed)
     world.add("n0")
     for number in range(1, count):
@@ -117,7 +117,7 @@ def test_returning_member_is_alive_again(how: str, elsewhere: bool, seed: int) -
     assert is_back(), "nothing old comes up again"
 
 
-def test_another_machine_takes_a_name_only_when_its_member_is_gone_for_long() -> None:
+def test_another_machine_takes_a_name_only_after_a_long_absence() -> None:
     world = acquainted(5, 1)
     world.run(3)
     world.crash("n1")
@@ -133,7 +133,7 @@ def test_another_machine_takes_a_name_only_when_its_member_is_gone_for_long() ->
     assert all(m.core.records["n1"].address == address for m in world.members.values())
 
 
-def test_another_cluster_stays_another() -> None:
+def test_members_of_another_cluster_stay_separate() -> None:
     world = acquainted(3, 1)
     world.add("x0", cluster="another")
     world.add("x1", cluster="another")
@@ -150,7 +150,7 @@ def test_another_cluster_stays_another() -> None:
 # ------------------------------------------------------------------------------------------------------- encryption
 
 
-def test_with_a_key_all_is_as_without() -> None:
+def test_encrypted_gossip_works_like_plain_gossip() -> None:
     world = acquainted(10, 3, keys=Keyring([bytes(32)]))
     world.run(3)
     says(world, world.members["n2"], zone="new")

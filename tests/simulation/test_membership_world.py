@@ -87,7 +87,7 @@ def test_a_world_has_no_threads() -> None:
 
 
 @pytest.mark.parametrize("seed", few_of(range(50), 2))
-def test_one_that_starts_an_hour_ahead_stamps_nothing_before_it_is_compared(seed: int) -> None:
+def test_node_that_starts_an_hour_ahead_stamps_nothing_before_comparison(seed: int) -> None:
     world = MembershipWorld(seed)
     world.live(partial(an_hour_ahead, world))
     assert world.stored
@@ -100,7 +100,7 @@ def test_a_node_that_stamps_before_it_is_compared_is_found(monkeypatch: pytest.M
         world.live(partial(an_hour_ahead, world))
 
 
-def test_a_reconciler_that_deletes_what_its_group_counts_on_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_premature_deletion_by_the_reconciler_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without asking whether the group has settled without it."""
     monkeypatch.setattr(
         Partition, "may_have", lambda placed, node, incarnation: member_id(node, incarnation) in placed.members

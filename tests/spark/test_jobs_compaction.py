@@ -125,7 +125,7 @@ def test_a_run_that_is_cut_off_has_changed_nothing(
     assert values(archived(spark, str(place))) == [*range(10)]
 
 
-def test_another_file_system(spark: Any, tmp_path: Path) -> None:
+def test_archive_on_another_file_system_is_compacted(spark: Any, tmp_path: Path) -> None:
     """Another file system is reached through Hadoop alone."""
     made(tmp_path / "archive")
     spark._jsc.hadoopConfiguration().set("fs.viewfs.mounttable.compaction.link./all", tmp_path.as_uri())

@@ -303,7 +303,7 @@ def test_changed_rows_with_same_write_id_conflict(schedule: Schedule, tmp_path: 
     assert not hasattr(refused.value, "__notes__"), "the same again would fail again"
 
 
-def test_no_directory_is_replaced_that_it_did_not_make(schedule: Schedule, tmp_path: Path) -> None:
+def test_foreign_directory_is_not_replaced(schedule: Schedule, tmp_path: Path) -> None:
     rejected = tmp_path / "rejected"
     (rejected / "mine").mkdir(parents=True)
     (rejected / "mine" / "a.txt").write_text("x")

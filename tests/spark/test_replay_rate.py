@@ -49,7 +49,7 @@ def most_in_a_second(times: list[int]) -> int:
 
 
 @pytest.mark.parametrize("rate", [3, 10])
-def test_a_rate_is_of_the_whole_job(spark: Any, rate: int) -> None:
+def test_rate_applies_to_the_whole_job(spark: Any, rate: int) -> None:
     counts = [40, 0, 40, 3, 40, 40, 17]
     assert len(counts) == PARTS
     rows = due(archive(spark, counts, "place"), rate=rate)
@@ -62,7 +62,7 @@ def test_a_rate_is_of_the_whole_job(spark: Any, rate: int) -> None:
         assert offsets == sorted(offsets), "in the order in which they were due"
 
 
-def test_a_rate_beside_a_shift(spark: Any) -> None:
+def test_rate_and_shift_are_combined(spark: Any) -> None:
     """Each message keeps its time where there is room."""
     rate = 10
     # Ten seconds with one message each, then twenty at once, in each partition.

@@ -70,7 +70,7 @@ def small_batches(spark: Any) -> Iterator[None]:
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
 
 
-def test_a_batch_whose_tasks_fail(spark: Any, node: Broker, tmp_path: Path) -> None:
+def test_rows_of_batch_with_failed_tasks_are_stored_once(spark: Any, node: Broker, tmp_path: Path) -> None:
     node.create_topic("t", partitions=3)
     rows = spark.range(0, ROWS, numPartitions=1)
     frame = rows.select(failing(node, tmp_path / "failed").alias("value"), (rows.id % 100).cast("string").alias("key"))
@@ -92,7 +92,7 @@ def test_a_write_under_one_name(spark: Any, node: Broker) -> None:
         write(frame.selectExpr("concat(value, ' ') AS value"), node, topic="t", writeId="w")
 
 
-def test_all_columns_and_what_was_read(spark: Any, node: Broker) -> None:
+def test_all_columns_survive_writing_and_reading(spark: Any, node: Broker) -> None:
     node.create_topic("t", partitions=2)
     node.create_topic("u", partitions=2)
     write(
@@ -120,7 +120,7 @@ def test_all_columns_and_what_was_read(spark: Any, node: Broker) -> None:
     assert (found[b"7"].key, found[b"7"].headers) == (b"k7", {"n": b"7"})
 
 
-def test_ranks_and_what_was_read(spark: Any, node: Broker) -> None:
+def test_priorities_and_tenants_survive_writing_and_reading(spark: Any, node: Broker) -> None:
     with node.client() as client:
         for topic in ("t", "u"):
             client.admin.create_topic(topic, kind="fair", partitions=3)
@@ -178,7 +178,7 @@ def run(spark: Any, node: Broker, source: Path, checkpoint: Path, **options: str
     query.awaitTermination()
 
 
-def test_a_stream_that_begins_anew(spark: Any, node: Broker, tmp_path: Path) -> None:
+def test_restarted_stream_stores_rows_once(spark: Any, node: Broker, tmp_path: Path) -> None:
     """Its last micro-batch was stored, and Spark does not know: the commit is not in the checkpoint."""
     node.create_topic("t", partitions=3)
     source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
@@ -205,7 +205,7 @@ def test_a_stream_that_begins_anew(spark: Any, node: Broker, tmp_path: Path) -> 
         run(spark, node, source, tmp_path / "other", writeId="w")
 
 
-def test_a_stream_whose_tasks_fail(spark: Any, node: Broker, tmp_path: Path) -> None:
+def test_rows_of_stream_with_failed_tasks_are_stored_once(spark: Any, node: Broker, tmp_path: Path) -> None:
     """By the same properties as a replay, a task that is run again is known."""
     node.create_topic("t")
     source = str(tmp_path / "source")

@@ -16,7 +16,7 @@ from sandq.testing import Broker
 from tests.support.spark.session_helpers import fill, reading, values
 
 
-def test_a_batch_and_what_is_pending(spark: Any, node: Broker) -> None:
+def test_batch_reads_log_and_pending_views(spark: Any, node: Broker) -> None:
     node.create_topic("orders", partitions=3)
     fill(node, "orders", range(1000))
     fill(node, "orders", range(1000, 1500), delay="1h")

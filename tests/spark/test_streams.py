@@ -281,7 +281,7 @@ def test_invalid_options_are_rejected(spark: Any, node: Broker, tmp_path: Path) 
         Run(spark, node, tmp_path, subscribe="t", endingTimestamp="2030-01-01T00:00:00Z").once()
 
 
-def test_a_stream_of_before_a_clock_was_set_back_says_so(spark: Any, node: Broker, tmp_path: Path) -> None:
+def test_stream_from_before_a_clock_reset_fails(spark: Any, node: Broker, tmp_path: Path) -> None:
     """Its position is invalid now. A new stream reads everything once."""
     node.create_topic("t", delete_on_ack=False)
     fill(node, "t", range(10))

@@ -13,7 +13,7 @@ from tests.support.waiting import PATIENCE_S
 MADE = {"AUTO_CREATE_TOPICS__PATTERNS": "made.*"}
 
 
-async def test_many_who_ask_at_a_time_make_one(tmp_path: Path) -> None:
+async def test_concurrent_requests_create_one_topic(tmp_path: Path) -> None:
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nodes = ThreeNodes(tmp_path, nursery, **MADE)

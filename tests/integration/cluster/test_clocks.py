@@ -172,7 +172,7 @@ async def test_leaders_are_balanced_again_only_once_the_clock_is_right(
         await client.produce("t", FOUND)
 
 
-async def test_one_that_starts_an_hour_ahead_leads_nothing(tmp_path: Path) -> None:
+async def test_node_that_starts_an_hour_ahead_leads_nothing(tmp_path: Path) -> None:
     """The first of the nodes, which is meant to lead first. It stamps nothing, so no partition's floor is ahead."""
     async with clocked(tmp_path, node1=HOUR_S) as nodes, nodes.connect() as client:
         await create(nodes, client)
@@ -260,7 +260,9 @@ async def test_two_of_three_step(nodes: ClockedNodes) -> None:
         await client.produce("t", FOUND)
 
 
-async def test_all_step(nodes: ClockedNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_common_clock_step_is_accepted_by_a_majority(
+    nodes: ClockedNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No node can take over: all continue with the alarm. After acceptance on two, the third follows."""
     async with nodes.connect() as client:
         await create(nodes, client)
@@ -297,7 +299,7 @@ async def test_two_that_differ(tmp_path: Path) -> None:
         await nodes.until_reasons(node1=OFF)
 
 
-async def test_a_group_that_nobody_takes_over_is_tried_again_later(
+async def test_failed_leadership_transfer_is_retried_later(
     nodes: ClockedNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with nodes.connect() as client:

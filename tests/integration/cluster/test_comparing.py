@@ -48,7 +48,7 @@ def metadata_leader(nodes: ThreeNodes) -> str | None:
 
 
 @pytest.mark.parametrize("leads", [False, True])
-async def test_a_replica_that_differs_is_named_and_made_anew(tmp_path: Path, leads: bool) -> None:
+async def test_different_replica_is_named_and_rebuilt(tmp_path: Path, leads: bool) -> None:
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await client.admin.create_topic("t", replicas=3)
         await client.admin.create_topic("one", replicas=1)
@@ -119,7 +119,7 @@ async def test_metadata_leader_stops_while_a_replica_is_rebuilt(tmp_path: Path) 
         assert [message.value for message in found] == [b"%d" % at for at in range(COUNT)]
 
 
-async def test_rebuild_refused_midway_says_what_was_done(tmp_path: Path) -> None:
+async def test_interrupted_rebuild_reports_its_progress(tmp_path: Path) -> None:
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await client.admin.create_topic("t", replicas=3)
         await until_holds(lambda: metadata_leader(nodes) is not None)
@@ -151,7 +151,7 @@ async def test_rebuild_refused_midway_says_what_was_done(tmp_path: Path) -> None
         assert await compared(nodes, same=True) == ()
 
 
-async def test_no_replica_is_dropped_while_another_one_is_away(tmp_path: Path) -> None:
+async def test_rebuild_is_refused_while_another_replica_is_away(tmp_path: Path) -> None:
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await client.admin.create_topic("t", replicas=3)
         await client.produce("t", "a", delay="1h")

@@ -48,7 +48,7 @@ class Workers:
         self.done.add(message.id)
 
 
-async def test_no_more_are_in_flight_while_leaders_change(tmp_path: Path) -> None:
+async def test_group_limit_holds_while_leaders_change(tmp_path: Path) -> None:
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client, nodes.connect() as other:
         await limited(nodes, client, max_in_flight=MOST)
         workers = Workers()
@@ -65,7 +65,7 @@ async def test_no_more_are_in_flight_while_leaders_change(tmp_path: Path) -> Non
         assert 1 <= workers.most <= MOST
 
 
-async def test_no_more_are_in_flight_while_a_node_is_away(tmp_path: Path) -> None:
+async def test_group_limit_holds_while_a_node_is_away(tmp_path: Path) -> None:
     """It led the home partition."""
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await limited(nodes, client, max_in_flight=MOST)
@@ -111,7 +111,7 @@ async def _leased_ms(nodes: ThreeNodes, message: sandq.Message) -> int:
     return lease.leased_ms
 
 
-async def test_a_lowered_limit_shows_what_is_still_given(tmp_path: Path) -> None:
+async def test_lowered_limit_counts_messages_that_are_still_held(tmp_path: Path) -> None:
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await limited(nodes, client, max_in_flight=12)
         leases = client.leases("t", "g")

@@ -19,7 +19,7 @@ LIMIT = 200_000
 VALUE = bytes(20_000)
 
 
-async def test_it_takes_so_much_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_with_hanging_sync_accepts_limited_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_commit, "ARRIVED_BYTES", LIMIT)
     goes = threading.Event()
     goes.set()

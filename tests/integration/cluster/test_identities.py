@@ -77,7 +77,7 @@ async def test_node_without_identities_accepts_init_from_its_own_machine(tmp_pat
         await trio.aclose_forcefully(late.stream)
 
 
-async def test_a_token_keeps_nobody_out_of_a_node_that_waits_where_authentication_is_off(tmp_path: Path) -> None:
+async def test_waiting_node_without_authentication_accepts_any_token(tmp_path: Path) -> None:
     async with waiting_nodes(tmp_path, "node1") as nodes:
         raw, answer = await greeted(nodes, "node1", "sandq_whatever")
         assert answer[0] == Type.REPLY

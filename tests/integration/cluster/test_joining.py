@@ -62,7 +62,7 @@ async def test_a_seventh_node_listens_and_five_vote(tmp_path: Path) -> None:
                 assert values(await take(sub, 1)) == [b"through who only listens"]
 
 
-async def test_all_at_once_and_again(tmp_path: Path) -> None:
+async def test_nodes_started_together_form_a_cluster_and_restart(tmp_path: Path) -> None:
     """A restarted node needs no seed: it asks registered nodes, and nodes known from gossip."""
     async with found_nodes(tmp_path, *THREE) as nodes:
         await until_holds(lambda: len(nodes.voters("node1")) == 3)

@@ -23,7 +23,7 @@ def is_known(nodes: ThreeNodes, topic: str) -> bool:
     return led == len(next(iter(nodes.running.values())).broker.catalog.topics[topic].record.partitions)
 
 
-async def test_it_follows_elections_moves_and_another_topic_of_the_name(tmp_path: Path) -> None:
+async def test_led_partitions_follow_elections_moves_and_recreated_topics(tmp_path: Path) -> None:
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await client.admin.create_topic("t", partitions=3, replicas=3)
         await until_holds(lambda: is_known(nodes, "t"))

@@ -44,7 +44,7 @@ async def until_registered(nodes: ThreeNodes) -> None:
 
 
 @pytest.mark.parametrize("met", ["node1", "node2", "node3"])
-async def test_a_running_consumer_gets_what_comes_to_new_partitions(
+async def test_running_consumer_receives_from_new_partitions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, met: str
 ) -> None:
     """No client refreshes all its topics without a reason meanwhile."""
@@ -144,7 +144,7 @@ async def test_invalid_partition_and_replica_counts_are_rejected(tmp_path: Path)
         )
 
 
-async def test_each_node_holds_so_many_partitions(tmp_path: Path) -> None:
+async def test_partitions_per_node_are_limited(tmp_path: Path) -> None:
     refused = (
         r"the nodes cannot hold \d more replicas .* node[123] holds \d, .* "
         r"4 at most \(limits.partitions_per_node\): add nodes"

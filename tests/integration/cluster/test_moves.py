@@ -223,7 +223,7 @@ async def test_a_node_that_stays_away_is_replaced_and_takes_its_share_again(
         await until_holds(lambda: nodes.running["node1"].broker.metadata.nodes["node3"].failed_since_ms is None)
 
 
-async def test_a_node_that_lost_its_disk_is_removed_and_added_anew(tmp_path: Path, quick_to_fail: None) -> None:
+async def test_node_without_its_disk_is_removed_and_added_again(tmp_path: Path, quick_to_fail: None) -> None:
     """With three nodes and three replicas, no node can replace it meanwhile."""
     names = ("node1", "node2", "node3")
     async with found_nodes(tmp_path, *names) as nodes:
@@ -244,7 +244,7 @@ async def test_a_node_that_lost_its_disk_is_removed_and_added_anew(tmp_path: Pat
         await all_there(nodes)
 
 
-async def test_nothing_moves_while_more_than_a_third_are_failed(
+async def test_replicas_do_not_move_while_more_than_a_third_failed(
     tmp_path: Path, quick_to_fail: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("node1", "node2", "node3", "node4", "node5")
@@ -298,7 +298,7 @@ async def test_transfer_makes_another_node_leader(tmp_path: Path) -> None:
         await all_there(nodes)
 
 
-async def test_a_named_node_that_lost_its_disk_is_added_anew(tmp_path: Path, quick_to_fail: None) -> None:
+async def test_configured_node_without_its_disk_is_added_again(tmp_path: Path, quick_to_fail: None) -> None:
     """Nodes of a list, without gossip."""
     async with three_nodes(tmp_path) as nodes:
         async with nodes.connect("node1") as client:

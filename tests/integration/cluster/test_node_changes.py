@@ -111,7 +111,7 @@ async def test_members_of_a_group_are_reported(tmp_path: Path) -> None:
         assert all(row["incarnation"] > 0 and "snapshot_sent" not in row for row in told["members"])
 
 
-async def test_how_far_a_snapshot_is_can_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_progress_of_a_snapshot_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its chunks go one by one, each when it was looked how far it is."""
     goes = trio.Semaphore(0)
 

@@ -62,7 +62,7 @@ async def check(workers: Workers, client: sandq.Client) -> None:
     assert len(workers.arrived) == MESSAGES + PARTITIONS, "none came twice"
 
 
-async def test_while_leaders_change(tmp_path: Path) -> None:
+async def test_outbox_messages_arrive_once_while_leaders_change(tmp_path: Path) -> None:
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await topics(nodes, client)
         workers = Workers()
@@ -79,7 +79,7 @@ async def test_while_leaders_change(tmp_path: Path) -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_while_a_node_is_away(tmp_path: Path) -> None:
+async def test_outbox_messages_arrive_once_while_a_node_is_away(tmp_path: Path) -> None:
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await topics(nodes, client)
         workers = Workers()

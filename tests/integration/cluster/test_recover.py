@@ -60,7 +60,7 @@ async def test_remaining_node_continues_alone_after_recover(tmp_path: Path, monk
         await produced(nodes, 10)
 
 
-async def test_where_it_decides_nothing(tmp_path: Path) -> None:
+async def test_recover_with_a_majority_changes_nothing(tmp_path: Path) -> None:
     async with three_nodes(tmp_path) as nodes:
         async with nodes.connect("node1") as client:
             await client.admin.create_topic("t", partitions=1, replicas=3)
@@ -77,7 +77,7 @@ async def test_where_it_decides_nothing(tmp_path: Path) -> None:
         assert await nodes.until_led() in ("node2", "node3")
 
 
-async def test_one_that_was_interrupted_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_interrupted_recover_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed between its two passes: the metadata group has this node alone by then, and its partitions do not."""
     async with three_nodes(tmp_path) as nodes:
         async with nodes.connect("node1") as client:

@@ -94,7 +94,7 @@ async def test_an_address_that_was_that_of_another(tmp_path: Path) -> None:
         await all_there(nodes, 50)
 
 
-async def test_a_minority_says_what_it_knows_and_changes_nothing(tmp_path: Path) -> None:
+async def test_minority_serves_reads_and_refuses_changes(tmp_path: Path) -> None:
     async with found_nodes(tmp_path, *THREE) as nodes:
         async with nodes.connect("node1") as client:
             await client.admin.create_topic("t", partitions=1, replicas=3)

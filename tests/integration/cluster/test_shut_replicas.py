@@ -99,7 +99,7 @@ def without_handing_over() -> Iterator[None]:
         yield
 
 
-async def test_skip_of_what_a_replica_has_applied_is_refused_and_if_forced_makes_that_one_anew(tmp_path: Path) -> None:
+async def test_skip_of_applied_entry_is_refused_and_forced_skip_rebuilds_replica(tmp_path: Path) -> None:
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await created(nodes, client)
         await client.produce("t", b"before")
@@ -129,7 +129,7 @@ async def test_skip_of_what_a_replica_has_applied_is_refused_and_if_forced_makes
             assert values(await take(subscription, 2)) == [b"before", b"after"]
 
 
-async def test_replica_whose_rows_cannot_be_read_gets_a_snapshot_of_the_others(tmp_path: Path) -> None:
+async def test_replica_with_unreadable_rows_gets_a_snapshot(tmp_path: Path) -> None:
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await created(nodes, client)
         await client.produce("t", b"before")

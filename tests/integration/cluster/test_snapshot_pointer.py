@@ -32,7 +32,7 @@ async def nodes(tmp_path: Path) -> AsyncIterator[ThreeNodes]:
         yield nodes
 
 
-async def test_such_a_node_stops_and_its_next_start_finds_either(
+async def test_node_with_unknown_snapshot_state_stops_and_restarts(
     nodes: ThreeNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_log, "KEPT_BYTES", 0)

@@ -39,7 +39,7 @@ async def created(nodes: ThreeNodes, client: sandq.Client, partitions: int = 1, 
     await client.admin.create_topic("t", partitions=partitions, replicas=3, **settings)
 
 
-async def test_they_form_one_cluster(nodes: ThreeNodes) -> None:
+async def test_three_nodes_form_one_cluster(nodes: ThreeNodes) -> None:
     async def ask() -> list[dict[str, Any]]:
         told = []
         for name in NAMES:
@@ -86,7 +86,7 @@ async def test_more_replicas_than_nodes_are_refused(nodes: ThreeNodes) -> None:
             await client.admin.create_topic("t", replicas=4)
 
 
-async def test_one_that_does_not_lead_says_who_does(nodes: ThreeNodes) -> None:
+async def test_follower_names_the_leader(nodes: ThreeNodes) -> None:
     async with nodes.connect() as client:
         await created(nodes, client)
     leader = await nodes.until_led()
@@ -142,7 +142,7 @@ async def _now(count: int) -> int:
     return count
 
 
-async def test_all_stop_at_once_and_go_on(nodes: ThreeNodes) -> None:
+async def test_cluster_continues_after_all_nodes_stopped(nodes: ThreeNodes) -> None:
     async with nodes.connect() as client:
         await created(nodes, client, partitions=3)
         for number in range(30):
@@ -155,7 +155,7 @@ async def test_all_stop_at_once_and_go_on(nodes: ThreeNodes) -> None:
         assert (await client.admin.topic("t")).replicas == 3
 
 
-async def test_one_that_was_away_catches_up_and_may_lead(nodes: ThreeNodes) -> None:
+async def test_returning_node_catches_up_and_may_lead(nodes: ThreeNodes) -> None:
     """It first learns old metadata: a topic that it has not heard of again is not a deleted one."""
     async with nodes.connect() as client:
         await created(nodes, client)
@@ -173,7 +173,7 @@ async def test_one_that_was_away_catches_up_and_may_lead(nodes: ThreeNodes) -> N
             assert sorted(values(await take(subscription, 40))) == sorted(b"%d" % number for number in range(40))
 
 
-async def test_one_that_was_away_hears_of_a_deleted_topic(nodes: ThreeNodes) -> None:
+async def test_returning_node_learns_of_a_deleted_topic(nodes: ThreeNodes) -> None:
     async with nodes.connect() as client:
         await created(nodes, client)
         await client.admin.create_topic("u", partitions=2, replicas=3)
@@ -186,7 +186,7 @@ async def test_one_that_was_away_hears_of_a_deleted_topic(nodes: ThreeNodes) -> 
         await until_holds(lambda: len(pointers.all()) == 3)  # metadata and two partitions
 
 
-async def test_one_far_behind_gets_a_snapshot(
+async def test_node_far_behind_gets_a_snapshot(
     nodes: ThreeNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_log, "KEPT_BYTES", 0)
@@ -220,9 +220,7 @@ async def test_one_far_behind_gets_a_snapshot(
 LARGE = 50_000
 
 
-async def test_a_snapshot_that_writes_outrun_is_sent_anew_and_faster(
-    nodes: ThreeNodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_outrun_snapshot_is_sent_again_faster(nodes: ThreeNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its leader meanwhile keeps no more of the log than the budget allows."""
     taken, rates = trio.Event(), []
 

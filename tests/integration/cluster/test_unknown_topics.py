@@ -46,7 +46,7 @@ async def code_of(raw: RawClient, kind: int, *fields: Any) -> str:
     return str(frame[2]) if frame[0] == 255 else "ok"
 
 
-async def test_one_that_has_not_heard_of_a_topic_does_not_say_that_there_is_none(
+async def test_node_with_old_metadata_does_not_reply_unknown_topic(
     nodes: ThreeNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metadata_changes, "OTHERS_WAIT_S", 0.0)
@@ -71,7 +71,7 @@ async def test_one_that_has_not_heard_of_a_topic_does_not_say_that_there_is_none
         await until_answer(partial(code_of, asking, Type.METADATA, ["t"]), lambda code: code == "ok")
 
 
-async def test_one_round_tells_all_that_there_is_no_such_topic(nodes: ThreeNodes) -> None:
+async def test_few_read_rounds_serve_all_requests_for_unknown_topics(nodes: ThreeNodes) -> None:
     leader = (await leading(nodes)).broker.node_log.node_id
     for name in NAMES:
         latest = nodes.running[name].broker.catalog._barrier
@@ -98,7 +98,7 @@ async def test_one_round_tells_all_that_there_is_no_such_topic(nodes: ThreeNodes
         assert 1 <= len(rounds) <= 10, f"{name}, led by {leader}"
 
 
-async def test_one_that_is_cut_off_says_that_it_does_not_know(nodes: ThreeNodes) -> None:
+async def test_isolated_node_replies_unavailable_for_unknown_topic(nodes: ThreeNodes) -> None:
     leader = (await leading(nodes)).broker.node_log.node_id
     await nodes.stop(*[name for name in NAMES if name != leader])
     async with connected(nodes, leader) as raw:

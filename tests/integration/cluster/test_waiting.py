@@ -66,7 +66,7 @@ def code(frame: list[Any]) -> Any:
     return frame[2] if frame[0] == Type.ERROR else None
 
 
-async def test_one_founds_it_and_the_other_joins(tmp_path: Path) -> None:
+async def test_init_founds_the_cluster_and_the_other_node_joins(tmp_path: Path) -> None:
     async with waiting_nodes(tmp_path, "node1", "node2") as nodes:
         await until_met(nodes, "node2", "node1")
         assert not nodes.running
@@ -138,7 +138,7 @@ async def test_a_client_that_came_early_goes_on(tmp_path: Path) -> None:
                 await operator.admin.init_cluster()
 
 
-async def test_it_outlives_a_restart(tmp_path: Path) -> None:
+async def test_founded_cluster_survives_a_restart(tmp_path: Path) -> None:
     async with waiting_nodes(tmp_path, "node1") as nodes:
         async with nodes.connect("node1") as client:
             uuid = await client.admin.init_cluster()

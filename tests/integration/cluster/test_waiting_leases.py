@@ -31,7 +31,7 @@ async def led_by_each(nodes: ThreeNodes, client: sandq.Client) -> None:
 
 
 @pytest.mark.parametrize("ack", [False, True])
-async def test_all_nodes_wait_at_once_and_the_first_to_have_something_ends_it(tmp_path: Path, ack: bool) -> None:
+async def test_waiting_lease_ends_with_the_first_message_of_any_node(tmp_path: Path, ack: bool) -> None:
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await led_by_each(nodes, client)
         leases = client.leases("t", "g")
@@ -75,7 +75,7 @@ async def test_surplus_lease_is_given_back_and_taken_by_others(tmp_path: Path) -
         assert [message.attempt for message in got] == [1, 1, 1]
 
 
-async def test_they_get_what_comes_after_leadership_went_elsewhere(tmp_path: Path) -> None:
+async def test_waiting_leases_receive_messages_after_leadership_changes(tmp_path: Path) -> None:
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await until_answer(client.admin.cluster, lambda info: len(info["nodes"]) == 3)
         await client.admin.create_topic("t", partitions=2, replicas=3)

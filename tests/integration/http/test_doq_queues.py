@@ -108,7 +108,7 @@ async def test_a_fair_queue_goes_round_its_groups(doq: Web) -> None:
     assert [text for text in found if text.startswith("a")] == ["a3", "a2", "a1", "a0"]
 
 
-async def test_a_fair_queue_goes_by_weights(doq: Web) -> None:
+async def test_fair_queue_serves_tenants_by_weight(doq: Web) -> None:
     await create(doq, "fair", tenants={"big": {"weight": 3}})
     for _ in range(8):
         for tenant in ("big", "small"):
@@ -117,7 +117,7 @@ async def test_a_fair_queue_goes_by_weights(doq: Web) -> None:
     assert found.count("big") == 6 and found.count("small") == 2
 
 
-async def test_a_fair_queue_has_so_many_in_flight_of_a_group(doq: Web) -> None:
+async def test_fair_queue_limits_messages_in_flight_per_tenant(doq: Web) -> None:
     """A nack, or the end of a lease, frees the slot as an ack does."""
     await create(doq, "fair", tenants={"*": {"max_in_flight": 1}})
     ids = [await enqueue(doq, text, tenant="a") for text in ("a0", "a1")]

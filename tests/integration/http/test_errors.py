@@ -52,7 +52,7 @@ async def test_topic_errors_are_reported_together(web: Web) -> None:
     }
 
 
-async def test_an_ack_that_may_send_messages_is_none_itself(web: Web) -> None:
+async def test_errors_of_acks_with_messages_name_the_field(web: Web) -> None:
     await web.post("/topics", {"name": "t"}, 201)
     for body, wrong in (
         ({"lease_token": "1.0.5", "ofset": "x"}, {"body.ofset": "offset"}),
@@ -96,7 +96,7 @@ async def test_message_errors_are_reported_together(web: Web) -> None:
     assert places(found) == {"body.messages.1.ttl": None}
 
 
-async def test_other_errors_have_one_mistake(web: Web) -> None:
+async def test_other_errors_list_one_mistake(web: Web) -> None:
     await web.post("/topics", {"name": "t"}, 201)
     for method, path, body, where in (
         ("GET", "/topics/none", None, "path.topic"),

@@ -118,7 +118,7 @@ async def test_invalid_request_is_refused_after_replies_to_earlier_requests(at: 
     assert [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"400"]
 
 
-async def test_a_flood_of_requests_on_one_connection_is_answered_whole_and_in_order(at: Address) -> None:
+async def test_pipelined_requests_are_all_answered(at: Address) -> None:
     async with await trio.open_tcp_stream(*at) as stream, trio.open_nursery() as nursery:
         count = 4 * AHEAD_BYTES // len(HEALTH)
         nursery.start_soon(stream.send_all, HEALTH * count + LAST)
@@ -186,7 +186,7 @@ async def test_request_beyond_the_limit_is_refused(at: Address) -> None:
         assert (await first[0].receive_some(1000)).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_one_address_gets_three_quarters_of_the_waiting_requests(small: Serving) -> None:
+async def test_waiting_requests_per_address_are_limited_to_three_quarters(small: Serving) -> None:
     limits = replace(small.broker.limits, http_connections=100, http_waiting=4)
     answers: list[bytes] = []
 
@@ -272,7 +272,7 @@ async def metrics(client: httpx.AsyncClient) -> str:
     return (await client.get("/metrics")).text
 
 
-async def test_it_ends_what_waits_and_answers_it(small: Serving) -> None:
+async def test_stopping_gateway_answers_waiting_requests(small: Serving) -> None:
     async with gateway_of(small) as address:
         stream = await trio.open_tcp_stream(*address)
         await stream.send_all(lease("60s"))
@@ -282,7 +282,7 @@ async def test_it_ends_what_waits_and_answers_it(small: Serving) -> None:
     await stream.aclose()
 
 
-async def test_it_is_ready_while_the_cluster_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_gateway_is_ready_while_the_cluster_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standalone, "POLL_S", 0.01)
     stop = trio.Event()
 

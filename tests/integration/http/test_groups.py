@@ -112,7 +112,7 @@ async def test_a_group_lowers_the_limit_of_keys(web: Web) -> None:
     assert "3 is more than the topic's, which is 2" in refused["detail"]
 
 
-async def test_how_many_wait_for_their_keys(web: Web) -> None:
+async def test_messages_blocked_by_key_are_counted(web: Web) -> None:
     await topic(web, "without")
     await lease(web)
     assert (await web.get("/topics/t/groups/g"))["blocked_by_key"] is None
@@ -159,7 +159,7 @@ async def test_a_lease_of_another_topic_is_refused(web: Web) -> None:
         assert (await web.post(f"/topics/{topic}/groups/g/ack", held(message)))["settled"] == 1
 
 
-async def test_a_lease_of_a_topic_that_was_made_anew_is_lost(web: Web) -> None:
+async def test_lease_of_recreated_topic_is_lost(web: Web) -> None:
     await web.post("/topics", {"name": "t"})
     await web.post("/topics/t", {"text": "before"})
     (message,) = (await web.post("/topics/t/groups/g/lease", {"lease": "1h"}))["messages"]
@@ -274,7 +274,7 @@ async def test_bad_bodies(web: Web) -> None:
         assert words in found["detail"], (path, body, found["detail"])
 
 
-async def test_no_such_group_or_topic(web: Web) -> None:
+async def test_unknown_group_or_topic_is_404(web: Web) -> None:
     await topic(web)
     for path, body in (("seek", {"to": "latest"}), ("dead/redrive", {"all": True}), ("dead/purge", {"all": True})):
         assert (await web.post(f"/topics/t/groups/nobody/{path}", body, 404))["code"] == "UNKNOWN_GROUP"
@@ -370,7 +370,7 @@ async def test_dead_letters_that_are_named_or_chosen(web: Web) -> None:
     assert (await web.post(f"{at}/purge", {"error": "no d"}))["done"] == 1
 
 
-async def test_beside_the_client(web: Web, web_node: Serving) -> None:
+async def test_lease_of_a_client_can_be_acked_over_http(web: Web, web_node: Serving) -> None:
     """A lease token is valid, whichever client leased."""
     await topic(web, "a")
     async with connected(web_node) as api, api.subscribe("t", group="g") as subscription:

@@ -83,7 +83,7 @@ async def open_web(tmp_path: Path) -> AsyncIterator[Web]:
             yield Web(client)
 
 
-async def test_whom_the_operator_allows(open_web: Web) -> None:
+async def test_allowed_hosts_and_origins_are_accepted(open_web: Web) -> None:
     headers = {"host": "queue.example:80", "origin": FOREIGN}
     found = await open_web.raw("GET", "/topics", headers=headers)
     assert found.status_code == 200 and found.headers["access-control-allow-origin"] == FOREIGN
@@ -106,7 +106,7 @@ async def test_pages_may_read_that_they_ask_too_much(open_web: Web) -> None:
     assert "retry-after" in found[-1].headers["access-control-expose-headers"]
 
 
-async def test_pages_may_read_that_nobody_knows_who_they_are(open_web: Web) -> None:
+async def test_unauthenticated_reply_has_cors_headers_for_allowed_origins(open_web: Web) -> None:
     headers = {"host": "queue.example:80", "authorization": "Bearer sandq_wrong"}
     found = await open_web.raw("GET", "/topics", headers={**headers, "origin": FOREIGN})
     assert found.status_code == 401 and found.headers["access-control-allow-origin"] == FOREIGN
@@ -211,7 +211,7 @@ async def test_a_large_body_is_for_messages_alone(web: Web) -> None:
         assert (await web.raw(method, path, content=large)).status_code == status, (method, path)
 
 
-async def test_json_whatever_it_is_called(web: Web) -> None:
+async def test_body_is_json_for_any_content_type(web: Web) -> None:
     kinds = ["text/plain", "application/xml", "multipart/form-data; boundary=x", "", "nonsense"]
     for number, kind in enumerate(kinds):
         body = b'{"name": "t%d"}' % number
@@ -260,7 +260,7 @@ def _has_group(node: Serving) -> bool:
     return any(delivery.groups.get("g") is not None for delivery in partitions)
 
 
-async def test_no_route(web: Web) -> None:
+async def test_unknown_paths_and_methods_are_refused(web: Web) -> None:
     for path in ("/nope", "/topics/", "/topics/t/groups/g/nope", "/docs/../cli.py", "/docs/nope", "/%00"):
         assert (await web.ask("GET", path, None, 404))["code"] == "NO_ROUTE", path
     found = await web.raw("PUT", "/topics")
@@ -272,7 +272,9 @@ async def test_no_route(web: Web) -> None:
     assert (await web.raw("GET", "/?" + "x" * 20_000)).status_code in (400, 431)
 
 
-async def test_a_slow_client_slows_nobody(web: Web, web_node: Serving, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_slow_clients_do_not_delay_others(
+    web: Web, web_node: Serving, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Half of a head, half of a body, a response that is not read."""
     assert web_node.http is not None
     await web.post("/topics", {"name": "t"})

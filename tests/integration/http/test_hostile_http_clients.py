@@ -144,7 +144,7 @@ async def test_duplicate_fields_and_parameters_are_rejected(web: Web) -> None:
     assert response.status_code == 400 and "twice" in response.json()["detail"]
 
 
-async def test_all_bodies_together(web: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bytes_of_all_bodies_are_limited(web: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that accepts bodies of 2 MiB, and eight times as much at a time."""
     assert web_node.http is not None
     head = b"POST /topics/t HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2097152\r\n\r\n"

@@ -90,7 +90,7 @@ async def filled(web: Web, web_node: Serving, dial: Dial, monkeypatch: pytest.Mo
     monkeypatch.undo()
 
 
-async def test_one_bad_message_keeps_no_other_from_a_lease(
+async def test_bad_message_does_not_block_leases_of_others(
     web: Web, web_node: Serving, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await filled(web, web_node, dial, monkeypatch)

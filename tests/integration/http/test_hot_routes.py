@@ -62,7 +62,7 @@ def told(response: httpx.Response, topic: str) -> tuple[int, list[tuple[str, str
     return response.status_code, headers, text
 
 
-async def test_they_are_answered_as_fastapi_answers(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hot_routes_reply_like_fastapi(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     past: list[str] = []
     answer, pass_all_on = hot_routes._respond, False
     find = HotRoutes._find
@@ -86,7 +86,7 @@ async def test_they_are_answered_as_fastapi_answers(web: Web, monkeypatch: pytes
         assert answers[0] == answers[1], (path, body)
 
 
-async def test_they_are_counted_by_their_route(web: Web) -> None:
+async def test_hot_routes_are_counted_in_metrics(web: Web) -> None:
     await web.post("/topics", {"name": "t"}, 201)
     await web.post("/topics/t", {"text": "a"}, 201)
     metrics = (await web.raw("GET", "/metrics")).text

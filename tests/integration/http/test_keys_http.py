@@ -106,7 +106,7 @@ ODD_KEYS: list[str] = [
 ]
 
 
-async def test_keys_are_what_was_encoded(keys: Web) -> None:
+async def test_encoded_keys_round_trip(keys: Web) -> None:
     for key in ODD_KEYS:
         made = await keys.ask("PUT", path(key), {"text": "v"}, 200)
         assert made["key"] == key and made["partition"] == partition_for(key.encode(), 3)
@@ -191,7 +191,7 @@ async def test_conditions(keys: Web) -> None:
     assert await code(keys, "PUT", f"{KEYS}/a", {"text": "3"}, if_none_match="*") == 200
 
 
-async def test_not_modified(keys: Web) -> None:
+async def test_matching_etag_returns_not_modified(keys: Web) -> None:
     version = await put(keys, "a", "1")
     for tags in (f'"{version}"', f'W/"{version}"', f'"{WRONG}", "{version}"', "*"):
         response = await keys.raw("GET", f"{KEYS}/a", headers={"If-None-Match": tags})

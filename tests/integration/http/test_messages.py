@@ -111,7 +111,7 @@ async def test_json_that_a_double_would_change_is_refused(web: Web) -> None:
         assert response.status_code == 201, number
 
 
-async def test_all_that_a_message_has(web: Web) -> None:
+async def test_message_fields_round_trip(web: Web) -> None:
     await topic(web, partitions=4)
     body = {
         "text": "v",
@@ -227,7 +227,7 @@ async def test_too_much(web: Web) -> None:
     assert (await web.post("/topics/t", {"messages": []}, 400))["code"] == "INVALID"
 
 
-async def test_where_there_is_nothing(web: Web) -> None:
+async def test_missing_topics_partitions_and_messages_are_errors(web: Web) -> None:
     await topic(web, partitions=2)
     assert (await web.post("/topics/nope", {"text": "a"}, 404))["code"] == "UNKNOWN_TOPIC"
     assert (await web.post("/topics/t/2", {"text": "a"}, 404))["code"] == "UNKNOWN_PARTITION"
@@ -264,7 +264,7 @@ async def test_cancel_and_move(web: Web) -> None:
         ({"by": "unique_key", "key": "k", "tenant": "acme"}, "key and tenant: one of them"),
     ],
 )
-async def test_a_tenant_tells_where_a_unique_key_is(web: Web, query: dict[str, str], words: str) -> None:
+async def test_tenant_parameter_is_checked_for_unique_keys(web: Web, query: dict[str, str], words: str) -> None:
     await topic(web)
     await web.post("/topics/t", {"text": "a", "unique_key": "k", "delay": "1h"})
     for method, path in (("GET", ""), ("GET", "/why"), ("DELETE", ""), ("PATCH", "")):
@@ -295,7 +295,7 @@ async def test_message_with_a_key_is_named_by_both(web: Web) -> None:
         assert "a message with a key is named by its key and its unique key" in missing["detail"]
 
 
-async def test_why(web: Web) -> None:
+async def test_why_explains_the_state_of_a_message(web: Web) -> None:
     await topic(web)
     stored = await web.post("/topics/t", {"text": "1"})
     await web.post("/topics/t/groups/g/lease", {})

@@ -65,7 +65,7 @@ def waiting_bytes(node: Serving, address: str) -> int:
     return node.broker.node_log.memory.watchers.of(address).bytes
 
 
-async def test_one_address_takes_nothing_of_another(node: Serving) -> None:
+async def test_requests_of_one_address_do_not_limit_another(node: Serving) -> None:
     async with web_from(GREEDY, node) as greedy, web_from(MODEST, node) as modest, trio.open_nursery() as nursery:
         for _ in range(REQUESTS):
             nursery.start_soon(greedy.post, "/topics/t/groups/greedy/lease", {"wait": "60s"})
@@ -85,7 +85,7 @@ def logs() -> Iterator[list[MutableMapping[str, Any]]]:
         yield logs
 
 
-async def test_a_refusal_is_logged_with_who_asked(logs: list[MutableMapping[str, Any]], node: Serving) -> None:
+async def test_refusal_is_logged_with_the_client_address(logs: list[MutableMapping[str, Any]], node: Serving) -> None:
     async with web_from(GREEDY, node) as greedy:
         await greedy.get("/topics/t/messages/00000000000000000000000000", 404)
     (line,) = [line for line in logs if line["event"] == "a request was refused"]
@@ -93,7 +93,7 @@ async def test_a_refusal_is_logged_with_who_asked(logs: list[MutableMapping[str,
     assert line["gateway"].startswith("127.0.0.1:"), line
 
 
-async def test_a_gateway_with_another_secret_asks_for_itself(node: Serving) -> None:
+async def test_gateway_with_wrong_secret_acts_for_itself(node: Serving) -> None:
     server = f"127.0.0.1:{node.client_port}"
     deadlines = replace(PATIENT, leave_s=0.02)
     async with gateway(server, node.broker.limits, deadlines, b"something else altogether") as address:
@@ -155,7 +155,7 @@ async def test_a_liar_is_refused(raw: Nodes) -> None:
     assert "only a gateway may send it" in await ended(client)
 
 
-async def test_a_wrong_proof_is_refused_and_the_client_asks_for_itself(raw: Nodes) -> None:
+async def test_wrong_proof_is_refused_and_client_acts_for_itself(raw: Nodes) -> None:
     client, refusal = await raw.proved(b"something else altogether")
     assert refusal[0] == Type.ERROR and refusal[2] == "FORBIDDEN" and "http.gateway_secret_file" in refusal[3]
     assert (await client.call(Type.PING))[0] == Type.REPLY
@@ -163,7 +163,7 @@ async def test_a_wrong_proof_is_refused_and_the_client_asks_for_itself(raw: Node
     assert "only a gateway may send it" in await ended(client)
 
 
-async def test_there_is_one_try_to_prove_it(raw: Nodes) -> None:
+async def test_second_proof_ends_the_connection(raw: Nodes) -> None:
     client, _ = await raw.proved(b"something else altogether")
     await client.send(Type.PROVE, 5, bytes(32))
     assert "unexpected PROVE" in await ended(client)

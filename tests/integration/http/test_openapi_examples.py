@@ -75,7 +75,7 @@ def schemas_of(told: Any) -> list[dict[str, Any]]:
     return here + [one for name, inner in told.items() if name != "example" for one in schemas_of(inner)]
 
 
-async def test_schemas_are_what_generators_read_well(web: Web) -> None:
+async def test_schemas_suit_code_generators(web: Web) -> None:
     document = await web.get("/openapi.json")
     found = schemas_of(document)
     assert len(found) > 300

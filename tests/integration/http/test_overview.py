@@ -117,7 +117,7 @@ async def test_browser_gets_the_console_page(web: Web) -> None:
     assert (again.status_code, again.content) == (304, b"")
 
 
-async def test_files_of_the_console_are_packed_for_who_takes_that(web: Web) -> None:
+async def test_console_files_are_compressed_if_accepted(web: Web) -> None:
     told = {}
     for encoding in ("gzip, deflate", "identity", "gzip;q=0"):
         answer = await web.raw("GET", "/console/ui.js", headers={"accept-encoding": encoding})
@@ -130,7 +130,7 @@ async def test_files_of_the_console_are_packed_for_who_takes_that(web: Web) -> N
     assert packed[1] != plain[1] and packed[2] == plain[2]
 
 
-async def test_all_that_the_console_needs_is_served(web: Web) -> None:
+async def test_all_console_files_are_served(web: Web) -> None:
     names = [file.name for file in files(http).joinpath("static", "console").iterdir()]
     assert {"index.html", "main.js", "style.css", "uplot.js", "LICENSE.uplot"} <= {*names}
     for name in names:
@@ -145,5 +145,5 @@ async def test_all_that_the_console_needs_is_served(web: Web) -> None:
 
 
 @pytest.mark.parametrize("name", ["nope.js", "..%2findex.html", "%2e%2e%2fswagger-ui.css", ""])
-async def test_nothing_else_is_served(web: Web, name: str) -> None:
+async def test_other_files_are_not_served(web: Web, name: str) -> None:
     assert (await web.raw("GET", f"/console/{name}")).status_code == 404

@@ -82,7 +82,7 @@ def filled(path: str) -> str:
 
 
 @pytest.mark.parametrize(("method", "path", "route"), ROUTES, ids=[f"{method} {path}" for method, path, _ in ROUTES])
-def test_every_route_says_what_it_needs(method: str, path: str, route: Any) -> None:
+def test_every_route_has_needs_that_match_its_path(method: str, path: str, route: Any) -> None:
     needs = NEEDS[method, path]
     assert needs.is_of_topic == ("{topic}" in path)
     assert needs.is_of_group == ("{group}" in path)
@@ -123,7 +123,7 @@ def asked(tokens: Iterable[str], method: str, path: str, *, is_all: bool) -> lis
 
 
 @pytest.mark.parametrize("is_all", [False, pytest.param(True, marks=pytest.mark.long)])
-async def test_every_route_lets_through_who_has_the_right_and_nobody_else(
+async def test_every_route_accepts_only_callers_with_the_right(
     strict: Serving, web: httpx.AsyncClient, is_all: bool
 ) -> None:
     tokens = {role: await give(strict, f"has-{role}", role) for role in ROLES}
@@ -173,14 +173,14 @@ def allowed(name: str, method: str, path: str) -> bool:
         ("admin", "PUT", "/topics/{topic}/groups/{group}/push", True),
     ],
 )
-def test_roles_do_what_they_are_for(role: str, method: str, path: str, is_allowed: bool) -> None:
+def test_roles_allow_their_routes(role: str, method: str, path: str, is_allowed: bool) -> None:
     assert allowed(role, method, path) == is_allowed
 
 
 # -- what bodies name --------------------------------------------------------------------------------------------------
 
 
-async def test_other_topics_in_bodies_are_asked_for(strict: Serving, web: httpx.AsyncClient) -> None:
+async def test_topics_named_in_bodies_are_checked(strict: Serving, web: httpx.AsyncClient) -> None:
     admin = bearer(await give(strict, "boss", "admin"))
     team = bearer(await give(strict, "team", "writer:billing.*", "manage:billing.*"))
     for name in ("billing.bills", "shop.orders"):
@@ -206,7 +206,7 @@ async def _messages(web: httpx.AsyncClient, topic: str, headers: dict[str, str])
     return (await web.get(f"/topics/{topic}/messages", headers=headers)).json()["messages"]
 
 
-async def test_lists_show_what_may_be_seen(strict: Serving, web: httpx.AsyncClient) -> None:
+async def test_lists_show_only_permitted_rows(strict: Serving, web: httpx.AsyncClient) -> None:
     admin = bearer(await give(strict, "boss", "admin"))
     team = bearer(await give(strict, "team", "produce:billing.*"))
     for name in ("billing.bills", "shop.orders"):
@@ -229,9 +229,7 @@ async def test_unusable_authorization_header_is_refused(web: httpx.AsyncClient, 
     assert "mistaken" not in answer.text
 
 
-async def test_health_and_documents_are_open_and_metrics_are_for_who_is_known(
-    strict: Serving, web: httpx.AsyncClient
-) -> None:
+async def test_health_and_docs_are_open_and_metrics_need_a_token(strict: Serving, web: httpx.AsyncClient) -> None:
     for path in ("/livez", "/healthz", "/readyz", "/openapi.json", "/docs", "/docs/swagger-ui.css"):
         assert (await web.get(path)).status_code == 200, path
     assert (await web.get("/metrics")).status_code == 401
@@ -257,7 +255,7 @@ async def test_unauthenticated_request_with_body_is_refused(strict: Serving, web
     assert none.status_code == 200
 
 
-async def test_a_revoked_token_ends_what_waits(strict: Serving, web: httpx.AsyncClient) -> None:
+async def test_revoked_token_ends_streams_and_waiting_requests(strict: Serving, web: httpx.AsyncClient) -> None:
     admin = bearer(await give(strict, "boss", "admin"))
     await web.post("/topics", json={"name": "t"}, headers=admin)
     team = bearer(await give(strict, "team", "consume:t"))
@@ -310,7 +308,7 @@ async def test_refusals_are_in_the_audit_log(strict: Serving, web: httpx.AsyncCl
     assert "sandq_wrong" not in str(lines)
 
 
-async def test_no_name_that_is_refused_ends_the_server(strict: Serving, web: httpx.AsyncClient) -> None:
+async def test_refused_names_do_not_stop_the_server(strict: Serving, web: httpx.AsyncClient) -> None:
     admin = bearer(await give(strict, "boss", "admin"))
     team = bearer(await give(strict, "team", "consume:t"))
     then = b'{"lease_token": "1.0.65536", "offset": "01M8ES50JH000000000M000000", "then": [{"topic": %b, "text": "x"}]}'
@@ -363,7 +361,7 @@ async def test_anonymous_client_may_do_everything_if_authentication_is_accept(tm
             assert (await web.delete("/topics/t")).status_code == 204
 
 
-async def test_a_gateway_that_proves_nothing_says_what_to_do(strict: Serving) -> None:
+async def test_gateway_without_secret_names_the_setting(strict: Serving) -> None:
     token = await give(strict, "boss", "admin")
     limits = strict.broker.limits
     where = f"127.0.0.1:{strict.client_port}"
@@ -421,7 +419,7 @@ async def test_client_over_request_quota_may_settle(strict: Serving, web: httpx.
     assert (await web.post("/topics/t/groups/g/ack", json=items, headers=none)).status_code != 429
 
 
-async def test_nothing_is_sent_further_ahead_than_a_caller_may(strict: Serving, web: httpx.AsyncClient) -> None:
+async def test_max_delay_quota_of_the_caller_is_enforced(strict: Serving, web: httpx.AsyncClient) -> None:
     admin = bearer(await give(strict, "boss", "admin"))
     await web.post("/topics", json={"name": "t"}, headers=admin)
     near = bearer(await give(strict, "near", "admin", quota={"max_delay_ms": 60_000}))
@@ -443,7 +441,7 @@ async def test_nothing_is_sent_further_ahead_than_a_caller_may(strict: Serving, 
     assert (await web.post("/topics/t/schedules", json=every, headers=admin)).status_code in (200, 201)
 
 
-async def test_connections_that_wait_keep_nobody_from_settling(strict: Serving, web: httpx.AsyncClient) -> None:
+async def test_client_over_connection_quota_may_settle(strict: Serving, web: httpx.AsyncClient) -> None:
     admin = bearer(await give(strict, "boss", "admin"))
     await web.post("/topics", json={"name": "t"}, headers=admin)
     one = bearer(await give(strict, "one", "admin", quota={"connections": 1}))

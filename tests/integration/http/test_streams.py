@@ -118,9 +118,7 @@ async def test_messages_come_when_they_are_ready_as_lease_answers_them(web: Web,
         assert await count(web, "lag") == 0
 
 
-async def test_no_more_are_out_than_its_client_may_hold(
-    web: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stream_sends_at_most_max_in_flight(web: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream reports that it waits; settled messages, in whatever way, free its capacity."""
     monkeypatch.setattr(event_streams, "HEARTBEAT_S", 0.01)
     await topic(web, *map(str, range(10)))
@@ -164,7 +162,7 @@ async def test_unsettled_messages_are_given_back_when_the_client_disconnects(
     assert [(message["text"], message["attempt"]) for message in again] == [("b", 1), ("c", 1)]
 
 
-async def test_it_lives_while_nothing_comes(web: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_stream_sends_heartbeats(web: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_streams, "HEARTBEAT_S", 0.01)
     await topic(web)
     async with streamed(web_node) as events:
@@ -173,7 +171,7 @@ async def test_it_lives_while_nothing_comes(web: Web, web_node: Serving, monkeyp
             assert await events.said() == {"comment": "-"}
 
 
-async def test_why_it_cannot_go_on_is_said_last(web: Web, web_node: Serving) -> None:
+async def test_stream_ends_with_an_error_event(web: Web, web_node: Serving) -> None:
     await topic(web, "a")
     async with streamed(web_node) as events:
         await events.message()
@@ -193,7 +191,7 @@ async def test_invalid_stream_requests_get_normal_error_replies(web: Web, web_no
     await web.get(GROUP, 404)
 
 
-async def test_it_ends_whole_when_the_node_stops_and_leaves_its_client_what_was_sent(tmp_path: Path) -> None:
+async def test_stream_ends_when_the_node_stops_and_keeps_its_leases(tmp_path: Path) -> None:
     config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0")
     read = trio.Event()
 
@@ -214,7 +212,7 @@ async def test_it_ends_whole_when_the_node_stops_and_leaves_its_client_what_was_
         assert group["leased"] == 1
 
 
-async def test_it_ends_whole_when_a_gateway_stops(tmp_path: Path) -> None:
+async def test_stream_ends_when_the_gateway_stops_and_keeps_its_leases(tmp_path: Path) -> None:
     async with run_node(small_config(tmp_path)) as node, connected(node) as api, AsyncExitStack() as streams:
         await api.admin.create_topic("t")
         await api.produce("t", b"m")
@@ -263,9 +261,7 @@ async def test_little_is_read_for_a_client_that_takes_nothing(
         assert [event.message["text"][:2] for event in found] == [f"{number:02}" for number in range(total)]
 
 
-async def test_stream_whose_client_sends_nothing_outlasts_the_idle_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stream_outlasts_the_idle_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection without a request is closed after the idle time; one whose response goes on is not."""
     monkeypatch.setattr(event_streams, "HEARTBEAT_S", 0.01)
     deadlines = dataclasses.replace(PATIENT, idle_s=0.02)

@@ -105,7 +105,7 @@ async def test_both_are_let_in(tmp_path: Path, authority: Authority) -> None:
                 assert (await client.get("/topics")).is_success
 
 
-async def test_a_connection_says_who_it_is(
+async def test_connection_state_has_the_certificate_name(
     tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states: list[Any] = []

@@ -21,7 +21,7 @@ from tests.support.nodes.http_requests import Web, value_of
         ({"text": ""}, b""),
     ],
 )
-async def test_another_value(web: Web, body: dict[str, Any], value: bytes) -> None:
+async def test_value_of_pending_message_is_updated(web: Web, body: dict[str, Any], value: bytes) -> None:
     await topic(web)
     stored = await web.post("/topics/t", {"text": "old", "headers": {"a": 1}, "delay": "1h"})
     assert await web.patch(f"/topics/t/messages/{stored['id']}", body) == {
@@ -45,7 +45,7 @@ async def test_headers_by_a_unique_key(web: Web) -> None:
     await web.patch("/topics/t/messages/k?by=unique_key", {"text": "late"}, 409)
 
 
-async def test_all_of_it_in_one_request(web: Web) -> None:
+async def test_value_time_and_priority_are_updated_in_one_request(web: Web) -> None:
     await topic(web, kind="priority")
     stored = await web.post("/topics/t", {"text": "old", "delay": "1h", "priority": 7})
     body = {"text": "new", "headers": {"n": 2}, "delay_ms": 0, "priority": 1}
@@ -75,7 +75,7 @@ async def test_invalid_updates_are_rejected(web: Web, body: dict[str, Any]) -> N
     assert (await web.get(f"/topics/t/messages/{stored['id']}"))["text"] == "old"
 
 
-async def test_conflicts_say_what_they_did(web: Web) -> None:
+async def test_conflict_outcomes_are_reported(web: Web) -> None:
     await topic(web, settings={"retention": "1h"})  # else what is acked is `delivered` once it is trimmed
     first = await web.post("/topics/t", {"text": "1", "unique_key": "k"})
     assert "outcome" not in first

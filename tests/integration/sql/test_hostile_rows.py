@@ -101,7 +101,7 @@ FAR_MS = (1 << 48) - 1
 LAST = datetime.datetime(9999, 12, 31, 23, 59, 59, 999_000)
 
 
-async def test_keys_that_expire_after_the_year_9999_are_shown_beside_others(
+async def test_keys_that_expire_after_the_year_9999_are_shown(
     api: sandq.Client, node: Serving, dial: Dial, session: Session
 ) -> None:
     await api.admin.create_topic("t", kind="compacted")
@@ -112,9 +112,7 @@ async def test_keys_that_expire_after_the_year_9999_are_shown_beside_others(
     assert found == [{"key": "far", "expires_at": LAST}, {"key": "near", "expires_at": None}]
 
 
-async def test_leases_that_are_retried_after_the_year_9999_are_shown_beside_others(
-    api: sandq.Client, session: Session
-) -> None:
+async def test_leases_retried_after_the_year_9999_are_shown(api: sandq.Client, session: Session) -> None:
     await api.admin.create_topic("t")
     for text in (b"1", b"2"):
         await api.produce("t", text)

@@ -301,7 +301,7 @@ async def test_a_dead_message_is_found_among_those_that_are_not() -> None:
         assert states == ["dead"]
 
 
-async def test_names_of_with_mean_what_they_mean_in_mysql() -> None:
+async def test_names_of_with_clauses_resolve_as_in_mysql() -> None:
     async with benched() as bench:
         await filled(bench, count=10)
         bounded = "SELECT id, topic FROM messages WHERE topic = 't' AND deliver_at >= NOW()"
@@ -316,7 +316,7 @@ async def test_names_of_with_mean_what_they_mean_in_mysql() -> None:
                 assert (await bench.refused(query)).number == UNKNOWN_TABLE, query
 
 
-async def test_joins_bound_a_table_only_by_what_is_true_of_its_rows() -> None:
+async def test_join_conditions_bound_a_table_only_if_valid() -> None:
     async with benched() as bench:
         await bench.client.admin.create_topic("a", partitions=2)
         await bench.client.admin.create_topic("b")
@@ -472,7 +472,7 @@ async def test_a_query_has_a_budget() -> None:
         assert len(await bench.rows(query)) == 40
 
 
-async def test_explain_tells_what_is_asked_of_the_cluster() -> None:
+async def test_explain_shows_the_requests_to_the_cluster() -> None:
     async with benched() as bench:
         await filled(bench, count=5)
         query = "SELECT text FROM messages WHERE topic = 't' AND deliver_at > '2030-01-01' AND `key` = 'ada'"
@@ -789,7 +789,7 @@ WORDS = (
 
 
 @pytest.mark.parametrize("seed", seeds(1, 20))
-async def test_whatever_is_asked_is_answered_or_refused_as_mysql_does(seed: int) -> None:
+async def test_random_statements_are_answered_or_refused(seed: int) -> None:
     chance = random.Random(seed)
     words = [*" ".join(STATEMENTS).split(), *WORDS.split(" ")]
     async with benched() as bench:

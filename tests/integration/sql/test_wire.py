@@ -100,7 +100,7 @@ async def test_values_come_with_their_types() -> None:
         assert row[9] is None and row[10] == 8 and row[11] == datetime.date(2030, 1, 31)
 
 
-async def test_large_results_come_whole_and_streamed() -> None:
+async def test_large_results_are_complete_and_streamed() -> None:
     async with served() as sql:
         many = (
             "SELECT a.id, REPEAT('x', 300) FROM messages a, messages b, messages c "
@@ -179,7 +179,7 @@ async def test_a_password_is_not_taken_in_the_clear() -> None:
         assert number == 3159 and "TLS" in text
 
 
-async def test_a_password_is_a_token_and_goes_by_tls(tmp_path: Path) -> None:
+async def test_password_is_the_token_and_needs_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     pair = authority.node("node1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -404,7 +404,7 @@ def _one(sql: Served, text: str) -> None:
         cursor.execute(text)
 
 
-async def test_results_that_nobody_takes_have_a_limit_together() -> None:
+async def test_unread_results_are_limited_in_total() -> None:
     budget = Budget(result_bytes=1000, queries=2)
     async with served(budget) as sql:
         sql.server._settings.sending_bytes = 1990

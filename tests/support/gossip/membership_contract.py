@@ -91,14 +91,14 @@ def ours(member: Member) -> dict[str, str]:
 
 
 class MembershipContract:
-    async def test_a_member_lists_itself(self, bed: Bed) -> None:
+    async def test_member_lists_itself(self, bed: Bed) -> None:
         a, _ = await alone(bed)
         own = a.members()["a"]
         assert (a.name, own.name, own.state, ours(own)) == ("a", "a", State.ALIVE, TAGS)
         assert own.address == bed.address("a")
         assert list(a.members()) == sorted(a.members())
 
-    async def test_changes_are_everybody_and_then_what_changed(self, bed: Bed) -> None:
+    async def test_changes_list_all_members_and_then_updates(self, bed: Bed) -> None:
         a, follower = await alone(bed)
         assert await follower.read() == [Change(member) for member in a.members().values()]
         before = a.members()
@@ -157,7 +157,7 @@ class ClusterContract(MembershipContract):
         assert failed.since_ms > alive.since_ms and failed.tags == alive.tags
         assert a.members()["a"].state is State.ALIVE
 
-    async def test_nobody_listens_at_a_seed(self, bed: Bed) -> None:
+    async def test_join_of_silent_seeds_raises_unavailable(self, bed: Bed) -> None:
         a, _ = await alone(bed)
         seeds = [Address("127.0.0.1", free_port()) for _ in range(2)]
         with pytest.raises(Unavailable) as caught:
