@@ -100,7 +100,7 @@ async def test_missing_or_foreign_chain_ends_the_follower(error: Exception) -> N
         await keeper(Follower(error)).run()
 
 
-async def test_it_is_stopped_between_two(autojump_clock: Any) -> None:
+async def test_keeper_stops_between_two_increments(autojump_clock: Any) -> None:
     follower = Follower(*[Increment(backup_id="b", number=None, reach_ms=T)] * 9)
     going = keeper(follower)
     async with trio.open_nursery() as nursery:
@@ -133,7 +133,7 @@ async def test_missing_increments_are_reported(tmp_path: Path, autojump_clock: A
     assert "\nsandq_backup_increment_failures 3\n" in text and "\nsandq_backup_reach_timestamp_seconds 0.0\n" in text
 
 
-async def test_an_increment_stands_on_the_last_backup_of_its_cluster() -> None:
+async def test_increment_continues_the_last_backup_of_its_cluster() -> None:
     cluster, location = FakeCluster(), FakeLocation()
     client: Any = cluster
     cluster.make("a")

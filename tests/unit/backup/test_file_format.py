@@ -39,7 +39,7 @@ def test_written_data_is_read(key: BackupKey | None) -> None:
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["plain", "encrypted"])
-def test_no_bit_can_change_and_no_byte_be_missing(key: BackupKey | None) -> None:
+def test_changed_or_truncated_file_is_refused(key: BackupKey | None) -> None:
     data = written(key)
     for at in range(len(data)):
         with pytest.raises((DamagedBackup, WrongKey)) as refused:

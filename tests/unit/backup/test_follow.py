@@ -95,7 +95,9 @@ async def as_of(
     return found, moment.warnings
 
 
-async def test_each_moment_is_had_again(cluster: FakeCluster, location: FakeLocation, tmp_path: Path) -> None:
+async def test_every_point_in_time_can_be_restored(
+    cluster: FakeCluster, location: FakeLocation, tmp_path: Path
+) -> None:
     manifest = await backed_up(cluster, location)
     going = follower(cluster, location, manifest)
     moments = {}
@@ -181,7 +183,7 @@ async def test_log_gap_is_filled_with_new_rows_and_reported(
     assert verified.spans == [(T + 1000, before_ms), (after_ms, T + cluster.at)]
 
 
-async def test_another_history_is_not_gone_on_with(
+async def test_follower_stops_at_a_different_history(
     cluster: FakeCluster, location: FakeLocation, tmp_path: Path
 ) -> None:
     manifest = await backed_up(cluster, location)
@@ -443,9 +445,7 @@ async def test_backups_of_others_are_not_followed(cluster: FakeCluster, location
         await follower(cluster, location, manifest).step()
 
 
-async def test_only_topics_that_were_asked_for_are_followed(
-    cluster: FakeCluster, location: FakeLocation, tmp_path: Path
-) -> None:
+async def test_only_selected_topics_are_followed(cluster: FakeCluster, location: FakeLocation, tmp_path: Path) -> None:
     manifest = await backed_up(cluster, location, topics=["a"])
     cluster.put("b", "x")
     cluster.put("a", "x")
@@ -524,7 +524,7 @@ async def test_follow_waits_for_a_store_with_delayed_listings(cluster: FakeClust
     assert (await going.step(always=True)).number == 1
 
 
-async def test_to_follow_what_is_gone_makes_nothing(cluster: FakeCluster, tmp_path: Path) -> None:
+async def test_following_a_deleted_backup_raises_no_backup(cluster: FakeCluster, tmp_path: Path) -> None:
     location = Directory(tmp_path)
     manifest = await backed_up(cluster, location)
     going = follower(cluster, location, manifest)
@@ -690,7 +690,7 @@ def test_times_are_shown(at_ms: int) -> None:
     assert chain.shown_time(at_ms).endswith(("Z", "ms"))
 
 
-def test_only_increments_are_counted() -> None:
+def test_count_ignores_other_files() -> None:
     location = FakeLocation()
     location.data = {
         f"b/{chain.FOLDER}/{name}": b"" for name in ("00000000.sandq", "note.txt", "1.sandq", "00000001.sandq")

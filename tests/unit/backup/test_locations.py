@@ -102,7 +102,7 @@ def test_partial_file_is_replaced_and_link_is_not_followed(tmp_path: Path) -> No
         assert stream.read() == b"whole"
 
 
-def test_only_the_owner_may_read_what_is_written(tmp_path: Path) -> None:
+def test_written_files_are_private(tmp_path: Path) -> None:
     with open_location(str(tmp_path / "new")).create("a/b") as stream:
         stream.write(b"x")
     assert (tmp_path / "new" / "a" / "b").stat().st_mode & 0o077 == 0

@@ -31,7 +31,7 @@ GOOD = Manifest(
 FILE = ("topics", 0, "partitions", 0, "files", 0)
 
 
-def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_manifest_round_trips(tmp_path: Path) -> None:
     location = open_location(str(tmp_path))
     manifests.write(location, GOOD, None)
     assert manifests.read(location, ID, None) == GOOD

@@ -47,7 +47,7 @@ def test_start_of_the_node_is_left_out() -> None:
     assert "start" not in table([raft, others])
 
 
-def test_it_is_scaled_to_what_was_measured_without_a_profiler() -> None:
+def test_costs_are_scaled_to_the_time_without_profiler() -> None:
     layers = scaled([Layer("a", "x", 30.0, 1, {"f": 20.0}), Layer("b", "y", 10.0)], 4.0)
     assert [layer.us for layer in layers] == [3.0, 1.0] and layers[0].functions == {"f": 2.0}
     assert table(layers).splitlines()[-1] == "| all | | 4 | | |"

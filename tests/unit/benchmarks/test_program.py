@@ -156,7 +156,7 @@ def test_report_has_a_table_per_group_and_the_start_of_latency(tmp_path: Path) -
     assert text.endswith("![bench-produce](bench-produce.png)\n")
 
 
-def test_charts_are_drawn_of_what_there_is(tmp_path: Path) -> None:
+def test_charts_are_drawn_for_existing_results(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     details = {"MB over empty": 3.0, "of it anonymous": 2.0, "restart, serves s": 1.0}
     results = [

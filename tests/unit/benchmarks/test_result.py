@@ -62,7 +62,7 @@ def test_a_goal_is_shown_as_it_is() -> None:
     assert [str(Goal(500_000, "msg/s")), str(Goal(1.25, "x", at_least=False))] == [">= 500,000 msg/s", "<= 1.25 x"]
 
 
-def test_a_share_is_the_least_value_that_so_many_are_not_above() -> None:
+def test_at_share_returns_the_smallest_value_that_covers_the_share() -> None:
     ordered = [float(value) for value in range(1, 101)]
     assert [at_share(ordered, share) for share in (0.0, 0.01, 0.5, 0.99, 0.999, 1.0)] == [1, 1, 50, 99, 100, 100]
     assert at_share([7.0], 0.5) == 7.0
@@ -81,7 +81,7 @@ def test_load_result_survives_json(seconds: list[float]) -> None:
     assert LoadResult.of(json.loads(json.dumps(asdict(result)))) == result
 
 
-def test_a_rate_and_what_both_sides_took_for_each_message() -> None:
+def test_measured_has_rate_and_cpu_time_of_both_sides() -> None:
     measured = Measured.of(LoadResult(1000, 2.0, cpu_s=0.01), Used(0.02, 50))
     assert (measured.value, measured.cpu_us, measured.client_cpu_us) == (500, 20, 10)
     assert (measured.fsyncs, measured.messages_per_fsync) == (50, 20)

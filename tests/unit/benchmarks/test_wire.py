@@ -87,7 +87,7 @@ def test_drive_gets_all_answers_and_sends_no_more_than_the_window(server: Server
     assert 0 < min(driven.answer_s) <= max(driven.answer_s) <= driven.seconds
 
 
-def test_drive_raises_what_a_node_refuses(server: Server, wires: list[Wire]) -> None:
+def test_drive_raises_the_error_of_the_node(server: Server, wires: list[Wire]) -> None:
     server.refuse = 5
     with pytest.raises(SandqError, match="too much"):
         drive([Flow(wires[0], pings(10), 2)])

@@ -36,7 +36,7 @@ async def work_of_rounds(many: int) -> tuple[list[int], list[int]]:
     return [rounds[number] for number in range(5, ROUNDS - 1)], counted
 
 
-async def test_one_alone_has_all_of_it() -> None:
+async def test_single_task_gets_the_whole_slice() -> None:
     rounds, _ = await work_of_rounds(1)
     assert SLICE_WORK * (len(rounds) - 1) <= sum(rounds) <= SLICE_WORK * (len(rounds) + 1)
 

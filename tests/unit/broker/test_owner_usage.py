@@ -56,7 +56,7 @@ async def test_led_partitions_are_summed_and_reported() -> None:
     assert bed.links.sent == [(node, PeerFrame.USAGE, (("ada", 60, 3),)) for node in ("n2", "n3")]
 
 
-async def test_nothing_is_reported_without_bounded_owners() -> None:
+async def test_usage_is_not_reported_without_limited_owners() -> None:
     bed = Bed(bob={"topics": 1})
     bed.topic("c", "bob", (1000, 9))
     await bed.usage.update()

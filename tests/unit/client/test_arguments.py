@@ -36,7 +36,7 @@ def public_methods() -> Iterator[tuple[type, str, Callable[..., Any]]]:
                 yield face, name, member
 
 
-def test_only_settings_are_taken_by_any_name_and_they_are_typed() -> None:
+def test_keyword_arguments_are_typed_settings() -> None:
     taking = {
         (face.__name__, name)
         for face, name, member in public_methods()

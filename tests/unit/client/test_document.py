@@ -52,5 +52,5 @@ def test_documented_examples_run(with_client: Any) -> None:
         f"`grace` ({duration_ms(worker.GRACE) / 1000:g} s) to end",
     ],
 )
-def test_a_default_that_it_tells_is_right(default: str) -> None:
+def test_documented_default_is_right(default: str) -> None:
     assert " ".join(default.split()) in " ".join(DOCUMENT.split())

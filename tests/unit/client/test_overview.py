@@ -58,7 +58,7 @@ def test_counts_of_several_leaders_are_added() -> None:
     assert topic.group_count == 2
 
 
-def test_group_has_the_latest_error_of_any_node_and_what_is_kept_on_all() -> None:
+def test_group_has_the_latest_error_and_the_sum_of_kept_messages() -> None:
     topic = TopicOverview(name="t", kind="timer", partitions=3)
     failed = group()._replace(push="pushing", push_error="503", push_error_ms=2000)
     topic.add(row("t", 1, failed)._replace(replicas=3), BOUNDS)

@@ -94,7 +94,7 @@ async def test_call_beyond_its_timeout_raises(work: Any, autojump_clock: Any) ->
         await part.check(0, timeout="soon")
 
 
-async def test_pages_are_waited_for_so_long(autojump_clock: Any) -> None:
+async def test_timeout_applies_to_each_page(autojump_clock: Any) -> None:
     async def page(pause_s: float) -> int:
         await anyio.sleep(pause_s)
         return 1

@@ -80,7 +80,7 @@ def test_moving_partition_counts_for_its_previous_nodes(placement: Placement) ->
     assert placement.moves() == ""
 
 
-def test_one_that_is_only_to_be_led_by_another_node(placement: Placement) -> None:
+def test_partition_with_a_planned_leader_change_is_reported(placement: Placement) -> None:
     placement.see_partitions([row(0, "node1", "node2", "node1", "node3", moving=True), row(1, "node2", *THREE)])
     assert placement.moves() == "1 partition should be led by another node"
 

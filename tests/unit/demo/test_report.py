@@ -38,7 +38,7 @@ def ledger(
     return made
 
 
-def test_all_is_well() -> None:
+def test_complete_run_has_no_faults() -> None:
     found = verdict(ledger(produced=4, delivered={n: n + 1.0 for n in range(4)}))
     assert (found.produced, found.delivered, found.acked, found.lost, found.early) == (4, 4, 4, 0, 0)
     assert found.all == found.undisturbed == Lateness(4, 1.0, 2.0, 4.0, 4.0)
@@ -54,7 +54,7 @@ def test_stored_message_without_delivery_is_lost() -> None:
     assert ("lost", "1") in verdict_rows(found)
 
 
-def test_another_copy_of_the_reminder_does_not_make_up_for_a_lost_message() -> None:
+def test_copy_of_a_reminder_does_not_replace_a_lost_message() -> None:
     made = ledger(produced=1, delivered={})
     made.deliver("w", "r0", message(9), T + 1.0)
     assert verdict(made).lost == 1
@@ -131,7 +131,7 @@ def test_late_message_of_unaffected_partition_is_not_excused() -> None:
     assert found.undisturbed.most_ms == 421.0
 
 
-def test_a_failover_is_over_with_a_delivery_and_a_receipt_of_what_it_was_about() -> None:
+def test_failover_ends_with_a_delivery_and_a_receipt_of_its_partitions() -> None:
     made = ledger(produced=0, delivered={}, failovers=(Failover("node1", frozenset({0}), T + 10.0),))
     (over,) = made.failovers
     made.deliver("w", "r0", message(1), T + 11.0)  # it was on its way already
@@ -178,7 +178,7 @@ def test_percentiles_are_nearest_ranks(values: list[float], percent: float, expe
     assert percentile(list(values), percent) == expected
 
 
-def test_nothing_at_all() -> None:
+def test_verdict_of_empty_ledger() -> None:
     found: Verdict = verdict(Ledger(0))
     assert found.all == Lateness(0, 0.0, 0.0, 0.0, 0.0)
     assert dict(verdict_rows(found))["lateness"] == "none"
@@ -360,7 +360,7 @@ def test_problems_of_lines_are_named() -> None:
     ]
 
 
-def test_only_some_of_many_lost_lines_are_named() -> None:
+def test_number_of_named_lost_lines_is_limited() -> None:
     made = sent(*[b"x"] * 100)
     assert faults(made) == ["100 lost: sent, and never delivered (lines 1, 3, 4, 5, 6, ...)"]
     made.planned = 90
@@ -369,7 +369,7 @@ def test_only_some_of_many_lost_lines_are_named() -> None:
     assert faults(made)[2] == "100 never confirmed by the broker"
 
 
-def test_line_whose_produce_failed_may_be_delivered() -> None:
+def test_failed_produce_may_still_be_delivered() -> None:
     made = sent(b"a")
     made.confirmed, made.failed[1] = 0, "timed out"
     assert made.lost == 0

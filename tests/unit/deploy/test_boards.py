@@ -70,7 +70,7 @@ def test_dashboard_can_be_imported_with_any_data_source() -> None:
         assert panel["targets"] and all(target["datasource"] == panel["datasource"] for target in panel["targets"])
 
 
-def test_no_panel_lies_on_another() -> None:
+def test_panels_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in board()["panels"]:
         place = panel["gridPos"]

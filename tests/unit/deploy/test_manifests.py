@@ -66,7 +66,7 @@ def test_a_node_starts_secured(name: str) -> None:
     assert config.node.id == name.split()[1] and config.cluster.seeds
 
 
-def test_one_node_may_found_the_cluster_or_none_does() -> None:
+def test_at_most_one_node_may_found_the_cluster() -> None:
     founders = [name for name, env in CONFIGS.items() if env.get("SANDQ_CLUSTER__BOOTSTRAP") == "true"]
     assert founders == ["compose node1"], "on Kubernetes somebody says so"
 
@@ -82,7 +82,7 @@ def test_pods_find_each_other() -> None:
     assert {port["name"] for port in container["ports"]} == ports
 
 
-def test_no_service_puts_keys_into_the_configuration() -> None:
+def test_kubernetes_service_variables_are_disabled() -> None:
     """Kubernetes makes SANDQ_SERVICE_HOST and the like of a Service named sandq, and a node refuses what it does not
     know."""
     assert base("StatefulSet")["spec"]["template"]["spec"]["enableServiceLinks"] is False
@@ -161,7 +161,7 @@ def test_versions_are_the_same_everywhere() -> None:
     assert f"sandq-client=={sandq.__version__}" in project["dependencies"]
 
 
-def test_scripts_are_what_a_shell_takes() -> None:
+def test_scripts_are_valid_and_executable() -> None:
     scripts = [*DEPLOY.rglob("*.sh")]
     assert len(scripts) == 3
     for script in scripts:
@@ -169,7 +169,7 @@ def test_scripts_are_what_a_shell_takes() -> None:
         assert script.stat().st_mode & 0o111
 
 
-def test_compose_mounts_what_is_there() -> None:
+def test_mounted_files_of_compose_exist() -> None:
     directory = DEPLOY / "compose"
     for service in compose()["services"].values():
         for volume in service.get("volumes", ()):
@@ -188,7 +188,7 @@ def test_systemd_unit_has_stop_timeout_and_few_rights() -> None:
     assert keys["User"] == "sandq" and keys["CapabilityBoundingSet"] == "" and keys["ProtectSystem"] == "strict"
 
 
-def test_a_secret_is_made_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_interrupted_secret_setup_is_completed_later(tmp_path: Path) -> None:
     """If the compose setup is interrupted anywhere, the next run completes it."""
     programs, secrets = tmp_path / "bin", tmp_path / "secrets"
     for directory in (programs, secrets, tmp_path / "ca"):

@@ -18,7 +18,7 @@ ELSEWHERE = Address("10.9.9.9", 9900)
 
 
 @pytest.mark.parametrize("liveness", [ALIVE, SUSPECT, DEAD])
-def test_another_machine_does_not_take_a_name(liveness: Liveness) -> None:
+def test_another_machine_cannot_take_a_name(liveness: Liveness) -> None:
     bench = known_as(liveness)
     bench.hear(alive("a", 9, at=ELSEWHERE, meta=tags_of("a", store="of another")))
     assert bench.liveness("a") == (liveness, 5) and bench.node("a").address == address_of("a")
@@ -50,7 +50,7 @@ def test_member_with_same_store_may_change_its_address(liveness: Liveness) -> No
     assert bench.liveness("a") == (ALIVE, 6) and bench.node("a").address == ELSEWHERE
 
 
-def test_no_partition_moves_without_a_store() -> None:
+def test_address_change_without_store_is_refused() -> None:
     bench = SwimBench()
     bench.hear(alive("serf", meta=b""), alive("serf", 2, meta=b"", at=ELSEWHERE))
     assert bench.node("serf").address == address_of("serf") and bench.refused() == {"refused_name_conflict": 1}
@@ -117,13 +117,13 @@ def test_valid_member_is_accepted(word: Alive) -> None:
 
 
 @pytest.mark.parametrize(("vsn", "takes"), [(VSN, True), ((1, 4, 2, 2, 5, 5), False), ((), False), ((0,) * 6, False)])
-def test_checksums_are_for_those_who_say_that_they_read_them(vsn: tuple[int, ...], takes: bool) -> None:
+def test_checksum_support_follows_from_the_version(vsn: tuple[int, ...], takes: bool) -> None:
     bench = SwimBench()
     bench.hear(alive("x", vsn=vsn))
     assert bench.node("x").takes_crc == takes
 
 
-def test_there_is_a_limit_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_members_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "MEMBERS_MOST", 3)
     bench = SwimBench(others="ab")
     bench.hear(alive("c"), alive("a", 2), dead("b"))

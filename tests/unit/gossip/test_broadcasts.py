@@ -41,7 +41,7 @@ def test_each_message_is_transmitted_a_limited_number_of_times() -> None:
     assert "a" not in queue and not queue
 
 
-def test_where_fewer_times_are_enough_by_now_it_ends_earlier() -> None:
+def test_lower_transmission_limit_ends_a_broadcast() -> None:
     queue = filled("a")
     assert [queue.take(ROOM, 8) for _ in range(5)] == [[b"a"]] * 5
     assert [queue.take(ROOM, 4) for _ in range(2)] == [[b"a"], []]
@@ -74,7 +74,7 @@ def test_oversized_message_waits_for_the_next_packet_without_delaying_others() -
     assert queue.take(ROOM, 1) == [bytes(1000)]
 
 
-def test_not_all_that_waits_is_looked_at_for_the_last_bytes() -> None:
+def test_search_for_fitting_broadcasts_is_limited() -> None:
     queue = filled("s")
     for number in range(MISFITS_MOST):
         queue.put(str(number), bytes(100))

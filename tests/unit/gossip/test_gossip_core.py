@@ -55,7 +55,7 @@ def run(core: Gossip, seconds: float) -> list[tuple[Address, bytes]]:
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["plain", "encrypted"])
-def test_no_packet_is_too_large_and_the_largest_messages_are_sent(keyed: bool) -> None:
+def test_packets_are_bounded_and_largest_messages_are_sent(keyed: bool) -> None:
     """Names and tags of all the bytes that they may have: two of them fit into no packet together."""
     packets = Packets(Keyring([bytes(32)]) if keyed else None, lambda: bytes(12))
     core = core_of(packets=packets)
@@ -71,7 +71,7 @@ def test_no_packet_is_too_large_and_the_largest_messages_are_sent(keyed: bool) -
     assert set(words) <= said and 1200 < largest <= PACKET_BYTES
 
 
-def test_each_message_is_handed_on_so_often_newest_first() -> None:
+def test_messages_are_sent_a_limited_number_of_times_newest_first() -> None:
     core = core_of(QUIET)
     run(core, 10.0)
     packets = Packets(None, lambda: bytes(12))
@@ -95,7 +95,7 @@ def test_news_is_not_for_those_that_left() -> None:
     assert there.address in receivers and failed.address in receivers and gone.address not in receivers
 
 
-def test_checksums_are_for_those_who_read_them() -> None:
+def test_checksums_are_sent_only_to_members_that_support_them() -> None:
     core = core_of(QUIET)
     packets = Packets(None, lambda: bytes(12))
     new, old = alive("new", 1), alive("old", 2, vsn=(1, 4, 2, 2, 5, 5))

@@ -18,12 +18,12 @@ def test_a_suspect_has_longer_among_many(members: int, seconds: float) -> None:
     ("mult", "members", "wanted"),
     [(4, 1, 0), (4, 3, 0), (4, 4, 2), (4, 1000, 2), (3, 2, 0), (3, 3, 1), (2, 9, 0), (1, 9, 0), (5, 4, 0), (5, 5, 3)],
 )
-def test_how_many_must_agree(mult: int, members: int, wanted: int) -> None:
+def test_confirmations_depend_on_the_cluster_size(mult: int, members: int, wanted: int) -> None:
     assert Timing(suspicion_mult=mult).confirmations(members) == wanted
 
 
 @pytest.mark.parametrize(("members", "times"), [(1, 8), (9, 8), (10, 8), (99, 8), (100, 12), (1000, 16)])
-def test_how_often_a_message_is_handed_on(members: int, times: int) -> None:
+def test_transmissions_depend_on_the_cluster_size(members: int, times: int) -> None:
     assert LAN.transmits(members) == times
 
 

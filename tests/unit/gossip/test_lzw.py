@@ -66,7 +66,7 @@ def test_older_writers_and_others(size: int, first_clear: bool, clears: bool) ->
         assert decode(encode(plain, first_clear=first_clear, clears=clears), size) == plain
 
 
-def test_a_code_that_brings_about_itself() -> None:
+def test_code_that_refers_to_itself_is_decoded() -> None:
     assert decode(codes(CLEAR, 97, 258, 259, END), 6) == b"aaaaaa"
 
 
@@ -119,7 +119,7 @@ def test_a_full_table_does_not_grow() -> None:
 
 
 @pytest.mark.parametrize("plain", [stream(30_000), bytes(3_000_000)], ids=["many codes", "long ones"])
-def test_a_step_is_bounded_by_what_goes_in_and_what_comes_out(plain: bytes) -> None:
+def test_decoding_steps_are_bounded_by_input_and_output(plain: bytes) -> None:
     compressed = encode(plain)
     steps = len([*decoding(compressed, len(plain))])
     assert steps >= max(len(compressed) // STEP_BYTES, len(plain) // (2 * STEP_PLAIN_BYTES)) > 4

@@ -96,7 +96,7 @@ ACCUSED: list[tuple[Suspect | Dead, int | None]] = [
 
 
 @pytest.mark.parametrize(("word", "says"), ACCUSED)
-def test_suspicion_of_itself_is_refuted(word: Suspect | Dead, says: int | None) -> None:
+def test_suspicion_of_own_node_is_refuted(word: Suspect | Dead, says: int | None) -> None:
     bench = SwimBench(others="a")
     bench.hear(word)
     assert bench.liveness("own") == (ALIVE, says or 1)
@@ -128,7 +128,7 @@ def test_message_about_earlier_state_of_own_node_is_refuted(word: Alive, says: i
     assert bench.said() == ([alive("own", says)] if says else [])
 
 
-def test_another_machine_of_its_name_changes_nothing() -> None:
+def test_another_machine_with_the_own_name_is_refused() -> None:
     bench = SwimBench(others="a")
     bench.hear(alive("own", 5, at=ELSEWHERE, meta=tags_of("own", store="of another")))
     assert bench.liveness("own") == (ALIVE, 1) and bench.said() == []
@@ -168,7 +168,7 @@ def suspected_for(bench: SwimBench, name: str = "a") -> float:
 
 
 @pytest.mark.parametrize(("agreeing", "times"), [("", 6.0), ("c", 6 - 5 * 0.6309), ("cd", 1.0), ("cdef", 1.0)])
-def test_each_who_agrees_shortens_a_suspicion(agreeing: str, times: float) -> None:
+def test_each_confirmation_shortens_a_suspicion(agreeing: str, times: float) -> None:
     bench = SwimBench(others="abcdefg")
     bench.hear(suspect("a", 1, "b"), *(suspect("a", 1, name) for name in agreeing))
     assert suspected_for(bench) == pytest.approx(times * LEAST_S, rel=1e-3)
@@ -195,7 +195,7 @@ def test_late_confirmation_ends_a_suspicion_at_once() -> None:
     assert suspected_for(bench) == 0.0
 
 
-def test_where_few_can_agree_the_shortest_time_is_waited() -> None:
+def test_shortest_time_is_used_if_few_can_confirm() -> None:
     bench = SwimBench(others="ab")
     bench.hear(suspect("a", 1, "b"))
     assert suspected_for(bench) == LEAST_S
@@ -264,7 +264,7 @@ def test_view_of_a_peer_is_merged(theirs: Liveness, ours: tuple[Liveness, int]) 
     assert bench.liveness("a") == ours
 
 
-def test_it_is_sampled_without_itself() -> None:
+def test_sample_respects_the_filter() -> None:
     bench = SwimBench(others="abcde")
     for _ in range(50):
         drawn = {node.name for node in bench.nodes.sample(3, lambda node: node.name != "c")}

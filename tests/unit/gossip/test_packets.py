@@ -117,7 +117,7 @@ def test_sealed_packets_of_an_agent() -> None:
 # ---------------------------------------------------------------------------------------------------------- refusals
 
 
-def test_all_layers_at_once() -> None:
+def test_all_layers_together_are_opened() -> None:
     whole = summed(compressed(compound(*PARTS)))
     assert PLAIN.open(whole) == Opened(MESSAGES, 0)
 
@@ -184,7 +184,7 @@ def test_a_compound_that_was_cut_loses_its_last_messages_only() -> None:
     assert PLAIN.open(whole + b"x") == Opened(MESSAGES, 1)
 
 
-def test_only_what_is_encrypted_is_read_with_a_key() -> None:
+def test_member_with_a_key_refuses_plain_packets() -> None:
     mine = packets(bytes(32))
     for datagram in (PARTS[0], summed(compound(*PARTS)), encode(IndirectPing(1, HERE, "b", True, HERE, "a"))):
         with pytest.raises(ProtocolError, match=r"not encrypted|no key fits"):

@@ -106,7 +106,7 @@ def test_new_member_is_probed_in_this_round() -> None:
     assert "x" in probed
 
 
-def test_names_of_those_that_are_gone_do_not_pile_up() -> None:
+def test_names_of_gone_members_do_not_accumulate() -> None:
     bench = ProbeBench("ab")
     for number in range(2000):
         bench.hear(alive(f"x{number}"))
@@ -206,7 +206,7 @@ def test_missing_nacks_lower_own_health(nacks: int, doubt: int) -> None:
     assert bench.counts["probes_failed"] == 1 and bench.awareness.score == 1 + doubt
 
 
-def test_with_nobody_to_ask_it_doubts_itself_a_little() -> None:
+def test_failed_probe_without_helpers_lowers_own_health() -> None:
     bench = ProbeBench("a")
     bench.probe()
     bench.advance(LAN.probe_interval_s)
@@ -321,7 +321,7 @@ def test_ping_without_nack_request_gets_no_nack() -> None:
 @pytest.mark.parametrize(
     ("name", "target"), [("x", address_of("x")), ("a", SOMEWHERE), ("a", Address(address_of("a").host, 53))]
 )
-def test_nothing_is_sent_to_where_no_member_is(name: str, target: Address) -> None:
+def test_ping_relay_to_unknown_address_is_refused(name: str, target: Address) -> None:
     bench = ProbeBench("ab")
     bench.prober.on_indirect_ping(IndirectPing(9, target, name, True, None, ""), address_of("b"))
     assert bench.taken() == [(address_of("b"), Nack(9))] and bench.counts["relays_refused"] == 1

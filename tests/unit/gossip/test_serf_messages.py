@@ -112,7 +112,7 @@ def test_message_bytes_round_trip(message: LeaveIntent | JoinIntent | SerfState,
     assert decode_serf(bytes((kind,)) + packed({**fields, "Newer": [[1, {"a": None}]]})) == message
 
 
-def test_other_messages_have_a_kind() -> None:
+def test_other_messages_are_decoded_with_their_kind() -> None:
     for kind in (3, 4, 5, 6, 7, 8, 9, 200):
         assert decode_serf(bytes((kind,)) + b"\xc1 anything") == OtherSerf(kind)
 

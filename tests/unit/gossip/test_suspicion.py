@@ -31,7 +31,7 @@ def lasts_s(wanted: int, agreeing: int) -> float:
         (3, 3, 4.0),
     ],
 )
-def test_each_who_agrees_makes_it_shorter(wanted: int, agreeing: int, seconds: float) -> None:
+def test_each_confirmation_shortens_the_suspicion(wanted: int, agreeing: int, seconds: float) -> None:
     assert lasts_s(wanted, agreeing) == pytest.approx(seconds, abs=1e-3)
 
 
@@ -41,7 +41,7 @@ def test_repeated_confirmation_is_no_news() -> None:
 
 
 @pytest.mark.parametrize("wanted", range(5))
-def test_it_never_becomes_longer(wanted: int) -> None:
+def test_suspicion_never_becomes_longer(wanted: int) -> None:
     times = [lasts_s(wanted, agreeing) for agreeing in range(7)]
     assert times == sorted(times, reverse=True) and times[-1] == 4.0
 

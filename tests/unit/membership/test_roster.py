@@ -18,7 +18,7 @@ def member(name: str, state: State = State.ALIVE, **tags: str) -> Member:
     return Member(name, Address("127.0.0.1", 7946), tags, state, since_ms=1)
 
 
-def test_members_are_sorted_and_what_was_given_stands_still() -> None:
+def test_members_are_sorted_and_returned_views_are_immutable() -> None:
     roster = Roster()
     roster.put(member("b"))
     roster.put(member("a"))
@@ -120,9 +120,7 @@ async def test_slow_reader_misses_no_removal() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_whatever_the_pace_a_reader_knows_what_is_listed(
-    seed: int, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_readers_at_any_pace_know_the_listed_members(seed: int, autojump_clock: trio.testing.MockClock) -> None:
     chance = random.Random(seed)
     roster = Roster()
     readers = [roster.changes() for _ in range(3)]

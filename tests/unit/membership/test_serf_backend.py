@@ -79,7 +79,7 @@ def member(name: str, state: State = State.ALIVE, since_ms: int = OLD_MS, **tags
 # -------------------------------------------------------------------------------------------------------- members
 
 
-async def test_everybody_is_listed_and_states_are_translated(clock: Clock) -> None:
+async def test_members_are_listed_with_translated_states(clock: Clock) -> None:
     agent = FakeAgent()
     for status in ("alive", "leaving", "left", "failed"):
         agent.members[f"is-{status}"] = listed(f"is-{status}", status)
@@ -274,7 +274,7 @@ async def test_two_nodes_on_one_agent_do_not_race(clock: Clock) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def test_other_tags_leave_too_few_bytes(clock: Clock, log: list[Any]) -> None:
+async def test_tags_that_do_not_fit_are_refused(clock: Clock, log: list[Any]) -> None:
     agent = FakeAgent()
     agent.members[agent.name] = listed(agent.name, role="x" * 450)
     async with joined_to(agent, clock) as membership:
@@ -311,7 +311,7 @@ async def test_leave_without_agent_logs_the_remaining_tags(clock: Clock, log: li
 # ------------------------------------------------------------------------------------------------------------ join
 
 
-async def test_join_counts_who_answered_and_names_who_did_not(clock: Clock) -> None:
+async def test_join_counts_reached_seeds_and_names_the_others(clock: Clock) -> None:
     agent = FakeAgent()
     agent.seeds = {"127.0.0.1:7001"}
     good, bad, worse = (Address("127.0.0.1", port) for port in (7001, 7002, 7003))

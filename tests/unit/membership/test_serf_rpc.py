@@ -28,7 +28,7 @@ def answer(*body: object) -> Answer:
     return lambda seq: header(seq) + pack(*body)
 
 
-async def test_all_commands() -> None:
+async def test_all_commands_work() -> None:
     agent = FakeAgent(auth_key="secret")
     agent.seeds = {"127.0.0.1:7000", "[::1]:7000"}
     async with running(agent), await SerfRpc.open(agent.address, "secret") as rpc:
@@ -147,7 +147,7 @@ async def test_a_wrong_key_and_none(given: str | None, said: str) -> None:
             await SerfRpc.open(agent.address, given)
 
 
-async def test_a_refusal_counts_whatever_comes_behind_it() -> None:
+async def test_refusal_is_raised_despite_later_records() -> None:
     """An agent that did not consume the body of a request answers to that as well, as if it were a request."""
     agent = FakeAgent()
     agent.spoiled["auth"] = lambda seq: header(seq, "Invalid authentication token") + header(0, "Unsupported command")
@@ -156,7 +156,7 @@ async def test_a_refusal_counts_whatever_comes_behind_it() -> None:
             await SerfRpc.open(agent.address, "guess")
 
 
-async def test_another_version() -> None:
+async def test_unsupported_rpc_version_raises_startup_error() -> None:
     agent = FakeAgent()
     agent.spoiled["handshake"] = lambda seq: header(seq, "Unsupported IPC version")
     async with running(agent):
@@ -251,7 +251,7 @@ async def test_a_large_answer_within_the_limit_in_small_pieces() -> None:
             assert len(await rpc.members()) == MEMBERS_MOST
 
 
-async def test_everyone_who_waits_learns_that_the_connection_is_lost() -> None:
+async def test_every_pending_request_fails_when_the_connection_is_lost() -> None:
     agent = FakeAgent()
     lost = 0
 
@@ -288,7 +288,7 @@ async def test_a_slow_agent_loses_the_connection(monkeypatch: pytest.MonkeyPatch
                 await rpc.join(Address("127.0.0.1", 1))
 
 
-async def test_events_of_nobody_else_and_no_answer_in_them() -> None:
+async def test_event_records_do_not_extend_the_reply_timeout() -> None:
     """Records alone do not keep a request alive that is not answered."""
     agent = FakeAgent()
     agent.spoiled["members"] = None
@@ -305,7 +305,7 @@ async def test_events_of_nobody_else_and_no_answer_in_them() -> None:
             await rpc.members()
 
 
-async def test_a_connection_that_was_closed_here_says_so() -> None:
+async def test_request_on_closed_connection_raises_connection_lost() -> None:
     agent = FakeAgent()
     async with running(agent):
         async with await SerfRpc.open(agent.address) as rpc:

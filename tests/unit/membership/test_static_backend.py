@@ -19,7 +19,7 @@ def membership(**options: Any) -> StaticMembership:
     return StaticMembership("node1", OWN, {"node2": OTHER}, {"id": "node1"}, now_ms, **options)
 
 
-async def test_everybody_named_is_alive_since_the_start() -> None:
+async def test_configured_nodes_are_alive_from_the_start() -> None:
     static = membership(peer_tags={"node2": {"zone": "b"}})
     assert static.name == "node1"
     assert static.members() == {
@@ -40,7 +40,7 @@ async def test_own_member_has_its_tags_and_state() -> None:
         assert static.members()["node1"] == expected
 
 
-async def test_there_is_nothing_to_join() -> None:
+async def test_join_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"name 10\.0\.0\.9:1 in the configuration"):
         await membership().join([Address("10.0.0.9", 1)])
 

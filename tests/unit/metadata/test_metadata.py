@@ -75,7 +75,7 @@ def test_refusals_change_nothing_and_the_rest_of_the_entry_is_applied() -> None:
     assert sorted(table.state.topics) == ["t", "v"]
 
 
-def test_rows_say_what_the_state_says() -> None:
+def test_loaded_rows_give_the_same_state() -> None:
     table = Table()
     table.create("t", 3)
     table.create("u")
@@ -148,7 +148,7 @@ def test_incomplete_settle_removes_former_members() -> None:
     assert placed(table).former == () and placed(table).moving and not placed(table).may_have("n2", 2)
 
 
-def test_another_leader_is_no_move() -> None:
+def test_leader_change_is_not_a_move() -> None:
     table = three()
     group = placed(table).group
     table.apply(m.Assign(group, 0, ["n2", "n1"]))
@@ -256,7 +256,7 @@ def test_data_of_a_level_that_is_not_known_is_not_opened() -> None:
         MetadataState.load(rows, Levels(L1, L2))
 
 
-def test_where_nothing_was_applied_no_level_is_refused() -> None:
+def test_empty_state_accepts_any_level() -> None:
     assert MetadataState.load([], Levels(L2, L3)).topics == {}
 
 
@@ -298,7 +298,7 @@ def test_pushes_go_with_their_topic_and_no_other() -> None:
     assert isinstance(refusal, UnknownTopic)
 
 
-def test_there_are_no_more_pushes_than_may_be() -> None:
+def test_number_of_pushes_is_limited() -> None:
     table = Table()
     table.create("t")
     table.apply(*[m.SetPush("t", f"g{number}", PUSH) for number in range(FIXED.pushed_groups)])
@@ -375,7 +375,7 @@ def test_a_role_stays_while_identities_have_it() -> None:
     assert table.apply(m.DeleteRole("payments")) == [None]
 
 
-def test_there_are_no_more_identities_than_may_be() -> None:
+def test_number_of_identities_is_limited() -> None:
     table = Table()
     table.apply(*[identity(f"token:t{number}") for number in range(FIXED.identities)])
     [refusal, changed] = table.apply(identity("jwt:one more"), identity("token:t0", is_new=False))

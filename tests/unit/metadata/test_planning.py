@@ -111,7 +111,7 @@ def test_moves_avoid_full_nodes_while_others_have_capacity() -> None:
     assert all(len(held) == 2 and "c" not in held for held in found.values()), "full ones are better than too few"
 
 
-def test_nothing_while_more_than_a_third_are_failed() -> None:
+def test_no_changes_while_more_than_a_third_failed() -> None:
     two = [node("c", failed=AFTER_MS), node("d", failed=AFTER_MS)]
     nodes = registry(node("a"), node("b"), *two, node("e"))
     assert too_many_failed(nodes)
@@ -151,7 +151,7 @@ def test_removed_node_is_not_missed() -> None:
     assert assigned(changes(topic(*ABC), registry(node("a"), *lost))) == {1: {"a"}}
 
 
-def test_not_more_than_so_many_at_once() -> None:
+def test_number_of_concurrent_moves_is_limited() -> None:
     nodes = registry(node("a"), node("b", standing=DRAINING))
     topics = topic(*[("b",)] * (MOVES_MOST + 5))
     first = changes(topics, nodes)

@@ -76,7 +76,7 @@ def test_a_refusal_names_right_principal_and_topic() -> None:
         access("reader").check(Right.CLUSTER)
 
 
-def test_covering_is_what_one_has_oneself() -> None:
+def test_covers_accepts_only_own_grants() -> None:
     admin, writer = access("admin"), access("writer:billing.*")
     assert admin.covers(writer.grants) and admin.covers(admin.grants)
     assert not writer.covers(admin.grants)
@@ -115,7 +115,7 @@ def test_grants_are_a_list_of_some(texts: object) -> None:
         check_grants(texts, CUSTOM)
 
 
-def test_a_role_is_made_of_rights_and_built_in_roles() -> None:
+def test_roles_consist_of_rights_and_built_in_roles() -> None:
     with pytest.raises(InvalidRequest, match="neither"):
         check_grants(["payments"], None)
     assert check_role("payments") == "payments"

@@ -73,7 +73,7 @@ def test_null_is_not_empty() -> None:
     assert Batch.parse(encode({Column.VALUE: [None]})).values() == [None]
 
 
-def test_no_delivery_time_is_now() -> None:
+def test_missing_delivery_time_is_zero() -> None:
     batch = Batch.parse(encode({Column.VALUE: [b"a", b"b"], Column.DELIVER_MS: [None, 7]}))
     assert (batch.min_deliver_ms, batch.max_deliver_ms) == (0, 7)
     assert batch.int_column(Column.DELIVER_MS) == [None, 7]

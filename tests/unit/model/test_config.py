@@ -69,7 +69,7 @@ def test_without_a_file() -> None:
     assert config.advertise_host == "127.0.0.1"
 
 
-def test_a_whole_file(write) -> None:  # type: ignore[no-untyped-def]
+def test_complete_file_is_loaded(write) -> None:  # type: ignore[no-untyped-def]
     config = load_config(write(GOOD), {})
     assert (config.node.id, config.node.zone, config.advertise_host) == ("node7", "b", "broker7.example")
     assert config.listen.http == Address("::1", 2108)
@@ -389,7 +389,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert mistakes(tmp_path)[0].endswith(": cannot be read: Is a directory")
 
 
-def test_sections_whose_keys_are_all_commented_out(write) -> None:  # type: ignore[no-untyped-def]
+def test_empty_sections_have_the_defaults(write) -> None:  # type: ignore[no-untyped-def]
     config = load_config(write("cluster: {bootstrap: true}\nlisten:\nlimits:\nstorage:\n  # segment_bytes: 1\n"), {})
     assert config == load_config(None, {})
 

@@ -13,13 +13,13 @@ CONFIGS = ROOT / "configs"
 FILES = sorted(path.name for path in CONFIGS.glob("*.yaml"))
 
 
-def test_these_are_the_files() -> None:
+def test_expected_files_exist() -> None:
     names = [f"gossip{number}.yaml" for number in (1, 2, 3, 4)] + [f"node{number}.yaml" for number in (1, 2, 3)]
     assert [*names, "single.yaml"] == FILES
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_it_loads_and_every_key_is_commented(name: str) -> None:
+def test_file_loads_and_every_key_has_a_comment(name: str) -> None:
     load_config(CONFIGS / name, {})
     previous = ""
     for line in (CONFIGS / name).read_text(encoding="utf-8").splitlines():

@@ -81,7 +81,7 @@ def test_over_the_wire_and_back(cls: type[SandqError]) -> None:
     assert (error.retriable, error.http_status) == (cls.retriable, cls.http_status)
 
 
-def test_an_unknown_code_keeps_what_it_came_with() -> None:
+def test_unknown_code_keeps_its_fields() -> None:
     error = from_wire("OF_LATER", "a gap", True, {"expected": 7})
     assert type(error) is SandqError
     assert to_wire(error) == ("OF_LATER", "a gap", True, {"expected": 7})

@@ -24,7 +24,7 @@ def test_headers_with_text_keys_are_accepted(name: str) -> None:
     assert msgpack.packb(headers_check(HEADERS[name])) == HEADERS[name]
 
 
-def test_no_cell_has_no_headers() -> None:
+def test_missing_cell_gives_no_headers() -> None:
     assert headers_or_none(None) == {}
 
 

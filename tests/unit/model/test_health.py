@@ -111,7 +111,7 @@ def test_group_in_a_situation_has_its_finding_alone(situation: str) -> None:
 
 
 @pytest.mark.parametrize("situation", GROUPS)
-def test_overview_finds_what_doctor_finds(situation: str) -> None:
+def test_overview_and_doctor_have_the_same_findings(situation: str) -> None:
     (expected,) = of_group(GroupHealth(topic="t", group="g", **GROUPS[situation]), NOW_MS)
     seen = overview({"g": GroupOverview(group="g", **GROUPS[situation])})
     (found,) = findings({"node": "n1"}, seen, seen.topics.values())
@@ -141,7 +141,7 @@ def test_group_delete_is_never_advised_for_a_pushed_group(push: str) -> None:
     )
 
 
-def test_group_without_consumers_is_found_beside_a_group_that_is_served() -> None:
+def test_group_without_consumers_is_found_next_to_a_served_group() -> None:
     served = GroupOverview(group="served", ready=5, leased=3, consumers=2, oldest_ms=NOW_MS - 10 * ALONE_MS)
     alone = GroupOverview(group="alone", ready=5, oldest_ms=NOW_MS - ALONE_MS)
     seen = overview({"served": served, "alone": alone}, sent=100)

@@ -29,7 +29,7 @@ def test_defaults_fit_the_formats() -> None:
 
 @pytest.mark.parametrize("chain", [0, 1, MAX_CHAIN])
 @pytest.mark.parametrize("number", [1, 7, MAX_NUMBER])
-def test_a_batchs_number_and_what_stands_beside_it(number: int, chain: int) -> None:
+def test_sequence_has_number_chain_and_resend_flag(number: int, chain: int) -> None:
     sequence = sequence_of(number, chain)
     assert (number_of(sequence), chain_of(sequence), is_resent(sequence)) == (number, chain, False)
     sequence |= RESENT

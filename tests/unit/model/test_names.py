@@ -40,7 +40,7 @@ def test_bad(name: object) -> None:
     assert RULE in caught.value.message
 
 
-def test_it_says_what_and_shows_the_name_but_not_all_of_a_long_one() -> None:
+def test_error_names_the_kind_and_the_shortened_name() -> None:
     with pytest.raises(InvalidName, match=r"^group name 'a b' is not allowed; the rule: 1 to 249 of A-Z"):
         check_name("group", "a b")
     with pytest.raises(InvalidName) as caught:

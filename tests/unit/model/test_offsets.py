@@ -27,7 +27,7 @@ def test_parts_that_do_not_fit(parts: tuple[int, int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("offset", [b"", bytes(15), bytes(17)])
-def test_other_lengths_are_no_offsets(offset: bytes) -> None:
+def test_offsets_of_other_lengths_are_refused(offset: bytes) -> None:
     for function in (offsets.unpack, offsets.deliver_ms, offsets.to_text, offsets.behind):
         with pytest.raises(InvalidRequest):
             function(offset)
@@ -67,7 +67,7 @@ def test_next_position_is_the_next_one_of_the_partition(
 
 
 @pytest.mark.parametrize("partition", [0, 8, offsets.PARTITION_MAX])
-def test_nothing_follows_the_last_position(partition: int) -> None:
+def test_offset_after_the_last_position_is_refused(partition: int) -> None:
     with pytest.raises(InvalidRequest, match="behind the last one"):
         offsets.behind(offsets.pack(offsets.U48_MAX, offsets.U48_MAX, offsets.PLACE_MAX, partition))
 
@@ -78,7 +78,7 @@ def test_ceiling() -> None:
 
 
 @pytest.mark.parametrize("partition", [0, 1, 31, 32, 1023, 1024, 4095])
-def test_a_text_tells_its_partition(partition: int) -> None:
+def test_partition_is_read_from_the_text(partition: int) -> None:
     for place in (0, 1, 7, 8, offsets.PLACE_MAX):
         assert offsets.partition_of_text(offsets.to_text(offsets.pack(5, 6, place, partition))) == partition
 

@@ -26,7 +26,7 @@ def test_spread_and_movement() -> None:
     assert 0.04 < len(moved) / len(keys) < 0.08
 
 
-def test_one_partition_and_none() -> None:
+def test_one_partition_is_zero_and_no_partitions_is_an_error() -> None:
     assert {partition_for(b"%d" % number, 1) for number in range(50)} == {0}
     with pytest.raises(ValueError, match="0 partitions"):
         partition_for(b"x", 0)

@@ -82,7 +82,7 @@ def test_every_mistake_names_its_setting(given: dict[str, Any], about: str) -> N
     assert mistake.startswith(f"{about}: ")
 
 
-def test_all_mistakes_are_reported_together() -> None:
+def test_every_mistake_is_reported() -> None:
     with pytest.raises(InvalidSetting) as refusal:
         changed_push(None, {"url": "x", "secrets": ["y"], "concurrency": 0, "z": 1})
     assert len(refusal.value.details["mistakes"]) == 4
@@ -101,7 +101,7 @@ def test_secrets_are_never_shown() -> None:
     assert A not in str(refusal.value.details)
 
 
-def test_a_refusal_is_short_however_much_was_given() -> None:
+def test_error_message_is_short_for_any_input() -> None:
     for given in ({"x" * 100_000: 1}, {f"n{number}": 1 for number in range(10_000)}, {"timeout": "9" * 100_000}):
         with pytest.raises(InvalidSetting) as refusal:
             changed_push(None, given)

@@ -26,7 +26,7 @@ def test_a_public_address_is_public(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", SPECIAL)
-def test_a_special_address_is_refused_whatever_the_name(address: str) -> None:
+def test_special_address_is_refused_for_any_name(address: str) -> None:
     assert not is_public(embedded(ip_address(address)))
     with pytest.raises(TargetRefused, match=r"no public address.*push\.allow"):
         PushRules().check_address("example.com", ip_address(address))
@@ -139,7 +139,7 @@ def test_a_name_that_no_entry_has_is_refused_at_once() -> None:
         PushRules.of([], PORTS, False).check(Target.parse("https://example.org/"))
 
 
-def test_no_ports_are_all_ports() -> None:
+def test_empty_port_list_allows_all_ports() -> None:
     PushRules.of(["*"], [], False).check(Target.parse("https://example.com:12345/"))
 
 

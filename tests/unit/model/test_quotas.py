@@ -6,7 +6,7 @@ from sandq.model.errors import InvalidRequest
 from sandq.model.quotas import NAMES, Quota
 
 
-def test_a_quota_is_kept_as_what_is_set() -> None:
+def test_quota_record_has_only_set_fields() -> None:
     quota = Quota().changed({"topics": 3, "max_delay": "1d", "requests_per_s": 0})
     assert quota.record() == {"requests_per_s": 0, "topics": 3, "max_delay_ms": 86_400_000}
     assert Quota.of(quota.record()) == quota

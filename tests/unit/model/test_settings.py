@@ -102,7 +102,7 @@ NONE_IS_A_VALUE = {
 
 
 @pytest.mark.parametrize("key", NONE_IS_A_VALUE)
-def test_none_is_a_value_of_some(key: str) -> None:
+def test_none_is_a_value_of_some_settings(key: str) -> None:
     for nothing in (None, "none"):
         assert parse_settings({key: nothing}).record()[NONE_IS_A_VALUE[key]] is None
 
@@ -205,13 +205,13 @@ def test_every_mistake_is_named_with_its_path() -> None:
         ),
     ],
 )
-def test_one_mistake(mapping: dict[str, object], message: str) -> None:
+def test_mistake_is_described(mapping: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
         parse_settings(mapping)
     assert caught.value.message == message
 
 
-def test_an_update_changes_what_it_names() -> None:
+def test_update_changes_only_named_settings() -> None:
     record = parse_settings(
         {"lease": "1m", "backoff": {"kind": "linear", "first": "3s"}, "ttl": "1h", "ordering": "key"}
     ).record()
@@ -250,7 +250,7 @@ def test_delete_on_ack_with_retain_is_refused() -> None:
     assert update_settings(record, {"delete_on_ack": True, "retain": None}).record() == DEFAULT_RECORD
 
 
-def test_an_update_leaves_what_was_accepted_once() -> None:
+def test_update_keeps_values_that_were_accepted_before() -> None:
     older = parse_settings({}).record() | {"lease_ms": 1}
     assert update_settings(older, {"ttl": "1s"}).lease_ms == 1
 
@@ -403,7 +403,7 @@ def test_settings_that_such_topics_do_not_have(kind: str, mapping: dict[str, obj
 
 
 @pytest.mark.parametrize("kind", ["timer", PRIORITY, FAIR])
-def test_a_dead_letter_topic_stands_in_the_record_only_where_there_is_one(kind: str) -> None:
+def test_record_has_dead_letter_topic_only_if_set(kind: str) -> None:
     without = parse_settings({}, kind).record()
     assert "dead_letter_topic" not in without
     record = parse_settings({"dead_letter_topic": "failed"}, kind).record()

@@ -175,7 +175,7 @@ def test_finer_datetimes_than_pythons_round_up_too() -> None:
         (2**48 - 1, "+10889-08-02T05:31:50.655Z"),
     ],
 )
-def test_how_instants_are_written(ms: int, text: str) -> None:
+def test_instants_are_formatted(ms: int, text: str) -> None:
     assert format_instant(ms) == text
 
 
@@ -183,7 +183,7 @@ def test_how_instants_are_written(ms: int, text: str) -> None:
     ("ms", "text"),
     [(0, "0s"), (250, "250ms"), (90_000, "1m30s"), (93_784_005, "1d2h3m4s5ms"), (604_800_000, "7d")],
 )
-def test_how_durations_are_written(ms: int, text: str) -> None:
+def test_durations_are_formatted(ms: int, text: str) -> None:
     assert format_duration(ms) == text
 
 

@@ -27,7 +27,7 @@ def test_pattern_matches_only_its_names(pattern: str, names: list[str], others: 
     assert not any(made.matches(name) for name in others)
 
 
-def test_one_of_several_is_enough() -> None:
+def test_name_matches_one_of_several_patterns() -> None:
     pattern = sandq.pattern("a*", "b*")
     assert pattern.matches("ax") and pattern.matches("bx") and not pattern.matches("cx")
     assert (str(pattern), repr(pattern)) == ("a*, b*", "pattern('a*', 'b*')")

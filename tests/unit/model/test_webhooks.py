@@ -52,7 +52,7 @@ def test_modified_or_old_data_is_refused(changes: dict[str, str], body: bytes, n
         verify([SECRET], headers(SECRET) | changes, body, now_s)
 
 
-def test_another_secret_is_no_proof() -> None:
+def test_signature_with_another_secret_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="no signature"):
         verify([OTHER], headers(SECRET), BODY, AT)
 
@@ -85,5 +85,5 @@ def test_invalid_secret_is_refused_and_not_shown(secret: str) -> None:
     assert not secret or len(str(secret)) < 8 or str(secret) not in str(refusal.value)
 
 
-def test_a_hint_tells_little() -> None:
+def test_secret_hint_reveals_few_characters() -> None:
     assert secret_hint(SECRET) == "whsec_…LaSw"

@@ -138,7 +138,7 @@ def test_requests_bring_every_value() -> None:
         assert all(one in request for one in values)
 
 
-def test_delays_are_whole_seconds_and_never_short() -> None:
+def test_delays_are_rounded_up_to_whole_seconds() -> None:
     link = text_link(beanstalkd.BeanstalkdLink)()
     now_s = time.time()
     assert link.request(1, [VALUE], [int(now_s * 1000) + 1500]).startswith(b"put 0 2 ")
@@ -187,7 +187,7 @@ def test_redis_reads_one_after_the_other(pair: tuple[socket.socket, socket.socke
 
 
 @pytest.mark.parametrize("step", [1, 60, 10_000])
-def test_redis_polls_for_what_is_due(pair: tuple[socket.socket, socket.socket], step: int) -> None:
+def test_redis_consumer_polls_for_due_messages(pair: tuple[socket.socket, socket.socket], step: int) -> None:
     consumer = redis.DelayedConsumer(pair[0], 1000)
     poll = consumer.start()
     assert consume(consumer, b"*0\r\n", step) == poll
@@ -319,7 +319,7 @@ def test_drive_raises_when_the_server_goes(pair: tuple[socket.socket, socket.soc
         drive([Flow(Echo(pair[0]), [b"x\n"], 1, 1)])
 
 
-def test_drain_tells_the_lateness_of_each(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_drain_measures_the_lateness_of_each_message(pair: tuple[socket.socket, socket.socket]) -> None:
     consumer = redis.DelayedConsumer(pair[0], 1000)
     due_ms = 1_700_000_000_000
     late_ms: list[float] = []

@@ -60,7 +60,7 @@ def test_rows_are_medians_with_their_spread_and_ratios_are_ours_through_theirs()
     assert nats.client_us == pytest.approx(0.5)
 
 
-def test_lateness_keeps_the_worst_and_adds_up_what_was_early() -> None:
+def test_lateness_row_has_the_maximum_and_the_sum_of_early_messages() -> None:
     ours, redis = rows(a_run().outcomes, "lateness")
     assert (ours.early, redis.early, redis.max_ms) == (0, 3, 8.0)
     assert redis.p99_ratio == pytest.approx(0.5)
@@ -139,7 +139,7 @@ def test_every_peer_does_every_load_it_can_in_every_round_and_none_is_always_fir
 # ---------------------------------------------------------------------------------------------------- servers
 
 
-def test_a_servers_cpu_time_is_that_of_its_whole_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_time_of_a_server_includes_its_child_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     line = "{} (a) b) S {} 1 1 0 -1 0 0 0 0 0 100 200 30 40 20 0 1 0 {} 0 0"
     found = [server.parse_stat(line.format(*ids)) for ids in ((10, 1, 5), (11, 10, 6), (12, 11, 7), (13, 1, 8))]
     ticks = os.sysconf("SC_CLK_TCK")

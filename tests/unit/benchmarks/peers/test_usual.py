@@ -54,7 +54,7 @@ def test_after_its_time_nothing_more_is_sent() -> None:
     assert client.sent == before + len(driven.answer_s) < 1000
 
 
-def test_everything_is_taken() -> None:
+def test_take_all_consumes_every_message() -> None:
     client = Counting()
     assert asyncio.run(usual.take_all(client.open, 1, 7, 1)) >= 0
     assert client.taken == 7

@@ -73,7 +73,7 @@ async def test_login_is_checked_again_after_metadata_changes() -> None:
         node.authenticator.again(login)
 
 
-async def test_a_role_that_changes_changes_what_one_may_do() -> None:
+async def test_changed_role_changes_the_rights() -> None:
     app = record("token:app", "team", secret=TOKEN)
     node = Node(app, roles={"team": ("read",)})
     login = await node.authenticator.identify(TOKEN, None)
@@ -103,7 +103,7 @@ async def test_a_certificate_is_known_by_its_name() -> None:
     assert await node.authenticator.identify(None, None) is None
 
 
-async def test_where_authentication_is_off_nobody_is_held_to_anything() -> None:
+async def test_access_is_unlimited_if_authentication_is_off() -> None:
     node = Node(record("token:app", "read", secret=TOKEN), mode="off")
     login = await node.authenticator.identify(TOKEN, None)
     assert login is not None and node.authenticator.access_of(login) is None

@@ -73,7 +73,7 @@ def lost(secret_hash: bytes) -> None:
     raise NotLeader("another node leads")
 
 
-async def test_it_is_in_the_file(autojump_clock: Any, tmp_path: Path) -> None:
+async def test_first_token_is_written_to_a_private_file(autojump_clock: Any, tmp_path: Path) -> None:
     node = Node(tmp_path)
     await node.run()
     assert node.is_of_file and len(node.puts) == 1
@@ -81,7 +81,7 @@ async def test_it_is_in_the_file(autojump_clock: Any, tmp_path: Path) -> None:
     assert node.file.stat().st_mode & 0o777 == 0o600
 
 
-async def test_there_is_no_file_before_it_can_be_used(autojump_clock: Any, tmp_path: Path) -> None:
+async def test_file_is_written_after_the_token_is_stored(autojump_clock: Any, tmp_path: Path) -> None:
     node = Node(tmp_path)
     seen: list[bool] = []
 
@@ -112,7 +112,7 @@ async def test_a_node_that_ended_in_between_goes_on(autojump_clock: Any, tmp_pat
     assert node.files == ["admin.token"]
 
 
-async def test_one_of_which_nobody_knows_what_became_is_not_replaced(autojump_clock: Any, tmp_path: Path) -> None:
+async def test_token_with_unknown_outcome_is_not_replaced(autojump_clock: Any, tmp_path: Path) -> None:
     node = Node(tmp_path)
 
     def made_late(secret_hash: bytes) -> None:
@@ -136,7 +136,7 @@ async def test_token_file_of_losing_node_is_removed(autojump_clock: Any, tmp_pat
     assert node.files == []
 
 
-async def test_another_one_is_made_when_the_last_identity_is_deleted(autojump_clock: Any, tmp_path: Path) -> None:
+async def test_new_token_is_made_when_the_last_identity_is_deleted(autojump_clock: Any, tmp_path: Path) -> None:
     node = Node(tmp_path)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.run)

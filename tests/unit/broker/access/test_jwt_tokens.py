@@ -56,7 +56,7 @@ def verifier(tmp_path: Path) -> JwtVerifier:
     return JwtVerifier(section(keys_file=str(tmp_path / "keys.pem")), Clock())
 
 
-async def test_a_token_says_who_it_is_and_what_it_may_do(verifier: JwtVerifier) -> None:
+async def test_claims_of_a_token_name_subject_and_grants(verifier: JwtVerifier) -> None:
     claims = await verifier.claims(signed())
     assert claims == ("ada", ("read:a.*",), (NOW_S + 600) * 1000 + 30_000)
     assert (await verifier.claims(signed(EC_KEY, "ES256", sandq_grants=None))).grants == ()
@@ -150,7 +150,7 @@ async def test_keys_of_a_url_are_kept_and_asked_for_again(autojump_clock: Any) -
         await verifier.claims(signed(key_id="one"))
 
 
-async def test_keys_that_there_are_hold_while_nobody_answers(autojump_clock: Any) -> None:
+async def test_known_keys_stay_valid_while_the_issuer_is_unreachable(autojump_clock: Any) -> None:
     issuer = Issuer()
     verifier = JwtVerifier(section(jwks_url="https://id.example/keys"), Clock(), issuer)
     await verifier.claims(signed(key_id="one"))
@@ -173,7 +173,7 @@ async def test_a_token_that_was_checked_is_no_good_without_its_key(autojump_cloc
         await verifier.claims(token)
 
 
-async def test_nor_when_nobody_says_for_a_day_which_keys_there_are(autojump_clock: Any) -> None:
+async def test_token_is_refused_after_a_day_without_the_issuer(autojump_clock: Any) -> None:
     issuer = Issuer()
     verifier = JwtVerifier(section(jwks_url="https://id.example/keys"), Clock(), issuer)
     token = signed(key_id="one")

@@ -94,7 +94,7 @@ async def test_missing_entries_are_reported_with_the_reason() -> None:
     assert (await bed.ask(8)).gone is None and bed.host.status.applied_index == 8, "rows may tell of it first"
 
 
-async def test_another_node_does_not_answer() -> None:
+async def test_node_that_does_not_lead_refuses() -> None:
     bed = Bed()
     bed.leads = False
     with pytest.raises(NotLeader):
@@ -102,7 +102,7 @@ async def test_another_node_does_not_answer() -> None:
     assert bed.pinned is None and bed.links.sent == []
 
 
-def test_a_leader_is_believed_what_it_may_say() -> None:
+def test_pins_of_a_leader_are_accepted_within_limits() -> None:
     bed = Bed()
     for body in (None, (GROUP, "r"), (GROUP, b"r", 3), (GROUP, "", 3), (GROUP, "r" * (READER_CHARS + 1), 3)):
         assert not bed.reads.on_frame("n2", body)

@@ -47,7 +47,7 @@ class Bed:
         await self.restores.check(self.topic, "r")
 
 
-async def test_all_partitions_are_asked_for_and_each_node_once() -> None:
+async def test_each_node_gets_one_request_for_all_its_partitions() -> None:
     bed = Bed()
     await bed.check()
     assert [(node, body[1:]) for node, _, body in bed.links.sent] == [("n2", ("r", (11, 12))), ("n3", ("r", (13,)))]
@@ -68,7 +68,7 @@ async def test_incomplete_restore_on_another_node_is_reported() -> None:
         await bed.check()
 
 
-async def test_one_that_nobody_leads_is_not_taken_for_whole() -> None:
+async def test_partition_without_leader_counts_as_not_restored() -> None:
     bed = Bed()
     bed.leaders[13] = None
     with pytest.raises(Unavailable, match="partitions 3 "):

@@ -67,7 +67,7 @@ def test_a_new_link_is_asked_at_once_and_its_answer_counts(kept: Kept) -> None:
     assert kept.offsets() == {} and kept.keeper.good() == set()
 
 
-def test_a_question_is_answered_with_the_clock_and_how_it_stands(kept: Kept) -> None:
+def test_clock_request_is_answered_with_time_and_standing(kept: Kept) -> None:
     assert kept.keeper.on_frame("b", PeerFrame.CLOCK_ASKED, (17, 0))
     assert kept.links.sent == [("b", PeerFrame.CLOCK_TOLD, (17, int(NOW_S * 1e6), 2))]
     kept.keeper.up("b")
@@ -95,7 +95,7 @@ def test_an_answer_counts_once_and_only_to_a_question_of_that_link(kept: Kept) -
     assert kept.reply(question, at_us, 0) and kept.offsets() == {}
 
 
-def test_leadership_is_given_to_no_node_whose_clock_stands_worse(kept: Kept) -> None:
+def test_leadership_is_not_handed_to_a_node_with_a_worse_clock(kept: Kept) -> None:
     assert kept.keeper.may_lead("b"), "nothing is known"
     kept.keeper.up("b")
     kept.reply(kept.question(), int(NOW_S * 1e6), int(Standing.DOUBTED))
@@ -115,7 +115,7 @@ def test_clock_request_reports_a_worse_clock_at_once(kept: Kept) -> None:
     assert kept.keeper.good() == set()
 
 
-def test_nothing_is_stamped_before_the_clock_has_agreed(kept: Kept) -> None:
+def test_node_waits_until_its_clock_has_agreed(kept: Kept) -> None:
     kept.keeper.up("b")
     assert kept.waits() and kept.waits(is_only_voter=True)
     kept.reply(kept.question(), AT_US, 0)
@@ -134,7 +134,7 @@ def test_node_of_a_single_node_cluster_waits_for_no_peer(kept: Kept) -> None:
     assert not kept.waits(), "who joins has to agree with what was stamped"
 
 
-def test_a_node_whose_peers_are_all_away_waits_a_bounded_time(kept: Kept) -> None:
+def test_node_without_peers_waits_a_limited_time(kept: Kept) -> None:
     kept.advance(COMPARED_WITHIN_S - 0.1)
     assert kept.waits()
     kept.advance(0.2)
@@ -143,7 +143,7 @@ def test_a_node_whose_peers_are_all_away_waits_a_bounded_time(kept: Kept) -> Non
     assert kept.waits(), "now there is somebody to compare with"
 
 
-def test_one_that_is_off_waits_where_others_can_lead(kept: Kept) -> None:
+def test_node_with_wrong_clock_waits_if_others_can_lead(kept: Kept) -> None:
     kept.keeper.up("b")
     kept.reply(kept.question(), AT_US + 3_600_000_000, 0)
     assert kept.waits() and not kept.waits(is_only_voter=True)
@@ -197,7 +197,7 @@ def test_only_the_latest_requests_to_silent_peer_are_kept(kept: Kept) -> None:
     assert kept.reply(last, int(NOW_S * 1e6), 0) and kept.offsets() == {"b": 0}
 
 
-def test_when_it_is_in_alarm_it_asks_again_at_once(kept: Kept) -> None:
+def test_node_in_alarm_asks_its_peers_again(kept: Kept) -> None:
     """A node that reported a good clock before that may have been wrong."""
     kept.keeper.up("b")
     kept.reply(kept.question(), int(NOW_S * 1e6), 0)

@@ -102,7 +102,7 @@ def test_an_accepted_jump_is_followed_at_once(jump_s: float) -> None:
     assert clocks.behind_ms() == 0
 
 
-def test_rounds_down_so_that_a_time_is_reached_only_when_it_has_passed() -> None:
+def test_now_is_rounded_down_to_ms() -> None:
     clocks = Clocks()
     clocks.advance(0.0009)
     assert clocks.guarded.now_ms() == 1_800_000_000_000

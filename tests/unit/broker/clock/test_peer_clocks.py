@@ -108,7 +108,7 @@ def test_a_long_round_trip_says_as_much_as_is_certain_in_spite_of_it() -> None:
         assert world.nodes["a"].clock.reported_standing is (OFF_ if reasons else DOUBTED)
 
 
-def test_where_the_intervals_of_several_answers_overlap_counts() -> None:
+def test_offset_is_the_overlap_of_several_replies() -> None:
     """Each is known to a second; the one was long on its way there, the other on its way back."""
     world = World(a=0.0, b=0.2)
     world.ask("a", "b", 2.0, 0.0)
@@ -228,7 +228,7 @@ def test_node_with_a_wrong_clock_waits_for_others_to_take_over() -> None:
     assert world.reasons() == {"a": OFF} and waits(world) == dict.fromkeys("abc", False)
 
 
-def test_one_that_is_off_and_stood_still_waits_anew() -> None:
+def test_node_with_wrong_clock_waits_again_after_a_stall() -> None:
     """It knows of nobody any more who could lead, and may be elected before it has asked."""
     world = World(a=HOUR_S, b=0.0, c=0.0)
     world.rounds(2 * int(COMPARED_WITHIN_S))
@@ -250,14 +250,14 @@ def test_old_samples_are_ignored() -> None:
     assert (status.peers, status.median_ms) == ({}, None)
 
 
-def test_a_peer_whose_link_is_down_is_forgotten() -> None:
+def test_peer_without_link_is_forgotten() -> None:
     world = World(a=0.0, b=0.1)
     world.ask("a", "b")
     world.nodes["a"].clock.peers.forget("b")
     assert world.nodes["a"].clock.status().peers == {}
 
 
-def test_a_peer_that_was_set_is_known_anew_although_the_round_trip_is_longer() -> None:
+def test_offset_of_peer_after_its_clock_step_is_updated() -> None:
     world = World(a=0.0, b=0.0)
     world.ask("a", "b")
     world.nodes["b"].ahead_s = HOUR_S
@@ -306,7 +306,7 @@ def test_node_that_starts_with_a_wrong_clock_is_off(ahead_s: tuple[float, ...], 
         assert world.off_by_s(name) == pytest.approx(node.ahead_s, abs=0.01), "nobody follows others' clocks"
 
 
-def test_one_that_was_not_compared_says_nothing_of_itself_and_leads_on() -> None:
+def test_node_without_comparison_reports_off_and_keeps_leading() -> None:
     world = World(a=HOUR_S, b=0.0)
     clock = world.nodes["a"].clock
     assert (clock.standing, clock.reported_standing, clock.alarm) == (GOOD, OFF_, False)
@@ -329,7 +329,7 @@ def test_two_against_two() -> None:
     assert world.reasons() == {"d": OFF}
 
 
-def test_one_that_is_known_to_be_off_does_not_drag_the_other_down_when_the_third_goes() -> None:
+def test_known_wrong_clock_does_not_affect_the_other_of_two_nodes() -> None:
     world = World(a=HOUR_S, b=0.0, c=0.0)
     world.rounds()
     world.stop("c")
@@ -344,7 +344,7 @@ def test_one_that_is_known_to_be_off_does_not_drag_the_other_down_when_the_third
     assert world.reasons() == {}, "nobody contradicts any more"
 
 
-def test_nothing_flaps_at_the_edge() -> None:
+def test_judgement_has_hysteresis_at_max_drift() -> None:
     """Beyond max_drift a clock is off, and agrees again only when it is well within."""
     peers = PeerClocks(MAX_DRIFT_S, 0.0)
 
@@ -363,7 +363,7 @@ def test_nothing_flaps_at_the_edge() -> None:
 
 
 @pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S, 0.6])
-def test_a_step_that_nobody_confirms_is_not_followed(step_s: float) -> None:
+def test_unconfirmed_wall_clock_step_is_not_followed(step_s: float) -> None:
     world = World(a=0.0, b=0.0, c=0.0)
     world.rounds()
     world.nodes["a"].ahead_s = step_s
@@ -376,7 +376,7 @@ def test_a_step_that_nobody_confirms_is_not_followed(step_s: float) -> None:
     assert world.reasons() == {}
 
 
-def test_a_small_difference_is_slewed_away_whatever_the_others_say() -> None:
+def test_small_difference_is_slewed_away() -> None:
     world = World(a=0.0, b=0.3)
     world.nodes["a"].ahead_s = 0.3
     world.rounds(1)
@@ -446,7 +446,7 @@ def test_two_that_disagree_lead_on() -> None:
     assert (world.better("a"), world.better("b")) == (set(), set())
 
 
-def test_without_peers_it_is_the_operator_who_accepts() -> None:
+def test_clock_step_without_peers_needs_acceptance_by_the_operator() -> None:
     world = World(a=0.0)
     clock = world.nodes["a"].clock
     world.nodes["a"].ahead_s = HOUR_S
@@ -472,7 +472,7 @@ def test_leadership_moves_only_to_a_better_standing() -> None:
     assert {pair for pair, nodes in found.items() if nodes} == {(DOUBTED, GOOD), (OFF_, GOOD), (OFF_, DOUBTED)}
 
 
-def test_it_goes_to_nobody_who_said_so_before_or_whose_clock_seems_wrong_from_here() -> None:
+def test_leadership_needs_a_fresh_report_and_a_small_offset() -> None:
     assert offered(DOUBTED, GOOD, since_s=1000.0) == {"b"}
     assert offered(DOUBTED, GOOD, since_s=1000.1) == set()
     assert offered(DOUBTED, GOOD, offset_s=0.4) == {"b"}
@@ -486,7 +486,7 @@ def test_old_statement_is_forgotten() -> None:
     assert peers.recent_standings(100.5) == {"a": GOOD, "b": DOUBTED}
 
 
-def test_a_link_that_comes_and_goes_does_not_keep_a_node_waiting_for_ever() -> None:
+def test_flapping_link_does_not_make_a_node_wait_indefinitely() -> None:
     peers = PeerClocks(MAX_DRIFT_S, 0.0)
     peers.nodes = 3
     waited = 0

@@ -31,7 +31,7 @@ async def test_timer_due_by_newly_accepted_clock_fires_at_once(
         nursery.cancel_scope.cancel()
 
 
-async def test_none_fires_before_its_time(autojump_clock: trio.testing.MockClock) -> None:
+async def test_timers_do_not_fire_early(autojump_clock: trio.testing.MockClock) -> None:
     clock = GuardedClock(wall=lambda: 1000.0 + trio.current_time(), monotonic=trio.current_time)
     timers, fired = Timers(clock), list[int]()
     begun_ms = clock.now_ms()

@@ -160,7 +160,7 @@ async def test_unlinked_and_unreported_node_has_failed(autojump_clock: trio.test
     assert bed.failed() == set()
 
 
-async def test_failure_marked_by_a_wrong_clock_is_marked_anew(autojump_clock: trio.testing.MockClock) -> None:
+async def test_failure_marked_with_a_wrong_clock_is_marked_again(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed("a", "b", "c")
     await bed.tend()
     bed.linked.discard("c")
@@ -174,7 +174,7 @@ async def test_failure_marked_by_a_wrong_clock_is_marked_anew(autojump_clock: tr
 
 
 @pytest.mark.parametrize("what", ["gossip alone", "link alone"])
-async def test_one_of_both_is_enough(autojump_clock: trio.testing.MockClock, what: str) -> None:
+async def test_gossip_or_link_alone_keeps_a_node_alive(autojump_clock: trio.testing.MockClock, what: str) -> None:
     """UDP is blocked and TCP works, or the other way round."""
     bed = Bed("a", "b", "c")
     bed.seen = {"b", "c"}
@@ -187,7 +187,7 @@ async def test_one_of_both_is_enough(autojump_clock: trio.testing.MockClock, wha
     assert bed.failed() == set()
 
 
-async def test_another_store_under_its_name_is_not_it(autojump_clock: trio.testing.MockClock) -> None:
+async def test_another_store_with_the_name_of_a_node_does_not_count(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed("a", "b", "c")
     await bed.tend()
     bed.linked.discard("c")
@@ -261,7 +261,7 @@ async def test_a_node_is_forgotten_once_nothing_depends_on_it(autojump_clock: tr
     assert bed.host.state.removed["c"].stores == ("store-c",)
 
 
-async def test_reports_of_what_is_no_more_change_nothing(autojump_clock: trio.testing.MockClock) -> None:
+async def test_reports_of_deleted_groups_change_nothing(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed("a", "b")
     await bed.tend()
     bed.controller.settled([(77, 1, True)])
@@ -269,7 +269,7 @@ async def test_reports_of_what_is_no_more_change_nothing(autojump_clock: trio.te
     assert bed.host.state.topics == {}
 
 
-async def test_a_learner_that_went_before_it_was_registered_is_let_go(autojump_clock: trio.testing.MockClock) -> None:
+async def test_unregistered_learner_without_link_is_removed(autojump_clock: trio.testing.MockClock) -> None:
     """It was taken in, and its node ended: nobody could have removed it, for nobody knew it."""
     bed = Bed("a", "b", "c", voters=2)
     bed.linked.discard("c")
@@ -349,7 +349,7 @@ async def test_level_waits_for_finalize(autojump_clock: trio.testing.MockClock) 
     assert bed.host.state.feature_level == FIRST_LEVEL + 1
 
 
-async def test_a_member_that_has_not_said_yet_what_it_knows(autojump_clock: trio.testing.MockClock) -> None:
+async def test_finalize_names_a_member_that_has_not_reported(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed("a", "b")
     bed.levels |= dict.fromkeys("ab", NEW)
     bed.linked.discard("b")

@@ -52,7 +52,7 @@ def after(
     )
 
 
-def test_nothing_is_left_to_do() -> None:
+def test_complete_group_needs_no_step() -> None:
     assert after(registry("abc"), members("abc")) is None
     assert after(registry("abcdef"), members("abcde", "f")) is None, "only so many vote"
 
@@ -89,7 +89,7 @@ def test_a_voter_goes_that_is_not_to_vote() -> None:
     assert after(nodes, members("abc"), up=["a", "c"]) is None, "of a and b nobody could change anything any more"
 
 
-def test_no_voter_goes_before_who_replaces_it_votes() -> None:
+def test_voter_leaves_after_its_replacement_votes() -> None:
     nodes = registry("abcdef", b=DRAINING)
     assert after(nodes, members("abcde", "f"), caught_up=()) is None
     assert after(nodes, members("abcde", "f")) == members("abcdef")
@@ -111,7 +111,7 @@ def test_drained_leader_leaves_last_after_handing_over() -> None:
     assert after(nodes, members("acd", "b"), up=["a", "b", "d"]) == {"d"}, "to somebody who can be reached"
 
 
-def test_whatever_stands_at_first_it_comes_to_rest() -> None:
+def test_steps_come_to_an_end() -> None:
     nodes = registry("abcdefg", a=DRAINING, c=REMOVING)
     now, own = members("abc"), "a#1"
     for _ in range(40):

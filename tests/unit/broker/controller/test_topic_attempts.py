@@ -42,7 +42,7 @@ def test_topic_attempts_in_flight_are_limited() -> None:
         pass
 
 
-async def test_one_attempt_of_a_name_at_a_time() -> None:
+async def test_attempts_of_one_name_run_one_at_a_time() -> None:
     attempts = TopicAttempts(4)
     assert not await attempts.until_ended("a")
     ended: list[bool] = []

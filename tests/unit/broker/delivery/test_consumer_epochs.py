@@ -16,6 +16,6 @@ def test_epochs_of_now_and_of_before_are_taken(epoch: int) -> None:
 
 
 @pytest.mark.parametrize("epoch", [(NOW_MS + EPOCHS_AHEAD_MS << EPOCH_BITS) + 1, 2**63 - 1])
-def test_one_that_nobody_could_come_after_is_refused(epoch: int) -> None:
+def test_epoch_too_far_ahead_is_refused(epoch: int) -> None:
     with pytest.raises(InvalidRequest, match=f"epoch {epoch} is more than a year ahead.*2\\^20"):
         check_epoch(epoch, NOW_MS)

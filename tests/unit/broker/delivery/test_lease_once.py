@@ -160,7 +160,7 @@ async def bed(nursery: trio.Nursery) -> Bed:
     return Bed(nursery)
 
 
-async def test_nothing_is_there(bed: Bed) -> None:
+async def test_lease_without_messages_returns_none(bed: Bed) -> None:
     await bed.take("a", wait_ms=0)
     assert bed.got == {"a": 0} and bed.partitions[0].asked == []
 
@@ -168,7 +168,7 @@ async def test_nothing_is_there(bed: Bed) -> None:
 @pytest.mark.parametrize(
     ("paused", "why"), [(SEEKING, "a seek is under way"), (RESETTING, "the partition's clock is being set back")]
 )
-async def test_nothing_is_known_while_the_group_is_put_elsewhere(nursery: trio.Nursery, paused: str, why: str) -> None:
+async def test_lease_during_a_seek_or_pause_is_unavailable(nursery: trio.Nursery, paused: str, why: str) -> None:
     bed = Bed(nursery)
     bed.partitions = [Led(bed.clock, 0), Led(bed.clock, 3, paused=paused), Led(bed.clock, 1, paused=paused)]
     await bed.take("a", wait_ms=0)
@@ -212,7 +212,7 @@ async def test_a_slow_disk_has_no_more_of_them_ask(bed: Bed) -> None:
     bed.leave()
 
 
-async def test_all_get_something_where_there_is_enough(bed: Bed) -> None:
+async def test_every_waiter_gets_a_message(bed: Bed) -> None:
     names = [f"c{number}" for number in range(100)]
     await bed.wait(*names)
     (led,) = bed.partitions
@@ -234,7 +234,7 @@ async def test_large_request_is_served_from_all_partitions(nursery: trio.Nursery
     assert bed.got == {"a": 10, "b": 2}
 
 
-async def test_no_partition_is_always_the_last(nursery: trio.Nursery) -> None:
+async def test_partitions_are_tried_in_turn(nursery: trio.Nursery) -> None:
     bed = Bed(nursery, 3)
     for led in bed.partitions:
         led.come(10)

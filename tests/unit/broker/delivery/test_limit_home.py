@@ -55,7 +55,7 @@ def test_waiting_partition_gets_unused_share() -> None:
     assert home.decide() is None, "as long as nothing is new"
 
 
-def test_nothing_is_written_without_waiters() -> None:
+def test_no_shares_are_written_without_waiters() -> None:
     home = Home(3, most=8, burst=5)
     assert home.entries == 1
     for partition in (1, 2):
@@ -76,7 +76,7 @@ def test_partition_is_asked_again_later_until_it_confirms() -> None:
     assert home.ledger.shares[1].confirmed and home.asked() == []
 
 
-def test_one_that_does_not_answer_keeps_what_it_has_and_nothing_is_written_for_it() -> None:
+def test_silent_partition_keeps_its_share_without_log_writes() -> None:
     """Others wait meanwhile: they get what there is, and the log does not grow."""
     home = Home(3, most=4, burst=4)
     home.heard(report_of(1, wants_in_flight=4, wants_rate=True), 1)

@@ -119,7 +119,7 @@ async def test_an_answer_counts_from_the_node_that_was_asked_in_this_life() -> N
         bed.sender.on_frame("n2", PeerFrame.OUTBOX_ANSWER, (number, None))
 
 
-def test_no_limit_of_a_node_refuses_what_another_one_may_have_stored() -> None:
+def test_batch_beyond_local_limits_is_accepted() -> None:
     bed = Bed()
     far = encode({Column.VALUE: [bytes(DEFAULT.message_bytes + 1)], Column.DELIVER_MS: [1 << 47]})
     assert bed.batch(3, 7, OURS, 9, far) and len(bed.proposed) == 1

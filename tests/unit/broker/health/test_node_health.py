@@ -153,7 +153,7 @@ async def test_a_store_that_hangs_ends_requests_and_no_questions(autojump_clock:
     assert bed.health.reason is None
 
 
-async def test_a_group_is_left_alone_that_nobody_can_take_over_at_once(autojump_clock: trio.testing.MockClock) -> None:
+async def test_group_that_no_node_can_take_over_is_kept(autojump_clock: trio.testing.MockClock) -> None:
     """While it is tried it takes nothing: others that are behind are no reason to."""
     bed = Bed()
     bed.progress["state"] = 1
@@ -169,7 +169,7 @@ async def test_a_group_is_left_alone_that_nobody_can_take_over_at_once(autojump_
     assert bed.handed_to == [["b", "c"]]
 
 
-async def test_nobody_resigns_where_nobody_is_well(autojump_clock: trio.testing.MockClock) -> None:
+async def test_leader_keeps_leading_if_no_peer_is_well(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed()
     bed.progress["state"] = 1
     bed.clock_may_lead.clear()
@@ -212,7 +212,7 @@ async def test_silent_node_is_no_longer_sick(autojump_clock: trio.testing.MockCl
     assert peers.now() == {}
 
 
-async def test_a_full_log_stands_still_at_once_and_says_why(autojump_clock: trio.testing.MockClock) -> None:
+async def test_full_log_stalls_the_node_immediately(autojump_clock: trio.testing.MockClock) -> None:
     bed = Bed()
     bed.runner.log_full = "the disk is full: no room for the next segment"
     await bed.advance(CHECK_S)

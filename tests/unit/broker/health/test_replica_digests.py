@@ -86,7 +86,7 @@ async def test_differing_node_is_named(digests: dict[str, bytes | None], odd: tu
     assert bed.comparing.different == {}, "it was mended"
 
 
-async def test_one_of_another_entry_is_another_one() -> None:
+async def test_digest_at_another_index_counts_as_different() -> None:
     bed = Bed()
 
     async def answer() -> None:
@@ -122,7 +122,7 @@ async def test_absent_member_is_not_awaited(autojump_clock: trio.testing.MockClo
     assert await bed.compare(a=RIGHT, b=WRONG) is False, "it leads no more, and knows what it knows"
 
 
-async def test_nothing_is_asked_where_it_cannot_be_answered() -> None:
+async def test_comparison_without_peers_or_view_returns_none() -> None:
     bed = Bed()
     bed.host.refusal = TimedOut("the outcome is unknown")
     assert await bed.compare() is None
@@ -201,7 +201,7 @@ async def test_refused_views_are_closed_beyond_a_limit() -> None:
     assert [one.rows.closed for one in views] == REFUSED_MOST * [False] + 3 * [True]  # type: ignore[attr-defined]
 
 
-async def test_a_node_that_reads_nothing_says_so() -> None:
+async def test_node_with_read_rate_zero_replies_without_digest() -> None:
     bed = Bed(bytes_per_s=0)
     bed.host.leader = "b"
     one = view(1)

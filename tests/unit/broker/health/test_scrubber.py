@@ -13,9 +13,7 @@ from sandq.storage.wal import Kind, Wal
 from tests.support.storage.faulty_files import FaultyFiles, Plan
 
 
-async def test_a_round_takes_its_time_and_names_what_is_damaged(
-    autojump_clock: trio.testing.MockClock, tmp_path: Path
-) -> None:
+async def test_scrub_keeps_its_rate_and_names_damage(autojump_clock: trio.testing.MockClock, tmp_path: Path) -> None:
     files, plan = MemoryFiles(), Plan()
     wal, _ = Wal.open(files, segment_bytes=4096, known_groups=lambda group: True)
     for index in range(1, 100):

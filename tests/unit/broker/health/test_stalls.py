@@ -59,7 +59,7 @@ def test_paused_process_does_not_count_the_pause() -> None:
     assert work.labels() == [] and work.stalls.ages_s["log"] == 2 * CHECK_S
 
 
-def test_another_work_that_stands_still_begins_anew() -> None:
+def test_stall_time_starts_again_with_new_work() -> None:
     work = Work()
     work.progress = 1
     work.advance(4)

@@ -56,7 +56,7 @@ def test_due_messages_count_while_there_is_credit(bed: Counting) -> None:
     assert bed.counted == (2, 0)
 
 
-def test_a_node_that_stands_still_is_late(bed: Counting) -> None:
+def test_delivery_after_a_stall_counts_as_late(bed: Counting) -> None:
     attach(bed)
     bed.produce(100)
     bed.advance(100 + LATE_MS)

@@ -61,7 +61,7 @@ def test_lease_ahead_is_delivered_under_its_new_token(bed: Bed, moved: bool) -> 
     assert bed.host.replica.machine.leases.by_token[token].live  # type: ignore[union-attr]
 
 
-def test_a_consumer_without_epochs_gets_what_was_granted_before_it_came_back(bed: Bed) -> None:
+def test_consumer_without_epochs_gets_leases_granted_before_its_return(bed: Bed) -> None:
     bed.produce(0)
     replaced(bed, subscribed(bed, "first", 0), moved=True)
     subscribed(bed, "second", 0)

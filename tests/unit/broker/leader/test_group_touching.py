@@ -8,7 +8,7 @@ from tests.unit.broker.leader.test_moved_leases import Bed
 DAY_MS = 86_400_000
 
 
-def test_no_group_goes_because_the_leader_could_say_nothing_at_first() -> None:
+def test_groups_survive_while_the_leader_cannot_write() -> None:
     """As after a start, before the node's clock was compared with others'."""
     bed = Bed()
     waits: list[str] = ["its clock was not compared yet"]

@@ -163,7 +163,7 @@ def test_a_lease_ahead_of_its_time_comes_once(bed: Bed, moved: bool) -> None:
     assert second.credit == CREDIT - 1
 
 
-def test_nothing_goes_to_who_has_not_come_back(bed: Bed) -> None:
+def test_lease_of_absent_consumer_is_not_pushed(bed: Bed) -> None:
     bed.produce(LEASE_AHEAD_MS // 2)
     first = bed.subscription("first")
     bed.delivery.attach(first)

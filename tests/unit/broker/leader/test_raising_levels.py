@@ -64,7 +64,7 @@ def test_an_idle_partition_is_raised_with_the_cluster(bed: Bed) -> None:
     assert bed.proposed == [NEXT.highest]
 
 
-def test_no_further_than_this_version_knows(bed: Bed) -> None:
+def test_level_is_raised_at_most_to_the_known_one(bed: Bed) -> None:
     bed.level = NEXT.highest + 1
     bed.leader.lead()
     assert bed.proposed == [NEXT.highest]

@@ -19,7 +19,7 @@ from tests.unit.broker.leader.test_moved_leases import LEASE_MS, MOVED, Bed
 HOUR_MS = 3_600_000
 
 
-def test_a_group_has_one_timer_whatever_becomes_the_next_message() -> None:
+def test_group_has_one_timer_for_its_next_message() -> None:
     bed = Bed()
     bed.delivery.attach(bed.subscription("s"))
     before = bed.timers.live()

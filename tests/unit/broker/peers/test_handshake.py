@@ -320,7 +320,7 @@ def test_levels_that_overlap_are_enough() -> None:
 # ------------------------------------------------------------------------------------------- what may not be changed
 
 
-def test_no_byte_of_any_frame_may_change() -> None:
+def test_changed_byte_in_any_frame_is_refused() -> None:
     one, two = terms(ONE), terms(dataclasses.replace(TWO, cluster_uuid="cluster-1"))
     bodies = frames(one, two)
     assert len(bodies) == 5
@@ -337,7 +337,7 @@ def test_no_byte_of_any_frame_may_change() -> None:
                 assert refused.introduced is None, f"frame {changed}, byte {at}, {flip:#x}"
 
 
-def test_no_frame_may_be_cut_or_grow() -> None:
+def test_truncated_or_extended_frame_is_refused() -> None:
     one, two = terms(ONE), terms(TWO)
     for changed, body in enumerate(frames(one, two)):
         for wrong in [*(body[:length] for length in range(len(body))), body + b"\0", body * 2]:
@@ -515,7 +515,7 @@ BODIES = st.binary(max_size=200) | VALUES.map(msgpack.packb) | FIELDS
 
 
 @given(st.lists(BODIES, max_size=3))
-def test_nothing_but_a_refusal_comes_of_garbage(bodies: list[bytes]) -> None:
+def test_garbage_is_refused(bodies: list[bytes]) -> None:
     hello, challenge, proof, *_ = frames(terms(ONE), terms(TWO))
     for begun in ([], [hello], [hello, proof]):
         acceptor = Side(accept(terms(TWO), NONCE_2))

@@ -106,7 +106,7 @@ async def test_pending_frames_are_sent_together(autojump_clock: trio.testing.Moc
         assert len(bed.near.sizes) == 1
 
 
-async def test_a_long_queue_is_not_copied_whole(autojump_clock: trio.testing.MockClock) -> None:
+async def test_long_queue_is_not_copied_completely(autojump_clock: trio.testing.MockClock) -> None:
     async with running() as bed:
         bed.near.leaking = True
         tracemalloc.start()
@@ -135,7 +135,7 @@ async def test_a_sign_of_life_only_when_nothing_else_was_sent(autojump_clock: tr
         assert bed.frames == [], "and it is handed to nobody"
 
 
-async def test_no_sign_of_life_for_what_was_queued_during_a_send(autojump_clock: trio.testing.MockClock) -> None:
+async def test_frames_queued_during_a_send_need_no_keepalive(autojump_clock: trio.testing.MockClock) -> None:
     async with running() as bed:
         more = iter([2])
         bed.near.on_send = lambda: [bed.link.send(1, number) for number in more] and None
@@ -220,7 +220,7 @@ async def test_unexpected_frame_ends_a_link(value: object) -> None:
         assert "must be an array" in bed.link.why
 
 
-async def test_nothing_is_handed_on_after_it_was_closed() -> None:
+async def test_closed_link_delivers_no_frames() -> None:
     """Not even what has been received already."""
     near, far = trio.testing.memory_stream_pair()
     link = PeerLink(PEER, PeerStream(near))

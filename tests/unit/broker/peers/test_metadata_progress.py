@@ -51,7 +51,7 @@ async def test_waiter_continues_once_this_node_reached_the_index() -> None:
     assert bed.sent == [(node, PeerFrame.FOLLOWED, index) for index in (3, 5) for node in "abx"]
 
 
-async def test_others_are_waited_for_while_they_are_linked_and_of_this_cluster() -> None:
+async def test_until_others_waits_for_linked_nodes_of_this_cluster() -> None:
     bed = Bed()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(bed.progress.until_others, 7)

@@ -48,7 +48,7 @@ async def test_oldest_stranger_is_closed_when_no_slot_is_free() -> None:
         assert here.lost() == [0, 1]
 
 
-async def test_one_source_has_few_slots_and_takes_none_from_others() -> None:
+async def test_slots_per_source_are_limited() -> None:
     with visitors() as here:
         here.come("192.0.2.200", *["192.0.2.201"] * (SOURCE_SLOTS + 3))
         assert here.lost() == [1, 2, 3]

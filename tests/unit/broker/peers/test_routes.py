@@ -30,7 +30,7 @@ def test_own_leaderships_are_sent_to_all_and_to_new_peers() -> None:
     assert (table.leader(7), table.leader(8)) == ("n1", None)
 
 
-def test_a_later_term_wins_whatever_comes_first() -> None:
+def test_leader_of_the_latest_term_wins() -> None:
     table, _ = routes()
     table.heard("n2", [(7, 5, True)])
     table.heard("n3", [(7, 4, True)])

@@ -24,7 +24,7 @@ def test_white_space_around_secret_is_ignored(tmp_path: Path, mode: int) -> None
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o644])
-def test_nobody_else_may_read_it(tmp_path: Path, mode: int) -> None:
+def test_secret_file_readable_by_others_is_refused(tmp_path: Path, mode: int) -> None:
     path = secret_file(tmp_path / "secret", b"0123456789abcdef", mode)
     with pytest.raises(StartupError, match=rf"cluster.secret_file .*secret is open to others .*{mode:o}.*chmod 600"):
         read_secrets(path)

@@ -34,7 +34,7 @@ def frame(value: Any) -> bytes:
     return struct.pack(">I", len(body)) + body
 
 
-async def test_values_arrive_whatever_the_pieces() -> None:
+async def test_values_arrive_in_any_pieces() -> None:
     values = [None, 5, (1, b"x" * 70_000), {7: ("a", b"b")}, (), -1]
     stream, far = pair()
     async with trio.open_nursery() as nursery:
@@ -62,7 +62,7 @@ async def test_both_ends() -> None:
         await far.receive()
 
 
-async def test_over_sockets_what_is_not_taken_at_once_follows() -> None:
+async def test_large_values_are_sent_over_sockets() -> None:
     one, other = trio.socket.socketpair()
     near, far = PeerStream(trio.SocketStream(one)), PeerStream(trio.SocketStream(other))
     values = [1, b"x" * (3 << 20), 2, b"y" * (1 << 20)]

@@ -75,7 +75,7 @@ async def test_values_that_are_over_end(time: PartitionTime, expires_ms: int | N
     assert group.entries == entries
 
 
-async def test_one_connection_advances_a_group_only_now_and_then(clock: Any, time: PartitionTime) -> None:
+async def test_reads_advance_the_partition_time_at_most_once_per_pause(clock: Any, time: PartitionTime) -> None:
     group: Any = Group(now_ms=NOW_MS - 10_000)
     for after_ms, entries in ((0, 1), (PAUSE_MS - 1, 1), (1, 2)):
         clock.ms += after_ms

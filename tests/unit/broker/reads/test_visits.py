@@ -134,7 +134,7 @@ async def test_late_replies_wake_readers_waiting_for_memory(thread: Thread, runn
     assert capacity.account.bytes == 0
 
 
-async def test_nothing_keeps_an_answer_that_was_handed_out(thread: Thread, runner: Runner) -> None:
+async def test_delivered_replies_are_not_referenced(thread: Thread, runner: Runner) -> None:
     """A request of the same visit that still waits must not keep the replies of the others."""
 
     class Page(list[int]): ...

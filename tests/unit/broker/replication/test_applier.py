@@ -182,7 +182,7 @@ def test_long_entry_yields(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (bed.written(0), bed.written(1)) == (3, 2)
 
 
-def test_one_that_does_not_take_long_goes_on(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_entry_does_not_yield(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier, "SLICE_S", 1e9)
     bed.replicas[0].midway = bed.applier.yield_now
     bed.applier.other_tasks = lambda: pytest.fail("nobody is asked")
@@ -252,7 +252,7 @@ def test_queries_yield_up_to_a_maximum_number(bed: Bed, monkeypatch: pytest.Monk
         assert deepest == PREEMPTED_MOST
 
 
-def test_no_more_bytes_of_entries_are_half_done(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_of_unfinished_entries_are_limited(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     monkeypatch.setattr(applier, "UNFINISHED_BYTES", 10)
     bed.replicas = [Counter(number) for number in range(5)]
@@ -266,7 +266,7 @@ def test_no_more_bytes_of_entries_are_half_done(bed: Bed, monkeypatch: pytest.Mo
     assert not waiting, "those that are done count no more"
 
 
-def test_no_answer_comes_before_the_results_that_it_rests_on(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replies_follow_the_results_that_they_depend_on(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     """A query between two entries, of one group or of all, is answered together with the result of the first one."""
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     long, other = bed.replicas

@@ -34,7 +34,7 @@ def _until(node_log: NodeLog, is_so: Callable[[], bool]) -> None:
     raise AssertionError("it never came to that")
 
 
-def test_not_yet_is_distinguished_from_no() -> None:
+def test_unknown_level_is_retriable_and_unsupported_level_is_refused() -> None:
     next_level, later = FIRST_LEVEL + 1, FIRST_LEVEL + 2
     node_log = NodeLog(
         MemoryFiles(),

@@ -123,7 +123,7 @@ class Slicing(OneAfterTheOther):
         done([Part(whole[1:], lost) if len(whole) > 1 else lost, *[NOT_YET] * len(others)])
 
 
-def test_an_item_of_which_a_part_was_done_is_asked_for_what_is_left() -> None:
+def test_rest_of_partly_done_item_is_submitted_again() -> None:
     host = Slicing()
     assert outcome(host, c.Nack([(at, None, 5, "no", True, None, 0) for at in range(2)])) == [[[b"a", 1]]] * 2
     left = [[(token, what) for token, what, *_ in items] for items, _ in host.submitted]
@@ -132,6 +132,6 @@ def test_an_item_of_which_a_part_was_done_is_asked_for_what_is_left() -> None:
     assert all(item[2:] == (5, "no", True, None, 0) for items, _ in host.submitted for item in items)
 
 
-def test_a_lease_that_ends_between_parts_has_lost_what_was_left() -> None:
+def test_lease_that_ends_between_parts_loses_the_rest() -> None:
     results = outcome(Slicing(ends_after=1), c.Nack([(at, None, 5, "no") for at in range(2)]))
     assert results == [[[b"a", 1], [b"c", 1], [b"d", 1]], []]

@@ -156,7 +156,7 @@ def test_worker_finishes_queued_items_and_a_crash_is_reported() -> None:
     assert [type(crash) for crash in crashes] == [KeyError]
 
 
-def test_a_worker_does_what_was_put_off_once_nothing_has_come_for_a_moment() -> None:
+def test_idle_worker_does_deferred_work() -> None:
     done: list[str] = []
     put_off, rested = threading.Event(), threading.Semaphore(0)
     crashes: list[BaseException] = []
@@ -240,7 +240,7 @@ def test_inline_run_happens_only_between_two_turns_of_the_thread() -> None:
     assert here.worker.close(PATIENCE_S) and not here.crashes
 
 
-def test_nothing_is_run_here_while_something_waits_for_the_thread() -> None:
+def test_run_here_refuses_while_the_thread_has_work() -> None:
     here = Here()
     here.submit("a")
     here.go_on.clear()

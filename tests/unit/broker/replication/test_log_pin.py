@@ -16,7 +16,7 @@ def journal(entries: int) -> GroupJournal:
     return found
 
 
-def test_a_pin_keeps_what_comes_behind_the_snapshot_within_its_budget() -> None:
+def test_pin_keeps_entries_after_the_snapshot_within_its_budget() -> None:
     lost: list[bool] = []
     pin = LogPin(10, 5 * ENTRY_BYTES, lambda: lost.append(True))
     assert pin.needed_from(journal(14), 0) == 10, "five entries behind entry 10"
@@ -27,7 +27,7 @@ def test_a_pin_keeps_what_comes_behind_the_snapshot_within_its_budget() -> None:
     assert lost == [True]
 
 
-def test_a_pin_moves_on_with_what_its_member_gets_from_the_log() -> None:
+def test_pin_advances_with_the_entries_sent_to_its_member() -> None:
     pin = LogPin(10, 5 * ENTRY_BYTES, lambda: None)
     assert pin.needed_from(journal(30), 27) == 27
     assert pin.needed_from(journal(33), 27) is None

@@ -47,7 +47,7 @@ def test_pin_of_idle_reader_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bed.pins.needed_from(journal(14)) is None
 
 
-def test_there_are_so_many_readers_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_readers_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     bed = Bed(monkeypatch)
     for number in range(READERS_MOST):
         bed.pins.put(f"{number}", 12)

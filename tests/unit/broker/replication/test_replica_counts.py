@@ -18,7 +18,7 @@ def apply(replica: PartitionReplica, index: int, *commands: c.Command, wanted: b
     return replica.apply(index, c.Entry(T + index, commands).encode(), wanted)
 
 
-def test_entries_that_nobody_here_waits_for_are_not_counted() -> None:
+def test_entries_without_a_local_request_are_not_counted() -> None:
     replica = PartitionReplica(MemoryStores(), 1, 7, 0, parse_settings({}).record())
     batch = encode({Column.VALUE: [b"a", b"b", b"c"]})
     apply(replica, 1, c.Append(batch), c.OpenGroup("g", "earliest"), wanted=False)

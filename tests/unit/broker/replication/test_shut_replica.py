@@ -53,7 +53,7 @@ def test_rows_that_cannot_be_loaded_shut_the_replica() -> None:
         _ = one.replica.queries
 
 
-def test_rows_whose_status_fails_shut_the_replica_that_is_loaded() -> None:
+def test_failing_status_shuts_the_loaded_replica() -> None:
     one = bed()
     one.run_log([entry(*LEASED)])
     with patch.object(TimerPartition, "status", side_effect=[KeyError("planted"), one.replica.status()]):
@@ -106,7 +106,7 @@ def test_fault_in_a_yielding_entry_shuts_only_its_own_partition(monkeypatch: pyt
         assert went_on.applied_index == 2
 
 
-def test_replica_remembers_each_decision_however_many_commands_it_skips() -> None:
+def test_replica_remembers_each_decision_with_many_skipped_commands() -> None:
     known = Skips()
     first, second = b"1" * 16, b"2" * 16
     known.note(c.Skipped(first, b"first"))

@@ -97,7 +97,7 @@ class Bed(Stepped):
             self.node_log.applier.write()
 
 
-def test_a_store_that_stands_still_for_seconds_delays_no_answer_until_its_limit() -> None:
+def test_stalled_store_delays_no_reply_until_its_limit() -> None:
     bed = Bed()
     one, other = bed.hosts
     large: list[Any] = []
@@ -150,7 +150,7 @@ def test_request_that_waits_too_long_for_capacity_reports_nothing_stored() -> No
     assert host.status.messages == stored + 1
 
 
-def test_a_follower_takes_no_more_of_a_group_whose_rows_wait() -> None:
+def test_follower_refuses_entries_of_a_group_with_unwritten_rows() -> None:
     bed = Bed()
     one, other = bed.hosts
     assert bed.node_log._takes_entries(one.number)
@@ -237,7 +237,7 @@ async def test_rows_are_written_while_one_partition_works_on_something_long() ->
                 ended.set()
 
 
-async def test_a_store_that_fails_ends_what_waits_for_it() -> None:
+async def test_failing_store_ends_waiting_requests() -> None:
     async with threads() as node:
         one = node.hosts[0]
         node.below.error = StorageFailed("the disk fails")

@@ -48,11 +48,11 @@ IDLE = Status(
         ({"garbage_bytes": REST_BYTES, "is_resting": True, "keys_bytes": 2 * REST_BYTES + 2}, False),
     ],
 )
-def test_when_it_is_due(changes: dict[str, int], due: bool) -> None:
+def test_compaction_is_due_if_worth_the_work(changes: dict[str, int], due: bool) -> None:
     assert is_due(replace(IDLE, **changes)) is due  # type: ignore[arg-type]
 
 
-def test_where_it_is() -> None:
+def test_compaction_covers_the_obsolete_ranges() -> None:
     garbage = Garbage()
     assert garbage.take() == []
     first, last = b"a" * 16, b"b" * 16

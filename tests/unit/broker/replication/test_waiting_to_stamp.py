@@ -15,7 +15,7 @@ STEPS = 100_000
 """More than it takes to lead alone."""
 
 
-def test_nothing_is_stamped_while_the_clock_waits() -> None:
+def test_commands_are_not_stamped_while_the_clock_waits() -> None:
     reasons: list[str] = ["it was not compared"]
     stamps: list[int] = []
 

@@ -54,7 +54,7 @@ def bed() -> tuple[Snapshots, HungRunner, Any]:
     return Snapshots(node_log, runner, 1 << 20, NOTHING, NOTHING), runner, host
 
 
-async def test_while_it_is_measured() -> None:
+async def test_stop_while_the_snapshot_is_measured() -> None:
     snapshots, runner, host = bed()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(snapshots._send_to, host, "b#1", LogPin(7, 1, lambda: None), trio.CancelScope(), 1)
@@ -63,7 +63,7 @@ async def test_while_it_is_measured() -> None:
     assert runner.handed == [runner.rows.close]
 
 
-async def test_while_it_is_sent(monkeypatch: Any) -> None:
+async def test_stop_while_the_snapshot_is_sent(monkeypatch: Any) -> None:
     snapshots, runner, host = bed()
     view = SimpleNamespace(rows=runner.rows, meta=SimpleNamespace(index=7, total_bytes=100))
 

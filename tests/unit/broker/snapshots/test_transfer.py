@@ -260,7 +260,7 @@ async def test_chunks_in_flight_are_at_most_the_window(autojump_clock: trio.test
 
 
 @pytest.mark.parametrize("late", [True, False])
-async def test_broken_at_every_frame_the_end_is_whole(late: bool) -> None:
+async def test_transfer_broken_at_every_frame_is_completed(late: bool) -> None:
     """Connections of n frames, one after the other, until it is there; each goes on where the one before ended."""
     whole = Wire()
     await transfer(Source(), Target(), whole)
@@ -277,7 +277,7 @@ async def test_broken_at_every_frame_the_end_is_whole(late: bool) -> None:
         assert target.installed() == ROWS and target.dropped == []
 
 
-async def test_a_broken_transfer_goes_on_behind_what_is_there() -> None:
+async def test_broken_transfer_continues_after_the_received_rows() -> None:
     source, target = Source(), Target()
     left, right = await transfer(source, target, Wire(20))
     assert isinstance(left, ConnectionLost) and isinstance(right, ConnectionLost)
@@ -289,7 +289,7 @@ async def test_a_broken_transfer_goes_on_behind_what_is_there() -> None:
     assert target.installed() == ROWS and len(target.begun) == 1
 
 
-async def test_another_snapshot_begins_anew() -> None:
+async def test_different_snapshot_starts_from_the_beginning() -> None:
     target = Target()
     await transfer(Source(), target, Wire(20))
     newer = Source(ROWS[3:])
@@ -377,7 +377,9 @@ async def test_a_group_that_goes_while_its_snapshot_comes_is_not_installed() -> 
 
 @pytest.mark.parametrize("error", [StorageFailed("the disk is full"), Corruption("damaged " + "x" * 5000)])
 @pytest.mark.parametrize("step", ["begin", "add", "finish"])
-async def test_a_receiver_that_fails_says_so(error: StorageFailed, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failing_receiver_reports_its_error(
+    error: StorageFailed, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, target = Source(), Target()
 
     async def fail(*arguments: object) -> bool:

@@ -55,7 +55,7 @@ def test_ten_thousand_messages_of_one_instant_are_one_observation_each(node: Nod
     assert node.early == 0
 
 
-def test_lateness_has_a_sign_and_what_is_early_is_counted(node: NodeStats, topic: TopicStats) -> None:
+def test_lateness_is_signed_and_early_deliveries_are_counted(node: NodeStats, topic: TopicStats) -> None:
     for ahead_ms in (2000, 500, 50, 5, 1):
         topic.delivered(delivery(run(NOW_MS + ahead_ms, 3)), NOW_MS / 1000)
     topic.delivered(delivery(column([NOW_MS - 1, NOW_MS, NOW_MS + 1, NOW_MS + 1])), NOW_MS / 1000)
@@ -83,7 +83,7 @@ def test_every_message_of_a_column_is_in_its_bucket(node: NodeStats, topic: Topi
     assert node.early == sum(at > NOW_MS for at in times)
 
 
-def test_only_the_first_delivery_tells_how_late_it_was(node: NodeStats, topic: TopicStats) -> None:
+def test_only_first_deliveries_count_for_lateness(node: NodeStats, topic: TopicStats) -> None:
     topic.delivered(delivery(run(NOW_MS - 60_000, 4), attempt=2, returning=True), NOW_MS / 1000)
     topic.delivered(delivery(run(NOW_MS - 60_000, 5), attempt=1, returning=True), NOW_MS / 1000)
     assert counts(topic.lateness) == {}
@@ -112,7 +112,7 @@ def test_objective_counts_messages_due_while_there_was_credit(seed: int) -> None
     assert sum(topic.lateness.counts) == 200, "the others are late all the same"
 
 
-def test_a_batch_of_one_moment_counts_whole_or_not_at_all(node: NodeStats, topic: TopicStats) -> None:
+def test_batch_of_one_instant_counts_completely_or_not_at_all(node: NodeStats, topic: TopicStats) -> None:
     for due_ms, free_since_ms in (
         (NOW_MS - 100, NOW_MS - 100),
         (NOW_MS - 101, 0),

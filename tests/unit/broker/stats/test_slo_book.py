@@ -45,7 +45,7 @@ def bed() -> Bed:
     return Bed()
 
 
-def test_windows_forget_what_is_older(bed: Bed) -> None:
+def test_windows_forget_older_deliveries(bed: Bed) -> None:
     bed.deliver(1)
     bed.deliver(10, after_ms=30 * MINUTE_MS)
     bed.deliver(100, after_ms=29 * MINUTE_MS)
@@ -77,7 +77,7 @@ def test_counts_by_an_untrusted_clock_are_separate(bed: Bed) -> None:
     assert bed.book.over(bed.now_ms, HOUR_MS).unproven == 7 and bed.within(HOUR_MS) == 13
 
 
-def test_memory_is_bounded_however_long_it_runs() -> None:
+def test_memory_is_bounded_in_a_long_run() -> None:
     bed = Bed(window_ms=4 * DAY_MS)
     for _ in range(1000):
         bed.deliver(1, after_ms=7 * MINUTE_MS)
@@ -85,7 +85,7 @@ def test_memory_is_bounded_however_long_it_runs() -> None:
     assert bed.within(4 * DAY_MS) == pytest.approx(4 * DAY_MS / (7 * MINUTE_MS), abs=HOUR_MS / (7 * MINUTE_MS) + 1)
 
 
-def test_it_outlives_the_node(bed: Bed) -> None:
+def test_counts_survive_the_node(bed: Bed) -> None:
     bed.deliver(5, late_s=0.3)
     bed.deliver(2, after_ms=3 * DAY_MS, is_trusted=False)
     assert bed.book.changed

@@ -12,9 +12,7 @@ from sandq.protocol.requests_admin import Finalize
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-async def test_it_is_not_asked_again_when_nobody_knows_whether_it_was_done(
-    monkeypatch: pytest.MonkeyPatch, dry_run: bool
-) -> None:
+async def test_finalize_is_not_retried(monkeypatch: pytest.MonkeyPatch, dry_run: bool) -> None:
     asked: list[tuple[Finalize, bool]] = []
 
     async def call(cluster: Cluster, request: Finalize, *, idempotent: bool = True) -> list[Any]:

@@ -27,7 +27,7 @@ def add_behind_its_back(server: FakeServer, partitions: int) -> None:
     server.topics["t"] = server.topics["t"]._replace(number=before.number, initial_partitions=before.initial_partitions)
 
 
-def test_more_partitions_are_used_at_once_by_who_added_them(with_client: Any) -> None:
+def test_added_partitions_are_used_immediately(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.producer("t") as producer:
             with pytest.raises(UnknownPartition):
@@ -45,7 +45,7 @@ def test_more_partitions_are_used_at_once_by_who_added_them(with_client: Any) ->
     with_client(body)
 
 
-def test_a_node_that_is_behind_does_not_bring_back_a_topic_that_was_made_anew(with_client: Any) -> None:
+def test_outdated_record_does_not_replace_a_recreated_topic(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         await client.produce("t", b"0")
         known = client._cluster.record("t")

@@ -54,7 +54,7 @@ def test_a_budget_that_is_used_up_is_below_nothing() -> None:
     assert of(report(90, 10)).budget_left == -9.0
 
 
-def test_nothing_delivered_is_no_share() -> None:
+def test_report_without_deliveries_has_no_share() -> None:
     found = of(report())
     assert (found.deliveries, found.in_time, found.budget_left, found.burn_rates) == (0, None, None, {"1h": None})
     assert found.is_proven

@@ -24,7 +24,7 @@ from tests.support.waiting import until_holds
 TOKEN = 5 << 16
 
 
-def test_a_batch_is_what_was_pushed(with_client: Any) -> None:
+def test_batch_has_the_pushed_messages(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g") as subscription:
             subscribed = server.subscription()
@@ -76,7 +76,7 @@ def test_batch_ack_sends_one_item(with_client: Any) -> None:
     with_client(body)
 
 
-def test_a_batch_is_given_up_or_snoozed_as_a_whole(with_client: Any) -> None:
+def test_batch_is_rejected_or_snoozed_completely(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=30_000) as subscription:
             bases = [server.deliver(server.subscription(), [b"v"] * 3, token=TOKEN) for _ in range(2)]
@@ -130,7 +130,7 @@ def test_messages_and_batches_of_one_subscription(with_client: Any) -> None:
     with_client(body)
 
 
-def test_a_batch_whose_lease_is_lost(with_client: Any, caplog: Any) -> None:
+def test_ack_of_batch_with_lost_lease_raises_lease_lost(with_client: Any, caplog: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=100) as subscription:
             base = server.deliver(server.subscription(), [b"v"] * 5, token=TOKEN)
@@ -239,7 +239,7 @@ BASE = int.from_bytes(offsets.pack(NOW_MS, 9, 1000, 3), "big")
     positions=st.sets(st.integers(0, 3000), min_size=1, max_size=400),
     later=st.sets(st.integers(0, 200_000), max_size=20),
 )
-def test_ranges_name_what_they_are_made_of(positions: set[int], later: set[int]) -> None:
+def test_ranges_of_names_the_given_offsets(positions: set[int], later: set[int]) -> None:
     numbers = {BASE + place * OFFSET_STEP for place in positions} | {
         BASE + (1 << 80) + place * OFFSET_STEP for place in later
     }

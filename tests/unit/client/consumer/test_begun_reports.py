@@ -50,7 +50,7 @@ def test_each_message_is_reported_before_it_is_handed_out(with_client: Any) -> N
     with_client(body)
 
 
-def test_nothing_is_reported_of_other_messages(with_client: Any) -> None:
+def test_other_messages_are_not_reported(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g") as subscription:
             server.deliver(server.subscription(), [b"a", b"b"], token=TOKEN)
@@ -60,7 +60,7 @@ def test_nothing_is_reported_of_other_messages(with_client: Any) -> None:
     with_client(body)
 
 
-def test_message_whose_lease_is_lost_is_not_handed_out(with_client: Any) -> None:
+def test_message_with_lost_lease_is_not_yielded(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g") as subscription:
             server.script[Type.EXTEND].append(lambda to, frame: to.send(encode_reply(frame[1], [None])))
@@ -90,7 +90,7 @@ def test_message_is_handed_out_by_the_next_wait_when_one_is_cancelled(with_clien
     with_client(body)
 
 
-def test_batch_is_reported_as_a_whole(with_client: Any) -> None:
+def test_batch_is_reported_completely(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=100) as subscription:
             base = server.deliver(server.subscription(), [b"v"] * 50, token=TOKEN, begin_first=True)

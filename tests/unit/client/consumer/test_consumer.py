@@ -77,7 +77,7 @@ def test_acks_of_a_run_are_one_range(with_client: Any) -> None:
     with_client(body)
 
 
-def test_a_lease_that_is_complete_is_acked_as_a_whole(with_client: Any) -> None:
+def test_complete_lease_is_acked_without_ranges(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=100) as subscription:
             server.deliver(server.subscription(), [b"v"] * 3, token=TOKEN)
@@ -218,7 +218,7 @@ def test_a_deleted_topic_ends_the_iteration(with_client: Any) -> None:
     with_client(body)
 
 
-def test_no_answer_to_subscribe(with_client: Any) -> None:
+def test_subscribe_without_reply_raises_unavailable(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         server.script[Type.SUBSCRIBE] += [SILENCE] * 10
         with pytest.raises(Unavailable, match="no node accepted"):

@@ -37,13 +37,13 @@ def test_more_topics_than_credit() -> None:
     assert shares(2, [0, 0, 0]) == [1, 1, 1]
 
 
-def test_nothing_at_all() -> None:
+def test_shares_without_credit_or_sessions_are_empty() -> None:
     assert shares(0, [None, 3]) == [0, 0]
     assert shares(5, []) == []
 
 
 @given(st.integers(1, 50), st.lists(st.one_of(st.none(), st.integers(0, 30)), min_size=1, max_size=8))
-def test_it_adds_up(credit: int, held: list[int | None]) -> None:
+def test_shares_add_up_to_the_credit(credit: int, held: list[int | None]) -> None:
     """Held messages and remaining shares add up to the credit, plus at most one message per session.
 
     All credit is shared.

@@ -58,7 +58,7 @@ def test_confirmed_acks_and_lost_leases(with_client: Any, caplog: Any) -> None:
     with_client(body)
 
 
-def test_a_lost_lease_drops_what_was_not_yielded(with_client: Any) -> None:
+def test_lost_lease_drops_messages_that_were_not_yielded(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=4) as subscription:
             subscribed = server.subscription()
@@ -256,7 +256,7 @@ def test_dead_under_lost_lease_raises_lease_lost(with_client: Any) -> None:
     with_client(body)
 
 
-def test_only_ranked_messages_are_given_another_priority(with_client: Any) -> None:
+def test_priority_in_nack_is_refused_for_timer_topics(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=100) as subscription:
             server.deliver(server.subscription(), [b"v"] * 2, token=TOKEN)

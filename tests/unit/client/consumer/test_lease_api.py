@@ -44,7 +44,7 @@ def leads(server: FakeServer, *partitions: int) -> None:
     server.add_topic("t", 2, leaders=[server.node_id if number in partitions else None for number in range(2)])
 
 
-def test_nothing_is_said_only_of_the_whole_topic(with_client: Any) -> None:
+def test_empty_result_needs_all_partitions(with_client: Any) -> None:
     """A partition that temporarily has no leader may have messages."""
 
     async def body(server: FakeServer, client: Client) -> None:
@@ -80,7 +80,7 @@ def test_partition_without_leader_is_reported_when_nothing_else_is_ready(with_cl
     with_client(body, partitions=2, timeout_s=0.2)
 
 
-def test_it_is_asked_who_leads_before_a_node_is_asked_again(with_client: Any) -> None:
+def test_leader_is_looked_up_before_a_retry(with_client: Any) -> None:
     """The known leader refused the request.
 
     A retry with the same leader would not see the messages at the new leader.
@@ -133,7 +133,7 @@ def give(server: FakeServer, partition: int, *values: bytes) -> None:
 
 
 @pytest.mark.parametrize("quick", [0, 1])
-def test_all_leaders_wait_at_once_and_the_first_that_has_something_ends_it(run: Any, quick: int) -> None:
+def test_first_leader_with_messages_ends_the_wait(run: Any, quick: int) -> None:
     """The other leaders get a cancellation, and none is asked again meanwhile."""
 
     async def main() -> None:
@@ -207,7 +207,7 @@ def test_an_ack_that_fails_at_one_leader_loses_nothing_of_the_other(run: Any) ->
     run(main)
 
 
-def test_one_that_is_cancelled_gives_back_what_a_leader_has_given(run: Any) -> None:
+def test_cancelled_lease_request_gives_messages_back(run: Any) -> None:
     async def main() -> None:
         async with two_nodes() as (one, two, client):
             for server in (one, two):

@@ -31,19 +31,19 @@ def test_slow_work_holds_nothing_more() -> None:
     assert prefetch.extra == 0
 
 
-def test_quick_work_holds_what_it_settles_in_a_moment() -> None:
+def test_prefetch_follows_the_settling_speed() -> None:
     prefetch = Prefetch()
     settle(prefetch, 5000, 1)
     assert abs(prefetch.extra - 5000 * KEEP_S) < 10
 
 
-def test_there_is_a_limit() -> None:
+def test_prefetch_is_limited() -> None:
     prefetch = Prefetch()
     settle(prefetch, 1_000_000, 0.2)
     assert prefetch.extra == MOST
 
 
-def test_it_falls_when_work_becomes_slow() -> None:
+def test_prefetch_falls_when_work_becomes_slow() -> None:
     prefetch = Prefetch()
     now_s = settle(prefetch, 20_000, 1)
     assert prefetch.extra > 300
@@ -51,12 +51,12 @@ def test_it_falls_when_work_becomes_slow() -> None:
     assert prefetch.extra == 0
 
 
-def test_nothing_is_known_at_the_beginning() -> None:
+def test_prefetch_is_zero_at_the_beginning() -> None:
     prefetch = Prefetch()
     assert not prefetch.settled(1000, 5.0) and prefetch.extra == 0, "since when, nobody knows"
 
 
-def test_credit_is_given_back_in_lumps_while_nobody_waits(with_client: Any) -> None:
+def test_credit_is_returned_in_batches(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=100) as subscription:
             subscribed = server.subscription()
@@ -114,7 +114,7 @@ def test_messages_behind_slow_work_are_given_back(with_client: Any) -> None:
     with_client(body)
 
 
-def test_with_one_attempt_nothing_is_held_that_nobody_works_on(with_client: Any) -> None:
+def test_messages_with_one_attempt_are_not_prefetched(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         server.auto = True
         server.topics["t"].settings["max_attempts"] = 1

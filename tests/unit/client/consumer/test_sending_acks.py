@@ -120,7 +120,7 @@ def test_message_stays_held_after_refused_ack(with_client: Any, end: str) -> Non
     with_client(body)
 
 
-def test_a_refusal_that_nobody_awaits_keeps_no_lease(with_client: Any, caplog: Any) -> None:
+def test_refused_ack_without_await_releases_the_lease(with_client: Any, caplog: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=10, lease="1s") as subscription:
             server.deliver(server.subscription(), [b"v"], token=TOKEN, lease_ms=1000)
@@ -167,7 +167,9 @@ def test_refused_message_is_not_acked_with_the_rest_of_its_lease(with_client: An
         ([SandqError("a bug")], False),
     ],
 )
-def test_only_what_was_certainly_not_done_is_held_still(with_client: Any, answers: list[Any], is_held: bool) -> None:
+def test_message_stays_held_only_if_the_ack_was_certainly_not_done(
+    with_client: Any, answers: list[Any], is_held: bool
+) -> None:
     """Otherwise the ack and the messages that it sends may be stored. A different ack would lose or repeat them."""
 
     async def body(server: FakeServer, client: Client) -> None:
@@ -183,7 +185,7 @@ def test_only_what_was_certainly_not_done_is_held_still(with_client: Any, answer
     with_client(body)
 
 
-def test_a_handler_whose_ack_is_refused_fails_as_others_do(with_client: Any) -> None:
+def test_refused_ack_in_a_handler_fails_the_message(with_client: Any) -> None:
     """Its message was lost, and came again when its lease had ended."""
 
     async def handler(message: Any) -> None:
@@ -202,7 +204,7 @@ def test_a_handler_whose_ack_is_refused_fails_as_others_do(with_client: Any) -> 
     with_client(body)
 
 
-def test_leases_send_with_what_is_held_under_one_lease(with_client: Any) -> None:
+def test_ack_with_messages_needs_items_of_one_lease(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         leases, offset = client.leases("t", "g"), offsets.to_text(offsets.pack(5000, 1, 1, 0))
         items = [(f"{GROUP_NUMBER}.0.65536", offset), (f"{GROUP_NUMBER}.0.65536", offset[:-1] + "1")]

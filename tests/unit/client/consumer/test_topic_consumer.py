@@ -95,7 +95,7 @@ def test_held_messages_stay_when_a_node_times_out(run: Any) -> None:
     run(main)
 
 
-def test_a_node_that_leads_nothing_is_given_nothing_of_what_quick_work_may_hold(run: Any) -> None:
+def test_node_without_leaders_gets_no_prefetch_credit(run: Any) -> None:
     async def main() -> None:
         async with two_nodes() as (one, two, client), client.subscribe("t", group="g") as subscription:
             await until_holds(lambda: one.subscribed and two.subscribed)

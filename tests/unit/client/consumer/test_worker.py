@@ -418,7 +418,7 @@ def test_ctrl_c_in_a_handler_is_not_the_messages_fault(with_client: Any) -> None
     with_client(body)
 
 
-def test_a_cancellation_that_nobody_asked_for_is_a_failure_like_others(with_client: Any, backend: str) -> None:
+def test_foreign_cancellation_in_a_handler_fails_the_message(with_client: Any, backend: str) -> None:
     async def handler(message: Message) -> None:
         if message.value == b"awaits what is cancelled" and backend == "asyncio":
             other = asyncio.get_running_loop().create_future()
@@ -550,7 +550,7 @@ def test_a_plain_function_runs_in_a_thread(with_client: Any) -> None:
     assert here not in threads and threads
 
 
-def test_a_thread_that_does_not_end_is_left_to_itself(with_client: Any, caplog: Any) -> None:
+def test_thread_that_does_not_end_is_abandoned(with_client: Any, caplog: Any) -> None:
     go, ended = threading.Event(), threading.Event()
     late: list[Any] = []
 
@@ -667,7 +667,7 @@ class _Yields:
     ],
 )
 @pytest.mark.parametrize("timeout", [None, "1h"])
-def test_a_handler_that_returns_what_has_yet_to_run_ends_the_run(
+def test_handler_that_returns_an_awaitable_ends_the_run(
     with_client: Any, handler: Any, returned: str, timeout: str | None
 ) -> None:
     async def body(server: FakeServer, client: Client) -> None:
@@ -732,7 +732,7 @@ class Unspeakable(Exception):
         raise RuntimeError("this one has no text")
 
 
-def test_errors_that_cannot_be_said_stop_nobody(with_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_that_cannot_be_encoded_do_not_stop_the_run(with_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # pytest's workers cannot send such text to one another, and reports hold what is logged.
     monkeypatch.setattr(logging.getLogger("sandq.client"), "disabled", True)
 
@@ -766,9 +766,7 @@ def test_a_retry_says_why() -> None:
         sandq.Retry("soon")
 
 
-def test_an_async_handler_whose_extension_the_broker_refuses_is_not_said_to_block(
-    with_client: Any, caplog: Any, monkeypatch: Any
-) -> None:
+def test_refused_extension_is_not_logged_as_blocked_loop(with_client: Any, caplog: Any, monkeypatch: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         monkeypatch.setattr(server, "do_extend", lambda connection, frame: ([None],))
         ended = anyio.Event()

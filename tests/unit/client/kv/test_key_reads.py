@@ -198,7 +198,7 @@ def test_scans_are_in_order(with_client: Any, partitions: int, page: int) -> Non
     with_client(body)
 
 
-def test_a_scan_is_gone_on_with_behind_an_entry(with_client: Any) -> None:
+def test_scan_continues_after_an_entry(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         fill(server, numbered(20), 3)
         kv = client.kv("k")

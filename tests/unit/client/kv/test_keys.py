@@ -70,7 +70,7 @@ def test_conditions(with_client: Any) -> None:
     with_client(body)
 
 
-def test_a_swap_whose_answer_was_lost_is_done_once(with_client: Any) -> None:
+def test_swap_with_lost_reply_is_done_once(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         kv = with_keys(server, client)
 
@@ -91,7 +91,7 @@ def test_a_swap_whose_answer_was_lost_is_done_once(with_client: Any) -> None:
     with_client(body)
 
 
-def test_conditions_travel_by_themselves(with_client: Any) -> None:
+def test_conditional_writes_are_sent_separately(with_client: Any) -> None:
     """Conditional writes are decided one by one: they do not slow down the others."""
 
     async def body(server: FakeServer, client: Client) -> None:

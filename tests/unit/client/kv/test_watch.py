@@ -120,7 +120,7 @@ def test_from_the_beginning_every_change_or_the_latest(with_client: Any) -> None
     with_client(body)
 
 
-def test_behind_a_version(with_client: Any) -> None:
+def test_watch_starts_after_a_version(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         kv = with_keys(server, client, 2)
         keys = {partition_for(key, 2): key for key in (b"a", b"b", b"c", b"d", b"e")}
@@ -133,7 +133,7 @@ def test_behind_a_version(with_client: Any) -> None:
     with_client(body)
 
 
-def test_a_position_is_gone_on_from(with_client: Any) -> None:
+def test_watch_continues_from_a_position(with_client: Any) -> None:
     """Wherever a watch stops, its position leads to the rest: nothing twice, nothing left out."""
 
     async def body(server: FakeServer, client: Client) -> None:
@@ -181,7 +181,7 @@ def test_position_covers_only_yielded_changes(with_client: Any) -> None:
     with_client(body)
 
 
-def test_positions_remember_what_was_compacted(with_client: Any) -> None:
+def test_positions_remember_compacted_changes(with_client: Any) -> None:
     """A watch from the earliest change starts before changes that were compacted long ago, and has missed none."""
 
     async def body(server: FakeServer, client: Client) -> None:
@@ -205,7 +205,7 @@ def test_positions_remember_what_was_compacted(with_client: Any) -> None:
     with_client(body)
 
 
-def test_history_that_is_gone(with_client: Any) -> None:
+def test_watch_of_compacted_history_raises_history_gone(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         kv = with_keys(server, client, 2)
         version = await kv.put("a", "1")

@@ -87,7 +87,7 @@ def test_job_filters_select_messages(with_client: Any) -> None:
 
 
 @pytest.mark.parametrize("problem", [CUT, NotLeader("moved")])
-def test_a_job_is_started_once_whatever_is_lost(with_client: Any, problem: Any) -> None:
+def test_job_is_started_once_despite_lost_replies(with_client: Any, problem: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         def start_and_cut(connection: Any, frame: Any) -> None:
             server.do_job_start(connection, frame)
@@ -231,7 +231,7 @@ def test_dead_letter_filters_are_sent_only_if_given(with_client: Any) -> None:
     with_client(body)
 
 
-def test_lives_of_a_dead_letter_and_of_what_waits() -> None:
+def test_lives_of_dead_and_waiting_messages_are_parsed() -> None:
     first, second = [1, "w", 10, 11, "nacked", "e1"], [2, "w", 12, 13, "lease_expired", None]
     third = [1, "w", 30, 31, "nacked", "e3"]
     row = Stored(b"v", None, None, offsets.pack(NOW_MS, 7, 0, 0)).dead_record(True)

@@ -386,7 +386,7 @@ def test_transient_error_is_retried(with_client: Any, problem: Any) -> None:
     with_client(body)
 
 
-def test_a_cancel_whose_answer_was_lost_is_answered_as_the_first(with_client: Any) -> None:
+def test_cancel_with_lost_reply_is_retried(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         def cancel_and_cut(connection: Any, frame: Any) -> None:
             server.do_cancel(connection, frame)
@@ -420,7 +420,7 @@ def test_a_partition_that_moved_is_found(run: Any) -> None:
     run(main)
 
 
-def test_no_leader(with_client: Any) -> None:
+def test_get_without_leader_raises_unavailable(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         server.add_topic("t", 1, leaders=[None])
         with pytest.raises(Unavailable):
@@ -491,7 +491,7 @@ def test_a_page_may_be_empty_and_not_the_last(with_client: Any) -> None:
     with_client(body, partitions=2)
 
 
-def test_why(with_client: Any) -> None:
+def test_why_returns_message_and_groups(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         key = b"sixteen bytes!!!"
         text = await client.produce("t", b"v", key=key, headers={"a": 1}, delay="1h")

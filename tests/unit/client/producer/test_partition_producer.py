@@ -51,7 +51,7 @@ def test_a_lost_answer(bed: LaneBed, fate: str) -> None:
     assert bed.numbers[0] == first and (1, 1, True) in bed.numbers, "under the same number, and marked as sent before"
 
 
-def test_a_topic_that_was_made_anew_with_fewer_partitions_takes_nothing_here(bed: LaneBed) -> None:
+def test_recreated_topic_with_fewer_partitions_is_unknown_partition(bed: LaneBed) -> None:
     topic = TopicRecord("t", 7, "compacted", [Partition(0, None, ["node1"])], 1, 1, {})
     bed.node.topic = topic
     bed.send()
@@ -69,7 +69,7 @@ def test_a_topic_that_was_made_anew_with_fewer_partitions_takes_nothing_here(bed
     )
 
 
-def test_a_partition_that_is_new_is_not_gone(bed: LaneBed) -> None:
+def test_new_partition_unknown_to_a_node_is_not_an_error(bed: LaneBed) -> None:
     """The partition was just added, and the node that described the topic is behind: the topic was not recreated."""
     bed.node.topic = TopicRecord("t", 7, "timer", [], 1, 1, {})
     one = bed.send()
@@ -117,14 +117,14 @@ def test_five_numbers_fly_at_once(bed: LaneBed) -> None:
 # -- what is said of one whose time is over ---------------------------------------------------------------------------
 
 
-def test_no_answer_at_all_leaves_the_outcome_unknown(bed: LaneBed) -> None:
+def test_batch_without_reply_has_unknown_outcome(bed: LaneBed) -> None:
     batch = bed.send()
     bed.advance(GONE_S)
     assert isinstance(batch.error, TimedOut)
     assert re.search("not confirmed in 10 s; the outcome is unknown: .*; last: no answer", batch.error.message)
 
 
-def test_one_that_was_refused_last_is_not_stored(bed: LaneBed) -> None:
+def test_batch_refused_last_is_reported_as_not_stored(bed: LaneBed) -> None:
     batch = bed.send()
     bed.read(Overloaded("full"))
     bed.answer()
@@ -133,7 +133,7 @@ def test_one_that_was_refused_last_is_not_stored(bed: LaneBed) -> None:
     assert re.search("not stored in 10 s .*last: full", batch.error.message)
 
 
-def test_one_that_was_refused_and_sent_again_may_be_stored(bed: LaneBed) -> None:
+def test_refused_and_resent_batch_has_unknown_outcome(bed: LaneBed) -> None:
     batch = bed.send()
     bed.read(Overloaded("full"))
     bed.answer()
@@ -228,7 +228,7 @@ def test_batch_after_given_up_batch_survives_a_lost_connection(bed: LaneBed) -> 
     assert bed.sent[1].offsets
 
 
-def test_a_copy_of_one_that_was_given_up_is_not_stored_behind_what_came_since(bed: LaneBed) -> None:
+def test_copy_of_given_up_batch_is_not_stored_later(bed: LaneBed) -> None:
     bed.send()
     bed.cut()
     bed.wire.requests.clear()
@@ -241,7 +241,7 @@ def test_a_copy_of_one_that_was_given_up_is_not_stored_behind_what_came_since(be
     assert heal(bed) == [1]
 
 
-def test_one_that_never_left_is_given_up_without_a_gap(bed: LaneBed) -> None:
+def test_batch_that_was_never_sent_is_given_up_without_a_gap(bed: LaneBed) -> None:
     bed.cut(connect=False)
     one = bed.send()
     bed.advance(6)
@@ -253,7 +253,7 @@ def test_one_that_never_left_is_given_up_without_a_gap(bed: LaneBed) -> None:
     assert two.offsets and bed.numbers == [(1, 1, False)]
 
 
-def test_one_that_was_always_refused_is_not_stored_later(bed: LaneBed) -> None:
+def test_batch_that_was_always_refused_is_not_stored_later(bed: LaneBed) -> None:
     one = bed.send()
     bed.advance(6)
     two, three = bed.send(), bed.send()
@@ -290,7 +290,7 @@ def test_batch_after_failed_batch_survives_a_lost_connection(bed: LaneBed) -> No
     assert two.offsets
 
 
-def test_one_that_was_given_up_is_not_sent_again_behind_one_that_failed(bed: LaneBed) -> None:
+def test_given_up_batch_is_not_resent_after_a_failed_batch(bed: LaneBed) -> None:
     bed.send()
     two = bed.send()
     bed.advance(6)
@@ -303,7 +303,7 @@ def test_one_that_was_given_up_is_not_sent_again_behind_one_that_failed(bed: Lan
     assert heal(bed) == [2]
 
 
-def test_a_new_epoch_waits_for_what_flies(bed: LaneBed) -> None:
+def test_new_epoch_waits_for_batches_in_flight(bed: LaneBed) -> None:
     """Otherwise the new epoch would fence the batch that will be resent."""
     one, two = bed.send(), bed.send()
     bed.read(STORE, STORE)
@@ -334,7 +334,7 @@ def test_a_forgotten_producer_goes_on_in_a_new_epoch(bed: LaneBed, monkeypatch: 
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_nobody_knows_what_became_of_a_forgotten_producers_last_batch(
+def test_last_batch_of_forgotten_producer_has_unknown_outcome(
     bed: LaneBed, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setattr(producers, "PRODUCERS", 1)
@@ -352,7 +352,7 @@ def test_nobody_knows_what_became_of_a_forgotten_producers_last_batch(
     assert following.offsets
 
 
-def test_one_that_may_be_stored_is_not_sent_again_for_longer_than_the_broker_counts_on(
+def test_batch_is_resent_only_within_the_retry_time_of_the_broker(
     bed: LaneBed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert partition_producer.RETRY_S == producers.PRODUCER_RETRY_MS / 1000

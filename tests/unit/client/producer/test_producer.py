@@ -359,7 +359,7 @@ def test_producer_that_does_not_wait_for_a_quota_fails_at_once(with_client: Any,
     with_client(body, waits_for_quota=waits)
 
 
-def test_not_leader_asks_for_metadata(with_client: Any) -> None:
+def test_not_leader_refreshes_metadata(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         await client.produce("t", b"x")
         before = len(server.of_type(Type.METADATA))
@@ -419,7 +419,7 @@ def test_cancelling_the_block_gives_up(with_client: Any, caplog: Any) -> None:
     assert "1 messages were not confirmed" in caplog.text
 
 
-def test_a_deleted_topic_fails_what_waits(with_client: Any) -> None:
+def test_deleted_topic_fails_pending_messages(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.producer("t") as producer:
             server.topics.clear()

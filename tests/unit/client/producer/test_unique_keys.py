@@ -46,7 +46,7 @@ def test_a_refused_message_does_not_fail_the_others(with_client: Any) -> None:
     with_client(body)
 
 
-def test_refused_messages_that_nobody_asked_about_fail_the_block(with_client: Any) -> None:
+def test_refused_messages_without_await_fail_the_block(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         with pytest.raises(DuplicateKey, match=r"^2 messages to topic 't' were not produced; the first: a message has"):
             async with client.producer("t") as producer:
@@ -120,7 +120,7 @@ def test_a_unique_key_chooses_among_the_initial_partitions(with_client: Any) -> 
     with_client(body, partitions=8)
 
 
-def test_pairs_travel_apart_from_what_a_broker_of_any_level_takes(with_client: Any) -> None:
+def test_keyed_unique_keys_are_sent_in_separate_batches(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.producer("t") as producer:
             pairs = [{"value": b"v", "unique_key": "i", "key": key} for key in ("ada", "bob")]

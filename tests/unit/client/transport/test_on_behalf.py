@@ -68,7 +68,7 @@ def callers(server: FakeServer, kind: Type) -> list[Any]:
     return found
 
 
-def test_it_proves_itself_with_what_both_have_said(run: Any) -> None:
+def test_gateway_proves_itself_with_both_nonces(run: Any) -> None:
     server = Node()
 
     async def body(client: Client) -> None:
@@ -153,7 +153,7 @@ def test_node_without_gateway_support_is_sent_nothing(run: Any) -> None:
     assert not server.of_type(Type.PROVE) and not server.of_type(Type.ON_BEHALF)
 
 
-def test_whose_proof_is_refused_asks_for_itself(run: Any, caplog: Any) -> None:
+def test_gateway_with_refused_proof_acts_for_itself(run: Any, caplog: Any) -> None:
     server = Node()
     server.script[Type.PROVE].append(Forbidden("this is no proof of a gateway"))
 
@@ -166,7 +166,7 @@ def test_whose_proof_is_refused_asks_for_itself(run: Any, caplog: Any) -> None:
     assert "does not accept this client as a gateway: this is no proof of a gateway" in caplog.text
 
 
-def test_a_client_asks_for_itself(with_client: Any) -> None:
+def test_client_acts_for_itself(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         with on_behalf_of(ADA):
             await client.admin.groups("t")

@@ -6,7 +6,7 @@ from sandq.client.options import Options
 from sandq.errors import QuotaExceeded, Throttled, Unavailable
 
 
-def test_a_pause_is_as_long_as_who_refused_says_but_not_longer_than_it_may_matter() -> None:
+def test_pause_follows_retry_after_up_to_a_limit() -> None:
     options = Options(back_off_first_s=0.1, back_off_max_s=0.4, retry_after_max_s=5.0)
     assert 0.05 <= options.pause_s(0, Unavailable("no leader")) <= 0.1
     assert options.pause_s(0, Throttled("too many", retry_after_ms=1500)) == 1.5

@@ -304,7 +304,7 @@ def test_subscriber_of_a_lost_leader_asks_until_a_node_knows_the_new_one(run: An
     run(main)
 
 
-def test_another_server_of_the_list_is_tried(run: Any) -> None:
+def test_next_server_of_the_list_is_tried(run: Any) -> None:
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
             server = FakeServer()
@@ -332,7 +332,7 @@ def test_a_name_that_is_not_found(run: Any, monkeypatch: pytest.MonkeyPatch) -> 
     run(main)
 
 
-def test_no_server(run: Any) -> None:
+def test_unreachable_servers_raise_connection_lost(run: Any) -> None:
     async def main() -> None:
         with pytest.raises(ConnectionLost, match=r"^cannot connect to 127\.0\.0\.1:1: Connection refused$"):
             async with connect("127.0.0.1:1"):
@@ -439,7 +439,7 @@ def test_use_after_close(with_client: Any, run: Any) -> None:
     run(later)
 
 
-def test_closing_the_client_ends_those_who_wait_elsewhere(run: Any) -> None:
+def test_closing_the_client_ends_waiting_tasks(run: Any) -> None:
     async def main() -> None:
         ended: list[str] = []
 
@@ -634,7 +634,7 @@ def test_topics_that_come_and_go_leave_nothing_behind(with_client: Any) -> None:
     with_client(body)
 
 
-def test_a_node_that_was_named_and_is_gone_is_not_waited_for(with_client: Any) -> None:
+def test_named_leader_that_is_gone_does_not_delay_the_request(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         # The asked node does not know yet that the node that it names has left.
         gone = [NotLeader("n2 leads", node_id="n2", host="127.0.0.1", port=free_port()) for _ in range(2)]

@@ -33,7 +33,7 @@ def test_replicas_that_restarted_have_the_same_digest() -> None:
     assert digest(one.everything()) == digest(other.everything())
 
 
-def test_how_rows_come_makes_no_difference() -> None:
+def test_digest_does_not_depend_on_the_pieces() -> None:
     found = worked(restarts=False).everything()
     assert {digest(found, pieces) for pieces in (1, 2, 7, len(found))} == {digest(found)}
     assert len(digest(found)) == DIGEST_BYTES
@@ -57,7 +57,7 @@ def test_digest_separates_keys_from_values() -> None:
     assert digest([(b"m", b"a"), (b"n", b"")]) == digest([(b"m", b"a")]), "counts are in no digest"
 
 
-def test_to_ask_for_one_changes_nothing() -> None:
+def test_take_digest_changes_no_rows() -> None:
     bench, other = Bench(), Bench()
     for one in (bench, other):
         one.put("a")

@@ -208,7 +208,7 @@ def test_rows_of_ranked_topics() -> None:
     assert rows.unpack(example("turns-row")) == [3 << 20, 2 << 20]
 
 
-def test_another_priority_of_a_message_of_a_batch() -> None:
+def test_rows_of_a_changed_priority_in_a_batch() -> None:
     bench = RankedBench()
     bench.open()
     _, one = bench.add("1", "2", priority=5)
@@ -217,7 +217,7 @@ def test_another_priority_of_a_message_of_a_batch() -> None:
     assert bench.rows(rows.OVERLAY) == [(rows.OVERLAY + one, example("priority-row"))]
 
 
-def test_other_fields_of_a_message_of_a_batch() -> None:
+def test_rows_of_updated_fields_in_a_batch() -> None:
     bench = RankedBench()
     bench.open()
     _, one = bench.add("1", "2", priority=5)

@@ -107,7 +107,7 @@ def test_attempts_that_wait_do_not_gather_behind_an_early_one() -> None:
     assert len(bench.lease(at=900_000)) == 1
 
 
-def test_a_heap_that_was_built_anew_answers_as_one_that_was_loaded() -> None:
+def test_rebuilt_heap_equals_a_loaded_heap() -> None:
     """The rows of a replica that restarts now and then are those of one that never does."""
     grown, restarted = Bench(max_attempts=None, ordering="key"), Bench(max_attempts=None, ordering="key")
     for bench in (grown, restarted):

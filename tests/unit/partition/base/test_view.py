@@ -40,7 +40,7 @@ def naive(
     return rows
 
 
-def test_it_tells_how_much_is_kept_until_the_next_drain() -> None:
+def test_view_counts_rows_and_bytes_until_the_drain() -> None:
     stores = MemoryStores()
     stores.write([(b"b1", b"four")])
     view = View(stores)
@@ -89,7 +89,7 @@ def test_scans_are_those_of_a_naive_copy(steps: list[tuple[object, ...]]) -> Non
     assert everything == sorted(wanted.items())
 
 
-def test_changes_keep_their_order_however_often_a_key_changes() -> None:
+def test_changes_of_repeated_keys_keep_their_order() -> None:
     view = View(MemoryStores())
     view.put(b"a1", b"x")
     assert view.scan(b"a", b"b", limit=9, max_bytes=9) == [(b"a1", b"x")]

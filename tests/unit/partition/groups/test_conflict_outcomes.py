@@ -75,7 +75,7 @@ def test_outcome_of_ignore_by_state(bench: Bench, state: str) -> None:
 
 
 @pytest.mark.parametrize("on_conflict", [c.REPLACE, c.IGNORE, c.REPLACE_PENDING])
-def test_nothing_is_said_of_a_key_that_is_free(bench: Bench, on_conflict: int) -> None:
+def test_free_key_has_no_outcome(bench: Bench, on_conflict: int) -> None:
     assert send(bench, 0, on_conflict).outcomes == []
     bench.cancel((c.TARGET_KEY, b"k"))
     assert send(bench, 0, on_conflict).outcomes == [], "it was cancelled"
@@ -84,14 +84,14 @@ def test_nothing_is_said_of_a_key_that_is_free(bench: Bench, on_conflict: int) -
     assert send(bench, 1 + WINDOW_MS, on_conflict).outcomes == [], "its window is over"
 
 
-def test_where_one_is_trimmed_within_the_window(bench: Bench) -> None:
+def test_outcome_for_trimmed_message_within_the_window(bench: Bench) -> None:
     first = put_into(bench, "acked")
     bench.trim(at=WINDOW_MS // 2)
     assert send(bench, WINDOW_MS // 2, c.REPLACE_PENDING) == Stored(first, [(0, "delivered")], [])
     assert send(bench, WINDOW_MS // 2, c.REPLACE).outcomes == [(0, "stored", "delivered")]
 
 
-def test_one_group_is_done_with_it_and_another_has_yet_to_take_it(bench: Bench) -> None:
+def test_outcome_for_message_done_in_one_of_two_groups(bench: Bench) -> None:
     bench.open("slow")
     first = put_into(bench, "acked")
     for on_conflict in (c.REPLACE, c.REPLACE_PENDING):
@@ -138,7 +138,7 @@ def test_a_batch_that_comes_again_is_answered_as_the_first_time(bench: Bench, re
     assert bench.apply(9000, numbered(3, c.REPLACE_PENDING, "b", "d", "f")) == third
 
 
-def test_nothing_to_say_takes_no_row(bench: Bench) -> None:
+def test_reply_without_outcomes_needs_no_row(bench: Bench) -> None:
     made = bench.apply(1, numbered(1, c.REPLACE, "a"))
     assert bench.rows(b"r") == []
     assert bench.apply(2, numbered(1, c.REPLACE, "a")) == made

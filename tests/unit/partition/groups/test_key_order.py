@@ -76,7 +76,7 @@ def test_messages_of_a_key_in_flight_are_limited_and_in_order(restart: bool) -> 
 
 
 @BOTH
-def test_one_that_waits_for_another_attempt_counts(restart: bool) -> None:
+def test_message_waiting_for_retry_counts_for_the_limit(restart: bool) -> None:
     bench = of_key(4, max_attempts=2)
     lease = bench.one()
     bench.nack(lease.token, [[lease.ranges[0].base, 1]], delay=1000)
@@ -130,7 +130,7 @@ def test_a_lower_limit_holds_as_messages_are_settled(restart: bool) -> None:
 
 @BOTH
 @pytest.mark.parametrize("limit", [2, 3, None])
-def test_a_higher_limit_frees_what_was_blocked_at_once(restart: bool, limit: int | None) -> None:
+def test_higher_limit_frees_blocked_messages_immediately(restart: bool, limit: int | None) -> None:
     bench = of_key(6, limit=3)
     configure(bench, 1)
     assert bench.values(bench.lease()) == ["0"]
@@ -168,7 +168,7 @@ def test_limits_of_groups_are_their_own() -> None:
 
 
 @BOTH
-def test_message_whose_turn_has_come_is_cancelled(restart: bool) -> None:
+def test_unblocked_message_can_be_cancelled(restart: bool) -> None:
     bench = of_key(0)
     ids = [bench.put(f"{n}", key="k") for n in range(6)]
     lease = bench.one()
@@ -180,7 +180,7 @@ def test_message_whose_turn_has_come_is_cancelled(restart: bool) -> None:
 
 
 @BOTH
-def test_redriven_messages_precede_those_whose_turn_has_come(restart: bool) -> None:
+def test_redriven_messages_precede_unblocked_messages(restart: bool) -> None:
     bench = of_key(5, max_attempts=1)
     lease = bench.one()
     bench.nack(lease.token)
@@ -225,7 +225,7 @@ def test_blocked_messages_are_leased_from_their_copies(restart: bool) -> None:
     assert bench.rows(rows.KEPT) == bench.rows(rows.BLOCKED) == []
 
 
-def test_expired_message_passes_its_turn_to_the_next() -> None:
+def test_expired_message_unblocks_the_next() -> None:
     bench = of_key(0)
     for n, ttl in enumerate((None, None, 50, 50, None, None)):
         bench.put(f"{n}", key="k", ttl=ttl)
@@ -236,7 +236,7 @@ def test_expired_message_passes_its_turn_to_the_next() -> None:
     assert [m.reason for m in bench.dead()] == ["expired"] * 2
 
 
-def test_it_is_said_why_one_waits() -> None:
+def test_why_explains_blocked_messages() -> None:
     bench = of_key(0, limit=3)
     ids = [bench.put(f"{n}", key="k") for n in range(6)]
     configure(bench, 2)
@@ -252,7 +252,7 @@ def test_it_is_said_why_one_waits() -> None:
 
 
 @BOTH
-def test_how_many_wait_for_their_keys(restart: bool) -> None:
+def test_blocked_messages_are_counted(restart: bool) -> None:
     """Only messages that the group has read and that are blocked count, not those whose turn has come or that are not
     due."""
     bench = of_key(5, restart=restart)

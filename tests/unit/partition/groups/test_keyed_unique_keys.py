@@ -137,7 +137,7 @@ def test_message_shows_no_digest(bench: Bench) -> None:
     assert fields == {Column.VALUE: b"v", Column.KEY: b"ada", Column.UNIQUE_KEY: b"i"}
 
 
-def test_fair_topic_names_by_tenant_whatever_the_key() -> None:
+def test_unique_keys_of_fair_topic_ignore_message_keys() -> None:
     bench = RankedBench("fair", **SETTINGS)
     bench.open()
     first = bench.put("v", key="ada", unique="i")

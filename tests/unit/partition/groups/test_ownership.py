@@ -49,7 +49,7 @@ class TestSeveralGroups:
 
     @pytest.mark.parametrize("first", ["g", "h"])
     @pytest.mark.parametrize("state", ["leased", "acked", "dead"])
-    def test_it_waits_in_one_and_is_another_s(self, first: str, state: str) -> None:
+    def test_message_owned_by_another_group_cannot_be_cancelled(self, first: str, state: str) -> None:
         second = "h" if first == "g" else "g"
         bench = made("g", "h")
         offset, _ = bench.append("m")
@@ -60,7 +60,7 @@ class TestSeveralGroups:
         assert bench.cancel(offset, at=2) == bench.move(offset, 9000, at=2) == ("too_late", state)
         assert (bench.state_of(offset, first), bench.state_of(offset, second)) == ("waiting", state)
 
-    def test_it_waits_in_both(self) -> None:
+    def test_message_waiting_in_both_groups_is_cancelled_and_moved(self) -> None:
         bench = made("g", "h")
         offset, _ = bench.append("m", "n")
         for group in ("g", "h"):
@@ -71,7 +71,7 @@ class TestSeveralGroups:
             assert bench.lease(at=6999, group=group) == []
             assert bench.values(bench.lease(at=7000, group=group)) == ["n"]
 
-    def test_it_waits_in_one_and_the_other_has_yet_to_take_it(self) -> None:
+    def test_message_waiting_in_one_group_is_cancelled_but_not_moved(self) -> None:
         """After a cancel, no group gets it.
 
         It cannot move: at a new offset the first group would lose its attempts, and at the old one the second group
@@ -113,7 +113,7 @@ class TestMove:
         assert [(m.attempts, len(m.history)) for m in bench.dead()] == [(3, 3)]
 
     @pytest.mark.parametrize(("to", "due"), [(-9000, 2), (500, 500), (900_000, 900_000), (None, offsets.U48_MAX - T)])
-    def test_not_before_now_and_not_beyond_the_last_instant(self, to: int | None, due: int) -> None:
+    def test_move_time_is_clamped_to_now_and_the_last_instant(self, to: int | None, due: int) -> None:
         bench = made()
         offset, _ = bench.append("m")
         give_back(bench, 1, delay=700_000)
@@ -122,7 +122,7 @@ class TestMove:
         assert bench.lease(at=due - 1) == []
         assert bench.values(bench.lease(at=due)) == ["m"]
 
-    def test_not_before_its_own_time(self) -> None:
+    def test_move_keeps_the_message_until_its_own_time(self) -> None:
         """Leased ahead and given back before it was due."""
         bench = made()
         offset = bench.put("m", due=1000)
@@ -152,7 +152,7 @@ class TestMove:
         assert bench.lease(at=7999) == []
         assert bench.values(bench.lease(at=8000)) == ["c"]
 
-    def test_its_ttl_counts_on(self) -> None:
+    def test_ttl_continues_after_a_move(self) -> None:
         bench = made(ttl="10s")
         offset, _ = bench.append("m", "n")
         give_back(bench, 1)
@@ -260,7 +260,7 @@ class TestUniqueKey:
         assert bench.send("c", unique=["k"], at=5000).offsets == second
 
 
-def test_jobs_leave_alone_what_waits() -> None:
+def test_jobs_skip_waiting_messages() -> None:
     """Jobs choose by the time in the log, which differs from that of waiting messages."""
     bench = made()
     offset, _ = bench.append("a", "b")

@@ -92,7 +92,7 @@ def test_expired_group_keeps_its_retry_and_frees_the_log() -> None:
     assert not bench.machine.groups.named("g").is_expired
 
 
-def test_expired_group_whose_messages_all_die_goes_after_another_group_ttl() -> None:
+def test_expired_group_with_dead_messages_is_deleted_after_another_group_ttl() -> None:
     bench = bench_of(ttl="3h")
     bench.append("x")
     bench.nack(bench.one().token, delay=HOUR)
@@ -146,7 +146,7 @@ def test_expired_group_of_a_ranked_topic_frees_the_log_behind_its_ready_queues()
     assert sorted(bench.values(bench.lease(at=HOUR + TTL))) == ["new", "retried"]
 
 
-def test_seek_back_after_a_clock_reset_keeps_what_the_log_has_no_longer() -> None:
+def test_seek_back_after_a_clock_reset_keeps_trimmed_messages() -> None:
     bench = bench_of()
     bench.append("x", at=1000)
     bench.nack(bench.one(at=1000).token, delay=HOUR, at=1000)

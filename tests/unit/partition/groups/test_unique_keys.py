@@ -36,7 +36,7 @@ PENDING, HELD_BY_A_GROUP = Claim(True, False, None), Claim(False, False, LEASED)
         (CANCELLED, None, STORED, STORED, STORED),
     ],
 )
-def test_another_message_has_the_key(
+def test_conflict_with_another_message_is_resolved_by_state(
     state: int,
     claim: Claim | None,
     reject: int,

@@ -31,7 +31,7 @@ def send(bench: Bench, at: int, on_conflict: int = c.REJECT) -> Stored:
 
 @pytest.mark.parametrize("restart", [True, False])
 class TestWindow:
-    def test_it_counts_from_the_last_group(self, bench: Bench, restart: bool) -> None:
+    def test_window_starts_with_the_last_group(self, bench: Bench, restart: bool) -> None:
         bench.open("slow")
         first = bench.put("a", unique="k")
         settle(bench, "g", 5000)
@@ -70,7 +70,7 @@ class TestWindow:
         assert send(bench, 20 + WINDOW_MS - 1).refused == [(0, "delivered")]
         assert send(bench, 20 + WINDOW_MS).refused == []
 
-    def test_nobody_asks_before_the_log_is_trimmed(self, bench: Bench, restart: bool) -> None:
+    def test_window_ends_without_requests_before_the_trim(self, bench: Bench, restart: bool) -> None:
         bench.open("slow")
         bench.put("a", unique="k")
         settle(bench, "g", 0)
@@ -91,7 +91,7 @@ class TestWindow:
         assert send(bench, 4).refused == []
         assert send(bench, 5).refused == [(0, "ready")]
 
-    def test_it_dies_in_the_last_group(self, bench: Bench, restart: bool) -> None:
+    def test_window_starts_when_the_message_dies_in_the_last_group(self, bench: Bench, restart: bool) -> None:
         bench.open("slow")
         bench.put("a", unique="k", ttl=1000)
         settle(bench, "g", 0)
@@ -193,7 +193,7 @@ class TestReplace:
         assert bench.values(bench.lease(at=61_004)) == ["again"]
         assert bench.rows(b"k") == []
 
-    def test_its_producer_is_answered_as_the_first_time(self, bench: Bench) -> None:
+    def test_resent_batch_gets_the_first_reply(self, bench: Bench) -> None:
         batch = c.Append(batch_of(["b"], unique=["k"]), 77, 1, 1, c.REPLACE, split=True)
         first = bench.put("a", unique="k")
         lease = bench.one()

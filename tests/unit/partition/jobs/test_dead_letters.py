@@ -70,7 +70,7 @@ class TestById:
         assert [m.id for m in bench.dead()] == [ids[1]]
         assert bench.values(bench.lease(at=2)) == (["a", "c"] if word == "redriven" else [])
 
-    def test_once_more_while_it_waits_leased_and_acked(self) -> None:
+    def test_repeated_redrive_reports_the_state(self) -> None:
         bench, (one,) = dead_bench("a")
         again = c.RedriveDead("g", [one])
         assert bench.apply(2, again) == [[("redriven", one)]]
@@ -89,7 +89,7 @@ class TestById:
         assert bench.state_of(one) == "waiting"
 
     @both
-    def test_one_that_is_named_twice_has_one_outcome(self, command: Any, word: str) -> None:
+    def test_letter_named_twice_has_one_outcome(self, command: Any, word: str) -> None:
         bench, (one,) = dead_bench("a")
         assert bench.apply(2, command("g", [one, one])) == [[(word, one)] * 2]
         assert bench.dead() == []
@@ -107,7 +107,7 @@ class TestById:
         assert bench.apply(1003, command("g", [one])) == [[(word, one)]]
 
     @both
-    def test_only_of_the_group_that_is_named(self, command: Any, word: str) -> None:
+    def test_only_letters_of_the_named_group_are_affected(self, command: Any, word: str) -> None:
         bench, (one,) = dead_bench("a")
         bench.open("h", at=2)
         assert bench.apply(3, command("h", [one])) == [[("not_found", None)]]
@@ -137,7 +137,7 @@ class TestById:
         bench.trim(at=3)
         assert bench.values(bench.lease(at=3)) == ["a", "b"]
 
-    def test_not_while_too_much_waits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_redrive_is_refused_while_too_many_messages_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(redrive, "WAITING_RANGES", 1)
         bench, ids = dead_bench("a", "b")
         bench.apply(2, c.RedriveDead("g", ids[:1]))
@@ -294,7 +294,7 @@ class TestLives:
         (life,) = group["lives"]
         assert life[:3] == [1, HISTORY_ATTEMPTS, HISTORY_ATTEMPTS + 2] and len(life[4]) == HISTORY_ERROR_CHARS
 
-    def test_one_that_outlived_its_ttl_has_a_life_without_attempts(self) -> None:
+    def test_expired_message_has_a_life_without_attempts(self) -> None:
         bench = Bench(max_attempts=1)
         bench.open()
         one = bench.put("a", ttl=100)
@@ -330,7 +330,7 @@ class TestLives:
         assert [row[5] for row in why(bench, one)["history"]] == ["boom", "boom", "e"]
         assert why(bench, one)["lives"][0][0] == 1
 
-    def test_a_group_that_is_put_back_keeps_them_of_what_the_log_has_not(self) -> None:
+    def test_seek_keeps_lives_of_trimmed_messages(self) -> None:
         bench, (one,) = dead_bench("a")
         bench.trim(at=2)
         assert bench.machine.log.find(one, bench.view) is None

@@ -22,7 +22,7 @@ def _shown(bench: Bench, job_id: bytes) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("restart", [True, False])
-def test_in_steps_with_restarts_between(bench: Bench, restart: bool) -> None:
+def test_job_runs_in_steps_with_restarts(bench: Bench, restart: bool) -> None:
     bench.open()
     for _ in range(5):
         bench.append(*["m"] * 500, due=[60_000] * 500)
@@ -95,7 +95,7 @@ def test_a_bounded_number_runs_and_is_remembered(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cancel", "move"])
-def test_only_those(bench: Bench, kind: str) -> None:
+def test_job_affects_only_selected_messages(bench: Bench, kind: str) -> None:
     bench.open()
     bench.put("early", key="ab", due=999)
     bench.put("a", key="ab", due=1000)
@@ -113,7 +113,7 @@ def test_only_those(bench: Bench, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cancel", "move"])
-def test_only_those_whose_unique_keys_begin_so(kind: str) -> None:
+def test_job_affects_only_messages_with_the_unique_key_prefix(kind: str) -> None:
     bench = Bench()
     bench.open()
     for value, key, unique in (("a", None, "u-1"), ("b", "k", "u-2"), ("c", "u-3", None), ("d", "k", "v-4")):
@@ -135,7 +135,7 @@ def test_leased_messages_of_a_job_are_counted_as_too_late(bench: Bench) -> None:
 
 @pytest.mark.parametrize("shift", [-100, 0, 40, 100_000])
 @pytest.mark.parametrize("restart", [True, False])
-def test_a_move_does_not_chase_what_it_moved(shift: int, restart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_move_job_skips_messages_that_it_moved(shift: int, restart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "STEP_MESSAGES", 2)
     bench = Bench()
     bench.open()
@@ -153,9 +153,7 @@ def test_a_move_does_not_chase_what_it_moved(shift: int, restart: bool, monkeypa
     assert bench.values(bench.lease(at=300_000)) == [str(n) for n in range(9)]
 
 
-def test_one_moved_by_hand_before_is_moved_and_one_moved_while_it_runs_is_not(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_move_job_skips_messages_moved_while_it_runs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "STEP_MESSAGES", 1)
     first, second = bench.put("a", due=1000), bench.put("b", due=2000)
     bench.move(first, 3000)
@@ -217,7 +215,7 @@ class TestRedrive:
         assert _shown(bench, job_id)["done"] == 3
         assert len(bench.dead()) == 3
 
-    def test_it_waits_while_too_much_waits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_redrive_pauses_while_too_many_messages_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(redrive, "WAITING_RANGES", 1)
         monkeypatch.setattr(jobs, "STEP_MESSAGES", 2)
         bench = self._dead(5)

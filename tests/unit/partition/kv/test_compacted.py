@@ -57,7 +57,7 @@ def test_conditions() -> None:
     assert bench.set_if("a", "4", newer) == (False, NO_VERSION), "a version stands for one value only, for ever"
 
 
-def test_each_write_of_a_batch_is_conditioned_by_itself_and_in_its_order() -> None:
+def test_conditions_of_a_batch_are_checked_one_by_one_in_order() -> None:
     bench = KeyBench()
     old = bench.set("a", "0")
     stored = bench.write(
@@ -97,7 +97,7 @@ def test_invalid_write_is_refused(columns: dict[int, list[object]], says: str) -
     assert bench.status().messages == 0
 
 
-def test_nothing_is_cancelled_or_moved_here() -> None:
+def test_cancel_move_and_jobs_are_refused() -> None:
     bench = KeyBench()
     version = bench.set("a", "1")
     target = (c.TARGET_ID, version)
@@ -106,7 +106,7 @@ def test_nothing_is_cancelled_or_moved_here() -> None:
 
 
 class TestTimeToLive:
-    def test_a_value_is_gone_in_time_and_deleted_for_all_to_see(self) -> None:
+    def test_expired_value_is_gone_and_a_deletion_is_written(self) -> None:
         bench = KeyBench()
         bench.set("a", "1", ttl=1000)
         bench.set("b", "1")
@@ -256,7 +256,7 @@ class TestCompaction:
         bench.set("c", "1", at=HOUR)
         assert bench.values(bench.lease(group="holds", at=HOUR)) == ["b1", "a9", "b9", "1"]
 
-    def test_little_that_nobody_wants_goes_from_a_large_batch(self) -> None:
+    def test_few_obsolete_values_are_removed_from_a_large_batch(self) -> None:
         bench = KeyBench()
         bench.write(*[(f"k{n}", "1") for n in range(20)])
         bench.write(*[(f"k{n}", "2") for n in range(2)], at=1)
@@ -272,7 +272,7 @@ class TestCompaction:
         replayed = {key: value for _, key, value in bench.log()}
         return {key: value for key, value in replayed.items() if value is not None}
 
-    def test_a_deletion_goes_after_what_it_deleted(self) -> None:
+    def test_deletion_is_removed_after_the_deleted_values(self) -> None:
         """Else who reads from the beginning would hear of the value, and never that it is gone."""
         bench = KeyBench(tombstone_retention="2h")
         bench.write(*[(f"k{n}", "1") for n in range(20)])
@@ -344,7 +344,7 @@ class TestCompaction:
         self.compact(bench, at=1_100_000)
         assert bench.status().messages == 1001
 
-    def test_where_there_is_nothing_to_do_nothing_is_done(self) -> None:
+    def test_compaction_without_obsolete_values_does_nothing(self) -> None:
         bench = KeyBench()
         bench.write(("a", "1"), ("b", "1"))
         for at in (5000, 6000, 61_000, 120_000, HOUR):
@@ -354,7 +354,7 @@ class TestCompaction:
         self.compact(bench, at=3 * HOUR)
         assert bench.status().upkeep_ms is None and bench.status().messages == 2
 
-    def test_other_settings_are_looked_at_at_once(self) -> None:
+    def test_changed_settings_are_applied_immediately(self) -> None:
         bench = KeyBench(history="30d", tombstone_retention="30d")
         for n in range(20):
             bench.set("a", str(n), at=n)
@@ -383,7 +383,7 @@ class TestCompaction:
         self.compact(bench, at=HOUR)
         assert [value for _, _, value in bench.log()] == ["49"]
 
-    def test_it_keeps_up_with_what_is_written(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_compaction_keeps_up_with_writes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in {"STEP_MESSAGES": 3, "STEP_ROWS": 2, "NEW_LEAST": 20, "LOOK_MS": 1}.items():
             monkeypatch.setattr(compaction, name, value)
         bench = KeyBench(history="0s")
@@ -401,7 +401,7 @@ class TestCompaction:
         bench.upkeep(at=200_000)
         assert before - bench.status().messages <= 100, "a row at a time, whatever was written"
 
-    def test_under_load_it_waits_until_it_is_worth_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_compaction_under_load_waits_until_it_is_worth_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(compaction, "NEW_LEAST", 20)
         bench = KeyBench(history="0s")
         left = []

@@ -66,7 +66,7 @@ def test_every_change_in_its_order() -> None:
     assert seen(watch_page(bench, later.through)) == [("c", "1")], "also in the millisecond in which it was looked"
 
 
-def test_behind_a_version() -> None:
+def test_watch_returns_changes_after_a_version() -> None:
     bench = KeyBench()
     base, _ = bench.write(("a", "1"), ("b", "1"), ("c", "1"))
     assert seen(watch_page(bench, offsets.shift(base, 1))) == [("c", "1")]
@@ -87,7 +87,7 @@ def test_a_range_of_keys() -> None:
     assert seen(nothing) == [] and nothing.through >= found.through, "it was looked at all the same"
 
 
-def test_only_what_is_the_last_of_its_key() -> None:
+def test_watch_of_latest_values_returns_the_last_of_each_key() -> None:
     bench = KeyBench()
     bench.write(("a", "1"), ("a", "2"), ("b", "1"))
     bench.set("c", "1")
@@ -96,7 +96,7 @@ def test_only_what_is_the_last_of_its_key() -> None:
     assert seen(watch_page(bench, every=False)) == [("a", "2"), ("c", None), ("b", "2")]
 
 
-def test_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_returns_changes_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = KeyBench()
     for n in range(7):
         bench.set(f"k{n}", str(n))
@@ -142,7 +142,7 @@ def test_late_watcher_gets_an_error() -> None:
     assert seen(watch_page(bench, last)) == [("b", "1"), ("a", "3")]
 
 
-def test_deletions_that_were_forgotten_are_missed_by_who_knew_the_value() -> None:
+def test_watch_after_forgotten_deletion_raises_history_gone() -> None:
     bench = KeyBench()
     first = bench.set("a", "1")
     bench.set("a", None, at=1)
@@ -158,7 +158,7 @@ def test_deletions_that_were_forgotten_are_missed_by_who_knew_the_value() -> Non
     assert seen(watch_page(bench, every=False)) == [("b", "1")]
 
 
-def test_where_a_watcher_has_looked_to_survives_a_restart() -> None:
+def test_watch_mark_survives_a_restart() -> None:
     bench = KeyBench()
     bench.set("a", "1")
     bench.set("a", "2", at=1)

@@ -39,7 +39,7 @@ def settle(bench: Bench, at: int = AT) -> None:
     bench.trim(at)
 
 
-def test_it_does_not_keep_the_log() -> None:
+def test_blocked_message_does_not_keep_the_log() -> None:
     bench, _, _ = held_up("b")
     settle(bench, AT - 20)
     assert bench.status().messages == 5, "not before a minute has passed"
@@ -48,7 +48,7 @@ def test_it_does_not_keep_the_log() -> None:
 
 
 @pytest.mark.parametrize("restart", [True, False])
-def test_it_is_leased_from_its_copy(restart: bool) -> None:
+def test_blocked_message_is_leased_from_its_copy(restart: bool) -> None:
     bench, lease, (b, d) = held_up("b", "d")
     settle(bench)
     if restart:
@@ -154,7 +154,7 @@ def test_seek_forward_skips_a_blocked_message() -> None:
     assert bench.lease(at=AT) == bench.rows(b"k") == bench.rows(b"b") == bench.rows(b"K") == []
 
 
-def test_its_unique_key_is_taken_until_it_was_leased() -> None:
+def test_unique_key_of_blocked_message_is_taken_until_its_lease() -> None:
     bench, lease, (b,) = held_up("unique", dedup_window="1m")
     settle(bench)
     assert bench.send("x", keys=["k"], unique=["k"], at=AT).offsets == b
@@ -164,7 +164,7 @@ def test_its_unique_key_is_taken_until_it_was_leased() -> None:
     assert bench.send("x", keys=["k"], unique=["k"], at=AT + 60_000).refused == []
 
 
-def test_it_dies_of_its_ttl() -> None:
+def test_blocked_message_expires_at_its_ttl() -> None:
     bench, lease, (b,) = held_up("unique", ttl="2m")
     settle(bench)
     bench.ack(lease.token, at=119_999)
@@ -173,7 +173,7 @@ def test_it_dies_of_its_ttl() -> None:
     assert bench.rows(b"k") == bench.rows(b"b") == []
 
 
-def test_it_goes_with_its_group() -> None:
+def test_copy_of_blocked_message_is_removed_with_its_group() -> None:
     bench, _, _ = held_up("unique")
     settle(bench)
     bench.apply(AT, c.DropGroup("g"))

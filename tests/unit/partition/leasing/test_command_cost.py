@@ -172,7 +172,7 @@ class TestGroups:
         assert self.changed(bench, before) == {"g7"}
         assert bench.status().groups[7].ready == 2
 
-    def test_one_that_is_gone_and_one_that_is_new(self) -> None:
+    def test_dropped_and_new_groups_change_only_their_status(self) -> None:
         bench, before = self.made()
         bench.apply(1, c.DropGroup("g3"), c.OpenGroup("new", "latest"), c.OpenGroup("brief", "latest"))
         bench.apply(1, c.DropGroup("brief"))
@@ -203,7 +203,7 @@ def test_a_blocked_message_that_is_copied_aside_keeps_the_log_no_longer() -> Non
     check_groups(bench)
 
 
-def test_nothing_is_left_of_what_a_group_held() -> None:
+def test_settled_leases_leave_nothing_in_a_group() -> None:
     bench = Bench(max_attempts=None)
     bench.open()
     bench.append("old")

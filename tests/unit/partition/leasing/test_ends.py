@@ -36,7 +36,7 @@ def counted(bench: Bench) -> dict[str, int]:
 
 
 class TestRejected:
-    def test_only_what_is_named_of_a_lease_is_dead(self) -> None:
+    def test_only_named_messages_of_a_lease_are_dead(self) -> None:
         bench = bench_of()
         base, _ = bench.append("a", "b", "c")
         lease = bench.one(at=1)
@@ -47,7 +47,7 @@ class TestRejected:
         assert bench.ack(lease.token, at=4) is None
         assert counted(bench) == {"acked": 2, "dead_rejected": 1}
 
-    def test_its_key_is_free_at_once(self) -> None:
+    def test_key_of_rejected_message_is_free_immediately(self) -> None:
         bench = bench_of(ordering="key")
         bench.send("first", "second", keys=["k", "k"])
         lease = bench.one(at=1)
@@ -65,7 +65,7 @@ class TestRejected:
         bench.apply(3, c.Nack([(lease.token, None, None, None, True, None, end)]))
         assert bench.values([bench.one(at=3)]) == ["b"]
 
-    def test_it_keeps_nothing_in_the_log(self) -> None:
+    def test_rejected_message_keeps_nothing_in_the_log(self) -> None:
         bench = bench_of()
         bench.append("a")
         bench.reject(bench.one(at=1).token, at=2)
@@ -176,7 +176,7 @@ class TestSnoozed:
             bench.snooze(bench.one(at=0).token, at=0, delay=0)
             assert waits(bench).attempt == attempt, own
 
-    def test_it_dies_at_its_ttl(self) -> None:
+    def test_snoozed_message_dies_at_its_ttl(self) -> None:
         bench = bench_of(ttl="10s")
         bench.append("a")
         bench.snooze(bench.one(at=1).token, at=2, delay=60_000, error="429")
@@ -230,7 +230,7 @@ class TestSnoozed:
         assert bench.one(at=4).snoozes == 0
 
     @pytest.mark.parametrize("kind", ["priority", "fair"])
-    def test_it_may_have_another_priority(self, kind: str) -> None:
+    def test_snoozed_message_may_get_another_priority(self, kind: str) -> None:
         bench = RankedBench(kind)
         bench.open()
         bench.append("a", "b")
@@ -244,7 +244,7 @@ class TestSnoozed:
         again = bench.machine.leases.by_token[second.token]
         assert (again.snoozes, again.queues) == (1, second.queues)
 
-    def test_why_tells_how_often(self) -> None:
+    def test_why_reports_the_number_of_snoozes(self) -> None:
         bench = bench_of()
         made, _ = bench.append("a")
         assert "snoozes" not in _why(bench, made)
@@ -265,7 +265,7 @@ def _why(bench: Bench, offset: bytes) -> dict[str, Any]:
 
 
 class TestRows:
-    def test_rows_of_what_was_never_snoozed_are_as_before(self) -> None:
+    def test_rows_without_snoozes_are_unchanged(self) -> None:
         bench = bench_of()
         bench.append("a")
         lease = bench.one(at=1)
@@ -288,7 +288,7 @@ class TestRows:
         assert (loaded.snoozes, loaded.made, loaded.queue) == (2, None, b"queue")
 
 
-def test_no_attempt_begins_before_its_message_was_due() -> None:
+def test_attempt_begins_at_the_due_time() -> None:
     """A lease is made some milliseconds ahead of the time at which it is pushed."""
     bench = bench_of()
     made = bench.put("a", due=50)

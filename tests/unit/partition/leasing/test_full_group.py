@@ -30,7 +30,7 @@ def test_full_group_gets_nothing_new(bench: RankedBench) -> None:
     assert bench.status().groups[0].paused is not None
 
 
-def test_full_group_gets_what_was_given_back_when_it_is_due(bench: RankedBench) -> None:
+def test_full_group_receives_returned_messages_when_due(bench: RankedBench) -> None:
     assert bench.take(1, at=1000) == ["b"]
     bench.restart()
     assert bench.status().groups[0].next_ms is not None

@@ -68,7 +68,7 @@ def test_acks_by_range_offset_and_bitmap(bench: Bench) -> None:
     assert [r.length for r in again.ranges] == [1, 2]
 
 
-def test_a_range_over_what_is_not_of_the_lease_acks_the_rest_and_names_only_that_as_lost(bench: Bench) -> None:
+def test_ack_range_with_foreign_messages_reports_only_these_as_lost(bench: Bench) -> None:
     bench.open()
     base, _ = bench.append(*"abcdefgh")
     for place in (0, 3, 6):
@@ -170,7 +170,7 @@ def test_groups_are_independent(bench: Bench) -> None:
     assert bench.values(bench.lease(group="h")) == ["m"]
 
 
-def test_latest_begins_above_what_is_ready_and_below_what_is_delayed(bench: Bench) -> None:
+def test_latest_starts_after_ready_and_before_delayed_messages(bench: Bench) -> None:
     bench.append("old", "later", due=[0, 500])
     bench.append("older")
     bench.open("late", start="latest", at=10)
@@ -200,7 +200,7 @@ def test_without_groups_messages_stay(bench: Bench) -> None:
     assert bench.status().messages == 1
 
 
-def test_kept_for_ever_without_delete_on_ack() -> None:
+def test_acked_message_is_kept_without_delete_on_ack() -> None:
     bench = Bench(delete_on_ack=False)
     bench.open()
     bench.append("m")

@@ -69,7 +69,7 @@ def test_each_end_of_a_lease_frees_a_slot(bench: Bench, free: Any) -> None:
     assert available(bench) == 2
 
 
-def test_one_grant_after_the_other_gets_what_is_left(bench: Bench) -> None:
+def test_grants_share_the_remaining_limit_in_order(bench: Bench) -> None:
     bench.open()
     limit(bench, max_in_flight=3)
     bench.append(*"abcdef")
@@ -125,7 +125,7 @@ def test_limits_are_there_before_the_group_and_after_it(bench: Bench) -> None:
         bench.trim()
 
 
-def test_nothing_is_given_out_while_others_were_not_heard(bench: Bench) -> None:
+def test_no_leases_before_all_partitions_have_reported(bench: Bench) -> None:
     bench.open()
     limit(bench, partitions=2, max_in_flight=3)
     bench.append(*"abc")

@@ -14,7 +14,7 @@ def pause(bench: Bench, paused: bool = True, at: int = 0) -> None:
     assert bench.apply(at, c.PauseGroup("g", paused)) == [None]
 
 
-def test_nothing_is_leased_and_all_that_came_due_comes_afterwards(bench: Bench) -> None:
+def test_paused_group_gets_due_messages_after_resume(bench: Bench) -> None:
     bench.open()
     bench.open("other")
     bench.append("now")
@@ -57,7 +57,7 @@ def test_a_ttl_counts_on() -> None:
     assert [letter.reason for letter in bench.dead()] == ["expired"]
 
 
-def test_it_is_kept_though_nobody_consumes() -> None:
+def test_paused_group_is_kept_without_consumers() -> None:
     bench = Bench(group_ttl="1h")
     bench.open()
     bench.append("m")

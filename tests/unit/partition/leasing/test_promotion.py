@@ -56,7 +56,7 @@ def test_lease_that_promoted_all_it_may_says_that_there_may_be_more(monkeypatch:
     assert not bench.status().groups[0].is_promoting
 
 
-def test_nothing_is_promoted_before_its_time_while_the_time_of_the_partition_is_ahead() -> None:
+def test_messages_are_not_promoted_before_the_lease_time() -> None:
     bench = RankedBench()
     bench.open()
     bench.add("back")
@@ -80,7 +80,7 @@ def test_message_due_only_by_a_wrong_clock_waits_once_it_is_right() -> None:
     assert bench.take(1, at=4000) == ["back"]
 
 
-def test_many_queues_share_what_may_be_held_in_memory() -> None:
+def test_many_queues_share_the_memory_limit() -> None:
     look_aheads = LookAheads(100 * ENTRY_BYTES)
     bench = RankedBench("fair", look_aheads=look_aheads)
     bench.open()
@@ -149,7 +149,7 @@ def test_rank_of_row_skipped_after_clock_reset_is_not_used_for_others() -> None:
     assert bench.take(9, at=13_000) == ["x", "y"]
 
 
-def test_new_limits_give_the_same_turns_whether_a_tenant_had_turns_before() -> None:
+def test_changed_limits_give_the_same_turns_after_a_restart() -> None:
     """One that goes on has let a tenant have turns whom the new limit holds up; one that was restarted has not."""
     benches = [RankedBench("fair") for _ in range(2)]
     limits = parse_settings(DEFAULTS | {"tenants": {"*": {"max_in_flight": 3}}}, "fair").record()
@@ -209,7 +209,7 @@ def test_memory_of_ready_queues_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
     assert (look_aheads.fixed_bytes, look_aheads.is_over) == (0, False)
 
 
-def test_look_aheads_have_what_queues_leave_of_the_share_and_a_quarter() -> None:
+def test_look_aheads_get_the_rest_of_the_share_and_at_least_a_quarter() -> None:
     look_aheads = LookAheads(1000)
     look_aheads.bytes, look_aheads.fixed_bytes = 501, 499
     assert not look_aheads.is_over

@@ -59,7 +59,7 @@ def test_a_delayed_message_joins_its_priority_when_it_is_due(bench: RankedBench)
     assert bench.take(1, at=1000) == ["late"]
 
 
-def test_nothing_is_leased_ahead_of_its_time(bench: RankedBench) -> None:
+def test_ranked_messages_are_not_leased_ahead(bench: RankedBench) -> None:
     bench.add("a", due=[5])
     assert bench.lease(ahead=50) == []
 
@@ -80,7 +80,7 @@ def test_returned_message_keeps_its_priority(bench: RankedBench) -> None:
     assert bench.take(1) == ["a"]
 
 
-def test_waiting_messages_age_if_the_topic_says_so() -> None:
+def test_waiting_messages_age_with_the_ageing_setting() -> None:
     bench = RankedBench(ageing="1s")
     bench.open()
     bench.add("old", priority=5)
@@ -90,9 +90,7 @@ def test_waiting_messages_age_if_the_topic_says_so() -> None:
     assert bench.take(2, at=4500) == ["old", "younger"]
 
 
-def test_everything_that_is_due_is_ranked_before_anything_is_leased(
-    bench: RankedBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_due_messages_are_ranked_before_a_lease(bench: RankedBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranked_grants, "PROMOTED", 100)
     monkeypatch.setattr(ranked_grants, "PART_ENTRIES", 40)
     for n in range(250):
@@ -234,7 +232,7 @@ def test_ready_message_can_be_cancelled(bench: RankedBench) -> None:
     assert bench.status().messages == 0 and bench.rows(rows.READY) == [] == bench.rows(rows.QUEUE)
 
 
-def test_a_ttl_ends_what_is_ready() -> None:
+def test_ready_message_expires_at_its_ttl() -> None:
     bench = RankedBench(ttl="5s")
     bench.open()
     bench.add("a", "b", priority=5)
@@ -246,7 +244,7 @@ def test_a_ttl_ends_what_is_ready() -> None:
     assert [message.reason for message in bench.dead()] == ["expired", "expired"]
 
 
-def test_a_seek_takes_back_what_is_ready(bench: RankedBench) -> None:
+def test_seek_clears_the_ready_queues(bench: RankedBench) -> None:
     bench.add(*[f"{n}" for n in range(3000)], priority=2)
     bench.add("best", priority=1)
     assert bench.take(1) == ["best"]
@@ -312,7 +310,7 @@ def test_returned_messages_are_delivered_at_any_number(bench: RankedBench, monke
     assert bench.take(20, at=1000) == ["3", "5", "7"]
 
 
-def test_a_ttl_beside_what_is_ready_is_looked_up_where_a_disk_may_be_waited_for() -> None:
+def test_expiry_of_ready_messages_needs_the_disk() -> None:
     bench = RankedBench(ttl="5s")
     bench.open()
     for n in range(30):
@@ -366,7 +364,7 @@ def test_a_rate_that_is_raised_holds_at_once() -> None:
     assert fair.take(2, at=1010) == ["a1"]
 
 
-def test_a_lease_of_a_clock_that_is_behind_gives_what_its_replicas_know_of() -> None:
+def test_lease_with_a_slow_clock_uses_the_partition_time() -> None:
     for is_restarted in (False, True):
         fair = RankedBench("fair", tenants={"b": {"rate": "10/s", "burst": 2}})
         fair.open()

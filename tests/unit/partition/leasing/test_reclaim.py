@@ -50,7 +50,7 @@ def test_attempt_history_and_first_lease_are_kept(bench: Bench) -> None:
     assert [(attempt, error) for attempt, _, _, _, _, error in history] == [(1, "no"), (2, "again")]
 
 
-def test_it_runs_out_by_its_new_deadline_and_counts_once(bench: Bench) -> None:
+def test_reclaimed_lease_expires_at_its_new_deadline_and_counts_once(bench: Bench) -> None:
     bench.open()
     bench.append("m")
     leased(bench, 1)
@@ -232,7 +232,7 @@ def test_large_ones_that_die_end_a_step(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(bench.dead()) == 4
 
 
-def test_why_says_how_often_its_consumer_came_back() -> None:
+def test_why_reports_the_number_of_reclaims() -> None:
     bench = counting()
     offset = bench.put("m")
     leased(bench, 1)

@@ -20,7 +20,7 @@ def limit_of(interval_us: int, burst: int) -> GroupLimit:
     st.integers(1, 30),
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 30), st.integers(0, 500_000)), max_size=60),
 )
-def test_parts_give_no_more_than_the_whole(
+def test_parts_allow_no_more_than_the_whole(
     interval_us: int, burst: int, steps: list[tuple[int, int, int, int]]
 ) -> None:
     limit, now_us, ahead_us, last_us = limit_of(interval_us, burst), NOW_US, 0, NOW_US
@@ -41,7 +41,7 @@ def test_parts_give_no_more_than_the_whole(
         assert sum(part.units for part in parts) == burst
 
 
-def test_a_part_takes_along_what_it_owes() -> None:
+def test_split_part_keeps_its_debt() -> None:
     limit = limit_of(1000, 4)
     kept, given_part = split(limit, Part(4, NOW_US + 2000), 1, NOW_US)
     # Two of four messages were given out: of three units one and a half are owed, of one the half.
@@ -50,7 +50,7 @@ def test_a_part_takes_along_what_it_owes() -> None:
     assert split(limit, kept, 0, NOW_US) == (NO_PART, kept)
 
 
-def test_other_limits_begin_with_no_more_than_there_was() -> None:
+def test_renewed_limit_starts_with_no_more_than_before() -> None:
     old, new = limit_of(1000, 4), limit_of(500, 10)
     assert renewed(old, Part(4, 0), new, NOW_US) == Part(10, NOW_US + 6 * 500)
     assert renewed(old, NO_PART, new, NOW_US) == Part(10, NOW_US + 10 * 500)

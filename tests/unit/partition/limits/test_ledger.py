@@ -14,12 +14,12 @@ def ledger_of(partitions: int = 1, most: int | None = 10, burst: int | None = No
     return Ledger(fresh(GroupLimit(1, partitions, most, interval_us, burst), True))
 
 
-def test_with_one_partition_all_of_it_is_there() -> None:
+def test_single_partition_has_the_whole_limit() -> None:
     ledger = ledger_of(1)
     assert (ledger.own.in_flight, ledger.own.available(4, NOW_US, 100)) == (10, 6)
 
 
-def test_nothing_is_given_out_before_every_partition_was_heard() -> None:
+def test_nothing_is_available_before_every_partition_confirmed() -> None:
     ledger = ledger_of(3)
     assert (ledger.own.available(0, NOW_US, 100), ledger.unheard()) == (0, [1, 2])
     assert ledger.confirm([Confirmed(1, 0, 4, 0)], NOW_US) == {1}
@@ -57,7 +57,7 @@ def test_revoked_slots_count_until_the_partition_confirms() -> None:
     assert (ledger.shares[1].held, ledger.own.in_flight) == (2, 8)
 
 
-def test_units_of_a_rate_go_with_what_they_owe_and_come_back() -> None:
+def test_units_of_a_rate_are_shared_with_their_debt() -> None:
     ledger = ledger_of(most=None, burst=4)
     ledger.own.serve(2, NOW_US)
     ledger.share_out([(1, 0, 2)], 0, 7, NOW_US)

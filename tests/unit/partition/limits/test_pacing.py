@@ -11,7 +11,7 @@ US = st.integers(0, 5_000_000)
 
 
 @given(st.integers(10, 1_000_000), st.integers(1, 20), st.lists(st.tuples(US, st.integers(1, 30)), max_size=40))
-def test_no_more_than_rate_and_burst(interval_us: int, burst: int, asked: list[tuple[int, int]]) -> None:
+def test_pacing_keeps_rate_and_burst(interval_us: int, burst: int, asked: list[tuple[int, int]]) -> None:
     pace, pacing, now_us = Pace(interval_us, burst), Pacing(), 1_000_000_000
     went: list[tuple[int, int]] = []
     for pause_us, wanted in asked:
@@ -30,7 +30,7 @@ def test_no_more_than_rate_and_burst(interval_us: int, burst: int, asked: list[t
 
 
 @given(st.integers(10, 1_000_000), st.integers(1, 20), US)
-def test_it_may_go_when_it_was_said_to(interval_us: int, burst: int, pause_us: int) -> None:
+def test_message_is_available_at_free_us(interval_us: int, burst: int, pause_us: int) -> None:
     pace, pacing, now_us = Pace(interval_us, burst), Pacing(), 1_000_000_000
     pacing.serve("a", pace, pacing.available("a", pace, now_us), now_us)
     free_us = pacing.free_us("a", pace, now_us)
@@ -52,7 +52,7 @@ def test_saved_pacing_continues_after_load() -> None:
     assert [*again.changes()] == [("a", None)]
 
 
-def test_a_slower_pace_and_a_clock_that_was_set_back_hold_nobody_up_for_long() -> None:
+def test_debt_is_limited_after_slower_pace_or_clock_reset() -> None:
     pace, pacing = Pace(1000, 1), Pacing()
     pacing.serve("a", pace, 1, 10**12)
     pacing.limit("a", pace, 5000)

@@ -83,7 +83,7 @@ times = st.one_of(
         max_size=50,
     )
 )
-def test_they_are_those_of_a_plain_dictionary(steps: list[tuple[str | int, ...]]) -> None:
+def test_counts_match_a_plain_dictionary(steps: list[tuple[str | int, ...]]) -> None:
     desk = Desk()
     with pytest.MonkeyPatch.context() as small:
         for name, value in (("HOT_HOURS", 2), ("FOLD_ROWS", 3), ("COUNTED_HOURS", 2)):

@@ -62,7 +62,7 @@ class TestLife:
         assert held(bench) == [third, fourth]
         assert bench.status().trimmed == second
 
-    def test_it_is_over_at_its_time(self) -> None:
+    def test_hold_ends_at_its_time(self) -> None:
         bench = Bench()
         (only,) = acked(bench, "a")
         hold(bench, offsets.FIRST, ttl=HOUR)
@@ -72,7 +72,7 @@ class TestLife:
         assert held(bench) == [] and bench.status().holds == () and bench.rows(rows.HOLD) == []
         assert (bench.status().upkeep_ms or FOREVER_MS) > T + 100 * HOUR, "nothing more is to be done"
 
-    def test_renewed_it_lives_on_and_what_was_read_goes(self) -> None:
+    def test_renewed_hold_continues_and_read_messages_are_trimmed(self) -> None:
         bench = Bench()
         first, second, third = acked(bench, "a", "b", "c")
         hold(bench, first, ttl=HOUR)
@@ -100,7 +100,7 @@ class TestLife:
         assert hold(bench, None) == only
         assert hold(bench, None) == only
 
-    def test_it_may_go_back_to_what_is_still_there(self) -> None:
+    def test_hold_may_move_back_to_untrimmed_messages(self) -> None:
         bench = Bench()
         first, second, third = acked(bench, "a", "b", "c")
         hold(bench, first)
@@ -170,7 +170,7 @@ class TestLimits:
         assert len(bench.status().holds) == len(bench.rows(rows.HOLD)) == HOLDS_MOST
 
     @pytest.mark.parametrize("ttl", [0, -1, LEAST_TTL_MS - 1, MOST_TTL_MS + 1])
-    def test_its_time_has_bounds(self, ttl: int) -> None:
+    def test_ttl_of_hold_has_bounds(self, ttl: int) -> None:
         bench = Bench()
         refusal = hold(bench, offsets.FIRST, ttl=ttl)
         assert isinstance(refusal, InvalidRequest) and str(LEAST_TTL_MS) in refusal.message
@@ -183,7 +183,7 @@ class TestLimits:
         assert bench.status().holds[0].until_ms == T + ttl
 
     @pytest.mark.parametrize("name", ["", "no name", "x" * 250])
-    def test_its_name_keeps_the_rule(self, name: str) -> None:
+    def test_name_of_hold_is_checked(self, name: str) -> None:
         assert isinstance(hold(Bench(), offsets.FIRST, name=name), InvalidName)
 
     def test_a_refusal_for_their_number_changes_nothing(self) -> None:
@@ -231,7 +231,7 @@ class TestKinds:
         run_upkeep(bench, 2 * HOUR, 2 * HOUR + MINUTE)
         assert held(bench) == [], "not for another retention"
 
-    def test_without_any_group_it_keeps_what_stays_anyway(self) -> None:
+    def test_hold_without_groups_keeps_messages_that_stay_anyway(self) -> None:
         bench = Bench()
         (only,) = appended(bench, "a")
         hold(bench, only)
@@ -242,14 +242,14 @@ class TestKinds:
         run_upkeep(bench, HOUR, HOUR)
         assert held(bench) == []
 
-    def test_for_ever(self) -> None:
+    def test_hold_ends_in_a_log_that_keeps_everything(self) -> None:
         bench = Bench(delete_on_ack=False)
         (only,) = acked(bench, "a")
         hold(bench, offsets.FIRST, ttl=MINUTE)
         run_upkeep(bench, 0, HOUR)
         assert held(bench) == [only] and bench.status().holds == ()
 
-    def test_a_batch_with_the_hold_within_it_stays_whole(self) -> None:
+    def test_batch_that_contains_the_hold_stays_complete(self) -> None:
         """Read messages and cancelled ones at its end stay, because the reader would see a gap otherwise."""
         bench = Bench()
         bench.open()
@@ -276,7 +276,7 @@ class TestKinds:
         assert bench.status().trimmed == found[1]
         assert [key[1:] for key, _ in bench.rows(rows.TOMBSTONE)][-1] == found[2]
 
-    def test_its_messages_live_on_as_ever(self) -> None:
+    def test_held_messages_change_their_state_as_usual(self) -> None:
         """Dead, acked, put back: a hold is about trimming alone."""
         bench = Bench(max_attempts=1)
         bench.open()
@@ -306,7 +306,7 @@ class TestKinds:
         assert held(bench) == []
         assert bench.values([lease]) == ["slow"] and bench.ack(lease.token, at=11 * MINUTE) is None
 
-    def test_a_hold_below_what_is_trimmed_stops_the_trimming_there(self) -> None:
+    def test_hold_below_the_trimmed_position_stops_trimming(self) -> None:
         bench = Bench()
         first, second = acked(bench, "a", "b")
         run_upkeep(bench, 0, 0)
@@ -316,7 +316,7 @@ class TestKinds:
         run_upkeep(bench, 1, MINUTE)
         assert held(bench) == [third] and bench.status().trimmed == second
 
-    def test_replicas_are_alike_whatever_was_restarted(self) -> None:
+    def test_replicas_with_holds_are_equal_after_restarts(self) -> None:
         one, other = Bench(retention="1m"), Bench(retention="1m")
         for bench in (one, other):
             first, second, third = acked(bench, "a", "b", "c")

@@ -97,7 +97,7 @@ def test_moving_by_id_reads_the_row_once_to_find_and_once_to_copy() -> None:
     assert batch.apply(2, c.Cancel([by_id(one) for one in ids]))[0] == [("cancelled", one) for one in ids]
 
 
-def test_a_step_of_a_cancel_job_reads_the_row_once_for_its_look_ahead_and_once_at_most_to_find() -> None:
+def test_cancel_job_step_reads_a_large_row_at_most_twice() -> None:
     batch = LargeBatch()
     batch.start_job("cancel")
     batch.stored.large_reads = 0

@@ -73,7 +73,7 @@ class TestRetention:
         bench.append("e", at=5)
         assert bench.values(bench.lease(at=5)) == ["e"]
 
-    def test_it_may_be_read_again(self) -> None:
+    def test_retained_messages_can_be_replayed(self) -> None:
         bench = Bench(retention="1h")
         bench.open()
         bench.append("a", "b")
@@ -103,7 +103,7 @@ class TestRetention:
         _run_upkeep(bench, 9 * HOUR, 10 * HOUR + 12 * MINUTE)
         assert bench.status().messages == 0
 
-    def test_never_what_a_group_is_not_done_with(self) -> None:
+    def test_pending_messages_of_a_group_are_never_trimmed(self) -> None:
         bench = Bench(delete_on_ack=False, retain="10m")
         bench.open()
         bench.append("m")
@@ -157,7 +157,7 @@ class TestUnpin:
         assert bench.ack(again.token, at=HOUR + 1001) is None
         assert bench.rows(b"k") == bench.rows(b"w") == []
 
-    def test_its_ttl_goes_on(self, bench: Bench) -> None:
+    def test_ttl_of_unpinned_message_continues(self, bench: Bench) -> None:
         bench.open()
         bench.put("m", ttl=HOUR)
         bench.nack(bench.one(at=0).token, at=0, delay=30 * MINUTE)
@@ -227,7 +227,7 @@ class TestSeek:
         bench.trim(at=4)
         assert bench.rows(b"k") == bench.rows(b"m") == bench.rows(b"d") == []
 
-    def test_only_dead_letters_behind_the_position(self) -> None:
+    def test_seek_revives_only_dead_letters_after_the_position(self) -> None:
         bench = Bench(max_attempts=1)
         bench.open()
         for at in (0, 1000, 2000):
@@ -338,7 +338,7 @@ class TestHistory:
 
 
 class TestGroupsGo:
-    def test_one_nobody_uses(self) -> None:
+    def test_unused_group_is_deleted(self) -> None:
         bench = Bench(group_ttl="10m")
         bench.open()
         bench.open("used")
@@ -354,7 +354,7 @@ class TestGroupsGo:
         bench.trim(at=11 * MINUTE)
         assert bench.status().messages == 0
 
-    def test_its_rows_go_in_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_rows_of_dropped_group_are_deleted_in_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from sandq.partition.jobs import jobs
 
         monkeypatch.setattr(jobs, "STEP_MESSAGES", 2)

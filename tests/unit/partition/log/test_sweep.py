@@ -31,7 +31,7 @@ def log(bench: RankedBench) -> list[bytes]:
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
-def test_log_stays_small_while_one_message_waits_for_ever(bench: RankedBench, is_alone: bool) -> None:
+def test_log_stays_small_while_one_message_is_never_delivered(bench: RankedBench, is_alone: bool) -> None:
     most = 0
     for turn in range(ROUNDS):
         names = [f"{turn}/{number}" for number in range(EACH)]
@@ -49,7 +49,7 @@ def test_log_stays_small_while_one_message_waits_for_ever(bench: RankedBench, is
     assert log(bench) == []
 
 
-def test_nothing_is_swept_that_another_group_needs(bench: RankedBench) -> None:
+def test_messages_that_another_group_needs_are_not_swept(bench: RankedBench) -> None:
     bench.open("h")
     names = [str(number) for number in range(30)]
     for name in names:
@@ -94,7 +94,7 @@ def test_message_cancelled_among_swept_ones_is_reported_as_cancelled(bench: Rank
     assert bench.cancel(offsets[0]) == ("too_late", "gone")
 
 
-def test_no_bytes_of_batches_stay_counted(bench: RankedBench) -> None:
+def test_bytes_of_swept_batches_are_subtracted(bench: RankedBench) -> None:
     batches = [bench.add("a" * 50 * size, "b", "c", priority=1) for size in range(3)]
     for cancelled, batch in enumerate(batches):
         assert [bench.cancel(offset)[0] for offset in batch[:cancelled]] == ["cancelled"] * cancelled

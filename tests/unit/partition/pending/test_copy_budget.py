@@ -65,7 +65,7 @@ def test_updates_of_an_entry_end_with_the_budget(kind: str) -> None:
     assert [has for _ in ids for has in with_headers(bench)] == [True] * 5
 
 
-def test_it_is_of_the_entry_and_not_of_a_command() -> None:
+def test_copy_budget_applies_to_the_whole_entry() -> None:
     bench = opened(Bench())
     ids = large(bench, "batch")
     first, second, cancelled, third = bench.apply(
@@ -203,7 +203,7 @@ def test_nacks_that_copy_nothing_are_done_behind_those_that_do() -> None:
     assert bench.apply(0, c.Nack([*copying, nack(tokens[3]), not_begun]))[0] == [None] * 5
 
 
-def test_another_priority_of_what_waits_is_not_written_twice() -> None:
+def test_repeated_priority_change_of_waiting_messages_ends() -> None:
     """Repeated, because the answer was lost, it must come to an end."""
     bench = RankedBench()
     bench.open()

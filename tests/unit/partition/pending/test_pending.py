@@ -33,7 +33,7 @@ class TestPayloadApart:
         (message,) = bench.messages(bench.one(at=5000))
         assert (message.id, len(message.fields[Column.VALUE])) == (message_id, 8 * MIB)
 
-    def test_it_goes_with_a_cancel(self, bench: Bench) -> None:
+    def test_payload_is_deleted_with_a_cancel(self, bench: Bench) -> None:
         bench.open()
         message_id = bench.put("x" * 10_000, due=10_000)
         bench.move(message_id, 20_000)
@@ -107,7 +107,7 @@ class TestUniqueKeys:
         made = windowed.send("d", "e", unique=["l", "l"])
         assert made.offsets[:16] == made.offsets[16:] and made.refused == [(1, "ready")]
 
-    def test_it_moves_with_its_message(self, windowed: Bench) -> None:
+    def test_unique_key_moves_with_its_message(self, windowed: Bench) -> None:
         first = windowed.put("a", due=1000, unique="k")
         assert windowed.move(by_key("k"), 9000)[0] == "moved"
         assert windowed.send("b", unique=["k"]).offsets == first
@@ -153,7 +153,7 @@ class TestUniqueKeys:
 
 class TestWhatACancelRemembers:
     @pytest.mark.parametrize("alone", [True, False])
-    def test_also_when_the_log_is_trimmed_there(self, bench: Bench, alone: bool) -> None:
+    def test_repeated_cancel_is_answered_after_the_log_is_trimmed(self, bench: Bench, alone: bool) -> None:
         """The answer was lost, and a moment later all around it is acked and trimmed."""
         bench.open()
         if alone:

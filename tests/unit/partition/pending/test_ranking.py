@@ -79,7 +79,7 @@ def priorities(bench: RankedBench) -> list[bytes]:
 
 @pytest.mark.parametrize("promoted", [False, True])
 @pytest.mark.parametrize("alone", [False, True])
-def test_it_goes_by_its_age_among_those_of_its_new_priority(bench: RankedBench, promoted: bool, alone: bool) -> None:
+def test_message_keeps_its_age_within_the_new_priority(bench: RankedBench, promoted: bool, alone: bool) -> None:
     a, b, d = [add_alone(bench, name, 5) for name in "abd"] if alone else bench.add("a", "b", "d", priority=5)
     bench.add("x", "y", priority=1)
     if promoted:
@@ -90,7 +90,7 @@ def test_it_goes_by_its_age_among_those_of_its_new_priority(bench: RankedBench, 
     assert bench.take(9) == ["a", "d", "x", "y", "b"]
 
 
-def test_its_time_stays(bench: RankedBench) -> None:
+def test_delivery_time_stays_with_a_new_priority(bench: RankedBench) -> None:
     (a,) = bench.add("a", priority=5, due=[1000])
     bench.add("b", priority=3, due=[1000])
     assert rank(bench, a, 1) == a
@@ -129,7 +129,7 @@ def test_priority_change_affects_only_named_messages_of_a_batch(bench: RankedBen
     assert len(pieces) == (7 if many == 3 else 1)
 
 
-def test_again_and_back(bench: RankedBench) -> None:
+def test_repeated_priority_changes_leave_no_rows(bench: RankedBench) -> None:
     a, b = bench.add("a", "b", priority=5)
     for priority in (1, 7, 5, 1):
         assert rank(bench, b, priority) == b
@@ -153,7 +153,7 @@ def test_moved_or_cancelled_message_takes_its_priority_with_it(bench: RankedBenc
     assert [m.fields[Column.PRIORITY] for lease in bench.lease(5, at=1000) for m in bench.messages(lease)] == [0]
 
 
-def test_a_payload_that_is_apart_stays_so() -> None:
+def test_separate_payload_stays_separate() -> None:
     bench = RankedBench()
     bench.open()
     a, _ = [add_alone(bench, name + LARGE, 5) for name in "ab"]
@@ -171,7 +171,7 @@ def test_a_payload_that_is_apart_stays_so() -> None:
 
 
 @pytest.mark.parametrize("priority", [0, 7])
-def test_it_may_get_another_time_with_it(bench: RankedBench, priority: int) -> None:
+def test_priority_and_time_change_together(bench: RankedBench, priority: int) -> None:
     """At this size, the bytes of the number decide whether the payload is stored separately."""
     a = add_alone(bench, "x" * (rows.INLINE_BYTES - 11), 1_000_000)
     payloads = bench.rows(rows.PAYLOAD)
@@ -211,7 +211,7 @@ def test_a_reset_may_have_put_it_behind_when_it_waits(bench: RankedBench) -> Non
 
 
 @pytest.mark.parametrize("bulk", [False, True])
-def test_one_that_goes_on_has_the_rows_of_one_that_was_restarted(bulk: bool) -> None:
+def test_rows_are_equal_with_and_without_restarts(bulk: bool) -> None:
     """Look-ahead entries have the current size of the row."""
     benches = [RankedBench() for _ in range(2)]
     for bench in benches:
@@ -283,7 +283,7 @@ def test_a_job_changes_all_that_are_pending(bench: RankedBench, promoted: bool) 
     assert bench.status().messages == bench.status().bytes == 0
 
 
-def test_a_job_leaves_what_came_while_it_ran(bench: RankedBench) -> None:
+def test_priority_job_skips_messages_that_arrive_later(bench: RankedBench) -> None:
     bench.add("a", priority=5)
     start(bench, 7)
     bench.add("b", priority=5)
@@ -291,7 +291,7 @@ def test_a_job_leaves_what_came_while_it_ran(bench: RankedBench) -> None:
     assert bench.take(2) == ["b", "a"]
 
 
-def test_each_group_goes_by_it(bench: RankedBench) -> None:
+def test_priority_change_affects_each_group(bench: RankedBench) -> None:
     bench.open("h")
     bench.add("a", "b", priority=[4, 5])
     assert bench.take(0) == [] and bench.take(0, group="h") == []
@@ -302,7 +302,7 @@ def test_each_group_goes_by_it(bench: RankedBench) -> None:
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_a_job_reaches_what_waits_for_another_attempt(alone: bool) -> None:
+def test_priority_job_changes_messages_waiting_for_retry(alone: bool) -> None:
     bench = RankedBench(retention="1h")
     for group in "gh":
         bench.open(group)
@@ -335,7 +335,7 @@ def test_a_job_reaches_what_waits_for_another_attempt(alone: bool) -> None:
     assert bench.take(9, at=1000, group="later") == order, "which comes to it later"
 
 
-def test_a_job_reaches_what_only_groups_have_in_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_priority_job_changes_messages_outside_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "STEP_MESSAGES", 2)
     bench = RankedBench()
     for group in "gh":
@@ -358,7 +358,7 @@ def test_a_job_reaches_what_only_groups_have_in_its_window(monkeypatch: pytest.M
     assert bench.take(9, at=2 * PIN_MS, group="h") == ["c", "b", "d"]
 
 
-def test_a_job_counts_what_leaves_the_log_while_it_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_priority_job_counts_messages_that_leave_the_log_once(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = RankedBench()
     bench.open()
     bench.add(*"abc", priority=5)
@@ -398,7 +398,7 @@ def test_priority_changes_in_all_states_but_leased_acked_and_dead(state: str, mo
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_one_that_waits_for_another_attempt_has_it_for_who_comes_to_it_later(alone: bool) -> None:
+def test_priority_of_waiting_message_applies_to_later_groups(alone: bool) -> None:
     bench = RankedBench(retention="1h")
     bench.open()
     a, *_ = [add_alone(bench, name, 5) for name in "abd"] if alone else bench.add("a", "b", "d", priority=5)
@@ -415,7 +415,7 @@ def test_one_that_waits_for_another_attempt_has_it_for_who_comes_to_it_later(alo
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_one_that_waits_in_rows_of_its_group_alone_has_it_there(large: bool) -> None:
+def test_priority_of_message_outside_the_log_is_stored_in_its_group(large: bool) -> None:
     bench = RankedBench()
     bench.open()
     (a,) = bench.add(LARGE if large else "a", priority=5)

@@ -80,7 +80,7 @@ def test_pending_message_has_its_new_value_at_its_offset(bench: Bench, kind: str
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_again_and_again_leaves_one(bench: Bench, kind: str) -> None:
+def test_repeated_updates_leave_one_value(bench: Bench, kind: str) -> None:
     offset = add(bench, kind)
     for value in (LARGE, "short", LARGE + LARGE, "last"):
         assert bench.update(offset, value) == ("updated", offset)
@@ -106,7 +106,7 @@ def test_headers_that_are_empty_are_none(bench: Bench) -> None:
     assert {Column.HEADERS not in message.fields for message in bench.messages(bench.one(at=1))} == {True}
 
 
-def test_a_ttl_counts_from_where_it_stands() -> None:
+def test_ttl_is_not_restarted_by_an_update() -> None:
     bench = Bench(ttl="10s")
     bench.open()
     offset = add(bench, "batch")
@@ -167,7 +167,7 @@ def test_waiting_message_keeps_its_attempts_and_its_time(bench: Bench, kind: str
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_waits_in_one_group_and_another_has_yet_to_take_it(bench: Bench, kind: str) -> None:
+def test_update_of_message_waiting_in_one_group_reaches_both_groups(bench: Bench, kind: str) -> None:
     bench.open("other")
     offset = add(bench, kind)
     lease = bench.one(at=1000)
@@ -218,7 +218,7 @@ def test_too_late_and_not_found(bench: Bench) -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("waiting", [False, True])
-def test_a_lease_goes_by_the_sizes_that_messages_have_now(bench: Bench, waiting: bool, restarted: bool) -> None:
+def test_lease_size_uses_the_updated_values(bench: Bench, waiting: bool, restarted: bool) -> None:
     base, _ = bench.append(*[f"{number}" for number in range(8)])
     if waiting:
         bench.nack(bench.one(at=1).token, at=1, delay=10)
@@ -238,7 +238,7 @@ def test_a_lease_goes_by_the_sizes_that_messages_have_now(bench: Bench, waiting:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_left_of_what_was_acked(bench: Bench, kind: str) -> None:
+def test_acked_updated_message_leaves_no_rows(bench: Bench, kind: str) -> None:
     offset = add(bench, kind)
     bench.update(offset, LARGE)
     bench.ack(bench.one(at=1000).token, at=1000)
@@ -248,7 +248,7 @@ def test_nothing_is_left_of_what_was_acked(bench: Bench, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_cancelled_with_its_new_value(bench: Bench, kind: str) -> None:
+def test_updated_message_can_be_cancelled(bench: Bench, kind: str) -> None:
     offset = add(bench, kind)
     bench.update(offset, LARGE)
     assert bench.cancel(offset) == ("cancelled", offset)
@@ -258,7 +258,7 @@ def test_it_is_cancelled_with_its_new_value(bench: Bench, kind: str) -> None:
 
 @pytest.mark.parametrize("value", ["new", LARGE])
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_moved_with_its_new_value(bench: Bench, kind: str, value: str) -> None:
+def test_updated_message_can_be_moved(bench: Bench, kind: str, value: str) -> None:
     offset = add(bench, kind)
     bench.update(offset, value)
     verdict, moved = bench.move(offset, 3000)
@@ -299,7 +299,7 @@ def test_a_row_that_is_thinned_out_keeps_new_values(bench: Bench) -> None:
     assert values(bench) == ["0", "1", "2", "three", "4", LARGE, "6", "7"]
 
 
-def test_a_row_with_much_beside_it_is_not_thinned_out(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_row_with_large_updates_is_not_split(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_log, "THIN_BYTES", len(LARGE) - 1)
     base, _ = bench.append(*[f"{number}" for number in range(64)], due=[1000] * 64)
     column = [offsets.shift(base, place) for place in range(64)]
@@ -341,7 +341,7 @@ def test_message_that_waits_for_its_turn_keeps_it(alone: bool) -> None:
     assert bench.take(9) == ["D", "first", "a", LARGE]
 
 
-def test_a_priority_and_a_value_beside_one_row() -> None:
+def test_priority_and_value_of_one_row_change_together() -> None:
     bench = RankedBench()
     bench.open()
     a, b, _ = bench.add("a", "b", "c", priority=5)

@@ -154,7 +154,7 @@ def test_rows_of_answers_go_with_them(bench: Bench, monkeypatch: pytest.MonkeyPa
     assert bench.rows(rows.ANSWER) == []
 
 
-def test_another_batch_under_the_same_number_is_refused(bench: Bench) -> None:
+def test_different_batch_with_the_same_number_is_refused(bench: Bench) -> None:
     send(bench, 1, "a")
     refused(send(bench, 1, "b"), Conflict, "stored another batch as number 1")
     assert log(bench) == ["a"]
@@ -173,7 +173,7 @@ def test_a_batch_with_others_before_it_is_another_batch(bench: Bench) -> None:
 # -- what is out of order ---------------------------------------------------------------------------------------------
 
 
-def test_a_gap_stores_nothing_until_what_is_missing_came(bench: Bench) -> None:
+def test_gap_stores_nothing_until_the_missing_batch_arrives(bench: Bench) -> None:
     send(bench, 1)
     for number in (3, 4):
         error = refused(send(bench, number), OutOfSequence, "2 is next", retriable=True)

@@ -48,7 +48,7 @@ def at(ms: int) -> bytes:
     return offsets.pack(T + ms, 0, 0, 0)
 
 
-def test_nothing_is_there(bench: Bench) -> None:
+def test_empty_stretch_has_no_messages(bench: Bench) -> None:
     assert measured(bench)[:3] == (None, None, 0)
     bench.append("later", due=[60_000])
     bench.upkeep(at=1000)
@@ -96,7 +96,7 @@ def test_a_stretch_is_walked_in_parts_of_a_size(bench: Bench, most: int, monkeyp
     assert sum(parts) == total == count(bench)
 
 
-def test_one_millisecond_that_holds_more_than_is_wanted(bench: Bench) -> None:
+def test_more_messages_in_one_ms_than_requested_are_split(bench: Bench) -> None:
     bench.append(*map(str, range(500)), due=[500] * 500)
     bench.upkeep(at=5000)
     found = measured(bench, most=200)
@@ -140,7 +140,7 @@ def test_a_batch_for_one_moment_to_come(bench: Bench) -> None:
     assert measured(bench)[:3] == (ids[0], None, len(left)) and count(bench) == len(left)
 
 
-def test_both_say_what_was_trimmed() -> None:
+def test_measure_and_fetch_report_the_trimmed_position() -> None:
     bench = Bench(retention=0)
     bench.open()
     bench.append("a", "b")

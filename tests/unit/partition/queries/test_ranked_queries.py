@@ -59,7 +59,7 @@ def test_messages_and_dead_letters_have_their_priority_and_tenant() -> None:
     assert other["offset"] == plain and not other.keys() & {"priority", "tenant"}
 
 
-def test_a_message_that_was_given_another_priority_tells_that_one() -> None:
+def test_get_returns_the_changed_priority() -> None:
     bench = made("priority")
     (offset,) = bench.add("a", priority=9)
     bench.apply(0, c.Move([(by_id(offset), None, False, 2)]))
@@ -70,7 +70,7 @@ def test_a_message_that_was_given_another_priority_tells_that_one() -> None:
 # -- why --------------------------------------------------------------------------------------------------------------
 
 
-def test_why_says_that_a_tenant_has_all_it_may_in_flight() -> None:
+def test_why_reports_the_in_flight_limit_of_the_tenant() -> None:
     bench = made(tenants={"acme": {"max_in_flight": 2}})
     offsets = bench.add(*"abc", tenant="acme")
     (other,) = bench.add("d")
@@ -82,7 +82,7 @@ def test_why_says_that_a_tenant_has_all_it_may_in_flight() -> None:
     assert reason(bench, offsets[2]) == "tenant acme has 2 of 2 messages in flight"
 
 
-def test_why_counts_what_goes_before_a_message_in_its_tenant() -> None:
+def test_why_counts_earlier_messages_of_the_tenant() -> None:
     bench = made(tenants={"other": {"max_in_flight": 1}})
     low = bench.add(*"abc", priority=5, tenant="acme")
     bench.add(*"de", priority=1, tenant="acme")
@@ -105,14 +105,14 @@ def test_why_counts_what_goes_before_a_message_in_its_tenant() -> None:
     assert reason(bench, low[2]) == "5 messages go before it in its tenant", "and what came since"
 
 
-def test_why_names_no_tenant_in_a_priority_topic_and_nothing_for_the_first() -> None:
+def test_why_names_no_tenant_in_a_priority_topic() -> None:
     bench = made("priority")
     first, second = bench.add("a", "b", priority=3)
     assert reason(bench, first) == DEFAULT
     assert reason(bench, second) == "1 message goes before it"
 
 
-def test_why_goes_by_the_ages_of_messages() -> None:
+def test_why_respects_ageing() -> None:
     bench = made("priority", ageing="1s")
     (old,) = bench.add("old", priority=3)
     bench.add("young", priority=1, at=1000)
@@ -140,7 +140,7 @@ def test_why_checks_a_limited_number_of_messages() -> None:
 # -- groups -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_fair_group_tells_what_its_tenants_wait_for() -> None:
+def test_group_rows_list_tenants_with_counts() -> None:
     bench = made(tenants={"acme": {"weight": 3, "max_in_flight": 1}, "*": {"weight": 2}})
     bench.add(*"abc", tenant="acme")
     bench.add(*"de", tenant="bolt")
@@ -153,7 +153,7 @@ def test_a_fair_group_tells_what_its_tenants_wait_for() -> None:
     assert tenants(bench) == [("acme", 2, 0, 1, 3)]
 
 
-def test_a_tenant_that_waits_for_its_rate_tells_until_when() -> None:
+def test_tenant_row_has_the_time_when_its_rate_allows_more() -> None:
     bench = made(tenants={"acme": {"rate": "2/s", "burst": 2}})
     offsets = bench.add(*"abc", tenant="acme")
     bench.add("d", tenant="bolt")
@@ -174,13 +174,13 @@ def test_a_tenant_that_waits_for_its_rate_tells_until_when() -> None:
     assert sorted(bench.take(10, at=499)) == ["c"]
 
 
-def test_only_a_fair_group_has_tenants() -> None:
+def test_priority_group_has_no_tenants() -> None:
     bench = made("priority")
     bench.add("a")
     assert "tenants" not in queries(bench).group_rows()[0]
 
 
-def test_a_fair_group_tells_of_so_many_tenants_with_the_most_ready() -> None:
+def test_group_rows_list_the_tenants_with_the_most_ready_messages() -> None:
     bench = made()
     count = ranked_queries.TENANTS + 20
     for number in range(count):

@@ -37,7 +37,7 @@ def _ahead(bench: Bench, group: str) -> int:
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_group_that_nobody_takes_from_has_little_but_its_head(bench: Bench, restart: bool) -> None:
+def test_idle_group_has_a_small_look_ahead(bench: Bench, restart: bool) -> None:
     if restart:
         bench.restart()
     bench.append(*[f"{at} again" for at in range(MANY)], due=list(range(MANY)))
@@ -89,7 +89,7 @@ def test_unique_keys_are_counted_with_their_length(look_aheads: LookAheads) -> N
     assert look_aheads.bytes == (_ahead(bench, "g") - 2 * HEAD_ENTRIES) * (2 * ENTRY_BYTES + 1000) > 0
 
 
-def test_a_group_that_is_gone_counts_until_the_next_eviction(bench: Bench, look_aheads: LookAheads) -> None:
+def test_dropped_group_counts_until_the_next_eviction(bench: Bench, look_aheads: LookAheads) -> None:
     bench.lease(1000, at=MANY)
     held = look_aheads.bytes
     bench.apply(MANY, c.DropGroup("g"))
@@ -99,7 +99,7 @@ def test_a_group_that_is_gone_counts_until_the_next_eviction(bench: Bench, look_
     assert look_aheads.bytes == 0 and look_aheads.evicted == 0
 
 
-def test_updates_of_a_batch_leave_a_look_ahead_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_look_ahead_stays_small_after_batch_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each message of a batch that is updated is an entry by itself: an update of one of 65,536 must not go through as
     many."""
     monkeypatch.setattr(reader, "LOOK_AHEAD_ENTRIES", 8)

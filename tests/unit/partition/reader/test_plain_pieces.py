@@ -31,7 +31,7 @@ def stored(count: int, value_bytes: int, moved: int | None = None) -> tuple[View
     "count, value_bytes",
     [(8, 0), (PIECE_MESSAGES, 1), (PIECE_MESSAGES + 1, 1), (2 * PIECE_MESSAGES + 1, 1), (900, rows.INLINE_BYTES // 2)],
 )
-def test_they_are_the_same(count: int, value_bytes: int, moved: int | None) -> None:
+def test_plain_pieces_equal_single_pieces(count: int, value_bytes: int, moved: int | None) -> None:
     view, ranges = stored(count, value_bytes, moved)
     reader = MessageReader()
     pieces = reader.pieces(view, ranges)

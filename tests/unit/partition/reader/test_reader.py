@@ -135,7 +135,9 @@ def test_message_inserted_within_the_look_ahead_is_delivered_in_order(monkeypatc
 
 @pytest.mark.parametrize("gone", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("look_ahead", [1, 2, 3])
-def test_a_look_ahead_that_is_cut_within_a_row(look_ahead: int, gone: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_look_ahead_that_ends_within_a_row_is_continued(
+    look_ahead: int, gone: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The last message of the look-ahead is cancelled, and the rest of its row is yet to come."""
     monkeypatch.setattr(reader, "LOOK_AHEAD_ENTRIES", look_ahead)
     bench = Bench()

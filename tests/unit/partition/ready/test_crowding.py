@@ -56,7 +56,7 @@ def due_ms(bench: RankedBench) -> int | None:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_one_that_fails_comes_to_a_half_and_others_go_on(restarts: bool) -> None:
+def test_failing_tenant_gets_at_most_half_of_the_slots(restarts: bool) -> None:
     bench = bench_of()
     for tenant in ("bad", "good"):
         for _ in range(2 * MOST):
@@ -125,7 +125,7 @@ def test_why_names_the_crowding_tenant() -> None:
     assert first != told, "it is one of those"
 
 
-def test_where_there_are_no_tenants_all_may_wait() -> None:
+def test_all_messages_may_wait_without_tenants() -> None:
     bench = RankedBench("priority")
     bench.open()
     for _ in range(2 * MOST):
@@ -166,7 +166,7 @@ def test_leases_of_a_tenant_are_bounded_without_waiting_messages() -> None:
 
 
 @pytest.mark.parametrize("how", ["ack", "nack", "release", "expire", "seek", "reclaim"])
-def test_it_is_bounded_whatever_becomes_of_it(how: str) -> None:
+def test_slots_of_a_tenant_are_bounded_for_any_outcome(how: str) -> None:
     """However deliveries end: at most half of the slots are waiting or in flight, and freed slots are used."""
     bench = bench_of(backoff={"kind": "none"})
     for number in range(4 * MOST):
@@ -219,7 +219,7 @@ def test_each_has_a_half_and_limits_below_it_hold() -> None:
     )
 
 
-def test_shares_are_of_what_is_free() -> None:
+def test_shares_are_computed_from_the_free_slots() -> None:
     crowding = Crowding()
     for tenant, ranges in (("a", 50), ("b", 20), ("c", 1)):
         crowding.count(tenant, ranges)
@@ -294,9 +294,7 @@ def test_many_priorities_of_one_that_is_stopped_are_not_looked_at_for_each(monke
 
 
 @pytest.mark.parametrize("settings", [{}, {"ageing": "1h"}])
-def test_little_that_waits_counts_beside_much_that_is_in_flight(
-    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_messages_and_leases_count_together(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenant that reaches half in one lease has no turn in the next lease of the same entry."""
     few_each = replace(FIXED, grant_messages=4)
     for module in (crowding, ranked_grants):

@@ -54,7 +54,7 @@ def test_tenants_go_round_robin() -> None:
     assert taken(turns_of("b", "a", "c"), 7) == ["a", "b", "c", "a", "b", "c", "a"]
 
 
-def test_each_level_shares_for_itself() -> None:
+def test_each_level_of_names_shares_equally() -> None:
     # x has as much as all of acme together.
     turns = turns_of("acme.video", "acme.audio", "acme", "x")
     counts = Counter(taken(turns, 600))
@@ -190,5 +190,5 @@ def test_tenants_that_come_and_go_do_not_accumulate() -> None:
     assert max(held) < 10 * FEW, f"of three tenants: {held}"
 
 
-def test_scale_is_what_rows_were_written_by() -> None:
+def test_scale_is_unchanged() -> None:
     assert SCALE == 1 << 20

@@ -152,7 +152,7 @@ def test_tokens_of_leases_rise_above_the_old_ones() -> None:
     assert min(lease.token for lease in made.lease(at=LATE)) > max(tokens)
 
 
-def test_messages_can_be_cancelled_by_the_ids_that_they_had() -> None:
+def test_messages_can_be_cancelled_by_their_old_ids() -> None:
     bench = old()
     offset = stored(bench, "a", LATE + 1000)
     made = restored(bench, LATE)
@@ -182,7 +182,7 @@ def test_keys_have_their_values_and_versions() -> None:
     assert made.all(LATE) == {"a": "3"}
 
 
-def test_until_the_topic_is_whole_nothing_is_taken_and_nothing_to_be_done() -> None:
+def test_unopened_restored_partition_is_unavailable() -> None:
     bench = old()
     bench.open()
     bench.append("a")
@@ -337,7 +337,7 @@ def test_restored_outbox_uses_the_new_topic_numbers() -> None:
     assert of_partition not in found and STATE_OF_BACKUP not in found
 
 
-def test_schedules_are_there_and_fire_by_what_the_leader_says() -> None:
+def test_restored_schedules_keep_their_next_time() -> None:
     bench = old()
     item = ["tick", {"every_ms": 60_000}, {0: b"v"}, 0, None, T + 60_000, T + 60_000, False]
     (result,) = bench.apply(0, c.PutSchedules([item]))[0]

@@ -89,7 +89,7 @@ DAMAGED: list[tuple[str, bytes, bytes, str]] = [
 
 
 @pytest.mark.parametrize(("key", "value", "problem"), [one[1:] for one in DAMAGED], ids=[one[0] for one in DAMAGED])
-def test_a_damaged_row_is_refused_with_its_key_and_what_is_wrong(key: bytes, value: bytes, problem: str) -> None:
+def test_damaged_row_is_refused_with_its_key(key: bytes, value: bytes, problem: str) -> None:
     with pytest.raises(InvalidRequest, match=problem) as refused:
         check_rows(encode_chunk([b"hok", packed(OFFSET, T), key, value]), 0, "timer")
     assert refused.value.message.startswith(

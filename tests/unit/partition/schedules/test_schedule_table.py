@@ -106,7 +106,7 @@ def test_last_occurrence_has_no_successor(bench: Bench) -> None:
     assert schedules.due(MINUTE) == [MINUTE] and schedules.due(9 * MINUTE) == []
 
 
-def test_other_settings_take_back_what_is_not_due_yet(bench: Bench) -> None:
+def test_changed_settings_replace_the_pending_occurrence(bench: Bench) -> None:
     schedules = Schedules(bench)
     assert schedules.put(2 * MINUTE, at=1, value=b"new")[0] == "changed"
     assert bench.status().later == 1 and schedules.due(MINUTE) == [] and schedules.due(2 * MINUTE) == [2 * MINUTE]
@@ -145,7 +145,7 @@ def test_a_deleted_one_takes_its_message_along(bench: Bench) -> None:
     assert schedules.due(MINUTE) == []
 
 
-def test_a_message_that_came_stays_whatever_becomes_of_its_schedule(bench: Bench) -> None:
+def test_due_message_stays_when_its_schedule_changes(bench: Bench) -> None:
     schedules = Schedules(bench)
     assert schedules.put(2 * MINUTE, at=MINUTE)[0] == "changed" and schedules.now.fired == 1
     assert schedules.pause(2 * MINUTE)[0] == "changed" and schedules.now.fired == 2
@@ -162,7 +162,7 @@ def test_a_trigger_makes_one_message_for_each_token(bench: Bench) -> None:
     assert [one[2] for one in schedules.now.history] == ["triggered", "triggered"] and schedules.now.fired == 0
 
 
-def test_one_that_is_unacked_lets_the_next_be_skipped(bench: Bench) -> None:
+def test_unacked_occurrence_skips_the_next(bench: Bench) -> None:
     schedules = Schedules(bench, overlap_group="g")
     assert bench.status().later == 0  # it is not known yet whether there will be one
     assert schedules.fire(MINUTE, 2 * MINUTE) == ["fired", "sent"]
@@ -191,7 +191,7 @@ def test_unacked_triggered_run_lets_the_next_be_skipped(bench: Bench) -> None:
     assert schedules.fire(13 * MINUTE, 14 * MINUTE) == ["fired", "sent"] and schedules.due(13 * MINUTE) == [13 * MINUTE]
 
 
-def test_one_that_is_to_fire_now_does_so_before_it_is_changed(bench: Bench) -> None:
+def test_due_occurrence_fires_before_a_change(bench: Bench) -> None:
     schedules = Schedules(bench, misfire="skip")
     assert schedules.put(2 * MINUTE, at=MINUTE) == ["taken"] and schedules.pause(MINUTE) == ["taken"]
     assert schedules.fire(MINUTE, 2 * MINUTE) == ["fired", "sent"]

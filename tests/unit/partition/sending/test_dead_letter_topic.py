@@ -142,7 +142,7 @@ class TestSending:
         assert headers(sent)["sandq-dead-reason"] == how
         assert headers(sent)["sandq-dead-attempts"] == (0 if how == "expired" else 1)
 
-    def test_own_headers_stay_whatever_they_are(self) -> None:
+    def test_own_headers_of_dead_letters_are_kept(self) -> None:
         bench, to = OutboxBench(), receiver()
         strange = (b"no map", b"\x81\xa1a\x91\x01", b"\x81\xa1a\x80", b"\x81\xa1a\xd4\x05x", b"\x81\xa1a\xa1\xff")
         for cell in (b"\x81\xa1a\x01", *strange):
@@ -184,7 +184,7 @@ class TestSending:
 
 
 class TestRefused:
-    def test_it_stays_dead_and_says_why(self) -> None:
+    def test_refused_dead_letter_stays_with_the_reason(self) -> None:
         bench = OutboxBench()
         (message_id,) = bench.kill("m")
         assert bench.refused(HERE, bench.batches[HERE], "it is too large") == "refused"
@@ -195,7 +195,7 @@ class TestRefused:
         assert bench.apply(1, c.RedriveDead("g", [message_id]))[0] == [("redriven", message_id)]
         assert bench.state_of(message_id) == "waiting"
 
-    def test_one_of_many_is_found_and_the_others_go(self) -> None:
+    def test_refused_letter_of_a_batch_is_isolated(self) -> None:
         bench, to = OutboxBench(), receiver()
         bench.kill("a", "b", "bad", "c", "d", "e", "f")
         for _ in range(20):
@@ -211,7 +211,7 @@ class TestRefused:
         assert sorted(values(arrived(to))) == ["a", "b", "c", "d", "e", "f"]
         assert [dead.fields[Column.VALUE] for dead in bench.dead()] == [b"bad"]
 
-    def test_another_epoch_is_the_same_batch_anew(self) -> None:
+    def test_batch_of_new_epoch_has_the_same_messages(self) -> None:
         bench, to = OutboxBench(), receiver()
         bench.kill("m")
         first = bench.batch(HERE)
@@ -324,7 +324,7 @@ class TestProducers:
         assert isinstance(answer, Conflict)
 
 
-def test_nothing_is_written_where_there_is_no_dead_letter_topic() -> None:
+def test_outbox_is_empty_without_dead_letter_topic() -> None:
     with_it, without = OutboxBench(), OutboxBench()
     without.forward_to(None)
     with_it.forward_to(None)
