@@ -65,7 +65,7 @@ class Authenticator:
         self._seen: MetadataView | None = None
         self._by_hash: dict[bytes, IdentityRecord] = {}
         self._found: dict[str, tuple[Access, Quota]] = {}
-        """Rights and quotas by principal, of those that were requested since the last change."""
+        """Rights and quotas by principal. Cached until identities or roles change."""
         self._fresh_s = -FRESH_S
 
     # -- authentication -------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Create a first token for a cluster without identities: anyone who can read a node's data directory is its
 administrator.
 
-The metadata leader creates it while there are no identities at all. There are none in a new cluster, in one where
-authentication is being enabled, and after the last one was deleted.
+The metadata leader creates it while there are no identities. This is so in a new cluster, in a cluster that enables
+authentication, and after the last identity was deleted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = structlog.get_logger("sandq.access")
 NAME: Final = "admin.token"
 """Name of the file in the data directory."""
 PENDING: Final = f"{NAME}.new"
-"""Name of the file until the cluster knows the token. Then the token in the file is usable."""
+"""Name of the file until the cluster knows the token. So the token in `NAME` is always usable."""
 PRINCIPAL: Final = principal_of(TOKEN, "admin")
 RETRY_S: Final = 1.0
 """Pause in s after a failed attempt."""

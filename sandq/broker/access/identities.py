@@ -56,7 +56,8 @@ class Identities:
             given = changes.get("secret_hash")
             others = [name for name, one in view.identities.items() if one.secret_hash == given and name != principal]
             if given is not None and others:
-                # Nodes might authenticate different identities by it, and revoking one would leave the other.
+                # Nodes might authenticate different identities by this token, and it would stay valid if one is
+                # revoked.
                 raise Conflict(
                     f"{others[0]} has this token already: a token belongs to one identity", principal=others[0]
                 )
