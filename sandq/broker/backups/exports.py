@@ -1,6 +1,6 @@
 """Exports: the rows of partitions as of one moment, read in pieces by a client that backs them up.
 
-An export keeps disk space in use while it exists. So their number is limited, and one that is not read is dropped.
+An export keeps disk space in use while it exists. So the number of exports is limited, and an idle export is dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = structlog.get_logger("sandq.backup")
 EXPORTS_AT_ONCE: Final = 8
 """Maximum number of exports of all clients."""
 READS_AT_ONCE: Final = 4
-"""Maximum number of pieces, of all clients, that are read and not sent yet."""
+"""Maximum number of pieces that are read at the same time, for all clients."""
 IDLE_S: Final = 120.0
 """Time in s after which an export that is not read is dropped."""
 CHECK_S: Final = 5.0
@@ -41,7 +41,7 @@ class Begun(NamedTuple):
     """A new export: rows as of an entry."""
 
     export: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody wants of it
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used
     """Raft index of the last entry that the rows include."""
     time_ms: int
     """Time of the partition as of that entry, in ms."""

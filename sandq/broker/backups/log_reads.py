@@ -33,11 +33,11 @@ class LogPart(NamedTuple):
     applied: int
     """Raft index of the last applied entry. The answer may end before it."""
     time_ms: int
-    """Time in ms up to which everything acknowledged is in the log up to `applied`."""
+    """Time in ms. Everything acknowledged before this time is in the log, up to `applied`."""
     term_before: int
     """Term of the entry after which entries were requested."""
     used: float
-    """Approximate share of the log's budget for readers that is used."""
+    """Approximate used share of the log's budget for readers, from 0 to 1."""
     entries: list[Any]
     """Terms and commands alternating. The command of an entry of Raft itself is empty."""
 
@@ -60,7 +60,7 @@ class LogReads:
         await host.read()
         after = request.after
         if after is not None and host.status.applied_index < after <= host.group.journal.last_index:
-            # The reader's rows include it, but the loop has not learned yet that it is applied.
+            # The reader's rows include this entry, but the loop does not know yet that it is applied.
             await host.until_applied(after)
         journal = host.group.journal
         applied = host.status.applied_index

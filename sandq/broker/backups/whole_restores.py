@@ -1,4 +1,4 @@
-"""Ask the leaders of a topic's partitions whether each is completely restored. Only then may it be opened.
+"""Ask the leaders of a topic's partitions whether each is completely restored. Only then may the topic be opened.
 
 Nodes exchange `RESTORE_ASKED` and `RESTORE_TOLD`. A complete partition stays complete, so an old reply is not wrong.
 """
