@@ -1,9 +1,10 @@
 """Make a node a member of the metadata group at the first start with its data directory.
 
 - `alone`: it founds its own cluster at once.
-- `named`: it founds a cluster with the nodes in its configuration. All of them must be linked, and none may belong to a
-  cluster yet, as a silent node may have one.
-- `meets`: it founds a cluster once it has met another node without one, and joins if that node has one. If several such
+- `named`: it founds a cluster with the nodes in its configuration. All of them must be linked, as an
+  unreachable node may belong to a cluster. None of them may belong to a cluster yet.
+- `meets`: it founds a cluster once it has met another node without one, or joins the cluster of that node. If several
+such
   nodes see each other, the one with the smallest id founds the cluster, and the others join it.
 - `joins`: it never founds a cluster, and asks to be admitted to one.
 
@@ -159,7 +160,8 @@ class Bootstrap:
         if self._mode == "named":
             return await self._all_named()
         if self._this_node.cluster_uuid is not None:
-            # It was admitted, and stopped before it took part. A second cluster must not get the UUID of that one.
+            # This node was admitted, and stopped before it took part. It must not found a second cluster with this
+            # UUID.
             return await self._joining.until_welcome()
         return await _first(self._meet if self._mode == "meets" else self._joining.until_welcome, self._on_init)
 
@@ -178,7 +180,8 @@ class Bootstrap:
             if self._member() is not None:
                 return await self._joining.until_welcome()
             if self._directory.seen() and self._founder() == self._own_node:
-                # A node that does not answer or refuses is asked again: it may be gone by then, or have founded one.
+                # A node that does not answer or refuses is asked again: it may be gone by then, or have founded a
+                # cluster.
                 with suppress(SandqError):
                     if await self._founder_election.decide(self._rivals) is None:
                         return Beginning(self.founders)

@@ -62,7 +62,7 @@ class FounderElection:
     async def decide(self, seen: Callable[[], Collection[str]]) -> str | None:
         """Return None if this node founds the cluster; then `decided` is True.
 
-        Return the id of a node that founds or knows one.
+        Otherwise return the id of a node that founds a cluster or knows of one.
 
         `seen()`: nodes that must be asked even if they are not linked yet. Raise Unavailable if a node does not answer;
         Conflict if the election was decided before."""

@@ -78,7 +78,7 @@ class Joining:
             if asked not in there.values():
                 asked = None
             for node, cluster_uuid in there.items():
-                # There may be two clusters of one name. It must not become a member of both.
+                # There may be two clusters of one name. This node must not become a member of both.
                 asked = asked or cluster_uuid
                 if cluster_uuid is not None and cluster_uuid == asked:
                     self._links.send(node, PeerFrame.JOIN, None)
