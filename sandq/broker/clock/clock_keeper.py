@@ -31,13 +31,13 @@ from sandq.protocol.peer import PeerFrame
 CLOCK_ASK_S: Final = 2.0
 """Interval in s at which peers are asked for their clocks."""
 CLOCK_ASK_EAGER_S: Final = 0.25
-"""The same while this node's clock has not agreed with others yet, or is in alarm."""
+"""The same interval while this node's clock has not agreed with others yet, or is in alarm."""
 GIVE_UP_PAUSE_S: Final = 15.0
 """Pause in s before a group that no node took over is tried again. During an attempt it accepts no commands."""
 REQUESTS_MOST: Final = round(FRESH_S / CLOCK_ASK_EAGER_S)
 """Maximum number of unanswered requests to one peer.
 
-A reply to an older one would be too old. A new request replaces the oldest one."""
+A reply to an older request would be too old to count. A new request replaces the oldest one."""
 TAKE_OVER_S: Final = 10.0
 """Time in s for nodes with better clocks to take over: the election may need several long round trips."""
 NUMBER_BITS: Final = 62
@@ -85,7 +85,7 @@ class ClockKeeper:
         self._reason: str | None = None
         self._standing = Standing.GOOD
         self._since_s = 0.0
-        """Time since which the state has been this bad. Reports that peers sent before may be outdated."""
+        """Time at which the state last became worse. Earlier reports of peers may be outdated."""
         self._held: list[RaftGroup] = []
         self._not_before_s: dict[int, float] = {}
         """Time before which a group is not handed over again, after an attempt that failed, by group number."""
@@ -192,7 +192,7 @@ class ClockKeeper:
         return "this node's clock was not compared with most other nodes yet, or is wrong"
 
     def leads(self, host: RaftGroup) -> None:
-        """Handle a group that this node starts to lead, before it answers for it."""
+        """Handle a group that this node starts to lead, before this node answers for the group."""
         nodes = self._better()
         if nodes and self._may_try(host) and can_leave(host, nodes):
             host.hand_over(nodes)

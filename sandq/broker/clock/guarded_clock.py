@@ -44,14 +44,14 @@ class ClockStatus:
     guarded_ms: int
     wall_ms: int
     drift_ms: int
-    """wall - guarded."""
+    """Wall clock minus guarded clock, in ms."""
     alarm: bool
     reason: str | None = None
     """Reason of the alarm."""
     median_ms: int | None = None
-    """Median of the peers' guarded clocks - guarded. None if none is known now."""
+    """Median of the peers' guarded clocks minus this one, in ms. None if no peer's clock is known now."""
     peers: Mapping[str, int] = field(default_factory=dict)
-    """Each peer's guarded clock - guarded, in ms, by node id."""
+    """Each peer's guarded clock minus this one, in ms, by node id."""
 
 
 class GuardedClock:
@@ -125,8 +125,8 @@ class GuardedClock:
     def reported_standing(self) -> Standing:
         """The state that this node reports to its peers.
 
-        A clock that was not compared yet is unreliable. It counts as worse than one that has agreed if nothing is
-        certain about it."""
+        Until the clock has agreed with others, it is reported as at best DOUBTED, or as OFF if the clocks of a majority
+        are not known."""
         if self.peers.agreed:
             return self.standing
         return max(self.standing, Standing.DOUBTED) if self.peers.heard_majority else Standing.OFF

@@ -1,8 +1,8 @@
 """Judge this node's guarded clock by the guarded clocks of the other nodes. No side effects.
 
-A peer's clock was read at some time between the request and the reply. So it lies in an interval as wide as the round
-trip, and within the overlap of all recent intervals. It is stored as its distance from this node's monotonic clock. So
-it stays valid when this node's guarded clock is slewed or set.
+A peer's clock was read at some time between the request and the reply. So its value lies in an interval as wide as the
+round trip, and within the overlap of all recent intervals. An interval is stored as the distance from this node's
+monotonic clock. So it stays valid when this node's guarded clock is slewed or set.
 
 Every node judges only its own clock. The judgements hold for all possible values within the intervals:
 
@@ -45,7 +45,7 @@ class Standing(enum.IntEnum):
 
     GOOD = 0
     DOUBTED = 1
-    """The wall clock has left it, as many clocks contradict as agree with it, or nothing is certain about it."""
+    """The wall clock has jumped away, as many clocks contradict it as agree with it, or nothing is certain about it."""
     OFF = 2
     """It is further from the others than allowed. Nodes also report this if their clock was not compared yet."""
 
@@ -181,11 +181,11 @@ class PeerClocks:
             if self._judge(low, high, 2 * (len(near) + 1) > self.nodes):
                 self._certain_s = now_s
         else:
-            self.disputed = False  # no clock contradicts it, but none proves that it is correct again
+            self.disputed = False  # no clock contradicts it now. `off` stays, as no clock proves it right again
             if self.nodes == 1:
                 self.stand_alone(now_s)
         if (self.off and not was_off) or (had_heard and not offsets):
-            self._unsure_s = now_s  # no better clock was known before, or is known now
+            self._unsure_s = now_s  # wait again: this clock has just become off, or no other clock is known any more
         uncertain_s = now_s - self._certain_s
         if self._peers and uncertain_s > self._max_drift_s / RATE:
             self.agreed = False  # the clock may have drifted that far since
@@ -219,8 +219,8 @@ class PeerClocks:
     def waits(self, now_s: float) -> bool:
         """Return whether this node's clock must stamp nothing yet.
 
-        It has not agreed with the others, or is off. It may still agree, or nodes with better clocks may take over.
-        This ends after `COMPARED_WITHIN_S`."""
+        This is so while it has not agreed with the others, or is off: it may still agree, or nodes with better clocks
+        may take over. The wait ends after `COMPARED_WITHIN_S`."""
         return (self.off or not self.agreed) and now_s - self._unsure_s <= COMPARED_WITHIN_S
 
     def acquit(self) -> None:
