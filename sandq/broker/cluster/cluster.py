@@ -35,7 +35,7 @@ log = structlog.get_logger("sandq.cluster")
 
 REGISTER_PAUSE_S = 0.5
 INIT_S = 5.0
-"""Time in s for a cluster that an operator founded to be on this node's disk."""
+"""Time in s within which a cluster that an operator founds must be recorded on this node's disk."""
 
 
 class Cluster:
@@ -148,7 +148,7 @@ class Cluster:
 
     async def take_part(self, metadata: RaftGroup) -> None:
         """Start as a member. Register this node at once if it leads the metadata alone."""
-        # In the step in which the level becomes known: nothing that needs it may be sent before.
+        # Run it in the same step in which the feature level becomes known: nothing that needs the level is sent before.
         metadata.listen(on_status=self._directory.end_unfit)
         self._directory.end_unfit()
         if metadata.ready:
