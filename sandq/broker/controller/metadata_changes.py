@@ -23,9 +23,9 @@ from sandq.model.members import node_of
 T = TypeVar("T")
 
 LEADERS_WAIT_S = 10.0
-"""Time in s to wait until all partitions of a new topic are led, or one of them by a given node."""
+"""Time in s to wait until all partitions of a new topic have leaders, or a given node leads a partition."""
 OTHERS_WAIT_S = 2.0
-"""Time in s to wait until the other nodes know of a change, before it is answered."""
+"""Time in s to wait until the other nodes know of a change, before its request is answered."""
 
 
 class MetadataChanges:

@@ -38,7 +38,7 @@ DROP_WAIT_S = 30.0
 
 
 class NodeAdministration:
-    """Changes of which node holds and leads what. All methods raise the errors of `MetadataChanges`."""
+    """Changes of the nodes that hold and lead partitions. All methods raise the errors of `MetadataChanges`."""
 
     def __init__(self, changes: MetadataChanges, catalog: Catalog, routes: Routes, links: PeerLinks) -> None:
         self._changes = changes
@@ -58,7 +58,7 @@ class NodeAdministration:
             await self._drain(request.node, undo=request.action == UNDRAIN)
 
     async def _drain(self, node: str, *, undo: bool) -> None:
-        """Record that a node must hold nothing, or (`undo`) may again. The moves follow.
+        """Record that a node must hold no partitions, or (`undo`) may hold them again. The moves follow.
 
         Raise InvalidRequest if too few nodes would remain."""
 
@@ -115,9 +115,9 @@ class NodeAdministration:
 
         Return when the group continues without the old replica and the assignment of the new one is recorded. Raise
         UnknownTopic, UnknownPartition; InvalidRequest if the node does not hold the partition, or holds its only
-        replica; Conflict if not all other replicas are reachable. Raise TimedOut if the group does not drop it in time:
-        then it stays. Raise TimedOut also if the second change of metadata fails, for example because this node stops
-        leading: then the next metadata leader restores the number of replicas."""
+        replica; Conflict if not all other replicas are reachable. Raise TimedOut if the group does not drop the old
+        replica in time: then that replica stays. Raise TimedOut also if the second change of metadata fails, for
+        example because this node stops leading: then the next metadata leader restores the number of replicas."""
         topic, partition, node = request.topic, request.partition, request.node
         self._changes.check_ready()
 

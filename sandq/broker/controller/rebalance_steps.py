@@ -1,7 +1,7 @@
 """Choose the next step of a group that should get other members. No side effects.
 
 - A learner that is not wanted leaves.
-- A wanted node that is missing is added as a learner. It gets the log, or a snapshot, and a vote once it has all of it.
+- A wanted node that is missing is added as a learner. It gets the log or a snapshot, and then a vote.
 - Only then do unwanted voters leave, unreachable ones first. The leader is last: it hands over the leadership first.
 """
 
@@ -30,7 +30,7 @@ def next_step(
     extra = [learner for learner in learners if learner not in wanted]
     if extra:
         return Members(voters, tuple([learner for learner in learners if learner != extra[0]]))
-    # An unreachable learner gets no vote, and no voter leaves that is needed meanwhile: that could cost the majority.
+    # An unreachable learner gets no vote: the group could lose its majority.
     ready = [learner for learner in learners if learner in caught_up and node_of(learner) in up]
     if ready:
         return Members((*voters, ready[0]), tuple([learner for learner in learners if learner != ready[0]]))

@@ -45,10 +45,11 @@ MOVES_AT_ONCE: Final = 8
 LEADERS_AT_ONCE: Final = 4
 """Maximum number of groups that are handed over at the same time."""
 LED_S: Final = 5.0
-"""Time in s that a group stays with a new leader before it is handed to its preferred one, as a stopping node is still
-linked.
+"""Time in s that a group stays with a new leader before it is handed to its preferred leader.
 
-Also the time that the preferred node must be reachable: a node that has just started may not have all its links, and
+The preferred node may be stopping, and still be linked.
+
+The preferred node must also be reachable for this time: a node that has just started may not have all its links, and
 may not be elected."""
 HAND_OVER_S: Final = 1.0
 """Time in s to wait for a hand-over."""
@@ -232,7 +233,7 @@ class Rebalancer:
             if first == led.host.group.member or led.busy or led.wanted.moving or not led.host.works:
                 continue
             if first == led.preferred and now_s - led.since_s < LED_S:
-                continue  # but a node that was named just now leads at once
+                continue  # if the assignment prefers another node since then, that node leads at once
             if first in led.host.members.voters and node_of(first) in up:
                 self._hand_over(led, first, nursery)
 

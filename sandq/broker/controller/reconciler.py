@@ -147,7 +147,7 @@ class Reconciler:
             if leader is not None:
                 self._close(leader, moved)
             else:
-                self._close_group(group, moved)  # entries that its log held must not return with it
+                self._close_group(group, moved)  # entries of its recovered log must not return with a later replica
         await self._remove(gone, view.applied_index)
 
     async def _install_missing(self, topics: Sequence[Topic], metadata_index: int) -> None:

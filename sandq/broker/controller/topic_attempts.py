@@ -44,8 +44,8 @@ class TopicAttempts:
     async def until_ended(self, name: str) -> bool:
         """Wait for the attempt in progress to create this topic. Return False if there is none.
 
-        Raise the error that it failed with. Otherwise each request that waited would wait again, as long, for the next
-        attempt."""
+        If the attempt failed, raise its error. Otherwise the waiting requests would begin the next attempt, and wait as
+        long again."""
         attempt = self._attempts.get(name)
         if attempt is None:
             return False
