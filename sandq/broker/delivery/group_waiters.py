@@ -33,7 +33,7 @@ class Bell:
         self._event.set()
 
     async def heard(self) -> None:
-        """Wait until it was rung since the last call returned."""
+        """Wait until the bell is rung, unless it was rung since this method last returned."""
         await self._event.wait()
         self._event = trio.Event()
 
@@ -60,11 +60,11 @@ class GroupWaiters:
         self._armed_ms: int | None = None
         """Time in ms for which the timer is set."""
         self._armed: Timer | None = None
-        """The timer."""
+        """The timer that is set for `_armed_ms`."""
         self._touch_ms: int | None = None
         """Time in ms at which to mark the group as in use again."""
         self._waiting: OrderedDict[Bell, None] = OrderedDict()
-        """Waiting requests, longest waiting first; those that were woken and got nothing come first."""
+        """Waiting requests, in the order in which they are woken. Requests that were woken in vain come first."""
         self.error: SandqError | None = None
         """Set if requests must ask again: this node leads other partitions than before, or the group is gone."""
 
@@ -223,9 +223,10 @@ class GroupWaiters:
         return bool(self._due) or self.error is not None or self._is_untouched()
 
     def wake_next(self) -> None:
-        """Wake two waiting requests, because this one got messages.
+        """Wake two waiting requests, because a request got messages.
 
-        If there is enough for all, all are woken soon. If only one message came, few are."""
+        Each of the two wakes two more if it gets messages, too. So many messages wake all requests soon, and a single
+        message wakes few."""
         if self._due:
             self.wake(2)
 
@@ -238,7 +239,7 @@ class GroupWaiters:
     async def wait(self, bell: Bell, *, first: bool) -> None:
         """Wait until `bell` rings: because messages may be due, or because its owner rings it.
 
-        `first`: wait before the others, as a request that was woken for nothing."""
+        `first`: be woken before the others, because this request was woken in vain."""
         self._waiting[bell] = None
         self._waiting.move_to_end(bell, last=not first)
         try:

@@ -58,20 +58,20 @@ class LeaseOnce:
         `waiters` must know the `leaders`. `congested()`: return whether the connection accepts nothing now."""
         self._request = request
         self._line = caller.line
-        self._deliveries = leaders
+        self._leaders = leaders
         self._waiters = waiters
         self._lease_ms = lease_ms
         self._clock = clock
         self._timers = timers
         self._congested = congested
         self._slice = TimeSlice()
-        """Time slice: of thousands of partitions, about a hundred are checked per iteration of the loop."""
+        """Time slice, in which about a hundred partitions are checked: a topic may have thousands of them."""
         self.asked: dict[PartitionLeader, None] = {}
         """Partitions in which the request has leases, or may get some."""
 
     async def run(self) -> list[Taken]:
         """Lease due messages. If there are none, wait up to `wait_ms` for the first ones."""
-        for leader in self._deliveries:
+        for leader in self._leaders:
             if leader.limits_wanted:
                 leader.note_asked(self._request.group)
                 await self._slice.spend(1)
@@ -107,7 +107,7 @@ class LeaseOnce:
         """Raise Unavailable if nothing was leased because a seek or a clock reset is in progress."""
         name = self._request.group
         halted: dict[str, list[int]] = {SEEKING: [], RESETTING: []}
-        for leader in self._deliveries:
+        for leader in self._leaders:
             group = leader.groups.get(name)
             if group is not None and group.paused in halted:
                 halted[group.paused].append(leader.partition)
@@ -151,7 +151,7 @@ class LeaseOnce:
         if found:
             self._waiters.note_leased(leader)
         else:
-            # Due but not granted: it belongs to another consumer, or the group is paused.
+            # Due but not granted: another consumer gets the messages, or the group is paused.
             self._waiters.check_at(leader, now_ms + RETRY_MS)
         return found
 

@@ -99,7 +99,7 @@ class LimitHome:
         """Epoch and version of the last request and its time in ms, by partition."""
 
     def heard(self, partition: int, report: Report, now_ms: int) -> bool:
-        """Record the report of a partition. Return whether it is news."""
+        """Record the report of a partition. Return whether it differs from a recent one."""
         before, reported_ms = self._reports.get(partition, (None, 0))
         self._reports[partition] = report, now_ms
         return report != before or not 0 <= now_ms - reported_ms < FRESH_MS

@@ -1,9 +1,10 @@
 """Plan how a group's limits are shared among the partitions of its topic. No I/O.
 
-Partitions that are starved, because due messages wait for the limits, get equal shares, but no more than they can use.
+A partition is starved while due messages in it wait for the limits. Starved partitions get equal shares, but no more
+than they can use.
 A partition that is not starved gives up half of its unused share, and all of it if it used nothing lately. If the
-limits are too low for all starved partitions, these take turns. A turn ends after `ROTATION_MS`, once messages were
-leased in it.
+limits are too low for all starved partitions, these partitions take turns. A turn ends once `ROTATION_MS` are over and
+messages were leased in it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sandq.model.group_limits import GroupLimit
 from sandq.partition.groups.group_limits import HOME
 
 ROTATION_MS: Final = 250
-"""Minimum time in ms before something is taken from a partition again: each change costs some entries."""
+"""Minimum time in ms between two changes that take something from partitions: each change costs some log entries."""
 _ANY: Final = 1 << 40
 
 
@@ -71,6 +72,7 @@ class LimitPlan:
         in_flight_left = _ANY if limit.max_in_flight is None else limit.max_in_flight
         units_left = _ANY if limit.burst is None else limit.burst
         targets: dict[int, Target] = {}
+        # First, partitions that are not starved keep a part of their shares. The rest is for the starved ones.
         for partition, one in uses.items():
             if not one.is_starved:
                 kept = self._kept(partition, one, may_take and one.is_open, now_ms)
@@ -79,7 +81,7 @@ class LimitPlan:
                 units_left -= kept[1]
         seated = self._seated(starved, uses, min(in_flight_left, units_left), may_take, now_ms)
         targets |= {partition: (0, 0) for partition in starved if partition not in seated}
-        if not may_take:
+        if not may_take:  # starved partitions without a turn keep their shares
             for partition in [one for one in starved if one not in seated and one != HOME]:
                 targets[partition] = uses[partition].in_flight, uses[partition].units
                 in_flight_left, units_left = in_flight_left - targets[partition][0], units_left - targets[partition][1]
@@ -110,7 +112,7 @@ class LimitPlan:
         """Return the target of a partition that is not starved."""
         is_idle = one.used == self._used.get(partition, 0)
         began_ms, _ = self._began.get(partition, (now_ms - ROTATION_MS, 0))
-        has_turn = 0 <= now_ms - began_ms < ROTATION_MS  # its turn may be between two of its messages
+        has_turn = 0 <= now_ms - began_ms < ROTATION_MS  # during its turn, it may have no due message for a moment
         if has_turn or (partition != HOME and not may_take):
             return one.in_flight, one.units
         spare = max(one.in_flight - one.leased, 0)
@@ -184,7 +186,7 @@ class LimitPlan:
 def _floor(partition: int, has: int, leased: int, may_take: bool) -> int:
     """Return the minimum that a partition keeps.
 
-    While nothing may be taken, that is all it has; for the home partition, what it has leased."""
+    If nothing may be taken now, a partition keeps all that it has. The home partition keeps only what it has leased."""
     if partition == HOME:
         return 0 if may_take else min(has, leased)
     return 0 if may_take else has

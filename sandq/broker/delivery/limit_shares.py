@@ -1,8 +1,8 @@
 """Move shares of group limits between the partitions of a topic, even if different nodes lead them.
 
-The leader of partition 0 decides, and records that in its ledger (`LimitHome`). The leaders of the other partitions
-report when messages wait for the limits, and have their partitions apply the shares that they get. They exchange
-`LIMITS_ASKED` and `LIMITS_TOLD`. Topics without limits, or with one partition, need none of this.
+The leader of partition 0 decides, and records its decisions in a ledger (`LimitHome`). The leaders of the other
+partitions report when messages wait for the limits. They receive shares, and apply them to their partitions. They
+exchange `LIMITS_ASKED` and `LIMITS_TOLD`. Topics without limits, or with one partition, need none of this.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LimitShares:
 
     def on_change(self, leader: PartitionLeader) -> None:
         """Check a partition with limits that this node leads, because something changed or a consumer waits for
-        them."""
+        the limits."""
         known = self._known.get(leader)
         if known is None:
             known = self._known[leader] = _Known()
@@ -127,7 +127,7 @@ class LimitShares:
             leader.raft_group.submit(command, done, line=BEHIND)
         except SandqError:
             known.busy.discard(command.group)
-        # If it was refused or lost, decide again later.
+        # Decide again later, as the command may be refused or lost.
         self._check_later(leader, known)
 
     def _ask(self, topic: OpenTopic, partition: int, items: list[Offer]) -> None:
@@ -170,7 +170,7 @@ class LimitShares:
     def _report(
         self, topic: OpenTopic, leader: PartitionLeader, known: _Known, groups: Iterable[str], *, is_asked: bool
     ) -> None:
-        """Report the state of this partition to the home partition, if that has asked or must know."""
+        """Report the state of this partition to the home partition, if the home partition has asked or must know."""
         status, now_ms = leader.raft_group.status, self._clock.now_ms()
         rows = []
         for name in list(groups):

@@ -116,7 +116,7 @@ class OutboxSender:
         """Start sending, because a partition that this node leads has changed and has something to send."""
         status: OutboxStatus | None = leader.raft_group.status.outbox
         if status is None or self._nursery.cancel_scope.cancel_called:
-            return  # the last entries are applied after the tasks of a stopping node have ended: the next leader sends
+            return  # this node is stopping, and its tasks have ended: the next leader sends
         busy = self._busy.setdefault(leader, set())
         for target in status.batches.keys() - busy:
             busy.add(target)
@@ -180,7 +180,7 @@ class OutboxSender:
     async def _outcome(self, leader: PartitionLeader, target: Target, epoch: int) -> str | None:
         """Send a batch. Return None if it is stored.
 
-        Otherwise return the reason why it never will be, or "" if it cannot be stored under this number. Raise
+        Otherwise return the reason why it will never be stored, or "" if it must be sent again in another epoch. Raise
         transient errors."""
         try:
             topic = await self._topic(target)
@@ -263,7 +263,8 @@ class OutboxSender:
             leader.raft_group.check_ready()
             name, partition = self._catalog.view.partition_of_group[group]
             batch_target = self._catalog.topics[name].targets[partition]
-            # A refusal here would lose acked messages. Messages of a restored backup may have headers of any form.
+            # Check leniently (`is_checked`): a refusal would lose acked messages, and those of a restored backup may
+            # have headers of any form.
             checked = check_batch(batch, self._clock.now_ms(), _LIMITS, batch_target, is_checked=True)
             command = c.Append(batch, producer_id, epoch, NUMBER, c.REJECT, checked.split)
             leader.raft_group.submit(
@@ -309,7 +310,7 @@ def _stored(done: Callable[[SandqError | None], None], result: Any) -> None:
 
 
 def _error(record: Any) -> SandqError:
-    """Return the error in a reply. A malformed one counts as transient."""
+    """Return the error in a reply. A malformed error counts as transient."""
     if isinstance(record, tuple) and [type(part) for part in record] == [str, str, bool]:
         code, message, is_retriable = record
         return from_wire(code, message, is_retriable, None)

@@ -27,11 +27,11 @@ partition with a message to store would wait for all of them. Fewer would cost m
 GROUPS_AT_ONCE: Final = 2
 """Number of groups that are created at the same time.
 
-With more than one, a partition that does not answer does not block all."""
+With more than one, a partition that does not answer does not block the other groups."""
 EPOCH_BITS: Final = 20
 """Number of low bits of a durable consumer's epoch, below the milliseconds by which clients choose it."""
 EPOCHS_AHEAD_MS: Final = 366 * 86_400_000
-"""Maximum time in ms by which an epoch may be ahead of this node's clock. Clocks are wrong, but by less."""
+"""Maximum time in ms by which an epoch may be ahead of this node's clock: a year, as clocks may be wrong."""
 COUNT_S: Final = 1.0
 """Minimum time in s between two counts of the groups in all partitions, as there may be thousands of partitions."""
 
@@ -137,7 +137,7 @@ def held_by(
     """Return the live leases of a consumer that it does not know, and the partitions to check later (apply thread).
 
     Returns as many leases as its connection may hold; the others expire and are delivered again. In a partition to
-    check later, an entry is half applied, and the loop does not know yet what that leased."""
+    check later, an entry is half applied, and the loop does not know the leases of that entry yet."""
     found: list[tuple[PartitionLeader, Delivery]] = []
     later: list[PartitionLeader] = []
     left = most_bytes
@@ -159,7 +159,7 @@ def held_by(
 def check_epoch(epoch: int, now_ms: int) -> None:
     """Raise InvalidRequest if a consumer's epoch is far ahead of this node's time, from which clients derive epochs.
 
-    No later process could have a higher epoch and take over while this one is remembered."""
+    Otherwise no later process could have a higher epoch and take over, as long as this epoch is remembered."""
     most = now_ms + EPOCHS_AHEAD_MS << EPOCH_BITS
     if epoch > most:
         raise InvalidRequest(
