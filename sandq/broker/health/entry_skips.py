@@ -202,8 +202,9 @@ def replacement_of(
     chosen = set(range(count) if positions is None else positions)
 
     def is_refused(at: int) -> bool:
-        """Return whether a command is refused if it is sent again, rather than one that was merely merged into the
-        entry."""
+        """Return whether to refuse a command if it is sent again.
+
+        A command that was only merged into the failed entry is not refused."""
         return positions is not None or failure.command in (None, at)
 
     kept = [

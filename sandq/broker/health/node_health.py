@@ -1,4 +1,4 @@
-"""Watch whether this node makes progress with its work, and act on it. This is the one place that decides.
+"""Watch whether this node makes progress with its work, and act on it. Only this module decides that.
 
 A failing disk raises errors; a hanging one does not, and operations that wait for it never end. So the progress of the
 threads is observed. If the log, the state or the store has made no progress for `health.stall_after`, this node is
@@ -6,7 +6,7 @@ threads is observed. If the log, the state or the store has made no progress for
 
 - Pending requests are answered: TIMED_OUT if they were proposed (the outcome is unknown), UNAVAILABLE otherwise.
 - The node answers for no group that others can lead, and gives its leaderships to healthy nodes.
-- It repeatedly sends SICK to all nodes. The metadata leader marks it as failed, and has it replaced in time.
+- It repeatedly sends SICK to all nodes. The metadata leader marks it as failed, and later replaces it.
 
 All of this ends with the next progress. Leadership is handed over only to healthy nodes: if all nodes hang on one disk,
 none resigns. Maintenance (flush, compaction, snapshots) may take long. It has a longer limit, and no requests wait for
@@ -110,7 +110,7 @@ class NodeHealth:
 
     @property
     def stalled(self) -> str | None:
-        """The kind of work that is stalled here and may continue by itself, as text; None if none is."""
+        """Description of the work that is stalled here, and may continue by itself; None if no work is stalled."""
         return self._stalled
 
     @property
@@ -185,7 +185,7 @@ class NodeHealth:
 
     @property
     def disk_full(self) -> str | None:
-        """Why nothing new is stored here. Acks, and commands that free space, still are."""
+        """Why no new messages are stored here; None if they are. Acks and commands that free space are still stored."""
         return self._node_log.backlog.disk_full
 
     def check(self) -> None:
@@ -244,7 +244,7 @@ class NodeHealth:
     def _can_take_over(host: RaftGroup, nodes: Collection[str]) -> bool:
         """Return whether one of the nodes could lead the group at once.
 
-        A group that is already being handed over is left alone: the component that began that ends it."""
+        A group that is already being handed over is left alone: the component that began the hand-over ends it."""
         group = host.group
         if host.is_leaving or not can_leave(host, nodes):
             return False

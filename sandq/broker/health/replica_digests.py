@@ -43,7 +43,7 @@ CHECK_S: Final = 1.0
 VIEWS_MOST: Final = 4
 """Maximum number of requested views that wait to be read.
 
-Each keeps freed disk space in use. Further requests are refused."""
+Each view keeps the space of deleted rows in use. Further requests are refused."""
 REFUSED_MOST: Final = 64
 """Maximum number of refused views that wait to be closed."""
 STEP_ROWS: Final = 2048
@@ -201,8 +201,8 @@ class ReplicaDigests:
         try:
             self._refuse.send_nowait(view)
         except trio.WouldBlock:
-            # The apply thread had LevelDB's lock a moment ago to create the view, so the lock is not held by a hanging
-            # disk.
+            # Closing needs LevelDB's lock, but does not block: the apply thread had the lock a moment ago, so no
+            # hanging disk holds it.
             view.rows.close()
 
     async def _refuse_all(self) -> None:

@@ -1,8 +1,8 @@
 """Track which replicas are shut, on all nodes, and open those of this node again when possible (ADR 46).
 
 Every node reports its shut replicas to all others: on each change, and when a link is made. A leader sends a snapshot
-to a member whose replica is shut. A shut leader hands over to a voter that is not. A replica whose group has committed
-a SKIP of its entry is loaded from its rows again.
+to a member whose replica is shut. A shut leader hands over to a voter whose replica is not. A replica whose group has
+committed a SKIP of its entry is loaded from its rows again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sandq.protocol.peer import PeerFrame
 log = structlog.get_logger("sandq.replication")
 
 HAND_OVER_S: Final = 1.0
-"""Interval in s at which a shut leader tries to hand over, while there is one."""
+"""Interval in s at which this node tries to hand over the groups whose shut leader it is."""
 REPORTS_MOST: Final = 1000
 """Maximum number of replicas that a node reports."""
 ERROR_CHARS: Final = 500
