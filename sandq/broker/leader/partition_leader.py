@@ -42,10 +42,10 @@ PAUSE_MS, DENSE_PAUSE_MS = 3, 8
 A lease is sent when its last message is due, so its first one may be late by this span. The longer span applies while
 messages are so dense that a lease has `DENSE_PER_MS` for each ms."""
 STORE_MS = 5
-"""Time in ms before the last message of a lease is due by which the lease is requested at the latest.
+"""A lease is requested at least this long before its last message is due, in ms: storing it rarely takes longer.
 
-Storing the lease usually takes no longer than this. It is requested earlier if something else, such as an ack, is
-stored anyway and all its messages may be leased."""
+A lease is requested earlier if something else, such as an ack, is stored anyway, and all messages of the lease may be
+leased."""
 DENSE_PER_MS = 5
 """Number of granted messages per ms of a lease from which a group counts as dense."""
 FIRST_WINDOW = 8
@@ -53,7 +53,7 @@ FIRST_WINDOW = 8
 UPKEEP_PAUSE_MS = 100
 """Minimum time between two upkeeps, in ms."""
 HUNGRY_MS: Final = 5000
-"""Time in ms after a LEASE request of a group with limits during which the consumer is expected to ask again."""
+"""For a group with limits: time in ms after a LEASE request in which its consumer is expected to ask again."""
 RETURN_MS: Final = 10_000
 """A consumer that subscribes this soon after a failover (in ms) is assumed to have been subscribed to the previous
 leader.
@@ -68,7 +68,7 @@ LEASE_WORK: Final = 256
 MESSAGE_WORK: Final = 1024
 """Cost of each message that a lease may grant: the same as an item of an ack."""
 LEASE_WORK_MOST: Final = 1 << 20
-"""Maximum cost of a lease, so that an earlier ack that is not larger is applied first."""
+"""Maximum cost of a lease. An earlier ack that costs no more is applied first."""
 Watcher = Callable[["PartitionLeader", SandqError | None], None]
 
 
@@ -92,7 +92,7 @@ class _GroupPump:
         self.asked_ms = 0
         """Wall-clock time of the last lease request, in ms."""
         self.asked_early = False
-        """True if that lease was requested before its first message was due, or by the timer for that message."""
+        """True if the last lease was requested before its first message was due, or by the timer for that message."""
         self.awaited_ms: int | None = None
         """Due time in ms of the message that the timer is set for."""
         self.is_dense = False
@@ -105,7 +105,7 @@ class _GroupPump:
 
         None if they have none, or something else blocks the group."""
         self.asked_free_since_ms: int | None = None
-        """The same as of the request of the lease that is in progress."""
+        """Value of `free_since_ms` when the lease in progress was requested."""
         self.window = 1
         """Number of messages to request at once.
 
@@ -190,8 +190,8 @@ class PartitionLeader:
         self._touched_ms: int | None = None
         """Time in ms at which all groups were last marked as in use.
 
-        None if they were not yet since this node leads. They may have had consumers before, so no upkeep runs until
-        they are marked."""
+        None if this node has not marked them since it leads. Groups may have had consumers under the previous leader,
+        so no upkeep runs until they are marked."""
         self.closed = False
         self.watchers: dict[str, dict[Watcher, None]] = {}
         """Watchers by group."""
@@ -273,8 +273,8 @@ class PartitionLeader:
     def watch(self, group: str, watcher: Watcher) -> None:
         """Call `watcher` from now on after each change of the group's status.
 
-        It gets an error if the consumer must ask again. This is so if another node leads the partition now, or this
-        node leads other partitions of the topic as well."""
+        The watcher gets an error if the consumer must ask again: another node leads the partition now, or this node
+        leads other partitions of the topic than before."""
         self._attended.add(self)
         self.watchers.setdefault(group, {})[watcher] = None
 
@@ -403,7 +403,7 @@ class PartitionLeader:
             ahead_ms = 0  # a message of higher rank may arrive until then
         elif pump.is_dense:
             ahead_ms, pause_ms = min(2 * ahead_ms, MAX_LEASE_AHEAD_MS), DENSE_PAUSE_MS
-        # Do not lease earlier: messages produced in the meantime are delivered after the last one of the lease.
+        # Do not lease earlier: a message that is produced later would follow the whole lease, even if it is due before.
         along_ms = max(group.next_ms + pause_ms - ahead_ms, group.not_before_ms)
         wake_ms = max(group.next_ms - ahead_ms, group.not_before_ms)
         if pump.asked_ms <= now_ms:  # the clock was not set back
@@ -569,7 +569,7 @@ class PartitionLeader:
 
     @property
     def may_block(self) -> bool:
-        """Whether messages may wait until others are settled: those of the same key or tenant."""
+        """Whether messages may wait until other messages of the same key or tenant are settled."""
         settings = self.raft_group.status.settings
         return key_limit(settings) is not None or bool(settings.get("tenants"))
 
@@ -590,7 +590,7 @@ class PartitionLeader:
             return
         self._ahead.pop(delivery.token, None)
         if self._ahead:
-            # The timers of these leases are late, and they were leased earlier.
+            # Push earlier leases first that are due, but whose timers are late.
             for earlier in [held for held in self._ahead.values() if held[1].due_ms <= now_ms]:
                 del self._ahead[earlier[1].token]
                 self._push(*earlier)
@@ -605,7 +605,7 @@ class PartitionLeader:
                     self.raft_group.submit(c.Nack([(delivery.token, None, None, None, False)]), lambda result: None)
             return
         if to is not subscription:
-            to.credit -= delivery.count  # it was taken from the credit of the previous subscription
+            to.credit -= delivery.count  # the lease was charged to the previous subscription
         if group.generation == delivery.generation:
             self.stats.delivered(delivery, self._clock.now_s(), free_since_ms)
             to.receiver.push(delivery)

@@ -39,7 +39,8 @@ DONE_MOST: Final = 8
 PAUSE_MS: Final = 20
 """Minimum time between two rounds, in ms.
 
-Schedules that become due in between fire together. Most messages are created long before their time."""
+Schedules that become due in between fire together. The pause rarely delays a message: most messages are created
+long before their time."""
 RETRY_MS: Final = 50
 """Pause after a refusal (overload, no settled leader), in ms."""
 FULL_MS: Final = 1000
@@ -164,7 +165,9 @@ def _is_behind(status: Status) -> bool:
 
 
 def replan(stored: Sequence[Stored], now_ms: int) -> list[Any]:
-    """Return the items that move schedules back to their next occurrence after `now_ms`, where they are later now."""
+    """Return the items that move schedules back to their next occurrence after `now_ms`.
+
+    Omit schedules that are not planned for a later time than that."""
     items = []
     for name, row in stored:
         schedule = Schedule.load(name, row)
@@ -192,8 +195,8 @@ def plan(stored: Sequence[Stored], now_ms: int, unplannable: AbstractSet[str] = 
     """Return the items of the command that fires these schedules.
 
     Omit the schedules that this node cannot plan. Each was validated when it was created, by a node with other time
-    zone data. They wait until such a node leads, or this one is restarted with newer data. `unplannable`: names of
-    those that were already logged."""
+    zone data. They wait until such a node leads, or this node is restarted with newer data. `unplannable`: names of
+    schedules that were logged already."""
     items = []
     for name, row in stored:
         schedule = Schedule.load(name, row)

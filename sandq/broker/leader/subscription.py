@@ -62,7 +62,7 @@ class Subscription:
         self.moved = False
         """True if it ended because other nodes lead its partitions now.
 
-        Its consumer will return, and still holds its leases."""
+        Its consumer will subscribe again, and still holds its leases."""
 
         self.fenced = False
         """True if it ended because a later process has taken over its consumer's leases.
@@ -70,7 +70,7 @@ class Subscription:
         Messages that are still granted to it are given back."""
 
     def fence(self, error: SandqError) -> None:
-        """End it, because a later process of its consumer has subscribed."""
+        """End the subscription, because a later process of its consumer has subscribed."""
         self.closed = self.fenced = True
         self.receiver.ended(error)
 
@@ -81,7 +81,7 @@ class Subscription:
         return 0 if self.closed or self.receiver.congested else max(self.credit, 0)
 
     def when_free(self, lease: Callable[[Subscription], None]) -> None:
-        """Call `lease(subscription)` once credit may be free again. For a partition that found none."""
+        """Call `lease(subscription)` once credit may be free again. For a partition that found no free credit."""
         self._starved[lease] = None
 
     def notify_credit(self) -> None:
