@@ -9,9 +9,9 @@
     either    REFUSED     ["refused", reason, message]               instead of its next frame, and then it closes
 
 A proof is an HMAC-SHA256 with the secret of the cluster. It covers the role and statement of the proving side, all
-bytes of HELLO and CHALLENGE, and the fields of its own frame. So a changed byte, a frame of another connection, or one
-of the other role proves nothing. The dialer proves first, so that an unknown caller gets nothing from which to guess
-the secret.
+bytes of HELLO and CHALLENGE, and the fields of its own frame. So a changed byte, a frame of another connection, or a
+frame of the other role makes a proof invalid. The dialer proves first, so that an unknown caller gets nothing from
+which to guess the secret.
 
 `dial` and `accept` are generators. Each yields a body to send (empty: none) and is sent the next received body. It
 returns when both sides are proved, or raises `Refusal`. Fields that a later version adds at the end of HELLO or
@@ -107,7 +107,7 @@ class PeerIdentity:
 
 
 class Peer(NamedTuple):
-    """The other node. `known`: it had met this node with its present store before."""
+    """The other node. `known`: it has met this node before, with the present store of this node."""
 
     identity: PeerIdentity
     known: bool
@@ -131,7 +131,7 @@ class Terms:
     """Requirements of this node for a peer, and the secrets that it uses.
 
     `peers`: node ids that may connect. `secrets`: the current secrets; each is accepted, and the dialer proves the
-    first one. An empty one means that there is none.
+    first one. An empty secret means that no secret is configured.
     """
 
     cluster: str
@@ -163,8 +163,8 @@ def dial(terms: Terms, nonce: bytes, to: str, purpose: str) -> Steps:
 def accept(terms: Terms, nonce: bytes, is_certified: Callable[[str], bool] | None = None) -> Steps:
     """Run the side that was connected to. `nonce`: as for `dial`.
 
-    `is_certified(node_id)`: return whether the peer's TLS certificate belongs to this node. None if the connection has
-    no certificate."""
+    `is_certified(node_id)`: return whether the peer's TLS certificate belongs to the node `node_id`. None if the
+    connection has no certificate."""
     hello = yield b""
     theirs = _Opening.parse(hello, "hello")
     try:
@@ -298,7 +298,9 @@ def _check_addressee(terms: Terms, own: PeerIdentity, theirs: _Opening) -> None:
 
 
 def _met(terms: Terms, theirs: _Opening, known: bool, cluster_uuid: str | None) -> tuple[Peer, bool]:
-    """Return the other node after its proof, and whether it was known here. `cluster_uuid`: its latest claim."""
+    """Return the other node after its proof, and whether it was known here.
+
+    `cluster_uuid`: the UUID of its cluster, as it last stated."""
     identity = dataclasses.replace(theirs.identity, cluster_uuid=cluster_uuid)
     node_id, own_cluster = identity.node_id, terms.identity().cluster_uuid
     if cluster_uuid is not None and own_cluster not in (None, cluster_uuid):
@@ -313,7 +315,7 @@ def _met(terms: Terms, theirs: _Opening, known: bool, cluster_uuid: str | None) 
 
 
 def _check_levels(own: PeerIdentity, theirs: PeerIdentity) -> None:
-    """Raise Refusal if a node does not support the other one's feature level, as it may get data in that format."""
+    """Raise Refusal if a node does not support the feature level of the other one's cluster, whose data it may get."""
     for node, cluster_of in ((own, theirs), (theirs, own)):
         if cluster_of.feature_level is not None and cluster_of.feature_level not in node.levels:
             raise Refusal(
@@ -326,7 +328,7 @@ def _check_levels(own: PeerIdentity, theirs: PeerIdentity) -> None:
 class _Proofs:
     """The proofs of one handshake; each includes both openings.
 
-    If there are several secrets, the one counts that the other side proves.
+    If there are several secrets, `secret` is the one that the other side has proved.
     """
 
     def __init__(self, secrets: Sequence[bytes], hello: bytes, challenge: bytes) -> None:
@@ -363,7 +365,7 @@ class _Proofs:
         return prove(self.secret, statement, self._openings)
 
     def _check(self, proof: bytes, statement: bytes) -> None:
-        # Try all, so that the time does not reveal how many there are.
+        # Check all secrets, so that the duration does not reveal which of them matches.
         proved = [secret for secret in self._secrets if is_proof(proof, secret, statement, self._openings)]
         if not proved:
             raise Refusal("secret", "the two nodes do not share the same secret")

@@ -98,8 +98,8 @@ class PeerLink:
     async def run(self, on_frame: OnFrame, takes_more: Callable[[], bool] = lambda: True) -> None:
         """Carry the link until it ends. Errors from `on_frame` are raised, in the exception group of a nursery.
 
-        While `takes_more()` is false nothing is read. Data then backs up in the sockets and at the other side, which
-        closes a link on which nothing is accepted."""
+        While `takes_more()` is false nothing is read. Data then backs up in the sockets and at the peer. The peer
+        closes a link on which nothing is accepted for long."""
         self._wrote_s = trio.current_time()
         self._stream.is_watched = True
         with self._scope:
@@ -111,7 +111,7 @@ class PeerLink:
 
     async def _read(self, on_frame: OnFrame, takes_more: Callable[[], bool]) -> None:
         while True:
-            while not takes_more():  # noqa: ASYNC110 - it is rare, and those who free memory need not know of the link
+            while not takes_more():  # noqa: ASYNC110 - it is rare, and the code that frees memory knows no links
                 await trio.sleep(POLL_S)
             try:
                 kind, body = _checked(await self._stream.receive())

@@ -1,8 +1,8 @@
 """The connections of this node with the other nodes of its cluster.
 
-In each pair, the node with the smaller id dials, again and again. A pair has one link. A new link replaces an existing
-one: an old half-open connection must not lock the new one out. A stream is a separate connection for one large
-transfer, which either node may open.
+In each pair of nodes, the node with the smaller id dials until there is a link. A pair has one link. A new link
+replaces an existing one: an old half-open connection must not lock the new one out. A stream is a separate connection
+for one large transfer, which either node may open.
 
 A misbehaving peer or connection ends that connection only. An exception from a callback is a fault of this node, and
 ends `run`.
@@ -55,8 +55,9 @@ SOURCES_MOST: Final = 8
 STREAMS_MOST: Final = 64
 """Maximum number of open streams that other nodes have opened. Further ones are closed."""
 PAUSE_S: Final = 0.1
+"""First pause between two attempts to connect, in s. The pause doubles with each attempt."""
 PAUSE_MOST_S: Final = 1.0
-"""Pause between two attempts to connect, in s: it grows from `PAUSE_S` to `PAUSE_MOST_S`."""
+"""Longest pause between two attempts to connect, in s."""
 UNKNOWN_PEER: Final = "an unknown peer"
 _REMEDIES: Final = {
     **REMEDIES,
@@ -85,7 +86,7 @@ class Receiver(Protocol):
         A SandqError, for example because the connection broke, ends this stream only."""
 
     def takes_more(self) -> bool:
-        """Return whether frames may be read. Called repeatedly while they may not."""
+        """Return whether frames may be read. Called again until it returns True."""
 
 
 class PeerLinks:

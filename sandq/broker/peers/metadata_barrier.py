@@ -1,4 +1,4 @@
-"""Tell topics that do not exist from topics that this node does not know yet.
+"""Distinguish topics that do not exist from topics that this node does not know yet.
 
 Every node knows the topics, but a node that was cut off, or is slow, learns of them late. So "there is no such topic"
 is reported only after this node has caught up with everything acknowledged before the request. Requests about known
@@ -30,7 +30,7 @@ Settle = Callable[[], Awaitable[SandqError]]
 
 
 class Unsure(Unavailable):
-    """This node does not know what was requested.
+    """This node does not know whether the requested object exists.
 
     A caller that can wait gets the final answer from `settled`. Otherwise this error, which says to ask again, is
     passed on.

@@ -15,7 +15,7 @@ class MetadataProgress:
         self.index = 0
         """Index of metadata up to which this node has acted."""
         self.others: dict[str, int] = {}
-        """The same for other nodes, as reported by them."""
+        """Index of metadata up to which each other node has acted, as that node reported."""
         self._links = links
         self._this_node = this_node
         self._changed = Signal()

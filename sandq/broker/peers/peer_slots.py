@@ -2,7 +2,7 @@
 
 Connections that occupy slots and send nothing must not lock out a node of the cluster. So each source has few slots,
 and some slots are reserved for the sources of known peers. If no slot is free, the oldest connection is closed: a
-handshake takes milliseconds, so the oldest connection most likely makes none.
+handshake takes milliseconds, so the oldest connection is probably idle.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PeerSlots:
 
     @contextmanager
     def slot(self, host: str) -> Iterator[Slot]:
-        """Hold a slot for a connection from this address. There always is one, but a later connection may take it."""
+        """Hold a slot for a connection from this address. A later connection may take the slot away."""
         source = source_of(host)
         slot = Slot(source, is_known=source in self._known())
         taken = self._peers if slot.is_known else self._unknown

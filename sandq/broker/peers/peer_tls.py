@@ -52,11 +52,11 @@ class PeerTls:
     async def let_in(
         self, stream: PeerStream, socket_stream: trio.SocketStream, host: str, is_known: bool
     ) -> Callable[[str], bool] | None:
-        """Do the TLS handshake of an accepted connection, if that starts one.
+        """Do the TLS handshake of an accepted connection, if the other side starts one.
 
         Return a function that returns whether its certificate belongs to a node; None if the connection has no TLS.
-        `is_known`: it comes from a known peer, and does not queue with unknown sources. Raise Refusal, ConnectionLost,
-        Overloaded."""
+        `is_known`: the connection comes from a known peer, so its handshake does not queue with those of unknown
+        sources. Raise Refusal, ConnectionLost, Overloaded."""
         if not await speaks_tls(socket_stream):
             return None
         handshakes = None if is_known else self._handshakes

@@ -13,7 +13,7 @@ FRAME_BYTES: Final = 4 << 20
 
 
 def send_messages(send: Callable[[str, int, Any], object], node: str, messages: Sequence[Any]) -> None:
-    """Send messages to a node, in frames that are not much larger than necessary.
+    """Send messages to a node, in frames of about `FRAME_BYTES`.
 
     `send(node, kind, body)`: as `PeerLinks.send`."""
     frame: list[Any] = []

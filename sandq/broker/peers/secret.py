@@ -33,8 +33,8 @@ log = structlog.get_logger("sandq.peers")
 def read_secrets(path: Path, setting: str = CLUSTER_SETTING) -> tuple[bytes, ...]:
     """Return the secrets in the file that a setting names, without surrounding white space.
 
-    Raise StartupError if the file is missing, a secret is too short or too long, or others than its owner may read or
-    write the file."""
+    Raise StartupError if the file is missing, a secret is too short or too long, or users other than its owner may
+    read or write the file."""
     content = read_private(path, setting)
     secrets = [secret.strip() for secret in _SEPARATOR.split(content)]
     if len(secrets) > SECRETS_MOST:

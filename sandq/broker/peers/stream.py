@@ -145,8 +145,8 @@ class PeerStream:
     def _send_at_once(self, view: memoryview) -> int:
         """Send as much of the first piece as the socket accepts now. Return the number of bytes.
 
-        Most frames are small, so this takes one system call; trio's way takes ten times as long. Errors are ignored
-        here, as the next call meets them again."""
+        Most frames are small, and need only this system call; a send through trio takes ten times as long. Errors are
+        ignored here, as the next call meets them again."""
         if isinstance(self._stream, TlsStream):
             return self._stream.send_now(view[:PIECE_BYTES])
         if not isinstance(self._stream, trio.SocketStream):

@@ -67,8 +67,8 @@ class ThisNode:
         )
 
     def is_ours(self, peer: Peer) -> bool:
-        """Return whether a peer is in this node's cluster, and knows that this node is.
+        """Return whether a peer and this node are in the same cluster, as both stated when the link was made.
 
-        Nodes named in the configuration always are."""
+        If the configuration names the nodes, all of them count."""
         uuid = self.own.cluster_uuid
         return self.is_named or (uuid is not None and peer.identity.cluster_uuid == uuid)

@@ -10,7 +10,9 @@ from sandq.model.errors import SandqError, WrongPort
 from sandq.protocol.frames import FrameReader, Type, encode_error
 
 HEAD_BYTES: Final = 6
-"""Number of bytes that identify the protocol of a connection: no node's greeting and no client's request is shorter."""
+"""Number of bytes that identify the protocol of a connection.
+
+Every greeting of a node, and every request of a client, has at least that many bytes."""
 _FIXARRAYS = range(0x90, 0xA0)
 
 
