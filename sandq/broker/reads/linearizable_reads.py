@@ -1,8 +1,8 @@
 """Query the state of a group. Queries that arrive together share one ReadIndex and one visit of the apply thread.
 
-A linearizable answer includes everything that was acknowledged before the query arrived, by any node. A stale answer is
-what this node knows, whether it leads the group or not. It comes with its age: it includes everything acknowledged that
-long ago.
+A linearizable answer includes everything that was acknowledged before the query arrived, by any node. A stale answer
+comes from the state on this node, whether it leads the group or not. It has an age: it includes everything that was
+acknowledged that long ago.
 
 A visit ends with the answer that reaches `VISIT_BYTES` or `VISIT_WORK`. Queries of a client that does not accept data
 wait until it does, and all queries wait while too much memory is in use.
@@ -100,7 +100,7 @@ class _Asked(Generic[T]):
         self.answered.set()
 
     async def wait(self) -> tuple[T, int]:
-        """Return the answer, which is charged until then, and its age in ms."""
+        """Return the answer and its age in ms. The output is charged for the answer until then."""
         try:
             await self.answered.wait()
         finally:
@@ -239,7 +239,7 @@ class LinearizableReads:
 
 
 _Answer = tuple[_Asked[Any], outcome.Outcome[Any], int]
-"""A query, its answer, and the bytes of that."""
+"""A query, its answer, and the bytes of the answer."""
 
 
 class _Visit:

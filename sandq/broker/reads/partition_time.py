@@ -41,7 +41,7 @@ class PartitionTime:
             await self._advance_at_times(host, now_ms)
 
     async def advance_for_values(self, host: RaftGroup) -> None:
-        """Let values of keys expire that are due. If a group accepts no entries now, it is read as it is.
+        """Let values of keys expire whose time has come. If a group accepts no entries now, it is read as it is.
 
         Readers and compare-and-set must agree on expiry, so both use the time in the log. By the clock, a reader might
         see a value as expired before a pending compare-and-set, whose entry has an earlier time, succeeds on it."""
@@ -51,7 +51,7 @@ class PartitionTime:
                 await _advance(host)
 
     async def _advance_at_times(self, host: RaftGroup, now_ms: int) -> None:
-        # The lower bound is for a clock that was ahead and is right again.
+        # `now_ms` may be before the last advance, if the clock was ahead then and is right again.
         if not 0 <= now_ms - self._advanced_ms.get(host.number, 0) < PAUSE_MS:
             self._advanced_ms[host.number] = now_ms
             await _advance(host)

@@ -48,7 +48,7 @@ def _count(stored: Sequence[Stored], first_ms: int, unit_ms: int, count: int) ->
 
 
 def _ahead(stored: Stored) -> Ahead:
-    """Return what is counted of a schedule. Its next occurrence is included unless its message exists already."""
+    """Return the occurrences of a schedule to count. The next one is included unless its message exists already."""
     schedule = Schedule.load(*stored)
     assert schedule.expected_ms is not None
     is_made, most = schedule.made is not None, schedule.settings.get("count")
