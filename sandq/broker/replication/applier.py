@@ -21,8 +21,9 @@ from sandq.raft import Skip
 from sandq.storage.stores import Change, Stores, StoresSnapshot
 
 WRITE_ENTRIES: Final = 64
+"""Number of entries after which rows are written."""
 WRITE_BYTES: Final = 64 << 10
-"""Bytes of commands after which rows are written; `WRITE_ENTRIES` is the number of entries.
+"""Bytes of commands after which rows are written.
 
 When one of the limits `WRITE_*` is reached, the rows are handed over at once, otherwise after a short pause (`rest`). A
 write costs about as much as applying a small entry."""
@@ -38,15 +39,13 @@ SLICE_S: Final = 0.002
 UNFINISHED_BYTES: Final = 4 << 20
 """Total bytes of unfinished entries above which no entry yields. A half-applied entry of 1 MB occupies 50 MB."""
 SHARE: Final = 4
-"""Limit on the time of other groups, as a multiple of the time that the yielding entry had.
+"""After other groups used the thread for a time T, the entry that has yielded gets at least T / `SHARE`.
 
-Without it, a steady load of large entries in other groups would keep this one from ever finishing. The last task of the
-others may exceed it."""
+Otherwise a steady load of large entries in other groups would keep the entry from ever finishing."""
 HERE_ENTRIES: Final = 8
+"""Maximum number of entries that `run_here` applies at once."""
 HERE_BYTES: Final = 16 << 10
-"""Maximum bytes of commands that `run_here` applies at once; `HERE_ENTRIES` is the number of entries.
-
-Takes about 1 ms."""
+"""Maximum bytes of commands that `run_here` applies at once. They take about 1 ms."""
 DEPTH: Final = 32
 """Maximum number of nested yields. The innermost entry runs to its end."""
 PREEMPTED_MOST: Final = 4
@@ -142,7 +141,7 @@ class Applier:
         self._stores = stores
         self._publish = publish
         self.steps = 0
-        """Rises with each step, so that a watchdog sees progress."""
+        """Number of steps done. It rises often, so that a watchdog sees progress."""
         self._unwritten: dict[int, Replica] = {}
         """Replicas with changes that were not written since the last write, by group."""
         self._entries = self._bytes = 0
@@ -201,8 +200,8 @@ class Applier:
                 self._apply(task, run)
             else:
                 # A query of a partition may yield like an entry.
-                gives_way = task.group is not None and self._open_answers < PREEMPTED_MOST
-                self._until_s = time.perf_counter() + SLICE_S if gives_way else math.inf
+                may_yield = task.group is not None and self._open_answers < PREEMPTED_MOST
+                self._until_s = time.perf_counter() + SLICE_S if may_yield else math.inf
                 if task.group is None:
                     self.write()
                 self._open_answers += 1

@@ -19,9 +19,8 @@ BEHIND: Final = object()
 class FairQueue(Generic[T]):
     """A queue of flows; the parameter `line` names the flow.
 
-    A flow with a long queue delays another flow by as much work as that one has itself, plus one item. An item without
-    a flow follows everything that waits and precedes everything that is added later. So later items wait for all of
-    that, too.
+    A flow with a long queue delays another flow by at most as much work as the other flow has itself, plus one item.
+    An item without a flow follows everything that waits, and precedes everything that is added later.
     """
 
     def __init__(self) -> None:

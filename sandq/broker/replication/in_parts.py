@@ -35,8 +35,7 @@ def submit_in_parts(
     items: list[Any] = list(command.items)
     outcomes: list[Any] = [None] * len(items)
     lost: dict[int, list[Any]] = {}
-    """Messages of each item whose lease had ended, by position of the item: as reported by the finished parts of a
-    nack."""
+    """Messages whose lease had ended, by position of their item, as reported by the finished parts of a nack."""
 
     def submit(left: list[int], behind: list[int]) -> None:
         """Submit the items at the positions `left`. `behind`: positions to submit after those."""

@@ -46,7 +46,7 @@ from sandq.storage.wal import SEGMENT_BYTES, Record, Wal
 from sandq.storage.write_behind import WriteBehindStores
 
 PINNED_SEGMENTS = 1
-"""Number of full WAL segments that the tail of a log may keep. If it keeps more, it is appended again."""
+"""Number of full WAL segments that the last entries of a log may keep. If they keep more, they are appended again."""
 COPY_BYTES = 1 << 20
 """Maximum size in bytes of a tail that is appended again."""
 SHUT_LOG_BYTES: Final = 16 << 20
@@ -54,7 +54,7 @@ SHUT_LOG_BYTES: Final = 16 << 20
 UNAPPLIED_WORK = 2 * BATCH_WORK
 """Proposed and unapplied work above which a group proposes nothing more.
 
-Waiting requests are scheduled fairly, while the order of proposed ones is fixed."""
+Requests stay in the fair queue as long as possible, because the order of proposed requests is fixed."""
 KEPT_BYTES = 256 << 10
 """Bytes of a log kept below the applied index, for members that lag slightly."""
 LAG_BYTES = 64 << 20
@@ -660,14 +660,14 @@ def _log_size(host: RaftGroup) -> int:
 def _kept_of(host: RaftGroup, kept_bytes: int) -> int:
     """Return the bytes to keep of a log below the applied index, for other members.
 
-    Without other members: nothing once the log exceeds `kept_bytes`. With others, keep at least the entry before the
-    first one that they need."""
+    If the group has no other members, keep nothing once the log exceeds `kept_bytes`. Otherwise keep at least the entry
+    before the first one that the members need."""
     voters, learners = host.members
     return 0 if len(voters) + len(learners) == 1 and host.group.journal.size_bytes > kept_bytes else max(kept_bytes, 1)
 
 
 def _cut(host: RaftGroup, index: int, kept_bytes: int) -> int:
-    """Cut a log below an index. Return the growth of its size, which is 0 or negative."""
+    """Cut a log below an index. Return the change of its size in bytes, which is 0 or negative."""
     before = _log_size(host)
     host.group.journal.truncate_below(index, kept_bytes)
     return _log_size(host) - before

@@ -35,11 +35,11 @@ from sandq.raft import Group, GroupCommit, GroupJournal, Members, ProposalFailed
 log = structlog.get_logger("sandq.replication")
 
 AFTER_STALL_MOST = 10_000
+"""Maximum number of calls that `after_stall` keeps."""
 BATCH_WORK: Final = 4 << 20
+"""Maximum work of the requests of one group in one commit batch. The last entry may exceed it."""
 BATCH_BYTES: Final = 1 << 20
-"""Maximum bytes of a group's entries in one commit batch, and maximum work of their requests.
-
-The last entry may exceed them.
+"""Maximum bytes of the entries of one group in one commit batch. The last entry may exceed it.
 
 Other groups wait until the whole batch is written and synced, and then again while it is applied."""
 
@@ -124,7 +124,7 @@ class RaftGroup:
 
         The replica must then be loaded from its rows again."""
         self._shut_in: tuple[ApplyFailure, int, int] | None = None
-        """The failure and the term from which `taken_while_shut` counts, and the bytes of the log at that time."""
+        """Start of the count of `taken_while_shut`: the failure, the term, and the bytes of the log at that time."""
         self._skips = FollowedSkips()
         self._listeners = _Listeners()
         self._was_ready = self._was_route = False
@@ -208,7 +208,8 @@ class RaftGroup:
         """Bytes by which the log has grown in this term since the replica was shut.
 
         Earlier bytes do not count, and the count restarts with each term. The leader of a term must be able to commit
-        its log: only then does it apply the entry and is shut, or sends the snapshot that opens this replica."""
+        its log. Only then can it apply the entry: it is then shut, too, or sends the snapshot that opens this
+        replica."""
         if self.shut is None:
             return 0
         size_bytes = self.group.journal.size_bytes
@@ -598,8 +599,8 @@ class RaftGroup:
     def fail(self, error: StorageFailed) -> None:
         """Fail the pending requests, because the node cannot write any more.
 
-        Committed requests are still answered. If the group has other voters, the outcome of the others is unknown, and
-        clients ask those voters."""
+        Committed requests are still answered. If the group has other voters, the outcome of the remaining requests is
+        unknown, and clients ask those voters."""
         self.failed = error
         alone = self.group.is_only_voter
         self.requests.drop_proposed(error if alone else TimedOut(f"the outcome is unknown: {error.message}"))

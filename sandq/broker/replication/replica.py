@@ -130,7 +130,7 @@ class Replica(Protocol):
 
     careful_until: int
     """Raft index up to which the state is summed up and written after each entry, to learn which one is at fault; 0:
-    none."""
+    it is not."""
 
     def shut(self, step: Step, error: BaseException, *, index: int | None = None) -> None:
         """Stop applying, and forget the changes that are not in the rows (ADR 46).
@@ -156,7 +156,7 @@ class Replica(Protocol):
 
     @property
     def unwritten_bytes(self) -> int:
-        """Upper bound of the bytes of their values."""
+        """Upper bound of the bytes of the values of these rows."""
         ...
 
     def drain(self) -> list[Change]:
@@ -236,7 +236,7 @@ class PartitionReplica:
         self.is_mid_entry = False
         """True while an entry is being applied.
 
-        While it yields, a query must not rely on the leases that it has granted so far (apply thread)."""
+        While the entry yields, a query must not rely on the leases that the entry has granted so far (apply thread)."""
         try:
             self._run(MACHINES[kind].load(partition, settings, self._view, look_aheads))
             self._rows_index = self._machine.applied_index
@@ -548,9 +548,10 @@ class MetadataReplica:
         return self._undrained[-1][0] if self._undrained else None
 
     def _rebuild(self, undrained: Sequence[tuple[int, metadata_commands.Entry]]) -> None:
-        """Return to the state before the failed entry: the node continues with it.
+        """Return to the state before the failed entry. The node continues with that state.
 
-        Its rows are written again: what the node has shown must not be undone when the replica is opened again."""
+        The changes of that state are written later: clients have seen them, so they must
+        not be lost when the replica is opened again."""
         self._changes.clear()
         self._undrained = []
         self.state = self._stored(self._levels)
@@ -664,5 +665,5 @@ class MetadataView:
 
     def partition(self, group: int) -> Partition | None:
         """Return the partition of a Raft group; None if there is none (any more)."""
-        place = self.partition_of_group.get(group)
-        return self.topics[place[0]].partitions[place[1]] if place is not None else None
+        found = self.partition_of_group.get(group)
+        return self.topics[found[0]].partitions[found[1]] if found is not None else None

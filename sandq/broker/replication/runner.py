@@ -275,7 +275,7 @@ class Runner:
             self._inbox.during(partial(self._hand_over, tasks))
 
     def _hand_over(self, tasks: list[Apply]) -> None:
-        # Submit all of them before anything else runs: a sync that is reported in between brings later entries.
+        # Submit all tasks before anything else runs: a sync that is reported in between may bring later entries.
         for task in tasks[self._apply.run_here(tasks) :]:
             self._apply.submit(task)
 
@@ -296,7 +296,7 @@ class Runner:
     def _has_log_grown(self) -> bool:
         """Return whether enough was written since the last checkpoint to make the next one due now.
 
-        The log is also in memory."""
+        The log is kept in memory, too."""
         return self.node_log.bytes_since_checkpoint >= self._checkpoint_bytes
 
     async def checkpoint(self) -> None:
@@ -432,8 +432,8 @@ class Runner:
             return self.node_log.stores.progress
         if thread == "maintenance":
             return self._maintenance.progress
-        turn = self._apply.progress
-        return None if turn is None else (turn, self.node_log.applier.steps)
+        batch = self._apply.progress
+        return None if batch is None else (batch, self.node_log.applier.steps)
 
     def give_up_queries(self, why: str) -> None:
         """Fail the pending calls of clients with Unavailable, because the apply thread is stalled."""
@@ -450,7 +450,7 @@ class Runner:
         patient: bool = True,
         late: Callable[[T], None] = lambda result: None,
     ) -> T:
-        """Run `call` on the apply thread, after everything submitted so far, or everything submitted for one group.
+        """Run `call` on the apply thread, after everything submitted so far, or (`group`) submitted for one group.
 
         `patient`: wait even while the thread is stalled. Otherwise raise Unavailable in that case; the call may still
         run later. `late`: gets a result for which the caller waits no longer. An unexpected error of a call for a group

@@ -45,7 +45,7 @@ class AppliedSkipped(Exception):
 class EndlessEntry(BaseException):
     """An entry used too much CPU time without progress: it most likely never ends.
 
-    Not an `Exception`: no handler in `apply` may turn it into a result, as other replicas may not reach it.
+    Not an `Exception`: no handler in `apply` may turn it into a result, as other replicas may not raise it.
     """
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ def _shown(value: Any) -> str:
 
 
 def described(command_list: Sequence[Any], failed: int | None) -> str:
-    """Return the classes of an entry's commands, and all fields of the one that failed."""
+    """Return the classes of an entry's commands, and all fields of the failed command."""
     counts = Counter([type(command).__name__ for command in command_list])
     text = ", ".join([f"{count} {name}" for name, count in counts.items()])
     if failed is not None and failed < len(command_list):

@@ -47,8 +47,8 @@ class Worker(Generic[T]):
         self._thread.start()
 
     def submit(self, item: T) -> None:
-        self._queue.put(item)
         """Queue an item."""
+        self._queue.put(item)
 
     @property
     def progress(self) -> int | None:
@@ -141,7 +141,7 @@ class FairWorker(Worker[T]):
         self._handle_here = handle_here
         self._owned = threading.Lock()
         self._is_broken = False
-        """True while something runs, and for ever after it has raised: then nothing else may run."""
+        """True while work runs. It stays True if the work raises: then nothing else may run."""
         self._is_rested = True
         self._submitted = 0
         """Number of items that were queued. Written by the submitter."""
@@ -154,8 +154,8 @@ class FairWorker(Worker[T]):
         super().__init__(name, handle, on_crash)
 
     def submit(self, item: T) -> None:
-        self._submitted += 1
         """Queue an item. Call from the submitting thread only."""
+        self._submitted += 1
         super().submit(item)
 
     def run_here(self, items: Sequence[T]) -> int:
@@ -215,6 +215,7 @@ class FairWorker(Worker[T]):
             self._done = self._taken
 
     def _run_rest(self) -> None:
+        """Do the deferred work. The caller holds the lock."""
         self._transitions += 1
         self._rest()
         self._transitions += 1
