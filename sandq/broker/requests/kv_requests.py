@@ -49,8 +49,8 @@ class KvRequests:
     async def get(self, requests: Sequence[KvGet], caller: Caller) -> tuple[list[list[bytes | None]], int]:
         """Return the rows of keys, for the first of these requests to one partition, and their age in ms.
 
-        The requests are all stale, or none is. At least one is answered; the last one is the one that reaches
-        `ANSWER_BYTES`. Each must have passed `check_partitions`. The rows of a request are those of
+        All requests are stale, or none is. At least one request is answered. The answer ends with the request that
+        reaches `ANSWER_BYTES`. Each must have passed `check_partitions`. The rows of a request are those of
         `PartitionReplica.values`."""
         (found, _), stale_ms = await self._ask(
             requests[0],
@@ -96,8 +96,8 @@ class KvRequests:
     def check_partitions(self, request: KvGet | KvWatch, keys: Sequence[bytes]) -> None:
         """Raise InvalidRequest if a key belongs to another partition.
 
-        Then the client does not know the topic's delimiter, or knows the topic as it was before it was created again,
-        and would take the key for absent."""
+        The client of such a request does not know the topic's delimiter, or the topic was created again since. The
+        client would conclude that the key does not exist."""
         opened = self._broker.catalog.topics.get(request.topic)
         if opened is None or opened.record.kind != COMPACTED:
             return  # the request itself fails with the reason

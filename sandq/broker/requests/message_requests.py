@@ -83,12 +83,11 @@ log = structlog.get_logger("sandq.broker")
 
 
 FORECAST_WORK = 8
-"""Work of the forecast of one partition.
+"""Units of work of the forecast of one partition, in a visit of the apply thread (`linearizable_reads.VISIT_WORK`).
 
-It is high, so that a time slice ends after few forecasts: the request continues with the next partition as soon as one
-has responded."""
+A forecast is expensive, so a visit ends after few of them."""
 WHY_WORK = 16
-"""Work of explaining one message for every group."""
+"""Units of work of explaining one message for every group."""
 TARGET_WORK: Final = 4096
 """Cost of looking up a message and changing its state, as the bytes of a batch that costs the same."""
 ROWS_AT_ONCE: Final = 64
@@ -124,8 +123,8 @@ class MessageRequests:
     def move(self, request: Move, caller: Caller, done: Done) -> None:
         """Move or update messages. `done` gets an outcome for each item.
 
-        Moves that exceed the budget of one entry are continued by the next ones. Updates are not, as together they may
-        take longer than the client waits. Raise InvalidTime."""
+        Moves that exceed the budget of one entry are continued in the next entries. Updates are not, as all of them
+        may take longer than the client waits. Raise InvalidTime."""
         items: Sequence[Any] = request.items
         moves = request.read()
         if any([move.priority is not None for move in moves]):
@@ -242,7 +241,7 @@ class MessageRequests:
         raise NotFound(text + NOT_WITHOUT_KEY)
 
     async def page(self, request: List, caller: Caller) -> tuple[list[dict[str, Any]], bytes | None]:
-        """Return a page of messages, and where the next one starts."""
+        """Return a page of messages, and where the next page starts."""
         await self._time.advance_for_states(self._host(request))
 
         def page(queries: PartitionQueries) -> tuple[list[dict[str, Any]], bytes | None]:
@@ -262,7 +261,7 @@ class MessageRequests:
         return await self._ask(request, page, _bytes_of_page, PAGE_WORK)
 
     async def dead_page(self, request: DeadList, caller: Caller) -> tuple[list[dict[str, Any]], bytes | None]:
-        """Return a page of dead letters, and where the next one starts."""
+        """Return a page of dead letters, and where the next page starts."""
 
         def page(queries: PartitionQueries) -> tuple[list[dict[str, Any]], bytes | None]:
             return queries.dead_page(
@@ -378,8 +377,8 @@ class MessageRequests:
         """Return the number of rows, one per group and partition, and the rows in MessagePack.
 
         One answer may have tens of thousands of rows. So they are packed partition by partition, with yields, and the
-        number of lists in progress on the node is limited. A list waits until its client accepts data before it begins,
-        but not in between."""
+        number of lists in progress on the node is limited. A list begins once its client accepts data, and does
+        not wait for the client again."""
         await self._output.wait_for_capacity()
         async with self._listing, self._broker.listing:
             packed, count, time_slice = list[bytes](), 0, TimeSlice()
@@ -414,7 +413,7 @@ class MessageRequests:
     async def seek(self, request: GroupSeek, caller: Caller) -> list[tuple[int, bytes]]:
         """Move the cursor of a group, and return the new cursor of each partition.
 
-        An offset belongs to one partition: then only that cursor moves."""
+        If `to` is an offset, only the cursor of its partition moves."""
         topic, group, to = request
         chosen = await self._with_group(topic, group)
         if isinstance(to, bytes):

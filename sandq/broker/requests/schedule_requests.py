@@ -52,7 +52,7 @@ T = TypeVar("T")
 EXISTS, CONFLICT, NOT_FOUND = "exists", "conflict", "not_found"
 """More outcomes: a schedule of this name exists; it has a different version than requested; it does not exist."""
 ROUNDS_MOST: Final = 50
-"""Maximum number of rounds for schedules that have changed each time."""
+"""Maximum number of rounds in which schedules are read and planned, if they change in every round."""
 WAITING_ROUNDS: Final = 25
 """Number of rounds in which schedules that are due wait until they have fired.
 
@@ -61,8 +61,9 @@ does not know their time zone."""
 RETRY_S: Final = 0.02
 """Pause in s before a schedule that is firing is read again."""
 COMMAND_ITEMS: Final = 256
+"""Maximum number of items of one command."""
 COMMAND_BYTES: Final = 512 << 10
-"""Maximum bytes of one command; `COMMAND_ITEMS` is the maximum number of its items."""
+"""Maximum bytes of one command."""
 ITEM_BYTES: Final = 512
 """Bytes of a schedule in addition to its message."""
 ITEM_WORK: Final = 8192
@@ -233,7 +234,7 @@ class ScheduleRequests:
         planned: Sequence[tuple[Any, ...]],
         results: dict[str, _Row],
     ) -> set[_Seen]:
-        """Apply the planned items, and record the results, except of those that must be read again.
+        """Apply the planned items, and record the results of those that need not be read again.
 
         Return the items whose next occurrence has come, or whose message a consumer or producer has already taken."""
         again, taken = False, set[_Seen]()
@@ -366,8 +367,8 @@ def _replan(
 ) -> Plan:
     """Return the next occurrence of a schedule that gets new settings.
 
-    An occurrence that has come counts as fired. `is_other`: its recurrence changes. `is_taken`: the message of its next
-    occurrence is already taken."""
+    An occurrence whose time has come counts as fired. `is_other`: its recurrence changes. `is_taken`: the message of
+    its next occurrence is already taken."""
     if paused:
         return Plan(None, None)
     is_due = is_taken or _is_due(old, now_ms)
