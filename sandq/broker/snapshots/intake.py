@@ -70,7 +70,7 @@ class Intake:
             kept.store.drop()
 
     def drop_stale(self) -> None:
-        """Drop snapshots that will not continue: the sender is gone, or the log had the rest after all."""
+        """Drop snapshots that will not continue: the sender is gone, or this node got the entries from the log."""
         until_s = trio.current_time() - KEPT_S
         for group, kept in list(self._kept.items()):
             if group not in self._receiving and (kept.used_s < until_s or not self._needs(kept.meta)):
@@ -121,7 +121,7 @@ class _Kept:
 
     async def finish(self, meta: Meta) -> None:
         self._check()
-        # Whether it ends well or not, this snapshot cannot be continued: it may be installed.
+        # From here on, the snapshot may be installed. So it cannot be continued, even if an error follows.
         del self._all_kept[self.meta.group]
         await self.store.finish(meta)
 

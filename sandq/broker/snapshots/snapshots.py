@@ -1,8 +1,9 @@
 """Send snapshots of this node's replicas to members that need them, and install those of other nodes.
 
-Sending: the rows are fixed once everything applied is written (apply thread). They are read in chunks on the
-maintenance thread, and sent over a separate connection. Meanwhile the log keeps the entries after the snapshot, up to a
-budget. If writes outrun the transfer, a new snapshot is taken, and sent at twice the rate and with twice the budget.
+Sending: a view of the rows is taken once all applied entries are written (apply thread). The rows are read in chunks on
+the maintenance thread, and sent over a separate connection. Meanwhile the log keeps the entries after the snapshot, up
+to a budget. If writes outrun the transfer, a new snapshot is taken, and sent at twice the rate and with twice the
+budget.
 
 Installing: a snapshot is written to a new store that no pointer names until all of it is durable. Then the old replica
 is stopped, the pointer is set, and the group continues from the new store.
@@ -54,7 +55,7 @@ STALLED_S = 10.0
 def needing(host: RaftGroup) -> list[str]:
     """Return the members that this node must send a snapshot to.
 
-    This node leads, but may not be ready yet: if all reachable members need a snapshot, it has no majority before they
+    This node leads, but need not be ready: if all reachable members need a snapshot, there is no majority until they
     have one."""
     return [] if host.failed is not None else sorted(host.group.lagging)
 
@@ -67,7 +68,7 @@ def _is_behind(host: RaftGroup, member: str) -> bool:
 
 
 async def _caught_up(host: RaftGroup, member: str, pin: LogPin) -> None:
-    """Wait until a member has got the entries after its snapshot from the log, while it makes progress."""
+    """Wait until a member has received the log after its snapshot. Give up if it makes no progress for `STALLED_S`."""
     got, since_s = host.group.match_index(member), trio.current_time()
     while not pin.is_lost and _is_behind(host, member) and trio.current_time() - since_s < STALLED_S:
         await trio.sleep(CHECK_S)
@@ -143,7 +144,8 @@ class Snapshots:
         """Forget the counts of members that need nothing from this node any more."""
         for number, member in list(self._outrun):
             host = self._node_log.hosts.get(number)
-            # A member that needs a snapshot may still have everything committed a round ago, and not count as behind.
+            # Check both: a member that needs a snapshot may have all that was committed a round ago, so that it does
+            # not count as behind.
             if host is None or not (member in self._needing(host) or _is_behind(host, member)):
                 del self._outrun[number, member]
 
@@ -249,7 +251,7 @@ class Snapshots:
             self._release(rows)
             raise
         snapshot_id = secrets.token_bytes(SNAPSHOT_ID_BYTES)
-        # The tables lack rows that are not flushed yet; the status does not know of compression.
+        # Both are estimates: the tables lack rows that are not flushed yet, and the status ignores compression.
         size = max(in_tables, getattr(host.status, "bytes", 0))
         meta = Meta(host.number, snapshot_id, index, term, members.voters, members.learners, size)
         return _View(rows, exporter, meta)
@@ -304,14 +306,14 @@ class _Store:
         self._number = number
         self._importer = Importer(node_log.stores, number)
         self._is_unsure = False
-        """True if it is unknown whether the pointer names this store after a crash. Then it is not garbage."""
+        """True if it is unknown whether the pointer names this store after a crash. Then the store is not garbage."""
 
     @property
     def position(self) -> bytes | None:
         return self._importer.position
 
     async def add(self, data: bytes) -> bool:
-        # Only the apply thread hands rows over.
+        # Only the apply thread may hand rows over.
         is_last = await self._runner.ask(partial(self._importer.add, data))
         await self._runner.until_written()
         return is_last
@@ -336,7 +338,7 @@ class _Store:
         If the node stops meanwhile, the group stays stopped: the next start uses the store that its pointer names."""
         node_log, runner, host = self._node_log, self._runner, self._host
         try:
-            # Tasks of the old state are done before the new one replaces it.
+            # The apply thread runs this after all tasks of the old state.
             loaded = await runner.ask(partial(node_log.load, host.number, self._number))
             node_log.check_runs(host)
             pointer = StorePointer(
@@ -358,5 +360,5 @@ class _Store:
             await runner.between_batches(partial(node_log.reopen, host, host.replica, host.status))
             raise
         await runner.between_batches(partial(node_log.reopen, host, *loaded))
-        # After the commit batch in which they are written, the records of the new log are on disk.
+        # Wait for the end of the commit batch that writes the records of the new log.
         await runner.between_batches(lambda: None)

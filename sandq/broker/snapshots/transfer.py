@@ -31,10 +31,11 @@ WINDOW = 8
 SENDING_AT_ONCE = 2
 """Maximum number of snapshots that a node sends at the same time."""
 SILENCE_S = 60.0
-"""Time in s that the other side may take for its next frame, or to accept one: to open a store, for a throttled chunk,
-to install."""
+"""Time in s within which the other side must send its next frame, or accept a frame.
+
+The other side may have to open a store, to wait for its throttle, or to install the snapshot."""
 BURST_S = 0.05
-"""Time in s for which a throttle's rate may be used at once after a pause."""
+"""After a pause, a throttle lets pass at once as many bytes as its rate allows in this time, in s."""
 KEY_BYTES = 64 << 10
 """Maximum size of a key to continue after, in bytes."""
 REASON_CHARS = 1024
@@ -122,7 +123,7 @@ class Throttle:
     async def take(self, size: int, times: int = 1) -> None:
         """Wait until `size` more bytes may be sent, at `times` times the rate.
 
-        They may exceed a burst: then the next ones wait for them."""
+        A size above a burst is not split: later calls wait longer instead."""
         now = trio.current_time()
         begin = max(self._paid_until, now - BURST_S)
         self._paid_until = begin + size / (self._bytes_per_s * times)
