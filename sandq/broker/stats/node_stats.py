@@ -64,7 +64,7 @@ class TopicStats:
         """Count a lease that is being sent at `now_s` of the guarded clock (epoch seconds).
 
         `free_since_ms`: time since which a consumer has had free credit without interruption. Messages that became due
-        earlier waited for consumers, and do not count for the objective. None: none of them counts."""
+        earlier waited for consumers, and do not count for the objective. None: no message counts."""
         self.sent += delivery.count
         now_ms = now_s * 1000
         for piece in delivery.pieces:
@@ -124,7 +124,7 @@ def _spread(column: bytes, start: int, count: int, now_ms: float, lateness: Hist
         for histogram in (lateness, *others):
             histogram.observe(first_s, count - start)
         return
-    # The messages are in order, so the latest ones come first.
+    # The messages are ordered by their times, so the first messages are the most late.
     at = start
     while at < count:
         bucket = bisect_left(lateness.bounds, (now_ms - _ms_at(column, at)) / 1000)

@@ -25,7 +25,7 @@ LAST_WRITE_S: Final = 2.0
 
 
 class LatenessSlo:
-    """Records deliveries in a `SloBook`, and keeps that in a file."""
+    """Records deliveries in a `SloBook`, and keeps the book in a file."""
 
     def __init__(self, config: SloSection, stats: NodeStats, clock: GuardedClock, files: Files) -> None:
         self._config = config
@@ -41,7 +41,7 @@ class LatenessSlo:
             self._book = SloBook(stats, config.window_ms, now_ms)
 
     async def run(self) -> None:
-        """Record deliveries, and write the file from time to time, until cancelled; then once more."""
+        """Record deliveries, and write the file from time to time, until cancelled. Then write the file a last time."""
         wrote_s = trio.current_time()
         try:
             async with trio.open_nursery() as nursery:

@@ -37,7 +37,7 @@ class Counted(NamedTuple):
     """Counts by `BOUNDS_US`."""
     early: int
     unproven: int
-    """Number of those in `counts` while the node's clock was not trusted."""
+    """Number of the deliveries in `counts` that were made while the node's clock was not trusted."""
 
 
 class _Slots:
