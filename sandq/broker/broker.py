@@ -80,7 +80,7 @@ COUNT_PRODUCERS_S = 1.0
 ITEM_BYTES = 256
 """Approximate bytes of one item or range of an ack until it is applied."""
 SETTLED_WORK: Final = 4
-"""Cost of applying an item of an ack, relative to bytes of a batch. An entry has up to 1,024 items."""
+"""Cost of applying one byte of an ack, as the bytes of a batch that cost the same. One item costs 1,024."""
 REQUEST_BYTES = 64
 """Approximate bytes of a request until it is answered, in addition to its data."""
 ROW_WORK: Final = 64
@@ -145,7 +145,7 @@ class Broker:
         self._producers_counted_s = -math.inf
         """Time of the last check whether too many producers are known."""
         self._producers_full = False
-        """Result of that check."""
+        """True if the last check found too many producers."""
 
     # -- starting -------------------------------------------------------------------------------------------------
 
@@ -348,7 +348,7 @@ class Broker:
         if any(leader.closed for leader in leaders):
             raise UnknownTopic(f"topic {request.topic!r} was deleted", topic=request.topic)
         if leaders != self._led_of(request):
-            # A subscription to the partitions that this node leads now also gets leases granted to the consumer there.
+            # Leases of the consumer in partitions that this node leads since are missing in `lost_pushes`.
             raise NotLeader(f"partitions of topic {request.topic!r} were moved meanwhile; subscribe again")
         if self._fence(leaders, request):
             raise Unavailable(f"consumer {request.consumer_id!r} subscribed twice at the same time; subscribe again")
@@ -378,13 +378,13 @@ class Broker:
     async def _lost_pushes(
         self, leaders: Sequence[PartitionLeader], request: Subscribe, known: Known
     ) -> list[tuple[PartitionLeader, Delivery]]:
-        """Return the leases of a consumer in these partitions that it does not know of.
+        """Return the leases of a consumer in these partitions of which the consumer does not know.
 
         The state of the partitions must be up to date."""
         found: list[tuple[PartitionLeader, Delivery]] = []
         left = self.limits.in_flight_bytes_per_connection
         while leaders and left > 0:
-            # Run it as a task of the first partition: then at least that one is not in the middle of an entry.
+            # Run this as a task of the first partition: at least this partition is then not in the middle of an entry.
             query = partial(held_by, leaders, request, known, left)
             more, leaders = await self._runner.ask(query, group=leaders[0].raft_group.number, patient=False)
             found += more
@@ -409,7 +409,7 @@ class Broker:
                 if leaders != self._led_of(request):
                     raise NotLeader(f"partitions of topic {request.topic!r} were moved meanwhile; ask again")
                 taken = await lease_once.run()
-            # The caller may be cancelled when the result has just arrived. Then nothing uses the result.
+            # If the caller was cancelled when the result arrived, nothing uses the leases: raise, and release them.
             await trio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
             release(lease_once.asked, request)
@@ -486,7 +486,7 @@ def _check_lease(lease_ms: int, own: TopicLimits | None) -> None:
 
 
 def _waiters_key(request: Lease) -> _WaitersKey:
-    """Return the key of shared state. Requests for other partitions have their own, so that none is woken in vain."""
+    """Return the key of the shared state. Requests for different partitions do not share it: none is woken in vain."""
     return request.topic, request.group, tuple(sorted(request.partitions or ()))
 
 

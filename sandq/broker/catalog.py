@@ -141,7 +141,9 @@ class Catalog:
         return found
 
     def partition(self, name: str, partition: int) -> PartitionLeader:
-        """Return the replica here. Raise the errors of `topic`, UnknownPartition, and NotLeader if there is none."""
+        """Return this node's replica of a partition.
+
+        Raise the errors of `topic`; UnknownPartition; NotLeader if this node has no replica of it."""
         topic = self.topic(name)
         found = topic.partitions.get(partition)
         if found is not None:
@@ -154,7 +156,7 @@ class Catalog:
         raise NotLeader(f"partition {partition} of topic {name!r} is not on this node", **hint)
 
     def of_group(self, group: int, partition: int) -> PartitionLeader:
-        """Return the replica here of the partition that a lease names.
+        """Return this node's replica of the partition that a lease names.
 
         Raise LeaseLost, NotLeader, Unsure, Unavailable."""
         found = self.by_group.get(group)
@@ -174,7 +176,7 @@ class Catalog:
     def topic_of_group(self, group: int) -> str | None:
         """Return the topic of a partition's Raft group, as far as this node knows.
 
-        Return "" if only the replica is known, None if nothing is."""
+        Return "" if this node has a replica, but does not know its topic; None if it knows neither."""
         placed = self.view.partition_of_group.get(group)
         if placed is not None:
             return placed[0]
@@ -193,7 +195,9 @@ class Catalog:
         return self._routes.leader(topic.record.partitions[partition].group)
 
     def _unknown(self, claim: SandqError, find: Callable[[], object]) -> SandqError:
-        """Return the error if `find` finds nothing: `claim` if that is certain, else Unsure."""
+        """Return the error for an object that this node does not know.
+
+        It is `claim` if the metadata here is certainly current, else Unsure. `find`: looks up the object again."""
         if self.is_alone:
             return claim  # no other node could know it
         return Unsure(claim, partial(self._settled, claim, find))
@@ -227,7 +231,7 @@ class Catalog:
         """Remove a replica that no longer runs here."""
         number = leader.raft_group.number
         self.by_group.pop(number, None)
-        self._led.clear()  # its topic may be gone already
+        self._led.clear()  # clear all topics, as the topic of the replica may be gone already
         for opened in self.topics.values():
             if opened.partitions.get(leader.partition) is leader:
                 del opened.partitions[leader.partition], opened.targets[leader.partition]
@@ -251,9 +255,9 @@ class Catalog:
         opened = self.topics.get(name)
         if opened is None or opened.partitions.get(leader.partition) is not leader:
             return
-        # Consumers subscribe again with the leases they know, so that they get leases that never reached them.
+        # The consumers subscribe again, and name the leases that they know. So they get leases that never reached them.
         moved = NotLeader(f"partition {leader.partition} of topic {name!r} is led by a different node now")
-        # If thousands of partitions become led one after the other, most have no consumers: do not visit all each time.
+        # Visit only the attended partitions: this runs once per partition, and a topic may have thousands of them.
         for other in list(opened.attended):
             other.end_subscriptions(moved)
         if ready:
@@ -261,7 +265,7 @@ class Catalog:
             leader.lead()
 
     def _configure(self, name: str, leader: PartitionLeader) -> None:
-        """Apply the topic's settings to a partition that this node leads, if it has different ones."""
+        """Apply the topic's settings to a partition that this node leads, if its settings differ."""
         host, settings = leader.raft_group, self.topics[name].record.settings
         leader.limits_wanted = next_epoch(settings)
         if host.ready and host.status.settings != settings:

@@ -16,14 +16,17 @@ The first slices of all tasks may run in the same iteration of the loop."""
 SLICE_WORK: Final = 1024
 """Units of work in a later time slice. Only one task has such a slice per iteration of the loop."""
 SHARED_WORK: Final = 256
-"""The same while other tasks are queued: short requests, such as a produce, must not wait long for a few slices."""
+"""Units of work in a later time slice while other tasks are queued.
+
+Fewer than `SLICE_WORK`, so that short requests, such as a produce, do not wait long for a few slices."""
 
 
 class TimeSlice:
     """The time slice of a task: cooperative scheduling on one event loop.
 
-    A task with much work queues for its next slice: one queued task runs per iteration of the loop, however many there
-    are. Tasks with little work go past them. Work is counted, not timed, so it is the same on every machine.
+    A task with much work queues for its next slice. One queued task runs per iteration of the loop, however many are
+    queued, so tasks with little work do not wait for the queue. Work is counted, not timed, so it is the same on every
+    machine.
 
         time_slice.left -= 8
         if time_slice.left <= 0:

@@ -45,11 +45,11 @@ class _Counted:
     def __init__(self, share_bytes: float) -> None:
         self.share_bytes = share_bytes
         self.taken = 0
-        """Bytes taken by the loop and not given back."""
+        """Bytes taken by the loop, minus all bytes given back."""
         self.read = 0
-        """Bytes ever taken by the apply thread.
+        """Total of the bytes that the apply thread has taken.
 
-        A separate number, as changes by two threads to one number could be lost."""
+        Kept apart from `taken`, because simultaneous changes of one number by two threads could be lost."""
         self._freed = anyio.Event()
         self._has_waiters = False
 
@@ -90,7 +90,7 @@ class _Counted:
             await self._freed.wait()
 
     def fits(self, size: int) -> bool:
-        """Return whether `size` bytes fit. More than the share fit if nothing else is held."""
+        """Return whether `size` bytes fit. If nothing else is held, any size fits."""
         return not self.bytes or self.bytes + size <= self.share_bytes
 
 
@@ -129,7 +129,8 @@ class Account(_Counted):
     async def reserve(self, size: int, share: SourceShare | None = None) -> None:
         """Take `size` bytes once all of them fit.
 
-        Reservations are granted in order, but those of a source that has used up its share wait for that source."""
+        Reservations are granted in order. A reservation whose source has used up its share is passed over until that
+        source gives bytes back."""
         if not self._queue and self.fits(size) and (share is None or share.fits(size)):
             (self if share is None else share).take(size)
             return
@@ -143,7 +144,7 @@ class Account(_Counted):
                 (self if share is None else share).give_back(size)
             else:
                 self._queue.remove(reservation)
-                self._grant()  # it may have blocked smaller ones behind it
+                self._grant()  # the removed reservation may have blocked smaller ones
             raise
 
     def _grant(self) -> None:
@@ -151,7 +152,7 @@ class Account(_Counted):
         while at < len(self._queue):
             size, share = self._queue[at].size, self._queue[at].share
             if share is not None and not share.fits(size):
-                at += 1  # it waits for its own source; others need not
+                at += 1  # only this source is full: grant reservations of other sources
             elif not self.fits(size):
                 break
             else:
@@ -162,7 +163,7 @@ class Account(_Counted):
 class SourceShare(_Counted):
     """The share of an account that the clients of one source use: at most three quarters.
 
-    So the clients of one source never use up the account. Clients behind a proxy share the proxy's address.
+    So the clients of one source never use up the account. Clients behind a proxy are one source.
     """
 
     def __init__(self, account: Account) -> None:

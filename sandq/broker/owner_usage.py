@@ -1,7 +1,7 @@
-"""Sum up what the topics of each identity hold, over all nodes, if its quota limits that.
+"""Sum up what the topics of each owner hold on all nodes, for owners whose quota limits that.
 
-Once a second, each node sums up the partitions that it leads for each such owner, and reports the sums to the other
-nodes (USAGE). So a quota may be exceeded by the messages that arrive within two seconds. Partitions without a leader do
+Once a second, each node sums up the partitions that it leads, by owner, and reports the sums to the other nodes
+(USAGE). So a quota may be exceeded by the messages that arrive within two seconds. Partitions without a leader do
 not count, and accept nothing either.
 """
 
@@ -25,7 +25,7 @@ from sandq.protocol.peer import PeerFrame
 SUM_S: Final = 1.0
 """Interval in s between two sums."""
 STALE_S: Final = 5.0
-"""Age in s above which a report does not count: by then other nodes lead the partitions of its node."""
+"""Age in s above which a report does not count: by then other nodes lead the partitions of the node that sent it."""
 BOUNDED: Final = ("stored_bytes", "pending_messages")
 """Quotas that limit what topics hold."""
 _ROW: Final = [str, int, int]
@@ -69,8 +69,8 @@ class OwnerUsage:
         self._reports: dict[str, tuple[float, dict[str, Held]]] = {}
         """Time of each node's last report, on trio's clock, and its content."""
         self._came_due: dict[int, tuple[Any, int, int]] = {}
-        """Messages that came due without an entry, by Raft group: the status they refer to, the second counted up to,
-        the count."""
+        """Messages that became due since the last applied entry, by Raft group: (status after that entry, second up to
+        which they are counted, their number)."""
         self.held: Mapping[str, Held] = {}
         """Sums over all nodes, by owner with a limit."""
 

@@ -11,5 +11,5 @@ def is_on() -> bool:
 
 
 def switch(on: bool) -> None:
-    """Switch these lines on or off."""
+    """Switch the lines about single requests and entries on or off."""
     _is_on[:] = [on]
