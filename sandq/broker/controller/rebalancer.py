@@ -47,10 +47,8 @@ LEADERS_AT_ONCE: Final = 4
 LED_S: Final = 5.0
 """Time in s that a group stays with a new leader before it is handed to its preferred leader.
 
-The preferred node may be stopping, and still be linked.
-
-The preferred node must also be reachable for this time: a node that has just started may not have all its links, and
-may not be elected."""
+The preferred node may have handed it over because it stops, and may still be linked. The preferred node must also be
+reachable for this time: a node that has just started may not have all its links, and may not be elected."""
 HAND_OVER_S: Final = 1.0
 """Time in s to wait for a hand-over."""
 SLICE_GROUPS: Final = 128

@@ -225,7 +225,7 @@ class GroupWaiters:
     def wake_next(self) -> None:
         """Wake two waiting requests, because a request got messages.
 
-        Each of the two wakes two more if it gets messages, too. So many messages wake all requests soon, and a single
+        Each of the two wakes two more if it gets messages, too. So a backlog wakes all requests soon, and a single
         message wakes few."""
         if self._due:
             self.wake(2)
