@@ -35,7 +35,7 @@ class Right(StrEnum):
     PRODUCE = "produce"
     """Store messages, and write keys."""
     CONSUME = "consume"
-    """Lease and settle messages by a group, which may be created by that."""
+    """Lease and settle messages as a group, and create that group if it does not exist."""
     READ = "read"
     """Read messages, keys, groups, dead letters, schedules and statistics, without changing anything."""
     MANAGE = "manage"
@@ -91,7 +91,7 @@ class GrantText:
         return self.name in ROLES or self.name in tuple(Right)
 
     def expanded(self, roles: Mapping[str, Sequence[str]]) -> list[Grant]:
-        """Return the grants it stands for. A custom role that is missing from `roles` grants nothing."""
+        """Return the grants that this text stands for. A custom role that is missing from `roles` grants nothing."""
         rights = ROLES.get(self.name) or ((Right(self.name),) if self.name in tuple(Right) else ())
         if not rights:
             # A custom role names only rights and built-in roles, so one level of expansion is enough.
@@ -178,8 +178,10 @@ class Access:
         return cls(principal, [grant for text in texts for grant in parse_grant(text).expanded(roles)])
 
     def allows(self, right: Right, topic: str | None = None, group: str | None = None) -> bool:
-        """Return whether an action on a topic, or by a group of it, is allowed. An action without a single group needs
-        a grant for all groups, and one without a single topic needs a grant for all topics."""
+        """Return whether an action on a topic, or by a group of it, is allowed.
+
+        An action that is not about a single group needs a grant for all groups. An action that is not about a single
+        topic needs a grant for all topics."""
         known = self._known.get((right, topic, group))
         if known is None:
             if len(self._known) >= _ANSWERS:
@@ -219,7 +221,7 @@ class Access:
         )
 
     def covers(self, grants: Iterable[Grant]) -> bool:
-        """Return whether it has each of these grants itself, unchanged or for all groups or topics."""
+        """Return whether this principal has each of these grants, or the same right for all groups or topics."""
         mine = set(self.grants)
         return all(
             grant in mine or Grant(grant.right) in mine or Grant(grant.right, grant.topics) in mine for grant in grants

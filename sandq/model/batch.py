@@ -88,8 +88,8 @@ def plain_single(raw: bytes) -> int | None:
     """Return the size of the value if this is a valid batch of one message with a value and nothing else; None
     otherwise.
 
-    It makes the same checks as `Batch.parse` in a fifth of the time, for the most frequent batch. For None, call
-    `parse`.
+    It makes the same checks as `Batch.parse` in a fifth of the time, for the most frequent batch. If the
+    result is None, call `parse`.
     """
     if len(raw) < _SINGLE.size:
         return None

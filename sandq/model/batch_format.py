@@ -6,7 +6,7 @@ of 8.
     batch   = header body
     header  = 40 bytes
        0  magic               4 bytes  "SQB\\xb1"
-       4  crc32c              u32      of all bytes from 8 to the end, as they stand (compressed, if so)
+       4  crc32c              u32      of all bytes from 8 to the end, as stored (compressed, if codec is 1)
        8  version             u8       1
        9  codec               u8       0 none, 1 zstd (of the whole body)
       10  flags               u16      bit 0: DELIVER_MS holds delays, not instants; the others are 0
@@ -22,9 +22,9 @@ of 8.
        offsets    int32 * (count + 1): message i is data[offsets[i]:offsets[i + 1]]; first 0, never falling
        numbers    int64 * count
 
-A null has no bytes, or the number 0. VALUE is always there (a null value deletes in a compacted topic). A
-column that this version does not know passes through `take` and `slice` untouched; only its type matters.
-Offsets, data and validity are what Arrow's arrays are made of: `pyarrow.py_buffer` wraps them without a copy.
+A null has no bytes, or the number 0. VALUE is required (a null value deletes the key in a compacted
+topic). `take` and `slice` also copy columns that this version does not know, by their type. Offsets, data and validity
+have the layout of Arrow's arrays: `pyarrow.py_buffer` wraps them without a copy.
 
 The broker's data about the messages (offsets, attempt, ...) is in an envelope outside, so that a batch never changes
 under its crc.
@@ -166,13 +166,13 @@ def stored_bytes_of(raw: bytes) -> int:
 
 
 def pack_ints(code: Literal["i", "q"], numbers: Sequence[int]) -> bytes:
-    """Return little-endian int32 or int64. Raise struct.error if a number does not fit. Measured: faster than
-    `array`."""
+    """Return little-endian int32 or int64. Raise struct.error if a number does not fit. Measured to be
+    faster than `array`."""
     return struct.pack(f"<{len(numbers)}{code}", *numbers)
 
 
 def _validity(cells: Sequence[object]) -> bytes:
-    # Via a binary literal: linear, and ten times faster than setting single bits.
+    # Built from a binary literal: linear, and ten times faster than setting single bits.
     bits = "".join(["0" if cell is None else "1" for cell in reversed(cells)])
     return int(bits, 2).to_bytes((len(cells) + 7) // 8, "little")
 
@@ -286,7 +286,7 @@ def assemble(encoded: Sequence[Encoded], count: int, flags: int, *, compress: bo
     body += buffers
     codec = CODEC_NONE
     stored = size
-    # A reader would take a batch that is larger once decompressed for a decompression bomb.
+    # A reader refuses a batch that is larger than this once decompressed, as a decompression bomb.
     if compress and size <= DEFAULT.batch_bytes:
         packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(b"".join(body))
         if len(packed) < size:

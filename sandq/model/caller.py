@@ -17,7 +17,7 @@ class Caller:
 
     `principal`: its name for rights, quotas and audit; "anonymous" if it did not have to authenticate. `address`:
     "host:port" of its connection; behind a gateway, the host alone. `gateway`: address of the gateway's connection, if
-    one is in between. `access`: what it may do; None: everything.
+    one is in between. `access`: its rights; None: full access.
     """
 
     principal: str

@@ -34,7 +34,7 @@ class PushSection(schema.Section):
     ports: Annotated[list[Annotated[int, schema.integer(1, 65535)]], BeforeValidator(split)] = Field(
         default=list(PORTS)
     )
-    """Ports that may be connected to. Empty: any."""
+    """Ports to which messages may be pushed. Empty: all ports."""
     ca_file: Annotated[Path | None, BeforeValidator(text)] = None
     """Certificates of trusted authorities, which replace those of the machine."""
 

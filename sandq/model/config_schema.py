@@ -22,7 +22,7 @@
     delivery {lease_ahead}
     shutdown_grace
 
-A check that needs two keys is a field validator of the later one, so that its mistake is reported with all
+A check that needs two keys is a field validator of the later key, so that its mistake is reported together with all
 others.
 """
 

@@ -42,7 +42,8 @@ def _some_port(address: Address) -> Address:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is a loopback IP address, possibly an IPv4 address mapped into IPv6. A name never is."""
+    """Return whether a host is a loopback IP address, possibly an IPv4 address mapped into IPv6. Return False for a
+    name."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:

@@ -45,8 +45,8 @@
         └── DataDirInUse          DATA_DIR_IN_USE     500
 
 On the wire an error is `(code, message, retriable, details)`. The codes are part of the protocol: never
-rename one. A code that this version does not know becomes a plain `SandqError` that carries the code and
-`retriable` it came with.
+rename one. A code that this version does not know becomes a plain `SandqError` with the received code and
+`retriable`.
 """
 
 from __future__ import annotations
@@ -355,7 +355,7 @@ def _tree(root: type[SandqError]) -> Iterator[type[SandqError]]:
 CREATABLE = "auto_create"
 """Key in the details of UnknownTopic: the topic would be created on first use."""
 BELONGS_TO = "belongs_to"
-"""Key in the details of InvalidRequest: the partition that a key belongs to, if a node was asked for it in a wrong one.
+"""Key in the details of InvalidRequest: the partition that a key belongs to, if a request names a wrong one.
 
 The client knows an earlier topic of the same name, or does not know how the topic's keys are partitioned.
 """

@@ -18,7 +18,7 @@ HeaderValue = bytes | str | int | float | bool | None
 MAX_DEPTH: Final = 16
 """Maximum depth of maps and arrays in headers, the outer map included."""
 MAX_NESTED: Final = 32
-"""Maximum number of maps and arrays in the values of headers: each costs far more to check than a byte."""
+"""Maximum number of maps and arrays in the values of headers: each of them takes far longer to check than a byte."""
 _SCALARS: Final = frozenset({bytes, str, int, float, bool, type(None)})
 _TEXT_KEYS: Final = frozenset({str})
 

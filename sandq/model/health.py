@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 DEFAULT_REPLICAS: Final = 3
-"""Replicas of a topic that names no number, if enough nodes can hold one. With two, the loss of one stops the
-partition."""
+"""Number of replicas of a topic that is created without a number, if there are enough nodes. With two replicas, the
+loss of one stops the partition."""
 TOPICS_NAMED: Final = 8
 """Maximum number of topics that a finding names."""
 ERROR_CHARS: Final = 200
@@ -324,7 +324,7 @@ def replica_nodes(info: Mapping[str, Any]) -> int:
 def of_replicas(replicas: Mapping[str, int], nodes: int) -> Iterator[Finding]:
     """Yield the finding for topics that were created before the cluster had enough nodes, or with fewer replicas.
 
-    `replicas`: of each topic. `nodes`: how many nodes can hold a replica.
+    `replicas`: number of replicas by topic. `nodes`: number of nodes that can hold a replica.
     """
     few = sorted(topic for topic, count in replicas.items() if count < DEFAULT_REPLICAS)
     if few and nodes >= DEFAULT_REPLICAS:

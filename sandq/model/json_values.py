@@ -1,4 +1,4 @@
-"""Values that are JSON: how they are written, how a message says that it has one, and how they are read back.
+"""Values of messages that are JSON: how they are written, marked by a header, and read back.
 
 A message whose value is JSON has the header `content-type` with `application/json`, or a type that ends with `+json`.
 Producers set it for a value that is given as JSON; readers then show the value as JSON.
@@ -22,7 +22,7 @@ JSON_TYPE: Final = "application/json"
 MISSING: Final[Any] = ...
 """Default of an argument for which None is a value."""
 PARTS_MOST: Final = 250_000
-"""Maximum number of objects, arrays and commas in a JSON text: they are what reading it costs."""
+"""Maximum number of objects, arrays and commas in a JSON text: the time to parse it depends on them."""
 ARRAYS_MOST: Final = 50_000
 """Maximum number of arrays in a JSON text."""
 MEMBERS_MOST: Final = 10_000
@@ -41,7 +41,7 @@ _LONE_SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 def content_of(value: Any, json_value: Any, headers: Any) -> tuple[Any, Any]:
     """Return the value and headers of a message that is given as a value, or as JSON. Raises InvalidRequest.
 
-    `value`, `json_value`: MISSING for the one that is not given.
+    `value`, `json_value`: MISSING if it is not given.
     """
     if json_value is MISSING:
         if value is MISSING:
@@ -100,9 +100,9 @@ def _content_type(headers: Mapping[str, Any]) -> Any:
 
 
 def read_strictly(text: str) -> Any:
-    """Return what a JSON text says. Raises JSONDecodeError; stricter than Python's decoder.
+    """Return the value of a JSON text. Stricter than Python's decoder. Raises JSONDecodeError.
 
-    No NaN, no number that a double would change, no member twice, no nesting without end.
+    Refuses NaN, numbers that a double would change, repeated members, and nesting that is too deep.
     """
     try:
         return _DECODER.decode(text)
@@ -110,7 +110,7 @@ def read_strictly(text: str) -> Any:
         raise json.JSONDecodeError("nested too deep", "", 0) from None
     except json.JSONDecodeError:
         raise
-    except ValueError as error:  # one of ours
+    except ValueError as error:  # raised by a hook of the decoder
         raise json.JSONDecodeError(str(error), "", 0) from None
 
 
@@ -161,7 +161,7 @@ def _parts(one: Any) -> Iterable[Any]:
 
 
 def _has_half(found: Any) -> bool:
-    """Return whether a string holds half a surrogate pair, which UTF-8 cannot write."""
+    """Return whether a string holds half a surrogate pair, which UTF-8 cannot encode."""
     return _LONE_SURROGATE.search(json.dumps(found, ensure_ascii=False)) is not None
 
 

@@ -22,10 +22,10 @@ def incarnation_of(member: str) -> int:
 
 
 def own_member(node_id: str, members: Iterable[str]) -> str | None:
-    """Return the member that lives on a node; None if there is none."""
+    """Return the member that is on a node; None if there is none."""
     return next((member for member in members if node_of(member) == node_id), None)
 
 
 def has_majority(voters: Collection[str], up: Collection[str]) -> bool:
-    """Return whether a majority of these voters live on nodes that can be reached (`up`)."""
+    """Return whether a majority of these voters is on reachable nodes (`up`)."""
     return 2 * sum(node_of(voter) in up for voter in voters) > len(voters)

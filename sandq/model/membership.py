@@ -1,7 +1,7 @@
 """The interface of membership backends, and its types.
 
-Membership is a hint. It finds nodes, and shows operators the believed state of each. Raft decides which node leads, and
-a failed member is never removed from anything because of its state here.
+Membership is a hint. It finds nodes, and shows operators the believed state of each. Raft decides which node leads. No
+member is removed only because it counts as failed here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class State(Enum):
 
     ALIVE = "alive"
     SUSPECT = "suspect"
-    """It did not answer. It becomes failed unless it refutes this in time. Not used by backends without suspicion."""
+    """It did not answer. It becomes FAILED unless it refutes this in time. Some backends do not use this state."""
     LEAVING = "leaving"
     LEFT = "left"
     FAILED = "failed"

@@ -16,10 +16,10 @@ CHARS: Final = offset_model.TEXT_CHARS
 _BYTES: Final = offset_model.OFFSET_BYTES
 _BITS: Final = CHARS * 8
 
-# In a text the low ten bits are the last two characters. The ten bits before them are the two characters before: 8 bits
-# of the place, and the upper two bits of the partition.
+# The last two characters of a text are the low ten bits of the offset. The two characters before them are the next ten
+# bits: 8 bits of the place, and the upper two bits of the partition.
 _BLOCK: Final = 256
-"""Number of consecutive places whose texts differ in those two characters only."""
+"""Number of consecutive places whose texts differ only in the two characters before the last two."""
 _HEAD: Final = CHARS - 4
 _MIDDLE: Final = slice(_HEAD, _HEAD + 2)
 _PARTITION_BITS: Final = 12

@@ -74,8 +74,8 @@ def _check(what: str, value: int, maximum: int) -> None:
 
 
 def _checked(offset: bytes) -> bytes:
-    """Return an offset of the right length. Raise InvalidRequest otherwise. The functions that are called most check
-    the length themselves, and come here for the error."""
+    """Return an offset of the right length. Raise InvalidRequest otherwise. The most frequent functions check the
+    length themselves, and call this one for the error."""
     if len(offset) != OFFSET_BYTES:
         raise InvalidRequest(f"an offset has {OFFSET_BYTES} bytes, not {len(offset)}")
     return offset

@@ -40,7 +40,7 @@ DEAD_HEADERS_HEADER: Final = "sandq-dead-headers"
 
 
 class Target(NamedTuple):
-    """A partition that messages are sent to. `topic`: the number of its topic, which is never used again."""
+    """A partition that messages are sent to. `topic`: the number of its topic, which is never reused."""
 
     topic: int
     partition: int
@@ -51,7 +51,7 @@ class DeadLetterTopic(NamedTuple):
 
     number: int
     partitions: int
-    """Number of partitions that it was created with, which partitions its keys."""
+    """Number of partitions with which the topic was created. It determines the partition of a key."""
     kind: str
     source: str
     """Name of the topic that the dead letters come from."""

@@ -27,8 +27,8 @@ PARTITION_DELIMITER: Final = "partition_delimiter"
 
 
 class KeyPartitions(NamedTuple):
-    """Partitions of the keys of a compacted topic. The *partition key* chooses: the part of a key before the first
-    delimiter, or the whole key if it has none."""
+    """Partitions of the keys of a compacted topic. The *partition key* chooses the partition: the part of a
+    key before the first delimiter, or the whole key if it has no delimiter."""
 
     partitions: int
     """Number of partitions that the topic was created with."""
@@ -67,7 +67,7 @@ def _jump(key: int, buckets: int) -> int:
     if buckets < 1:
         raise ValueError(f"{buckets} partitions: at least one is needed")
     bucket, following = 0, 0
-    # `following` is the next bucket to which the key moves as buckets are added: jump there without trying each.
+    # `following` is the next bucket to which the key moves as buckets are added: jump there without trying each bucket.
     while following < buckets:
         bucket = following
         key = (key * _MULTIPLIER + 1) & _MASK
@@ -76,5 +76,5 @@ def _jump(key: int, buckets: int) -> int:
 
 
 def ordering_hash(key: bytes) -> int:
-    """Return the hash that represents a key in ordering. Two keys with the same hash share their order."""
+    """Return the hash that stands for a key in ordering. Messages of keys with the same hash are ordered together."""
     return xxhash.xxh3_64_intdigest(key) >> 1

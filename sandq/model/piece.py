@@ -40,5 +40,6 @@ class LeasedPieces:
     deadline_ms: int
     pieces: Sequence[Piece]
     begin_first: bool = field(default=False, kw_only=True)
-    """Whether earlier leases of its messages ended unsettled. The consumer must then report each message before it
-    begins it."""
+    """True if earlier leases of these messages ended without being settled.
+
+    The consumer must then report each message before it begins to process the message."""

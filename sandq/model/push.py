@@ -1,7 +1,7 @@
 """The push of a group: a URL to which each of its messages is POSTed when it is due.
 
 The metadata stores it as a map: `url`, `secrets` (which sign, newest first), `concurrency`, `timeout_ms`. PERSISTED.
-Secrets are never shown again: `shown` returns what may be shown.
+Secrets are never shown again: `shown` returns the parts that may be shown.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A pattern (`*.example.com`) allows names, but only at public addresses. A network (`10.1.0.0/16`) allows addresses,
 public or not. The sender resolves a name, checks each address here, and connects to an allowed address, not to the
-name. So a name that resolves to another address a moment later gains nothing (DNS rebinding).
+name. So it does not matter if the name resolves to another address a moment later (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Network = IPv4Network | IPv6Network
 
 URL_CHARS: Final = 2048
 PORTS: Final = (80, 443, 8080, 8443)
-"""Default ports that may be connected to."""
+"""Ports to which messages may be pushed by default."""
 LEAST_BITS: Final = {4: 8, 6: 7}
 """Minimum prefix length of a network, by IP version: a shorter prefix would allow more than an operator expects."""
 _TEXT = re.compile(r"[!-~]+")
@@ -106,7 +106,7 @@ class PushRules(NamedTuple):
     patterns: tuple[str, ...] = ("*",)
     networks: tuple[Network, ...] = ()
     ports: frozenset[int] = frozenset(PORTS)
-    """Ports that may be connected to. Empty: any."""
+    """Ports to which messages may be pushed. Empty: all ports."""
     allows_http: bool = False
 
     @classmethod
@@ -118,7 +118,7 @@ class PushRules(NamedTuple):
         return cls(patterns, networks, frozenset(ports), allows_http)
 
     def check(self, target: Target) -> None:
-        """Raise TargetRefused unless this URL may be pushed to, before its name is resolved."""
+        """Raise TargetRefused if pushes to this URL are not allowed. This does not resolve its name."""
         if not self.patterns and not self.networks:
             raise TargetRefused("push.allow of the node is empty: nothing is pushed")
         if target.scheme == "http" and not self.allows_http:
@@ -133,7 +133,7 @@ class PushRules(NamedTuple):
             raise TargetRefused(f"url: {target.host} is not among push.allow of the node")
 
     def check_address(self, host: str, address: Ip) -> None:
-        """Raise TargetRefused unless `host` may be pushed to at this address."""
+        """Raise TargetRefused if pushes to `host` at this address are not allowed."""
         shown = str(address)
         address = embedded(address)
         if any(address.version == network.version and address in network for network in self.networks):

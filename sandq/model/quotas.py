@@ -10,7 +10,7 @@ from sandq.model.errors import InvalidRequest, QuotaExceeded
 from sandq.model.times import duration_ms
 
 _MOST: Final = (1 << 53) - 1
-"""Greatest value of a quota: every language represents integers up to it exactly."""
+"""Greatest value of a quota: every language represents integers up to this one exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Quota:
     partitions: int | None = None
     """Partitions of the topics that it owns."""
     pending_messages: int | None = None
-    """Messages in the topics that it owns that are not due yet."""
+    """Messages that are not due yet, in the topics that it owns."""
     max_delay_ms: int | None = None
     """How far ahead it may send messages, in ms."""
 
@@ -64,8 +64,8 @@ class Quota:
         return self.of(record)
 
     def check(self, name: str, principal: str, count: int) -> None:
-        """Raise QuotaExceeded if a principal would have `count` of something that its quota `name` limits to less. The
-        error is not retriable, because waiting does not help."""
+        """Raise QuotaExceeded if `count`, the number that a principal would have, exceeds its quota `name`. The error
+        is not retriable, because waiting does not help."""
         most = getattr(self, name)
         if most is not None and count > most:
             refusal = QuotaExceeded(

@@ -57,7 +57,7 @@ def mistake(what: str) -> PydanticCustomError:
 
 
 def no_bool(value: object) -> object:
-    """Refuse true and false where a number is wanted: Python takes them for 1 and 0."""
+    """Refuse true and false where a number is expected: Python treats them as 1 and 0."""
     if isinstance(value, bool):
         raise mistake("a number is expected, not true or false")
     return value
@@ -76,8 +76,8 @@ def whole(value: object, least: int, greatest: int) -> int:
 
 
 def duration(least_ms: int, greatest_ms: int) -> BeforeValidator:
-    """Return a validator of durations in our grammar, which converts them to ms. Use: `Annotated[int, duration(0,
-    1000)]`."""
+    """Return a validator of durations in the grammar of `times`, which converts them to ms. Use: `Annotated[int,
+    duration(0, 1000)]`."""
 
     def check(value: Any) -> int:
         try:

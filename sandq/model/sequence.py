@@ -4,9 +4,9 @@
     bits 47..62  the chain: a checksum of all earlier batches of the epoch; 0 if the producer keeps none
     bits 0..46   the number, 1, 2, 3, ... within an epoch
 
-RESENT has no effect as long as the partition remembers the producer. If it does not, RESENT distinguishes a first batch
-that was sent before from a new one. The chain extends a comparison of the last few batches to all batches: a resent
-batch is the same only if its chain is the same, too.
+RESENT has no effect as long as the partition remembers the producer. If the partition has forgotten it, RESENT
+distinguishes a first batch that was sent before from a new one. The chain extends a comparison of the last few batches
+to all batches: a resent batch is the same only if its chain is the same, too.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ A compacted topic has `lease`, `max_attempts`, `max_snoozes`, `backoff`, `group_
     ttl                  duration, none  how long a value stays that was put without a ttl
     history              duration        how long every write can be read, even after a later write of its key
     tombstone_retention  duration        how long the deletion of a key can be read
-    partition_delimiter  text, none      the part of a key before the first of these chooses its partition; fixed
+    partition_delimiter  text, none      the part of a key before the first delimiter chooses its partition; fixed
 
 A priority topic has the settings of a timer topic without `ordering` and `max_in_flight_per_key`, and
 

@@ -34,7 +34,7 @@ def effective(config: NodeConfig, text: str | None, environ: Mapping[str, str]) 
 
 
 def without_secrets(config: NodeConfig) -> Iterator[str]:
-    """Yield the lines for other readers. URLs are shown without the values in their query, because one may be a
+    """Yield the lines without secrets. URLs are shown without the values in their query, because a value may be a
     secret."""
     if config.jwt.jwks_url is not None:
         jwt = config.jwt.model_copy(update={"jwks_url": shown_url(config.jwt.jwks_url)})

@@ -24,9 +24,9 @@ from typing import TypeVar
 from sandq.model.errors import InvalidTime
 
 TIME_MAX_MS = 2**48 - 1
-LEAST_INSTANT_MS = 10**11  # March 1973; below, the caller means seconds
+LEAST_INSTANT_MS = 10**11  # March 1973; a smaller number is probably in seconds
 DAY_MS = 86_400_000
-SECONDS_MOST = 3660 * 86_400  # ten years; a bare number above it means another unit
+SECONDS_MOST = 3660 * 86_400  # ten years; a larger bare number is probably in another unit
 _LEAST_NANOSECONDS = 10**17  # March 1973 in nanoseconds
 
 Duration = timedelta | int | float | str
@@ -95,7 +95,7 @@ def duration_ms(value: Duration) -> int:
         if not math.isfinite(value):
             raise _refuse("a duration", value, "it must be finite")
         _checked_seconds(value, value)
-        # The shortest decimal that means this float, so that 1.1 seconds are 1100 ms and not 1101.
+        # Use the shortest decimal that stands for this float, so that 1.1 seconds are 1100 ms and not 1101.
         ms = math.ceil(Fraction(Decimal(repr(float(value)))) * 1000)
     else:
         raise _refuse("a duration", value, _DURATION_FORMS)
@@ -132,7 +132,7 @@ def _text_ms(text: str) -> int:
 
 
 def _duration_hint(text: str) -> str:
-    """Return how to write a duration that the text comes close to, or else the general forms."""
+    """Return how to write the duration that a text probably means; if that is unclear, the general forms."""
     plain = text.strip().lower()
     if plain.startswith("-") and (_DURATION.fullmatch(plain[1:]) or _SECONDS.fullmatch(plain[1:])) and plain != "-":
         return "it must not be negative"

@@ -1,5 +1,7 @@
-"""Limits of a single topic, which apply in addition to those of the nodes. They are settings. The record has them only
-if they are set, so that versions without these limits never read them."""
+"""Limits of a single topic, which apply in addition to the limits of the nodes. They are settings of the topic.
+
+The record of settings has a limit only if it is set, so that versions without these limits never read them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ class TopicLimits(NamedTuple):
     message_bytes: int | None = None
     """Maximum size of a message's value, in bytes."""
     delay_ms: int | None = None
-    """How far ahead a message may be, in ms. Replaces the limit of the node."""
+    """Maximum time from now to the delivery of a message, in ms. Replaces the limit of the node."""
     lease_ms: int | None = None
 
 
