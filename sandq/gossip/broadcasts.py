@@ -10,7 +10,8 @@ from sandq.gossip.packets import PART_BYTES
 PARTS_MOST: Final = 100
 """Maximum number of messages in one packet."""
 KEPT_MOST: Final = 4096
-"""Maximum number of waiting messages. Beyond it, the message that was sent most often is dropped, the oldest first.
+"""Maximum number of waiting messages. If there are more, the message that was sent most often is dropped; among equals,
+the oldest.
 
 No information is lost for good, since two members exchange their complete states from time to time.
 """

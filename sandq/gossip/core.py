@@ -194,8 +194,8 @@ class Gossip:
     def receive(self, now: float, datagram: bytes, source: Address) -> None:
         """Process a datagram. Raises nothing: invalid data is only counted.
 
-        If several datagrams have arrived, process all of them before `tick`, so that a received ack is not taken for a
-        missing one.
+        If several datagrams have arrived, process all of them before `tick`, so that an ack that was received does not
+        count as missing.
         """
         at_once(self.receiving(now, datagram, source))
 
@@ -330,7 +330,7 @@ class Gossip:
         """Try to reach failed members: after a network partition heals, they would otherwise stay failed forever."""
         self._agenda.after(self._timing.reconnect_interval_s, self._reconnect)
         failed = [record for record in self.records.values() if record.state == State.FAILED]
-        # With a random share, not all of a thousand members connect to the one that is back.
+        # Try at random, so that not all of a thousand members connect to the member that is back.
         share = RECONNECTS * len(failed) / self._nodes.live_count() if failed else 0.0
         if not self._nodes.leaving and self._rng.random() < share:
             record = self._rng.choice(failed)

@@ -38,7 +38,7 @@ def decoding(data: bytes, limit: int) -> Steps[bytes]:
     mask = (1 << width) - 1
     last = b""
     """Bytes of the previous code; empty after a `CLEAR`."""
-    # Not a list of pieces to join: that would take 88 bytes per piece.
+    # A bytearray, because a list of pieces would take 88 bytes per piece.
     plain = bytearray()
     bits = have = 0
     pause_at = STEP_BYTES

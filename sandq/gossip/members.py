@@ -1,6 +1,7 @@
 """Membership by Serf's rules: SWIM detects which nodes answer; intents announce joins and leaves.
 
-An intent carries a Lamport time: of two intents about one member the later one counts, in whatever order they arrive. A
+An intent carries a Lamport time: of two intents about one member the later one counts, regardless of their order of
+arrival. A
 leave intent precedes SWIM's "dead". A member that dies after a leave intent has left; without one it has failed.
 """
 
@@ -44,8 +45,7 @@ MERGED_WORK: Final = 1
 
 
 class Record:
-    """A member, until it is forgotten, which is later than in SWIM. `suspect` is separate from the state; it may
-    end."""
+    """A member. It is kept longer than in SWIM. `suspect` is separate from the state, because a suspicion may end."""
 
     __slots__ = ("address", "forgetting", "meta", "name", "state", "status_ltime", "suspect")
 
@@ -201,8 +201,8 @@ class Members:
         if isinstance(intent, LeaveIntent):
             return self._take_leave(record, intent)
         if record.state == State.LEFT:
-            # The member left at the time of its leave, until SWIM finds it alive. Otherwise this member would report a
-            # later leave.
+            # Keep the time of the leave until SWIM finds the member alive. Otherwise this node would report a later
+            # leave to others.
             return self._keep_for_later(intent)
         record.status_ltime = intent.ltime
         if record.state == State.LEAVING:

@@ -1,9 +1,14 @@
 """The messages of memberlist: one type byte, then a msgpack map of Go's field names.
 
-| code | message | fields | |---|---|---| | 0 | ping | SeqNo, Node, SourceAddr, SourcePort, SourceNode | | 1 | indirect
-ping | SeqNo, Target, Port, Node, Nack, SourceAddr, SourcePort, SourceNode | | 2 | ack | SeqNo, Payload | | 3 | suspect
-| Incarnation, Node, From | | 4 | alive | Incarnation, Node, Addr, Port, Meta, Vsn | | 5 | dead | Incarnation, Node,
-From | | 8 | user | no map: the bytes as they are (different on a stream) | | 11 | nack | SeqNo | | 13 | err | Error |
+    0   ping           SeqNo, Node, SourceAddr, SourcePort, SourceNode
+    1   indirect ping  SeqNo, Target, Port, Node, Nack, SourceAddr, SourcePort, SourceNode
+    2   ack            SeqNo, Payload
+    3   suspect        Incarnation, Node, From
+    4   alive          Incarnation, Node, Addr, Port, Meta, Vsn
+    5   dead           Incarnation, Node, From
+    8   user           no map: the bytes as they are (different on a stream)
+    11  nack           SeqNo
+    13  err            Error
 
 The other codes are for wrappers of messages, and for the exchange of states: see `packets` and `streams`.
 """

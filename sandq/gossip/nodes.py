@@ -1,8 +1,8 @@
 """The state machine of SWIM with suspicion: derives from messages which nodes are alive, suspect, dead or have left.
 
-Each member numbers its statements about itself by its incarnation. For two messages about a member, the one with the
-higher incarnation counts; if they are equal, "dead" beats "suspect" beats "alive". Only the member itself raises its
-incarnation, to refute messages of others.
+Each member numbers its statements about itself by its incarnation. If two messages about a member differ, the
+message with the higher incarnation counts. If the incarnations are equal, "dead" beats "suspect" beats "alive". Only
+the member itself raises its incarnation, to refute messages of others.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Node:
         return NodeState(self.name, self.address, self.meta, self.incarnation, int(self.liveness), self.vsn)
 
     def expect_end(self, task: Task | None) -> None:
-        """Plan what happens if no message about the node comes; the former plan is cancelled."""
+        """Set the task that is planned for the case that no message about the node comes. Cancel the former task."""
         if self._ending is not None:
             self._ending.cancel()
         self._ending = task
@@ -142,7 +142,7 @@ class Nodes:
         if self._others is None:
             self._others = [node for node in self._nodes.values() if node is not self.own]
         if len(self._others) > SAMPLED * count:
-            # Usually most nodes are wanted. So check only a sample of a thousand nodes, several times per second.
+            # Usually most nodes are wanted, so a sample is enough. This runs several times per second, for many nodes.
             drawn = [node for node in self._rng.sample(self._others, SAMPLED * count) if wanted(node)]
             if len(drawn) >= count:
                 return drawn[:count]
@@ -185,7 +185,7 @@ class Nodes:
         elif reason is not None:
             self._refuse(message.node, reason)
         elif not message.node.isprintable():
-            self._refuse(message.node, "name")  # it is shown in logs and lists
+            self._refuse(message.node, "name")  # the name is shown in logs and lists
         elif message.node == self.own.name:
             self._alive_myself(message)
         else:

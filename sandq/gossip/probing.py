@@ -22,7 +22,7 @@ from sandq.model.gossip_timing import Timing
 RELAYS_MOST: Final = 1024
 """Maximum number of concurrent pings on behalf of others; further requests get a nack at once."""
 RELAY_SHARE: Final = 0.8
-"""Share of the rest of the requester's interval that a helper waits: a nack after its end is useless."""
+"""A helper waits for this share of the rest of the requester's interval: a nack after the interval is useless."""
 _SEQ_MOST: Final = 2**32
 
 Send = Callable[[Address, list[Message], bool], None]
@@ -101,8 +101,8 @@ class Prober:
         node = self._next() if self._probe is None else None
         if node is not None and not self._nodes.leaving:
             self._begin(node)
-        # Planned after the end of this probe, which is due at the same instant: so a failed probe costs one round, not
-        # two.
+        # Plan the next round after the end of this probe, which is due at the same instant. So the probe ends first,
+        # and a failed probe costs one round, not two.
         self._agenda.after(self._timing.probe_interval_s, self._round)
 
     def _next(self) -> Node | None:
@@ -153,7 +153,7 @@ class Prober:
             self._awareness.add(max(0, probe.expected_nacks - probe.nacks))
         else:
             self._awareness.add(1)
-        # The incarnation at the beginning of the probe: if the node has raised it meanwhile, it is alive.
+        # Use the incarnation at the beginning of the probe: if the node has raised it meanwhile, it is alive.
         self._nodes.suspect(Suspect(probe.incarnation, probe.node.name, self._nodes.own.name))
 
     def on_ack(self, seq: int) -> None:

@@ -3,11 +3,14 @@
         meta        0xFF | msgpack map of tags; without the 0xFF: only the role, as old agents send it
         message     type u8 | msgpack map of Go's field names
 
-| type | message | fields | |---|---|---| | 0 | leave intent | LTime, Node, Prune | | 1 | join intent | LTime, Node | |
-2 | state, in a push-pull | LTime, StatusLTimes, LeftMembers, EventLTime, Events, QueryLTime | | 3 to 9 | event, query,
-answers, keys, relay | not read here |
+The messages by type:
 
-LTime is a Lamport time of 64 bits; members, events and queries have a clock each.
+    0       leave intent            LTime, Node, Prune
+    1       join intent             LTime, Node
+    2       state, in a push-pull   LTime, StatusLTimes, LeftMembers, EventLTime, Events, QueryLTime
+    3 to 9  event, query, answers, keys, relay: not read here
+
+LTime is a Lamport time of 64 bits. Members, events and queries have a clock each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The messages of two members over TCP: one in each direction.
+"""Streams (TCP) between two members: one message in each direction.
 
     encrypted   10 | length u32 big-endian | length bytes, see `keyring`; the first five are the additional data
     9           compress: {Algo, Buf}
@@ -100,7 +100,7 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class PushPull:
-    """The complete state of a member, which is answered with the same. `join`: the sender is new."""
+    """The complete state of a member. The receiver answers with its own state. `join`: the sender is new."""
 
     join: bool
     nodes: Sequence[NodeState]
@@ -231,8 +231,8 @@ class _Source:
         self._arrived = 0
         self.nodes = 0
         """Number of node states that were read."""
-        # msgpack allocates texts only once they have arrived, but arrays and maps in advance, so these have small
-        # limits.
+        # msgpack allocates texts only once they have arrived, but arrays and maps in advance. So arrays and
+        # maps have small limits.
         self._unpacker = msgpack.Unpacker(
             raw=True,
             use_list=False,
