@@ -1,1 +1,1 @@
-"""Membership of nodes (floor F4, trio): the sockets of the gossip protocol, and the backends that use other means."""
+"""Membership of nodes: the sockets of gossip, and the other backends (floor F4 of docs/architecture.md)."""

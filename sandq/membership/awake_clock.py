@@ -10,9 +10,9 @@ STALL_S = 0.25
 
 
 class AwakeClock:
-    """A clock in seconds, without stalls: data that others sent during a stall is unread, but they were not silent.
+    """A clock in seconds that leaves out stalls: during a stall, this process reads nothing, but others are not silent.
 
-    Any call of `now` after a stall detects it, not only the one that was planned.
+    The first call of `now` after a stall detects it, even if it is not the planned call.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:

@@ -30,7 +30,7 @@ class Datagrams:
         try:
             datagram, source = self._socket.recvfrom(RECEIVE_BYTES)
         except OSError:
-            # There is no datagram, or the kernel reports that an earlier sent one met a closed port or no route.
+            # There is no datagram, or the kernel reports that a datagram sent earlier met a closed port or no route.
             return None
         return datagram, Address(unmapped(source[0]), source[1])
 

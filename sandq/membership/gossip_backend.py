@@ -42,14 +42,13 @@ LEAVE_CHECK_S = 0.02
 SEEDS_MOST = 32
 """Maximum number of seeds that are asked at once; further ones are ignored."""
 SEED_PAUSE_S = 1.0
+"""First pause between two attempts to reach the seeds, in seconds. The pause doubles with each attempt."""
 SEED_PAUSE_MOST_S = 15.0
-"""Pause between two attempts to reach the seeds, in seconds: from the first value to the second. There is no limit on
-attempts.
-"""
+"""Longest pause between two attempts to reach the seeds, in seconds. There is no limit on attempts."""
 SEED_AGAIN_S = 120.0
-"""How long an answered seed that is not listed as a member is not asked again, in seconds.
+"""Time in seconds after which a seed that has answered, but is not listed as a member, is asked again.
 
-Its address may be a name of several members, or lead through a router. This applies while there are other members.
+Its address may stand for several members, or lead through a router. If there are no other members, it is asked sooner.
 """
 REMEMBER_PAUSE_S = 1.0
 """Minimum time between two writes of the members' addresses for the next start, in seconds."""
@@ -58,8 +57,7 @@ log = structlog.get_logger("sandq.gossip")
 
 
 class GossipMembership:
-    """See `membership.Membership`. `advertised`: the address for other members; port 0 means the one that it listens
-    on.
+    """See `membership.Membership`. `advertised`: the address for other members; port 0: the port that it listens on.
 
     `seeds` are asked until they are live members here. While there are no live members at all, `known` (members of
     earlier runs) are asked, too.
@@ -185,7 +183,7 @@ class GossipMembership:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 self._flush()
-                nursery.start_soon(self._breathe)
+                nursery.start_soon(self._process)
                 nursery.start_soon(trio.serve_listeners, self._serve, listeners)
                 nursery.start_soon(self._seek)
                 nursery.start_soon(self._note_others)
@@ -216,7 +214,7 @@ class GossipMembership:
         """The score of this member's awareness; 0 is healthy."""
         return self._core.awareness.score if self._core is not None else 0
 
-    async def _breathe(self) -> None:
+    async def _process(self) -> None:
         """Process received datagrams, run due tasks and send, in a loop."""
         core, datagrams = self._running, self._datagrams
         assert datagrams is not None
@@ -228,7 +226,7 @@ class GossipMembership:
             self._flush()
 
     async def _take_in(self, core: Gossip, datagrams: Datagrams) -> float:
-        """Process the received datagrams; return the time, on the core's clock, since which there is none.
+        """Process the received datagrams. Return the time on the core's clock up to which they are processed.
 
         Each iteration of the loop does a bounded part of the work. But this task does not queue for a time slice as
         others do, because probes must be answered in time.

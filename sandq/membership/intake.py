@@ -40,8 +40,9 @@ class Intake:
         self._held: dict[Slot, int] = {}
         """Bytes of the shared budget by stream, the oldest stream first."""
         self._members_lock = trio.Lock()
+        """Held during long work for a stream of a member."""
         self._others_lock = trio.Lock()
-        """Held during long work for a stream of an unknown source; the other lock, for a stream of a member."""
+        """Held during long work for a stream of an unknown source."""
 
     @contextmanager
     def incoming(self, host: str) -> Iterator[Slot]:

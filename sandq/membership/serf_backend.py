@@ -1,6 +1,6 @@
 """The backend `serf`: the members that a Serf agent lists, which the site runs anyway.
 
-The agent remains the site's. This node adds its tags to the agent and removes them when it leaves; other tags are not
+The agent belongs to the site. This node adds its tags to the agent and removes them when it leaves; other tags are not
 changed, and the agent is never stopped. All machines of the site are listed, including those without our tags.
 
 Events of the agent only cause a new reading of the members, because some events are lost or late. While the agent is
@@ -38,8 +38,9 @@ REFRESH_S: Final = 5.0
 COALESCE_S: Final = 0.2
 """Minimum interval between two readings, in seconds."""
 PAUSE_S: Final = 0.2
+"""First pause between two attempts to connect, in seconds. The pause doubles with each attempt."""
 PAUSE_MOST_S: Final = 5.0
-"""Pause between two attempts to connect, in seconds: from the first value to the second."""
+"""Longest pause between two attempts to connect, in seconds."""
 
 _STATES: Final = {
     "alive": State.ALIVE,
@@ -198,7 +199,7 @@ class SerfMembership:
             with trio.move_on_after(self._refresh_s - COALESCE_S):
                 await rpc.event()
             await self._read_members(rpc)
-            # Not more often: otherwise two nodes on one agent would replace each other's tags without a pause.
+            # Do not restore more often: two nodes on one agent would replace each other's tags without a pause.
             if trio.current_time() - restored_at_s >= self._refresh_s and await self._restore_tags(rpc):
                 restored_at_s = trio.current_time()
 

@@ -3,7 +3,7 @@
 One TCP connection with consecutive msgpack maps, without framing::
 
     request  {Command, Seq}, then a body if the command takes one
-    answer   {Seq, Error}, then a body if the command gives one; Error is empty when it was done
+    answer   {Seq, Error}, then a body if the command gives one; Error is empty if it succeeded
     event    {Seq, Error} with the Seq of the `stream` request, then a record, at any time between two answers
 
 There are no marks where the next map begins. So any invalid data ends the connection, and so does an agent that takes
@@ -172,7 +172,7 @@ class SerfRpc:
         await self._ask("tags", {"Tags": dict(tags), "DeleteTags": list(delete)})
 
     async def join(self, seed: Address) -> None:
-        """Let the agent contact a member. Raises Refused if that did not answer. All other answers wait meanwhile."""
+        """Let the agent contact a member. Raises Refused if the member did not answer. Other answers wait meanwhile."""
         body = {"Existing": [str(seed)], "Replay": False}
         await self._ask("join", body, gives_body=True, gives_body_with_error=True, within_s=max(JOIN_S, self._answer_s))
 
@@ -239,8 +239,7 @@ class SerfRpc:
                     await self._receive()
 
     async def _receive(self) -> None:
-        """Receive one piece. A fault in it ends the connection; `_check` raises it after the complete answers before
-        it."""
+        """Receive one piece. An error in it ends the connection; `_check` raises it after the answers before it."""
         try:
             data = await self._stream.receive_some(RECEIVE_BYTES)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
