@@ -1,25 +1,26 @@
-"""Clock reset: sets back the time of a partition that a wrong clock put far ahead, as an operator's command (ADR 24).
+"""Clock reset: an operator's command sets back the time of a partition that a wrong clock put far ahead (ADR 24).
 
-From the log entry of the command on, the partition stores and leases nothing. `Upkeep` commands then update all data
-between the new time and the old floor, in bounded steps. The progress is part of the partition's stored state, so a
-restarted node continues with the next step.
+After the command, the partition stores and leases nothing until the reset is complete. `Upkeep` commands update all
+data between the new time and the old floor, in bounded steps. The progress is part of the partition's stored state, so
+a restarted node continues with the next step.
 
-A message there is treated as follows:
+Messages between the new time and the old floor are treated as follows:
 
-- If it is at its requested delivery time, it keeps its offset. If the floor had delayed it, it is placed again: at its
-  requested time, or at the new time if that is later. Its id and the order of messages do not change.
-- A group that had passed it does not receive it again. An acked, waiting or dead message stays in its state. Cursors
-  move back to the new time, so a message above it that a group had passed becomes a gap (`records/gaps.py`). Only a
-  message that the group received too early, and has not acked, is delivered again at its time.
+- If a message is at its requested delivery time, it keeps its offset. If the floor had delayed it, it is placed again:
+  at its requested time, or at the new time if that is later. The ids and the order of messages do not change.
+- A group that had passed a message does not receive it again. An acked, waiting or dead message stays in its state.
+  Cursors move back to the new time, so a message above the cursor that a group had passed becomes a gap
+  (`records/gaps.py`). Exception: if a group received a message too early and has not acked it, the message is delivered
+  again at its time.
 - Leases end as if their consumers had left. Their messages are ready at once.
 
 The new offset of a message that is placed again depends on its groups:
 
-- If all groups had passed it, and its requested time is not after the new time, it is at the new time, below all
+- If all groups had passed the message, and its requested time is not after the new time: at the new time, below all
   cursors.
-- If it is only in rows of groups, it is right before the new time, where the log counts as trimmed. A message that a
-  group keeps returns to the log instead if its requested time is after the new time, unless it was redriven.
-- All other messages are above the cursors, at `new_ms` + 1 or later.
+- If the message is only in rows of groups: right before the new time, where the log counts as trimmed. If a group keeps
+  it, it was not redriven, and its requested time is after the new time, it returns to the log instead.
+- All other messages: above the cursors, at `new_ms` + 1 or later.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from sandq.partition.shared_state import SharedState
 LEAST_AHEAD_MS: Final = FAR_MS
 """Minimum distance of the floor from the new time, in ms.
 
-A floor that is less far ahead is reached before an operator could react."""
+If the floor is less far ahead, real time reaches it before an operator could react."""
 STEP_ROWS = 1000
 _UNIQUE_TAGS = (rows.UNIQUE, rows.SCOPED_UNIQUE, rows.KEYED_UNIQUE)
 STEP_MESSAGES = 1000
@@ -88,18 +89,18 @@ class ResetState(NamedTuple):
 def is_placing(fields: list[Any] | None) -> bool:
     """Return whether a reset with these fields in its row has begun to place messages again.
 
-    From then on, no group keeps its keys in order. Before, seeks and removals of groups still use that order."""
+    From then on, groups keep no key order. Until then, seeks and removals of groups still use the key order."""
     return fields is not None and ResetState(*fields).phase > 0
 
 
 class _Message(NamedTuple):
-    """A message of the log that is checked."""
+    """A message of the log that a step checks."""
 
     offset: bytes
     id: bytes
     wanted_ms: int
     value: bytes | None
-    """Its log row, if it has a single-message row."""
+    """Its log row, if that is a single-message row."""
     created_ms: int = 0
     fields: Fields | None = None
     """Its fields, if it is in a batch row."""
@@ -144,9 +145,9 @@ class ClockResets:
             self._reschedule_waiting,
             self._shorten_memories,
         )
-        """Each phase does a bounded part of its work, and returns whether it is complete."""
+        """Each phase function does a bounded part of its work, and returns whether the phase is complete."""
         self._begun = 0
-        """Index of the log entry that began the reset, if it was begun in this process."""
+        """Index of the log entry that began the reset. 0 if this process has not applied that entry."""
 
     def load(self, fields: list[Any] | None) -> None:
         """Restore a reset that is in progress from the fields of its row. Call it after the groups are loaded."""
@@ -173,7 +174,7 @@ class ClockResets:
     def advance(self, step: Step) -> None:
         """Do a bounded part of the reset."""
         if step.index == self._begun:
-            return  # a message that this entry stored before has its index, and would count as placed again
+            return  # a message that this entry has stored has the entry's index, and would count as placed again
         if self._phases[self._current().phase](step):
             state = self._current()
             self.state = state._replace(phase=state.phase + 1, position=b"")
@@ -209,9 +210,9 @@ class ClockResets:
     # -- data without an offset in the log ------------------------------------------------------------------------
 
     def _end_own_jobs(self, step: Step) -> bool:
-        """Run seeks and removals of groups to their end, with the old offsets.
+        """Complete the seeks and removals of groups, with the old offsets.
 
-        Then set back all other data that is not in the log."""
+        Then set back all other data without an offset in the log."""
         state = self._current()
         if self._jobs.run_own(step):
             return False
@@ -265,7 +266,7 @@ class ClockResets:
         return found, rows.after(found[-1][0]) if found else b""
 
     def _is_outdated(self, offset: bytes) -> bool:
-        """Return whether a message still has an offset between the new time and the old floor from before the reset."""
+        """Return whether an offset is between the new time and the old floor, and was assigned before the reset."""
         state = self._current()
         parts = offsets.unpack(offset)
         return state.new_ms < parts.deliver_ms <= state.old_ms and parts.index < state.from_index
@@ -275,7 +276,8 @@ class ClockResets:
         return offsets.pack(min(ms, offsets.U48_MAX), step.index, step.next_position(), self._log.partition)
 
     def _offset_before_log(self, step: Step, message_id: bytes) -> bytes:
-        """Return the new offset of a message that is only in rows of groups. It is the same for all these rows."""
+        """Return the new offset of a message that is only in rows of groups. The offset is the same for all these
+        rows."""
         moved = step.view.get(rows.MOVED + message_id)
         if (
             moved is not None
@@ -285,7 +287,7 @@ class ClockResets:
         return self.next_offset(step, self._current().new_ms - 1)
 
     def _reposition_kept(self, step: Step) -> bool:
-        """Place the messages again that groups keep and that are no longer in the log."""
+        """Give new offsets to messages that groups keep and that are no longer in the log."""
         view = step.view
         found, position = self._rows_of_groups(rows.KEPT, view)
         regrouped, placing = _Regrouped(self), _Placing(step, self)
@@ -301,7 +303,7 @@ class ClockResets:
                 _Message(offset, message.id, wanted_ms, None, message.created_ms, message.fields)
             )
             if restored.wanted_ms > self._current().new_ms and self._is_kept_unredriven(offset, view):
-                # In the log, no group receives the message before its requested time, even after a redrive. Its ttl
+                # Back in the log, the message reaches no group before its requested time, even after a redrive. Its ttl
                 # counts from its new offset.
                 placing.restore_to_log(restored)
                 continue
@@ -320,13 +322,13 @@ class ClockResets:
         return not found or self._continue_at(position)
 
     def _kept_wanted_ms(self, message: Message, view: View) -> int:
-        """Return the requested time of a message that only groups keep, in ms. 0: it need not be known."""
+        """Return the requested time of a message that only groups keep, in ms. 0 if the time does not matter."""
         moved = view.get(rows.MOVED + message.id)
         request_ms: int = (rows.load_moved(moved).moved_ms if moved is not None else None) or message.created_ms
         if message.wanted is None:
-            # For a redriven message, it is not known whether its time was given as a delay. A group in which it waits
-            # has received it before, so that its time no longer matters. A group in which its key blocks it must not
-            # receive it early.
+            # The row of a redriven message does not tell whether its time was a delay. A group in which the message
+            # waits has received it before, so its time no longer matters there. A group in which its key blocks it must
+            # not receive it early.
             wanted_ms = offsets.deliver_ms(message.offset)
             received = wanted_ms >= request_ms > self._current().new_ms and not self._is_blocked(message.offset, view)
             return 0 if received else wanted_ms
@@ -373,7 +375,7 @@ class ClockResets:
     # -- memories and waiting messages ----------------------------------------------------------------------------
 
     def _forget_tombstones(self, step: Step) -> bool:
-        """Delete tombstones, because they no longer stand for messages.
+        """Delete the tombstones of moved messages, because the log rows no longer contain these messages.
 
         The tombstones of cancelled messages stay for `CANCEL_MEMORY_MS`."""
         view = step.view
@@ -391,7 +393,7 @@ class ClockResets:
         return not found or self._continue_at(rows.after(found[-1][0]))
 
     def _reschedule_waiting(self, step: Step) -> bool:
-        """Make waiting messages due at the time that a correct clock would have given."""
+        """Make waiting messages due when they would be due if the clock had been correct."""
         new_ms = self._current().new_ms
         seen = 0
         for group in self._groups.by_id.values():
@@ -423,7 +425,7 @@ class ClockResets:
         return max(min(entry.made.stamp_ms, new_ms) + entry.made.delay_ms, new_ms)
 
     def wait(self, step: Step, group: Group, entry: Waiting, due_ms: int, ranges: list[Range]) -> None:
-        """Let messages of a waiting entry wait until `due_ms`, in a new entry."""
+        """Put messages of a waiting entry into a new entry that is due at `due_ms`."""
         since_ms = min(entry.since_ms, self._current().new_ms)
         packed, made = PackedRanges(sorted(ranges)), Made(0, due_ms, _is_moved(entry))
         again = Waiting(due_ms, 0, entry.attempt, entry.error, packed, since_ms, entry.kept, None, entry.history, made)
@@ -431,7 +433,7 @@ class ClockResets:
         self._waiting.add(step, group, again)
 
     def _shorten_memories(self, step: Step) -> bool:
-        """Shorten memories that would last longer than promised, counted from the new time. Others do not change."""
+        """Shorten the expiry times of rows that would be kept longer than documented, counted from the new time."""
         view = step.view
         state = self._current()
         start, stop = rows.FORGET + (state.new_ms + 1).to_bytes(6, "big"), rows.tag_bounds(rows.FORGET)[1]
@@ -450,16 +452,16 @@ class ClockResets:
 
 
 class _Regrouped:
-    """Waiting messages that were taken out of their entries, to wait at their new offsets."""
+    """Waiting messages that were taken out of their entries, and will wait at their new offsets."""
 
     def __init__(self, reset: ClockResets) -> None:
         self._reset = reset
         self._found: dict[tuple[int, int, int], tuple[Group, Waiting, list[bytes]]] = {}
 
     def take(self, step: Step, group: Group, offset: bytes, new: bytes, wanted_ms: int) -> Waiting | None:
-        """Take a message out of the entry in which it waits, to wait at offset `new`. Return the entry.
+        """Take a message out of its waiting entry; it will wait at offset `new`. Return the entry.
 
-        Returns None if the message does not wait."""
+        Return None if the message does not wait."""
         entry = group.holder_of(offset)
         if not isinstance(entry, Waiting):
             return None
@@ -480,7 +482,7 @@ class _Regrouped:
 
 
 class _Placing:
-    """Places the messages of the log again that one step checks."""
+    """Gives new offsets to the messages of the log that one step checks."""
 
     def __init__(self, step: Step, reset: ClockResets) -> None:
         self.messages = 0
@@ -511,8 +513,8 @@ class _Placing:
             return
         at_ms = offsets.deliver_ms(entry.first)
         messages = [self.as_moved(message) for message in self._batch_messages(key, value, entry)]
-        # A batch row stays only if it has no tombstones, because tombstones are deleted, and if no group had passed any
-        # of its messages, because a group skips gaps only as whole rows.
+        # A batch row stays only if two conditions are met. It has no tombstones, because tombstones are deleted. And no
+        # group had passed any of its messages, because a group skips gaps only as whole rows.
         has_all = len(messages) == entry.length
         if has_all and all([message.wanted_ms == at_ms and self._is_unpassed(message.offset) for message in messages]):
             for _ in messages:
@@ -525,15 +527,14 @@ class _Placing:
             self._log.state.bytes += self._move(message, passed).size
 
     def as_moved(self, message: _Message) -> _Message:
-        """Return a message with the requested time that its producer set last, if it moved the message while it
-        waited."""
+        """Return a message with its latest requested time: the producer may have moved the message while it waited."""
         for group, _ in self._groups:
             if isinstance(entry := group.holder_of(message.offset), Waiting) and _is_moved(entry):
                 return message._replace(wanted_ms=self._reset.due_ms(entry))
         return message
 
     def restore_to_log(self, message: _Message) -> None:
-        """Place a message in the log again that was trimmed from it because only groups kept it."""
+        """Put a message back into the log that was trimmed because only groups kept it."""
         self._log.state.bytes += self._move(message, self._passed(message)).size
         self._log.state.messages += 1
 
@@ -545,7 +546,8 @@ class _Placing:
         if flags & rows.FLAG_DELAY:
             if message_id is not None and (moved := self._view.get(rows.MOVED + message_id)) is not None:
                 from_ms = rows.load_moved(moved).moved_ms or from_ms
-            # A delay counts from the time of its request. By a correct clock, that was not after the new time.
+            # A delay counts from the time of its request. A correct clock shows that time as the new time at the
+            # latest.
             wanted_ms -= max(from_ms - self._state.new_ms, 0)
         return _Message(offset, message_id or offset, wanted_ms, value)
 
@@ -567,7 +569,7 @@ class _Placing:
         ]
 
     def _is_unpassed(self, offset: bytes) -> bool:
-        """Return whether no group had passed a message."""
+        """Return whether every group has yet to pass a message."""
         return not any([offset <= cursor or offset in group.gaps for group, cursor in self._groups])
 
     def _passed(self, message: _Message) -> list[Group]:
@@ -585,8 +587,8 @@ class _Placing:
     def _is_delivered_again(self, group: Group, message: _Message) -> bool:
         """Return whether a group receives a message again from the log, although it had passed it.
 
-        This is so for a message that its key blocks or that is in a ready queue. It is also so for a message that waits
-        and would be due before its requested time: while it waits, it would block its key, and count for the group's
+        This applies to a message that its key blocks or that is in a ready queue. It also applies to a waiting message
+        that would be due before its requested time: while it waits, it would block its key, and count for the group's
         limit.
 
         The message is then removed from the rows of blocked, ready or waiting messages."""
@@ -600,7 +602,7 @@ class _Placing:
             return True
         entry = group.holder_of(offset)
         if offset in group.gaps:
-            return False  # an earlier reset decided that the group does not receive it again
+            return False  # an earlier reset decided that the group does not receive the message again
         if not isinstance(entry, Waiting) or max(reset.due_ms(entry), self._state.new_ms + 1) > message.wanted_ms:
             return False
         reset._waiting.part(self._step, group, entry, offset, None)
@@ -648,7 +650,8 @@ class _Placing:
     def _count(self, old_ms: int, at_ms: int) -> None:
         """Count a message that moves from `old_ms` to `at_ms`.
 
-        `begin` has removed the counts of the seconds after that of the new time, up to that of the old floor."""
+        `begin` has removed the counts of the seconds after the second of the new time, up to the second of the old
+        floor."""
         counts = self._log.counts
         is_counted = not self._state.new_ms // 1000 < old_ms // 1000 <= self._state.old_ms // 1000
         if is_counted and old_ms == at_ms:
@@ -670,7 +673,7 @@ class _Placing:
 
 
 def _is_moved(entry: Waiting) -> bool:
-    """Return whether the producer of the messages of a waiting entry has moved them there."""
+    """Return whether a waiting entry exists because the producer moved its messages."""
     return entry.made is not None and entry.made.by_move
 
 

@@ -1,8 +1,8 @@
 """Commands of a partition, and the Raft entry that contains them. PERSISTED: type numbers and field orders.
 
 Entry: msgpack `[version=1, now_ms, clock_epoch, [command, ...]]`, command `[type, fields...]`. The leader sets `now_ms`
-from its guarded clock; replicas read no clock. Commands that are merged into one entry keep their order, and each has
-its own result. The fields of a command are stored in the order in which its class lists them.
+from its guarded clock; replicas read no clock. Commands of one entry keep their order, and each has its own result. The
+fields of a command are stored in the order in which its class lists them.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ What = list[list[Any]] | None
 Target = Sequence[Any]
 """The name of a message: its id, `[TARGET_ID, 16 bytes]`, or its unique key, `[TARGET_KEY, bytes]`.
 
-In a fair topic, a unique key comes with its tenant, unless that is `default`: `[TARGET_KEY, bytes, tenant]`. In other
-topics, the unique key of a message with a key is `[TARGET_KEY, bytes, None, key]`.
+In a fair topic, a unique key is followed by its tenant, unless the tenant is `default`: `[TARGET_KEY, bytes, tenant]`.
+In other topics, the unique key of a message with a key is `[TARGET_KEY, bytes, None, key]`.
 """
 
 TARGET_ID, TARGET_KEY = 0, 1
@@ -95,13 +95,13 @@ class MessageName(NamedTuple):
 
 DEAD_JOBS: Final = ("redrive", "purge_dead")
 DEAD_FILTERS: Final = ("error", "key_prefix")
-"""Arguments of these jobs that are present only if they are set."""
+"""Optional arguments of the jobs for dead messages. Absent if they are not set."""
 UNIQUE_KEY_PREFIX: Final = "unique_key_prefix"
-"""Argument of the jobs cancel and move, present only if it is set."""
+"""Optional argument of the jobs cancel and move. Absent if it is not set."""
 REJECT, REPLACE, IGNORE, REPLACE_PENDING = 0, 1, 2, 3
-"""Rules for a message whose unique key is taken by another message. REJECT: it is rejected. REPLACE: the other
-message is cancelled. IGNORE: it is not stored. REPLACE_PENDING: the other message is cancelled, or, if a group has
-leased that, this one is rejected."""
+"""Rules for a new message whose unique key belongs to an older message. REJECT: reject the new message. REPLACE: cancel
+the older message. IGNORE: do not store the new message. REPLACE_PENDING: cancel the older message; if a group has
+leased it, reject the new message."""
 
 
 class Command:
@@ -109,20 +109,21 @@ class Command:
 
     __slots__ = ()
     feature_level: ClassVar[int] = FIRST_LEVEL
-    """Feature level of the cluster from which on the command may be proposed."""
+    """Lowest feature level of the cluster at which the command may be proposed."""
     takes_space: ClassVar[bool] = False
-    """Whether the command stores something new, and so is refused while the disk is nearly full."""
+    """Whether the command stores new data. If so, it is rejected while the disk is nearly full."""
     __match_args__: ClassVar[tuple[str, ...]] = ()
     type: ClassVar[int]
 
     @property
     def needed_level(self) -> int:
-        """The feature level from which on this instance may be proposed: it may have fields of a later level."""
+        """Lowest feature level at which this instance may be proposed. It may be above `feature_level`, because of
+        newer fields."""
         return self.feature_level
 
     @property
     def needs_space(self) -> bool:
-        """Whether this instance stores something new."""
+        """Whether this instance stores new data."""
         return self.takes_space
 
     def fields(self) -> tuple[Any, ...]:
@@ -160,11 +161,11 @@ class Append(Command):
 
     @property
     def numbers(self) -> tuple[int, int, int]:
-        """Producer id, epoch and number. They identify the batch, however often it is sent."""
+        """Producer id, epoch and number. They identify the batch, even if it is sent several times."""
         return self.producer_id, self.epoch, number_of(self.sequence)
 
     def digest(self) -> bytes:
-        """Return the hash of the command. A batch that is sent again, and marked as such, has the same hash."""
+        """Return the hash of the command. A repeated batch that is marked as repeated has the same hash."""
         return _digest(self.type, *self.numbers, self.batch)
 
 
@@ -181,7 +182,7 @@ class Grant(NamedTuple):
 
     @property
     def row(self) -> Sequence[Any]:
-        """The fields in the entry, without those at the end that have default values."""
+        """The fields in the entry, without trailing fields that have default values."""
         return self if self.handlers else self[:4] if self.epoch else self[:3]
 
 
@@ -210,7 +211,7 @@ class Ack(Command):
 
 
 class NackItem(NamedTuple):
-    """One lease of a `Nack`. The entry may omit fields at the end that have their defaults."""
+    """One lease of a `Nack`. The entry may omit trailing fields that have default values."""
 
     token: int
     what: What
@@ -220,7 +221,7 @@ class NackItem(NamedTuple):
     is_begun: bool = True
     """Whether the consumer has begun the messages. If not, the attempt is not counted."""
     changes: dict[int, Any] | None = None
-    """`{column: value}` that the messages have in the group from now on: priority, headers."""
+    """`{column: value}` of the changed columns (priority, headers). The changes apply only in this group."""
     end: int = RETRY
     """How the attempt ends (`model.nack_ends`)."""
 
@@ -233,7 +234,7 @@ class Nack(Command):
 
 
 class ExtendItem(NamedTuple):
-    """One lease of an `Extend`. The entry omits the last field if nothing was begun."""
+    """One lease of an `Extend`. The entry omits `begun` if it is None."""
 
     token: int
     lease_ms: int
@@ -274,8 +275,8 @@ class Release(Command):
 @dataclass(frozen=True, slots=True)
 class Reclaim(Command):
     """Lease the messages that a restarted consumer held under lower epochs to it again, with new tokens and for
-    `lease_ms`. It is the same attempt, but a lease is renewed at most `FIXED.lease_reclaims` times. The command renews
-    a bounded number of leases."""
+    `lease_ms`. The attempt count stays the same. A lease is renewed at most `FIXED.lease_reclaims` times, and one
+    command renews a bounded number of leases."""
 
     type: ClassVar[int] = CommandType.RECLAIM
     group: str
@@ -285,12 +286,13 @@ class Reclaim(Command):
 
 
 Position = str | int | bytes
-"""Where a group begins: "earliest", "latest", a time (ms since 1970), or the first offset to deliver."""
+"""Start position of a group: "earliest", "latest", a time (ms since 1970), or the first offset to deliver."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenGroup(Command):
-    """Create the group unless it exists. `paused`: create it paused, because it is paused in other partitions."""
+    """Create the group unless it exists. `paused`: create the group paused, because it is paused in other
+    partitions."""
 
     type: ClassVar[int] = CommandType.OPEN_GROUP
     group: str
@@ -303,7 +305,7 @@ class OpenGroup(Command):
 
 @dataclass(frozen=True, slots=True)
 class Upkeep(Command):
-    """Do a bounded step of all unbounded work: trimming, expiring rows, jobs, deleting unused groups."""
+    """Do a bounded step of all background work: trimming, expiring rows, jobs, deleting unused groups."""
 
     type: ClassVar[int] = CommandType.UPKEEP
 
@@ -325,14 +327,14 @@ class Configure(Command):
 
 @dataclass(frozen=True, slots=True)
 class Cancel(Command):
-    """Cancel messages that are leased, acked or dead in no group: remove them from the log and from groups."""
+    """Cancel messages, unless any group has them leased, acked or dead: remove them from the log and from groups."""
 
     type: ClassVar[int] = CommandType.CANCEL
     targets: Sequence[Target]
 
 
 class MoveItem(NamedTuple):
-    """One message of a `Move`. The entry may omit fields at the end that are None."""
+    """One message of a `Move`. The entry may omit trailing fields that are None."""
 
     target: Target
     to_ms: int | None
@@ -346,7 +348,8 @@ class MoveItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Move(Command):
-    """Change the delivery time, priority, value or headers of messages that are leased, acked or dead in no group."""
+    """Change the delivery time, priority, value or headers of messages, unless any group has them leased, acked or
+    dead."""
 
     type: ClassVar[int] = CommandType.MOVE
     items: Sequence[Sequence[Any]]
@@ -358,7 +361,7 @@ class Move(Command):
 
     @property
     def has_updates(self) -> bool:
-        """Whether any message gets another value or other headers."""
+        """Whether the command changes the value or the headers of any message."""
         return any([len(item) > 4 for item in self.items])
 
 
@@ -373,7 +376,7 @@ class Seek(Command):
 
 @dataclass(frozen=True, slots=True)
 class DropGroup(Command):
-    """Delete a group. `unless_unfinished`: refuse if the group has received messages that it has not finished."""
+    """Delete a group. `unless_unfinished`: fail if the group has received messages that it has not finished."""
 
     type: ClassVar[int] = CommandType.DROP_GROUP
     group: str
@@ -394,7 +397,7 @@ class ConfigureGroup(Command):
 
 @dataclass(frozen=True, slots=True)
 class Touch(Command):
-    """Note that these groups have consumers. Names of groups that do not exist are ignored."""
+    """Record that these groups have consumers. Names of groups that do not exist are ignored."""
 
     type: ClassVar[int] = CommandType.TOUCH
     groups: Sequence[str]
@@ -436,7 +439,7 @@ class PurgeDead(Command):
 
 @dataclass(frozen=True, slots=True)
 class Hold(Command):
-    """Prevent trimming above an offset, for `ttl_ms` after the stamp. `offset` None: end the hold."""
+    """Prevent trimming above an offset, until `ttl_ms` after the stamp. If `offset` is None, end the hold."""
 
     type: ClassVar[int] = CommandType.HOLD
     name: str
@@ -446,8 +449,8 @@ class Hold(Command):
 
 @dataclass(frozen=True, slots=True)
 class RaiseLevel(Command):
-    """Apply the rules of a feature level from now on (`SharedState.level`). A level that was reached before has no
-    effect."""
+    """Apply the rules of a feature level from now on (`SharedState.level`). A level at or below the current level has
+    no effect."""
 
     type: ClassVar[int] = CommandType.RAISE_LEVEL
     level: int
@@ -487,19 +490,19 @@ class PutSchedules(Command):
     takes_space: ClassVar[bool] = True
     items: Sequence[Sequence[Any]]
     """Per schedule: (name, settings, {column: value} of the message, version and next occurrence that the leader saw,
-    next occurrence, fire time, whether it is paused). All times are in ms. The version is 0 and the occurrence None if
-    there was no schedule; the next occurrence is None if there is none."""
+    new next occurrence or None, fire time, whether the schedule is paused). All times are in ms. If there was no
+    schedule, the version that the leader saw is 0, and the occurrence None."""
 
 
 @dataclass(frozen=True, slots=True)
 class FireSchedules(Command):
-    """End one occurrence of each schedule, and set its next one."""
+    """Complete one occurrence of each schedule, and set the next occurrence."""
 
     type: ClassVar[int] = CommandType.FIRE_SCHEDULES
     takes_space: ClassVar[bool] = True
     items: Sequence[Sequence[Any]]
     """Per schedule: (name, version and occurrence that the leader saw, next occurrence or None, fire time, number of
-    missed occurrences between the two). All times are in ms."""
+    missed occurrences between these two occurrences). All times are in ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,8 +511,8 @@ class PauseSchedules(Command):
 
     type: ClassVar[int] = CommandType.PAUSE_SCHEDULES
     items: Sequence[Sequence[Any]]
-    """Per schedule: (name, version and next occurrence that the leader saw, whether it is paused, next occurrence or
-    None, fire time). All times are in ms."""
+    """Per schedule: (name, version and next occurrence that the leader saw, whether to pause the schedule, new next
+    occurrence or None, fire time). All times are in ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -535,15 +538,15 @@ class PlanSchedules(Command):
 
     type: ClassVar[int] = CommandType.PLAN_SCHEDULES
     items: Sequence[Sequence[Any]]
-    """Per schedule: (name, version and next occurrence that the leader saw, next occurrence, fire time, last occurrence
-    before it that is over, [first, last] of those after it that are over). All times are in ms."""
+    """Per schedule: (name, version and next occurrence that the leader saw, new next occurrence, fire time, last
+    completed occurrence before that, [first, last] of the completed occurrences after that). All times are in ms."""
     behind: str | None
-    """All schedules up to this name are adjusted. None if all are."""
+    """Schedules up to this name are adjusted after the command. None: all schedules are."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShareLimit(Command):
-    """Change the shares of a group's limits, in the ledger of partition 0. `epoch`: that of these limits."""
+    """Change the shares of a group's limits, in the ledger of partition 0. `epoch`: epoch of the limits."""
 
     type: ClassVar[int] = CommandType.SHARE_LIMIT
     group: str
@@ -565,7 +568,7 @@ class AllowLimit(Command):
 
 @dataclass(frozen=True, slots=True)
 class OutboxSent(Command):
-    """Note that another partition has stored a batch of the outbox."""
+    """Record that another partition has stored a batch of the outbox."""
 
     type: ClassVar[int] = CommandType.OUTBOX_SENT
     topic: int
@@ -576,8 +579,8 @@ class OutboxSent(Command):
 
 @dataclass(frozen=True, slots=True)
 class OutboxRefused(Command):
-    """Note that another partition does not accept a batch of the outbox. `error`: why it never will; None if it will
-    accept the batch under another epoch."""
+    """Record that another partition rejected a batch of the outbox. `error`: why the batch can never be accepted. None:
+    the partition will accept the batch under another epoch."""
 
     type: ClassVar[int] = CommandType.OUTBOX_REFUSED
     topic: int
@@ -590,7 +593,7 @@ class SentMessage(NamedTuple):
     """One message that an ack sends."""
 
     topic: int | None
-    """Number of the topic. If it is None, `partition` is None too, and the message goes to the partition of the
+    """Number of the topic. If `topic` is None, `partition` is None too, and the message goes to the partition of the
     lease."""
     partition: int | None
     at_ms: int | None
@@ -614,19 +617,19 @@ class AckThen(Command):
 
 @dataclass(frozen=True, slots=True)
 class RestoreBegin(Command):
-    """Bind an empty partition, whose topic is being restored, to a restore. If it is bound to it already, nothing
-    changes."""
+    """Bind an empty partition, whose topic is being restored, to a restore. Has no effect if it is bound to this
+    restore already."""
 
     type: ClassVar[int] = CommandType.RESTORE_BEGIN
     takes_space: ClassVar[bool] = True
     restore_id: str
     targets: Sequence[Sequence[int]]
-    """(number that a topic had in the backup, number that it has here) each."""
+    """(number of a topic in the backup, number of the topic in this cluster) each."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreRows(Command):
-    """Store rows of a backup (`restore.restoring.encode_chunk`). A chunk that is stored already has no effect."""
+    """Store rows of a backup (`restore.restoring.encode_chunk`). Has no effect if the chunk is stored already."""
 
     type: ClassVar[int] = CommandType.RESTORE_ROWS
     takes_space: ClassVar[bool] = True
@@ -648,16 +651,17 @@ class RestoreEnd(Command):
 
 @dataclass(frozen=True, slots=True)
 class Skipped(Command):
-    """Takes the position of a command that no replica could apply, and that an operator skipped (ADR 46)."""
+    """Replaces a command that no replica could apply, and that an operator skipped (ADR 46)."""
 
     type: ClassVar[int] = CommandType.SKIPPED
     skip_id: bytes
     """Identifies the operator's decision, 16 bytes."""
     command_digest: bytes
-    """`digest()` of the skipped command. The leader rejects it if it is sent again. Empty if it may be sent again."""
+    """`digest()` of the skipped command. The leader rejects the same command if it is sent again. Empty: the command
+    may be sent again."""
     producer_id: int = 0
-    """Producer of a skipped `Append`. With it come its epoch and sequence, and the checksum of its batch. 0 if there is
-    none."""
+    """Producer of a skipped `Append`. The next fields are its epoch and sequence, and the checksum of its batch. 0: no
+    producer."""
     epoch: int = 0
     sequence: int = 0
     batch_crc: int = 0
@@ -701,8 +705,8 @@ OWN_COMMANDS: Final = (
     OutboxSent,
     OutboxRefused,
 )
-"""Commands that the leader itself proposes, with the same content again and again. They are never rejected after a
-skip: otherwise leases would no longer expire, and outboxes would no longer be sent."""
+"""Commands that the leader itself proposes repeatedly with the same content. They are never rejected after a skip.
+Otherwise leases would no longer expire, and outboxes would no longer be sent."""
 _CLASSES: dict[int, type[Command]] = {cls.type: cls for cls in Command.__subclasses__()}
 
 

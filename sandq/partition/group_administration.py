@@ -81,7 +81,7 @@ class GroupAdmin:
         if group.is_expired:
             group.use(step)
         if gone:
-            # The log rows of these messages were trimmed or swept, so the group has the only copies.
+            # The log rows of these messages were trimmed or swept, so the rows of the group are the only copies.
             again = Waiting(step.now_ms, 0, 0, None, PackedRanges(sorted(gone)), step.now_ms, kept=True)
             self._waiting.add(step, group, again)
             swept = [one for one in sorted(gone) if one.base > cursor]
@@ -116,14 +116,15 @@ class GroupAdmin:
         self._groups.store(step, group)
 
     def pause(self, step: Step, command: c.PauseGroup) -> None:
-        """Pause or resume a group. Both count as a use of the group. Raise UnknownGroup if there is no such group."""
+        """Pause or resume a group. Pausing and resuming count as use of the group. Raise UnknownGroup if there is no
+        such group."""
         group = self._groups.named(command.group)
         group.paused = command.paused
         group.use(step)
         self._groups.store(step, group)
 
     def touch(self, step: Step, command: c.Touch) -> None:
-        """Note that groups are in use. Ignore names of groups that do not exist."""
+        """Record that groups are in use. Ignore names of groups that do not exist."""
         for name in command.groups:
             group = self._groups.find(name)
             if group is not None:
@@ -131,7 +132,8 @@ class GroupAdmin:
                 self._groups.store(step, group)
 
     def idle_ms(self) -> int | None:
-        """Return when the first group is deleted because it is unused, in ms. None if none is."""
+        """Return the time in ms at which the first group will be deleted because it is unused. None if no group will
+        be."""
         ttl_ms = self._shared.settings["group_ttl_ms"]
         if ttl_ms is None:
             return None
@@ -139,10 +141,11 @@ class GroupAdmin:
         return None if first is None else first.touched_ms + ttl_ms
 
     def drop_idle(self, step: Step) -> bool:
-        """Delete one group that was unused for `group_ttl`. Return whether there was one.
+        """Delete one group that was unused for `group_ttl`. Return whether there was such a group.
 
-        A paused group is kept for another `group_ttl`. So is a group with dead messages while the outbox is not empty.
-        A group with unfinished messages is not deleted: it expires `group_ttl` after the last of these was due.
+        Two kinds of groups are kept for another `group_ttl`: paused groups, and groups with dead messages while the
+        outbox is not empty. A group with unfinished messages expires `group_ttl` after the last of these messages was
+        due, but is not deleted.
         """
         now_ms = step.now_ms
         idle_ms = self.idle_ms()
@@ -166,8 +169,8 @@ class GroupAdmin:
         return True
 
     def _cursor(self, to: c.Position, latest: bytes, *, clamped: bool = True) -> bytes:
-        """Return the cursor of a group that continues at a position. It is never above `latest`. If `clamped`, it is
-        not below the trimmed part of the log."""
+        """Return the cursor of a group that continues at a position. The cursor is never above `latest`. If `clamped`,
+        it is never inside the trimmed part of the log."""
         cursor: bytes = latest
         if isinstance(to, bytes):
             parts = offsets.unpack(to)
@@ -187,8 +190,8 @@ class GroupAdmin:
     def _take_kept(
         self, step: Step, group: Group, ranges: list[Range], kept: bool, above: bytes, cursor: bytes
     ) -> list[Range]:
-        """Return messages that are only in rows of the group, and are delivered again after a seek. Delete its other
-        rows."""
+        """Return messages that are only in rows of the group, and will be delivered again after a seek. Delete the
+        other rows."""
         view = step.view
         if not kept:
             return []

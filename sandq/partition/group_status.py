@@ -1,8 +1,8 @@
 """The state of a partition's groups as the event loop sees it, after each run of the apply thread.
 
-A group is processed again only after it has changed, or when time alone changes it. All other groups share their status
-with the previous copy. The number of ready messages in the log changes for all groups with every message that becomes
-due, so it is computed only when it is read.
+A group is processed again only after it has changed, or when time alone changes it. All other groups keep the status of
+the previous copy. The number of ready messages in the log changes for all groups with every message that becomes due,
+so it is computed only when it is read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sandq.partition.log.counts import Counts
 from sandq.partition.shared_state import LogState
 
 _versions = count(1)
-"""Shared by all partitions of the process, so that a version never equals that of another partition."""
+"""Source of version numbers for all partitions of the process, so that two partitions never have the same version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,39 +30,41 @@ class GroupStatus:
     group_id: int
     name: str
     next_ms: int | None
-    """Time of the next message to lease, in ms. None if there is none, or if the group is paused or may have no more
-    messages in flight."""
+    """Time of the next message to lease, in ms. None if there is no such message, if the group is paused, or if its
+    messages in flight have reached their limit."""
     paused: str | None
-    """Reason why no new messages are leased. None if they are."""
+    """Reason why no new messages are leased. None if new messages are leased."""
     is_paused: bool
-    """Whether an operator has paused it, whatever other reasons there are."""
+    """Whether an operator has paused the group. `paused` may give another reason at the same time."""
     generation: int
     ready: int
-    """Messages that a consumer may lease now, in the log and among those given back. Exact to the second."""
+    """Number of messages that a consumer may lease now: messages of the log, and retries that are due. Exact to the
+    second."""
     leased: int
     waiting: int
-    """Messages that were given back, and whose next attempt is not due yet."""
+    """Number of messages whose next attempt is not due yet."""
     dead: int
     oldest_ms: int | None
-    """Delivery time of the oldest due message that is not acked, in ms. None if all are acked. Rounded to a second, so
-    it may be slightly in the future."""
+    """Delivery time of the oldest due message that is not acked, in ms. None if all due messages are acked. Rounded to
+    whole seconds, so the time may be slightly in the future."""
     is_promoting: bool = False
-    """Whether the log may have more due messages than the last lease promoted. The next lease continues."""
+    """Whether the log may have due messages that the last lease did not promote. The next lease promotes more of
+    them."""
     limit: Limited | None = None
-    """State of its limits. None if it has none."""
+    """State of the group's limits. None if the group has no limits."""
     unfinished: int = 0
-    """Messages that are leased, waiting or blocked by their keys."""
+    """Number of messages that are leased, waiting or blocked by their keys."""
     is_expired: bool = False
     """Whether `group_ttl` has passed. The group then keeps only its unfinished messages."""
 
     @property
     def not_before_ms(self) -> int:
-        """Earliest time at which its rate allows the next message, in ms."""
+        """Earliest time at which the group's rate allows the next message, in ms."""
         return 0 if self.limit is None else self.limit.free_ms or 0
 
     @property
     def due_ms(self) -> int | None:
-        """Time at which the next message may be leased, in ms. None if there is none."""
+        """Time at which the next message may be leased, in ms. None if there is no such message."""
         return None if self.next_ms is None else max(self.next_ms, self.not_before_ms)
 
 
@@ -74,11 +76,11 @@ class Limited(NamedTuple):
     has_capacity: bool
     """Whether one more message may be in flight."""
     free_ms: int | None
-    """Time at which the rate allows the next message, in ms; 0 if it does now. None if the home partition must allow
-    units first."""
+    """Time at which the rate allows the next message, in ms; 0: now. None if the home partition must allow units
+    first."""
 
     def holds_up(self, now_ms: int) -> tuple[bool, bool]:
-        """Return whether a due message is held up by messages in flight, and whether by the rate."""
+        """Return (whether the messages in flight hold up a due message, whether the rate does)."""
         is_due = self.next_ms is not None and self.next_ms <= now_ms
         return is_due and not self.has_capacity, is_due and (self.free_ms is None or self.free_ms > now_ms)
 
@@ -89,7 +91,8 @@ class _Snapshot(NamedTuple):
     status: GroupStatus
     """Status without the ready messages in the log."""
     passed: int
-    """Number of due messages that the group has passed, on the scale of `Counts.due`. The others are ready."""
+    """Number of due messages that the group has passed, counted as in `Counts.due`. The remaining due messages are
+    ready."""
     from_s: int | None
     """Second from which on messages in the log are ready. None: never."""
     least: int
@@ -147,7 +150,7 @@ class GroupStatuses(Sequence[GroupStatus]):
         """Names of groups that may have changed since the version `since`, or were deleted."""
 
     def get(self, name: str) -> GroupStatus | None:
-        """Return the group with this name. None if there is none."""
+        """Return the status of the group with this name. None if there is no such group."""
         snapshot = self._by_name.get(name)
         return None if snapshot is None else snapshot.at(self._due, self._now_s)
 
@@ -183,7 +186,7 @@ class GroupStatuses(Sequence[GroupStatus]):
 
 
 class StatusTable:
-    """Keeps the status of each group. Belongs to this process: no decision depends on it."""
+    """Keeps the status of each group. Local to this process: no replicated decision depends on it."""
 
     def __init__(self, groups: GroupTable, counts: Counts, log_state: LogState) -> None:
         self._groups = groups
@@ -196,7 +199,7 @@ class StatusTable:
         """Times at which time alone changes the status of groups."""
         self._last = GroupStatuses()
         self.dead = 0
-        """Dead messages of all groups."""
+        """Number of dead messages in all groups."""
 
     def refresh(self, now_ms: int, view: View) -> GroupStatuses:
         """Return the current status of all groups."""
@@ -255,8 +258,8 @@ class StatusTable:
             if lowest_ready is not None:
                 oldest = lowest_ready if oldest is None else min(oldest, lowest_ready)
             is_promoting = group.ready.is_promoting and not group.halts and not group.paused
-            # Messages that limits hold up are promoted once they no longer do. Otherwise lease commands would repeat in
-            # vain until then.
+            # If limits hold up messages, promote these only once the limits allow them. Until then, lease commands
+            # would repeat without effect.
             is_promoting = is_promoting and (limit is None or (next_ms is not None and not limit.free_ms))
         status = GroupStatus(
             group_id=group.group_id,
@@ -280,8 +283,9 @@ class StatusTable:
     def _in_log(self, group: Group, view: View) -> tuple[int, int | None, int, int | None]:
         """Return the fields of a `_Snapshot` for the messages above a group's cursor.
 
-        After a seek or a start, the position of a group within its second is not known. Until it reaches the next
-        second, or the end of the due messages, those messages of the second that it had passed count as ready.
+        After a seek or a start, the position of a group within its second is not known. Until the group reaches the
+        next second, or the end of the due messages, all messages of this second count as ready, even if the group has
+        passed them.
         """
         reader, counts = group.reader, self._counts
         at_s = offsets.deliver_ms(group.cursor) // 1000
@@ -294,14 +298,15 @@ class StatusTable:
         head = reader.head(view)
         head_ms = None if head is None else offsets.deliver_ms(head.first)
         if head_ms is None or head_ms // 1000 > counts.now_s:
-            # Not less than `due`: messages that were leased ahead of their second are passed, but not due yet.
+            # `passed` may exceed `due`: messages that were leased ahead of their second are passed, but not due yet.
             reader.passed = max(reader.passed, counts.due)
         if head is None or head_ms is None:
             return reader.passed, None, 0, None
         return reader.passed, head_ms // 1000, head.length, head_ms
 
     def _ripens_ms(self, group: Group, now_ms: int) -> int | None:
-        """Return when time alone changes the status of a group, in ms. None if it does not."""
+        """Return the time in ms at which the status of a group changes without any command. None if there is no such
+        time."""
         ripens_ms, cursor_ms = group.metrics.ripens_ms, offsets.deliver_ms(group.cursor) // 1000 * 1000
         if cursor_ms <= now_ms:
             return ripens_ms

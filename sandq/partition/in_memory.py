@@ -1,7 +1,8 @@
-"""Decides which entries are applied quickly and without reading stored rows, so that a thread that must not wait for a
-disk can apply them.
+"""Decides which entries can be applied quickly and without reading stored rows. A thread that must not wait for a disk
+applies these.
 
-It may return False for an entry that would qualify. The answer only decides where an entry is applied.
+`applies` may return False for an entry that would qualify. Its result only decides in which thread the entry is
+applied.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The outbox of a partition: messages to send to other partitions, with one queue per target partition.
 
-Rows: `f`, topic u32, partition u16, seq u64: a message to send there. `B`, topic u32, partition u16: the batch that is
-being sent there. PERSISTED: the field orders of `Letter` and `Batch`.
+Rows: `f`, topic u32, partition u16, seq u64: a message to send to that partition. `B`, topic u32, partition u16: the
+batch that is being sent to that partition. PERSISTED: the field orders of `Letter` and `Batch`.
 
-The first rows of each queue are its *batch*. They do not change any more, so that every attempt sends the same bytes. A
-batch has a number (its *epoch*), greater than those of all batches before it. The other partition accepts each batch
+The first rows of each queue are its *batch*. These rows no longer change, so that every attempt sends the same bytes. A
+batch has a number, its *epoch*, greater than the epochs of all earlier batches. The target partition accepts each batch
 once (`producers/producers.py`). After each entry, every queue that has rows has a batch.
 """
 
@@ -22,20 +22,20 @@ from sandq.partition.base.step import Step
 from sandq.partition.base.view import View
 
 DEAD, MESSAGE = 0, 1
-"""Kinds of letters. DEAD: a dead message, whose row stays in its group until it is sent. MESSAGE: a message that an ack
-sends."""
+"""Kinds of letters (messages in the outbox). DEAD: a dead message, whose row stays in its group until it is sent.
+MESSAGE: a message that an ack sends."""
 _LAST_SEQ: Final = (1 << 64) - 2
 _SCAN_BYTES: Final = 1 << 40
 
 
 class Letter(NamedTuple):
-    """A message to send. For a dead message, the fields after `offset` are set once it is in a batch."""
+    """A message to send. For a dead message, the fields after `offset` are set when its batch begins."""
 
     kind: int
     group_id: int
-    """Group that sends it."""
+    """Group that sends the message."""
     offset: bytes
-    """Offset of the dead message. For another message, the id that it has in this partition."""
+    """Offset of the dead message. If an ack sends the message, its id in this partition."""
     deliver_ms: int = 0
     """Requested delivery time, in ms. 0: immediately."""
     fields: Fields = {}  # noqa: RUF012 - never changed
@@ -67,29 +67,30 @@ class TargetQueue:
         self.kind, self.source = ("", "") if batch is None else (batch.kind, batch.source)
         """See `Batch`."""
         self.first_seq = first_seq
-        """Lower bound of its rows. It saves scans from stepping over deleted rows."""
+        """Lower bound of the sequence numbers of its rows. Scans start here, so that they do not step over deleted
+        rows."""
 
 
 class OutboxStatus(NamedTuple):
     """State of an outbox that its sender needs."""
 
     batches: dict[Target, int]
-    """Epoch of each batch."""
+    """Epoch of each target's batch."""
     messages: int
 
 
 class Outbox:
-    """Owns the rows and batches of the outbox. Callers decide their contents."""
+    """Owns the rows and batches of the outbox. Callers decide what these contain."""
 
     def __init__(self, partition: int) -> None:
         self.partition = partition
         self.messages = 0
         """Number of messages to send."""
         self.ack_messages = self.ack_bytes = 0
-        """Number of messages sent by acks among them, and the bytes of their rows. They are stored nowhere else, so
-        they have a limit."""
+        """Number of messages sent by acks in the outbox, and the bytes of their rows. Only the outbox stores these
+        messages, so they have a limit."""
         self.restless: set[Target] = set()
-        """Queues without a batch, while an entry is applied."""
+        """Targets of queues without a batch, while an entry is applied."""
         self._queues: dict[Target, TargetQueue] = {}
         self._next_seq = 1
         self._epoch = 0
@@ -135,13 +136,13 @@ class Outbox:
         return None if row is None else _letter(row)
 
     def is_leaving(self, target: Target, seq: int) -> bool:
-        """Return whether a letter is in a batch, so that it may have been sent."""
+        """Return whether a letter is in a batch, and so may have been sent."""
         queue = self._queues.get(target)
         return queue is not None and queue.batch is not None and seq <= queue.batch.last_seq
 
     def rewrite(self, step: Step, target: Target, seq: int, letter: Letter) -> None:
         """Replace the row of a letter that exists."""
-        assert letter.kind == DEAD, "what an ack sends stays as it is"
+        assert letter.kind == DEAD, "a message that an ack sends never changes"
         step.view.put(_key(target, seq), rows.pack(*_packed(letter)))
 
     def remove(self, step: Step, target: Target, seq: int) -> None:
@@ -189,9 +190,9 @@ class Outbox:
         return [] if batch is None else self.letters(target, view, batch.last_seq)
 
     def begin(self, step: Step, target: Target, last_seq: int, size: int) -> None:
-        """Make the first letters of a queue, up to `last_seq`, its batch, in place of the previous one."""
-        # Use the time as the epoch if it is greater. A partition may have been forced back to an older state, and so
-        # have forgotten its last epochs. Even then its new epochs are greater.
+        """Replace the batch of a queue by its first letters, up to `last_seq`."""
+        # Use the time as the epoch if it is greater than the next number. So new epochs are greater even if the
+        # partition was forced back to an older state and has forgotten its last epochs.
         self._epoch = max(self._epoch + 1, step.now_ms)
         queue = self._queues[target]
         self._write(step, target, queue, Batch(self._epoch, last_seq, size, queue.kind, queue.source))
@@ -203,7 +204,7 @@ class Outbox:
         self._status = None
 
     def end(self, step: Step, target: Target) -> None:
-        """End a batch, whose letters were removed."""
+        """End a batch after its letters were removed."""
         queue = self._queues[target]
         if queue.batch is not None:
             queue.first_seq = queue.batch.last_seq + 1
@@ -213,7 +214,7 @@ class Outbox:
         self._status = None
 
     def drop(self, target: Target) -> None:
-        """Forget a queue that has no rows any more."""
+        """Forget a queue that no longer has rows."""
         self._queues.pop(target, None)
         self.restless.discard(target)
         self._status = None
@@ -229,8 +230,8 @@ class Outbox:
 
 
 def encode_letters(letters: Sequence[Letter]) -> bytes:
-    """Return letters as the batch that is sent. PERSISTED: if a version encoded the same letters in other bytes, a
-    batch that was sent before would be taken for a different one."""
+    """Encode letters as the batch that is sent. PERSISTED: if a new version encoded the same letters in other bytes,
+    the target would take a repeated batch for a different batch."""
     columns: dict[int, list[Any]] = {Column.VALUE: [letter.fields.get(Column.VALUE) for letter in letters]}
     for column in sorted({column for letter in letters for column in letter.fields} - {Column.VALUE}):
         columns[column] = [letter.fields.get(column) for letter in letters]

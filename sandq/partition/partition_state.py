@@ -48,26 +48,25 @@ class PartitionState:
     """The state of a partition, in memory and in rows. `TimerPartition` applies entries to it."""
 
     def __init__(self, partition: int, settings: dict[str, Any], look_aheads: LookAheads | None = None) -> None:
-        """`look_aheads`: those of the node, if other partitions share them."""
+        """`look_aheads`: the look-aheads of the node, which its partitions share. None: this partition has its own."""
         self.partition = partition
         self.applied_index = 0
         self.now_ms = 0
         self.floor_ms = 0
         self.clock_epoch = 0
         self.digests_asked: list[int] = []
-        """Numbers of the digests that applied entries asked for, until the caller takes them. Belongs to this
-        process."""
+        """Numbers of the digests that applied entries request, until the caller takes them. Local to this process."""
         self.index_base = 0
-        """Number that is added to the index of an entry for use in offsets and tokens. It makes those in the rows of a
-        backup lower than all that are given after the restore."""
+        """Number to add to the index of an entry in offsets and tokens. After a restore, this makes new offsets and
+        tokens higher than all offsets and tokens in the rows of the backup."""
         self.restore: RestoreState | None = None
         """Progress of a restore. None if no restore is in progress."""
         self.successor: Self | None = None
         """State loaded from the rows of a backup, which replaces this one after the current entry."""
         self.skips = Skips()
         self.results: list[Any] = []
-        """Results of the commands of the entry that is being applied. Their number shows which command raised
-        an error."""
+        """Results of the commands of the entry that is being applied. If a command raises an error, the number of
+        results shows which one."""
         self.look_aheads = look_aheads
         self.shared = shared = SharedState(settings)
         self.expiring_rows = expiring_rows = ExpiringRows()
@@ -121,7 +120,7 @@ class PartitionState:
 
     def write_state(self, view: View) -> None:
         """Put the state row. The caller calls this once for each set of changes that it writes."""
-        if not self.is_filling:  # otherwise the rows are those of a backup
+        if not self.is_filling:  # while filling, all other rows belong to a backup
             self.log.counts.write(view)
             self.producers.write(view)
         state = (
@@ -160,7 +159,7 @@ class PartitionState:
             self.skips.load(skips)
             if self.is_filling:
                 self.shared.configure(stored)
-                return self  # the other rows are those of a backup, which is not the state yet
+                return self  # all other rows belong to a backup and are not the state yet
             self.schedules.load(schedules)
             self.outbox.load(outbox, view)
             self.log.state.load(log)
@@ -251,19 +250,19 @@ class PartitionState:
         return 0, 0, None, False
 
     def reset_progress(self) -> tuple[int, int] | None:
-        """Return (number of messages processed, approximate number of all) during a clock reset. None otherwise."""
+        """Return (number of processed messages, approximate total number) during a clock reset. None otherwise."""
         state = self.resets.state
         return None if state is None else (state.done, max(state.total, state.done))
 
     @property
     def is_filling(self) -> bool:
-        """Whether the store contains rows of a backup that are not the state yet."""
+        """Whether the store contains rows of a backup that have yet to become the state."""
         return self.restore is not None and not self.restore.is_whole
 
     @property
     def is_closed(self) -> bool:
         """Whether the partition accepts no commands, because its topic is being restored."""
-        restore = self.restore  # not by `is_filling`: this property is read several times per entry
+        restore = self.restore  # for speed, does not call `is_filling`: this property is read several times per entry
         return (restore is not None and not restore.is_whole) or RESTORING in self.shared.settings
 
     def check_open(self) -> None:
@@ -302,7 +301,7 @@ class PartitionState:
     def first_step(self, index: int, view: View) -> Step:
         """Return the step of an entry, with the present time of the partition.
 
-        During a clock reset it stays so: time advances again only when the reset ends.
+        During a clock reset, the step keeps this time: time advances again only when the reset ends.
         """
         now_ms = self.now_ms
         return Step(view, index=index + self.index_base, stamp_ms=now_ms, now_ms=now_ms, floor_ms=self.floor_ms)
@@ -317,21 +316,21 @@ class PartitionState:
         self.log.counts.advance(step)
 
     def note_applied(self, step: Step, index: int) -> None:
-        """Take over the times and the Raft index of an entry that was applied."""
+        """Adopt the times and the Raft index of an applied entry."""
         self.now_ms, self.floor_ms = step.now_ms, step.floor_ms
         self.applied_index = index
         self.results = []
 
     def skip(self, step: Step, command: c.Skipped) -> Conflict:
-        """Remember a command that an operator skipped, use up the number of its producer's batch, and return the error
-        with which it is answered."""
+        """Remember a command that an operator skipped, and use up the number of its producer's batch. Return the error
+        that its sender gets."""
         self.skips.note(command)
         if command.producer_id and not self.is_closed:
             self.producers.skipped(step, command, skipped(step, command))
         return refusal()
 
     def take_digest(self, step: Step, command: c.TakeDigest) -> None:
-        """Note that the caller must compute a digest of all rows after this entry."""
+        """Request that the caller computes a digest of all rows after this entry."""
         self.digests_asked.append(command.number)
 
     def raise_level(self, step: Step, command: c.RaiseLevel) -> int:

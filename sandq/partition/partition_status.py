@@ -27,7 +27,7 @@ class Status:
     """Time from which an `Upkeep` has work to do, in ms."""
     messages: int
     later: int
-    """Messages whose second is still to come."""
+    """Number of messages whose delivery second has not begun."""
     trimmed: bytes
     bytes: int
     dead: int
@@ -38,7 +38,7 @@ class Status:
     settings: dict[str, Any]
     groups: GroupStatuses
     counted: Counted = field(compare=False)
-    """Belongs to this process."""
+    """Local to this process, not replicated."""
     keys: int = 0
     """Number of keys that have a value, in a compacted topic."""
     keys_bytes: int = 0
@@ -56,15 +56,16 @@ class Status:
     limits: LimitsStatus | None = None
     """Limits of groups. None if no group has any."""
     reset: tuple[int, int] | None = None
-    """During a clock reset: (messages processed so far, approximate number of all)."""
+    """During a clock reset: (number of processed messages, approximate total number). Otherwise None."""
     schedules: int = 0
     schedule_ms: int | None = None
     """Time at which the next schedule fires, in ms."""
     planned_to: str | None = None
-    """After a clock reset: schedules up to this name are adjusted. None if all are."""
+    """After a clock reset: schedules up to this name are adjusted. None if all schedules are adjusted."""
     outbox: OutboxStatus | None = None
     """State of the outbox. None if there is nothing to send."""
     restore: RestoreState | None = None
     """Progress of restoring the partition from a backup. None if no restore is in progress."""
     skipped: Collection[Any] = frozenset()
-    """Digests of the last commands that an operator skipped. They are rejected if they are sent again (ADR 46)."""
+    """Digests of the last commands that an operator skipped. The leader rejects these commands if they are sent again
+    (ADR 46)."""

@@ -1,7 +1,7 @@
 """Checks whether a batch can be accepted.
 
-The leader checks a batch before it proposes it. A compacted partition checks its writes once more as it applies them.
-The latter check must never change, or replicas of different versions would diverge.
+The leader checks a batch before it proposes the batch. A compacted partition checks the writes again when it applies
+them (`check_writes`). That check must never change: otherwise replicas of different versions would diverge.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sandq.model.times import DAY_MS, LEAST_INSTANT_MS, format_duration
 from sandq.model.topic_limits import MAX_MESSAGE_BYTES, TopicLimits
 
 TAKEN = frozenset({Column.VALUE, Column.KEY, Column.HEADERS, Column.DELIVER_MS, Column.TTL_MS, Column.UNIQUE_KEY})
-"""Columns that a timer topic uses. Columns that it would ignore are rejected."""
+"""Columns that a timer topic accepts. Other columns are rejected, because the topic would ignore them."""
 TAKEN_BY_RANK = {None: TAKEN, PRIORITY: TAKEN | {Column.PRIORITY}, FAIR: TAKEN | {Column.PRIORITY, Column.TENANT}}
 """Accepted columns of a topic that is not compacted, by its rank."""
 TAKEN_BY_KEY = frozenset({Column.VALUE, Column.KEY, Column.HEADERS, Column.TTL_MS, Column.EXPECTED_VERSION})
@@ -35,7 +35,7 @@ _EACH = frozenset({Column.TTL_MS, Column.UNIQUE_KEY})
 
 
 class BatchTarget(NamedTuple):
-    """The partition that a batch is sent to, with the properties that the checks need."""
+    """The target partition of a batch, with the properties that the checks need."""
 
     partition: int
     initial_partitions: int
@@ -48,12 +48,12 @@ class BatchTarget(NamedTuple):
 
     @property
     def is_by_tenant(self) -> bool:
-        """Whether the tenant of a message determines its partition, among several."""
+        """Whether the topic has several partitions, and the tenant of a message determines its partition."""
         return self.rank == FAIR and self.initial_partitions > 1
 
 
 class Checked(NamedTuple):
-    """A batch that can be stored as it is."""
+    """A batch that has passed all checks."""
 
     messages: int
     split: bool
@@ -64,15 +64,15 @@ PLAIN_SINGLE = Checked(1, False)
 
 MUCH_MESSAGES: Final = 4096
 MUCH_BYTES: Final = 2 << 20
-"""Size of a batch, in bytes, above which checking it takes long."""
+"""Checking a batch of more than this size, in bytes, takes long."""
 
 
 RATIO_MOST: Final = 256
-"""Maximum size of the body of a compressed batch once decompressed, as a multiple of the size of the batch."""
+"""Maximum size of the decompressed body of a batch, as a multiple of the size of the batch."""
 RATIO_FREE_BYTES: Final = 64 << 10
-"""Size of a decompressed body that any batch may have, whatever its ratio."""
+"""A decompressed body up to this size, in bytes, is accepted at any ratio."""
 MUCH_HEADERS_BYTES: Final = 256 << 10
-"""Size of a batch with several columns, headers among them, above which checking it takes long, in bytes."""
+"""Checking a batch of more than this size, in bytes, takes long if it has headers and other columns."""
 
 
 def is_much(raw: bytes) -> bool:
@@ -86,7 +86,8 @@ def is_much(raw: bytes) -> bool:
 
 
 def _may_have_much_headers(raw: bytes) -> bool:
-    """Return whether the headers of a batch may take long to check. Other checks find the errors of the batch."""
+    """Return whether the headers of a batch may take long to check. Ignore errors of the batch: later checks report
+    them."""
     if raw[9] != CODEC_NONE or len(raw) < HEADER_BYTES + BODY_HEAD.size:
         return True
     columns, _ = BODY_HEAD.unpack_from(raw, HEADER_BYTES)
@@ -106,7 +107,7 @@ def check_batch(
     *,
     is_checked: bool = False,
 ) -> Checked:
-    """Check a batch that a producer sends to a partition. `own`: limits of the topic. `is_checked`: its headers were
+    """Check a batch that a producer sends to a partition. `own`: limits of the topic. `is_checked`: the headers were
     checked before. Raise InvalidRequest, TooLarge or InvalidTime."""
     value_bytes = None if target.compacted or target.is_by_tenant else plain_single(raw)
     if value_bytes is not None and value_bytes <= most_value_bytes(limits, own):
@@ -249,7 +250,7 @@ def _check_sizes(batch: Batch, limits: Limits, own: TopicLimits | None) -> None:
     ):
         if column not in batch.columns:
             continue
-        # Only a column that is larger as a whole can hold a cell that is too large.
+        # A cell can be too large only if its whole column is larger than the limit.
         if len(batch.buffers(column)[2]) > most:
             for position, cell in enumerate(batch.bytes_column(column) or ()):
                 if cell is not None and len(cell) > most:
@@ -262,7 +263,8 @@ def _check_sizes(batch: Batch, limits: Limits, own: TopicLimits | None) -> None:
 
 
 def _check_headers(batch: Batch) -> None:
-    """Check that every reader can show the headers. Equal cells, which are frequent, are checked once."""
+    """Check that every reader can decode the headers. Many messages have equal headers, so each distinct value is
+    checked once."""
     cells = batch.bytes_column(Column.HEADERS) or ()
     for cell in {*cells}:
         if cell is None:
@@ -274,8 +276,8 @@ def _check_headers(batch: Batch) -> None:
 
 
 def check_not_far(delay_ms: int, delay_days: int, own: TopicLimits | None = None) -> None:
-    """Raise InvalidTime for a delay that is longer than the topic allows. Without a limit of the topic, raise it for a
-    delay so long that the sender probably used another unit."""
+    """Raise InvalidTime for a delay that is longer than the topic allows. If the topic has no limit, raise it for a
+    delay so long that the sender probably used a wrong unit."""
     if own is not None and own.delay_ms is not None:
         if delay_ms > own.delay_ms:
             raise InvalidTime(
@@ -323,8 +325,8 @@ def _check_ttls(batch: Batch) -> None:
 
 
 def _check_unique_keys(batch: Batch, target: BatchTarget) -> None:
-    """Check that this partition is where the unique keys are unique. The tenant decides the partition if there are
-    tenants; otherwise the key if there is one, otherwise the unique key."""
+    """Check that the unique keys belong to this partition. In topics with tenants, the tenant determines the partition.
+    Otherwise the key does; if there is no key, the unique key."""
     keys = batch.bytes_column(Column.KEY) or [None] * batch.count
     for position, (unique_key, key) in enumerate(zip(batch.bytes_column(Column.UNIQUE_KEY) or (), keys, strict=True)):
         if unique_key is None:

@@ -23,52 +23,53 @@ NOT_YET: Final = "not_yet"
 """Outcome of an item for which the entry had no budget left. Nothing was done, and the caller must ask again."""
 BUDGET_BYTES: Final = FIXED.entry_copied_bytes
 COPIED_LEAST_BYTES: Final = 1024
-"""Minimum number of bytes counted for each message that is written again: even a small one costs some 30 us."""
+"""Minimum number of bytes to count per message that is written again: even a small message costs about 30 us."""
 SLICE_ITEMS = 64
-"""Number of items of an entry after which the time slice ends. With one look-up each, they take some milliseconds."""
+"""Number of items of an entry after which the time slice ends. With one look-up per item, they take a few
+milliseconds."""
 SLICE_READS = 8
-"""The same as `SLICE_ITEMS`, for look-ups while another thread computes. Each look-up releases the interpreter lock,
-and may wait half a millisecond to get it back."""
+"""Like `SLICE_ITEMS`, for look-ups while another thread computes. Each look-up releases the interpreter lock, and may
+wait half a millisecond to get the lock back."""
 
 
 def _go_on() -> None:
-    """Do nothing: no other work can get a time slice."""
+    """Do nothing: the default of `yield_now`, if there is no other work."""
 
 
 class SharedState:
-    """The state that every part of a partition reads, and the numbers that they update."""
+    """The state that all parts of a partition read, and the numbers that they update."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.configure(settings)
         self.next_seq = 1
-        """Number for items with an order of their own: waiting entries, ends of leases, jobs."""
+        """Next number for items that are ordered by their creation: waiting entries, ends of leases, jobs."""
         self.level = FIRST_LEVEL
         """The feature level whose rules the partition applies (ADR 19). Replicated, so that all replicas change at the
         same entry. Only `RaiseLevel` raises it."""
         self.settled = 0
         """Number of messages that groups have acked since the last sweep began (`log/sweep.py`). Replicated."""
         self.copied_bytes = 0
-        """Bytes of stored messages that the entry being applied has written again so far. See `note_copied`."""
+        """Bytes of stored messages that the current entry has written again so far. See `note_copied`."""
         self.totals = Totals()
         self.yield_now: Callable[[], None] = _go_on
-        """Called now and then while a large entry is applied, so that other partitions can get a time slice."""
+        """Called from time to time while a large entry is applied, so that other partitions get time slices."""
 
     def configure(self, settings: dict[str, Any]) -> None:
         """Set the settings of the topic."""
         self.settings = settings
-        """Settings of the topic. Replaced as a whole."""
+        """Settings of the topic. `configure` replaces the whole dict."""
         self.rank: str | None = settings.get("rank")
-        """How ready messages are ordered before their time counts: "priority", or "fair" (tenants, then priorities).
-        None: by time alone. It never changes."""
+        """First criterion for the order of ready messages: "priority", or "fair" (tenants, then priorities). None: only
+        their times count. `rank` never changes."""
         self.tenants = TenantRules.of(settings)
         self.dead_letter_topic = DeadLetterTopic.of(settings)
-        """Destination of dead messages. None if they stay in this partition."""
+        """Destination of dead messages. None if dead messages stay in this partition."""
         self.key_limit = key_limit(settings)
         """Maximum number of messages of a key that consumers of a group hold at the same time. None if there is no
-        limit. It never changes from or to None."""
+        limit. A topic never changes between a limit and None."""
 
     def in_slices(self, items: Sequence[T], most: int = SLICE_ITEMS) -> Iterable[T]:
-        """Return the items of an entry. While they are iterated, give way after each `most` of them."""
+        """Return the items of an entry. While the caller iterates, yield to other work after each `most` items."""
         return items if len(items) <= most else self._in_slices(items, most)
 
     def _in_slices(self, items: Sequence[T], most: int) -> Iterator[T]:
@@ -82,8 +83,8 @@ class SharedState:
 
     @property
     def is_budget_spent(self) -> bool:
-        """Whether the entry being applied has written so much that the rest must wait for a later entry. The first
-        message of an entry always fits."""
+        """Whether the current entry has used up its budget for writing, so that the rest must wait for a later entry.
+        The first message of an entry always fits."""
         return self.copied_bytes >= BUDGET_BYTES
 
     @property
@@ -93,13 +94,14 @@ class SharedState:
         return self.key_limit is not None
 
     def name_digest(self, fields: Fields) -> bytes | None:
-        """Return the digest of the key within which a message's unique key is unique; None if there is no such key."""
+        """Return the digest of the key within which a message's unique key is unique. None if the message has no such
+        key."""
         return name_digest(fields) if Column.UNIQUE_KEY in fields and self.has_keyed_names else None
 
     @property
     def has_keyed_names(self) -> bool:
-        """Whether a unique key is unique within the key of its message. In a fair topic, it is unique within the
-        tenant."""
+        """Whether unique keys are unique within the key of their message. False in a fair topic, where they are unique
+        within the tenant."""
         return self.rank != FAIR
 
 
@@ -109,7 +111,7 @@ class LogState:
 
     messages: int = 0
     trimmed: bytes = offsets.FIRST
-    """Nothing is left in the log at or below this offset."""
+    """Last trimmed offset: the log has no messages at or below it."""
     bytes: int = 0
     gone: tuple[int, int] = (0, 0)
     """(second of `trimmed`, number of messages of that second that were trimmed)."""

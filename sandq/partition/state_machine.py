@@ -2,12 +2,14 @@
 
 Invariants (the first three carry the promise "never skipped, never early, never leased twice at once"):
 
-* A message is placed at max(its time, `floor_ms`), and `floor_ms` is the greatest of every applied stamp and every
-  delivery time that a cursor passed. With the Raft index behind it in the offset, no insert lands at or below a cursor.
-* A group's cursor is the last offset that was leased, or passed over. A lease takes what lies above it in order.
+* A message is placed at max(its time, `floor_ms`). `floor_ms` is the maximum of all applied stamps and of all delivery
+  times that a cursor has passed. In an offset, the Raft index follows the time, so no message is inserted at or below a
+  cursor.
+* A group's cursor is the last offset that was leased or passed over. A lease takes the messages above the cursor, in
+  order.
 * A message at or below the cursor is in one live lease, waits, is blocked by its key, is dead, or is acked.
-* Rows and memory say the same after every entry: a partition loaded from rows goes on exactly as the one that
-  wrote them.
+* After every entry, rows and memory have the same state. A partition that is loaded from rows continues exactly like
+  the partition that wrote them.
 """
 
 from __future__ import annotations
@@ -38,15 +40,15 @@ from sandq.partition.sending.forwarding import Forwarding
 from sandq.partition.shared_state import NOT_YET
 
 Result = Any
-"""Result of a command, by its type.
+"""Result of a command. Its type depends on the command.
 
-Append: (base, count) or `Stored`. Lease: [Lease]. Ack, Nack, AckThen: what was lost (`settlement.Lost`) per item; Nack
-also NOT_YET and `settlement.Part`. Extend: the deadline or None per item. Expire, Release: number of messages given
-back. OpenGroup: group id. Cancel, Move: an outcome (`pending`) per message. Upkeep: whether more work is due at once.
-Reclaim: numbers of leases that were renewed, and that are left. Seek: the new cursor. StartJob, StopJob: the job.
-RedriveDead, PurgeDead: an outcome (`jobs.redrive`) per message. Hold: the offset up to which the log is trimmed.
-RaiseLevel: the partition's level. OutboxSent, OutboxRefused: the outcome for the batch (`forwarding`). ClockReset: its
-outcome, the floor and the time. Any command: the SandqError that rejected it.
+Append: (base, count) or `Stored`. Lease: [Lease]. Ack, Nack, AckThen: lost messages (`settlement.Lost`) per item; Nack
+also NOT_YET and `settlement.Part`. Extend: the deadline or None per item. Expire, Release: number of returned messages.
+OpenGroup: group id. Cancel, Move: an outcome (`pending`) per message. Upkeep: whether more work is due immediately.
+Reclaim: (renewed leases, leases that are left). Seek: the new cursor. StartJob, StopJob: the job. RedriveDead,
+PurgeDead: an outcome (`jobs.redrive`) per message. Hold: the offset up to which the log is trimmed. RaiseLevel: the
+partition's level. OutboxSent, OutboxRefused: the outcome for the batch (`forwarding`). ClockReset: its outcome, the
+floor and the time. Every command: the SandqError that rejected it.
 """
 Handlers = dict[type[c.Command], Callable[[Any, Step, Any], Result]]
 """The method that applies each command, by the class of the command."""
@@ -65,11 +67,11 @@ class TimerPartition(PartitionState):
         self._in_memory = InMemory(shared, self.groups, group_state, self.log.counts, self.producers)
 
     def apply(self, index: int, entry: c.Entry, view: View) -> list[Result]:
-        """Apply a committed entry, and return one result per command. An index that was applied before changes
-        nothing."""
+        """Apply a committed entry, and return one result per command. If the index was applied before, nothing
+        changes."""
         if index <= self.applied_index:
             return []
-        stamp_ms = min(entry.now_ms, offsets.U48_MAX)  # even with a broken clock, the time must fit into an offset
+        stamp_ms = min(entry.now_ms, offsets.U48_MAX)  # the time must fit into an offset, even if the clock is broken
         self.shared.copied_bytes = 0
         if self.is_closed:
             return apply_closed(self, index, entry, stamp_ms, view)
@@ -100,7 +102,7 @@ class TimerPartition(PartitionState):
         return results
 
     def needs_no_disk(self, entry: c.Entry) -> bool:
-        """Return whether `apply` of the next entry, and `status` after it, are fast and read no stored rows."""
+        """Return whether `apply` of the next entry, and `status` afterwards, are fast and read no stored rows."""
         return self.resets.state is None and not self.is_closed and self._in_memory.applies(entry)
 
     # -- messages -------------------------------------------------------------------------------------------------
@@ -127,7 +129,7 @@ class TimerPartition(PartitionState):
     def _move(self, step: Step, command: c.Move) -> Result:
         outcomes = []
         for fields in self.shared.in_slices(command.items):
-            position = step.next_position()  # every item uses one, even if it is not moved
+            position = step.next_position()  # each item uses a position, even if it is not moved
             if self.shared.is_budget_spent:
                 outcomes.append(Outcome(NOT_YET))
                 continue
@@ -251,7 +253,7 @@ class TimerPartition(PartitionState):
         return self.log.state.trimmed
 
     def _upkeep_step(self, step: Step, command: c.Upkeep) -> bool:
-        """Do a bounded part of all work that is due. Return whether more work is due at once."""
+        """Do a bounded part of all work that is due. Return whether more work is due immediately."""
         self._upkeep(step)
         return self._is_upkeep_due(step)
 
@@ -260,7 +262,7 @@ class TimerPartition(PartitionState):
 
     def _upkeep(self, step: Step) -> None:
         """Do a bounded part of all work that is due."""
-        for _ in range(len(self.groups.by_id)):  # each group at most once: kept ones are checked again
+        for _ in range(len(self.groups.by_id)):  # checks each group at most once, also groups that stay
             if not self._admin.drop_idle(step):
                 break
             self.trim_schedule.note_settled(step)
@@ -275,7 +277,7 @@ class TimerPartition(PartitionState):
     def _reset_clock(self, step: Step, command: c.ClockReset) -> dict[str, Any]:
         """Begin a clock reset, if the floor is ahead and no reset is in progress."""
         outcome, old_ms = clock_reset.NOT_AHEAD, step.floor_ms
-        # A command that was delayed must not set a correct time back.
+        # A delayed command must not set back a time that is correct by now.
         new_ms = max(command.new_ms, step.stamp_ms)
         if self.resets.state is not None:
             outcome = clock_reset.UNDER_WAY
@@ -296,7 +298,7 @@ class TimerPartition(PartitionState):
                 self.resets.advance(step)
                 if self.resets.state is not None:
                     return True
-                self.advance(step, stamp_ms)  # the rest of this entry uses its own time again
+                self.advance(step, stamp_ms)  # the rest of this entry uses the entry's own time again
                 return self._is_upkeep_due(step)
             case c.ClockReset() | c.TakeDigest() | c.RaiseLevel() | c.Configure() | c.Skipped():
                 return self.HANDLERS[type(command)](self, step, command)
@@ -306,7 +308,7 @@ class TimerPartition(PartitionState):
         raise AssertionError("a clock reset is under way")
 
     def _nothing(self, step: Step, command: c.Clock) -> None:
-        """Change nothing: only the stamp of the entry counts."""
+        """Change nothing: only the stamp of the entry has an effect."""
 
     def _refuse_restore(self, step: Step, command: c.Command) -> Result:
         raise Conflict("the topic is not being restored: a restore makes its topics itself")

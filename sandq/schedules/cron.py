@@ -53,7 +53,7 @@ _ENDS: Final = {
 _ORDER: Final = (
     "five fields are expected (minute, hour, day of month, month, day of week), or six with the second first"
 )
-# Arbitrary time from which an expression is tested.
+# Arbitrary start time of the search that checks an expression.
 _ANY_WALL: Final = datetime(2000, 1, 1)
 _LAST_YEAR: Final = 9998
 
@@ -76,7 +76,7 @@ class CronExpression:
     def after(self, wall: datetime) -> datetime | None:
         """Return the first matching time after `wall`, both without a zone and in whole seconds.
 
-        None if there is none within 50 years, or up to the year 9998."""
+        None if no time matches within 50 years, or before the year 9999."""
         search = copy.copy(self._forward)
         search.dt = wall
         try:
@@ -96,7 +96,8 @@ class CronExpression:
 def parse(text: str) -> CronExpression:
     """Parse an expression.
 
-    Raise InvalidRequest if a field is wrong, with its allowed values, or if the expression never matches."""
+    Raise InvalidRequest if a field is wrong, or if the expression never matches. If a field is wrong, the error lists
+    its allowed values."""
     if len(text) > EXPRESSION_CHARS_MAX:
         raise InvalidRequest(f"cron: {len(text)} characters are given, at most {EXPRESSION_CHARS_MAX} are allowed")
     fields = _fields(text)
@@ -135,7 +136,7 @@ def _fields(text: str) -> list[str]:
 
 
 def _check_field(text: str, name: str, field: str) -> None:
-    """Raise InvalidRequest, which names the part, if a part of a field is invalid."""
+    """Raise InvalidRequest if a part of a field is invalid. The error names the part."""
     for part in field.split(","):
         if _is_readable(name, part):
             continue
@@ -159,7 +160,7 @@ def check_steps(text: str) -> None:
 
 
 def _plain(name: str, field: str) -> str:
-    """Return a field with each range of one number as that number, without its step.
+    """Return a field in which each range of a single number is replaced by that number, without its step.
 
     cronsim reads 5-5/3 as 5/3, which continues to the end of the range."""
     parts = field.split(",")

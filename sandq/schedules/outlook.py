@@ -1,4 +1,4 @@
-"""Count the messages that schedules will send in each unit of time, without those that exist already.
+"""Count the messages that schedules will send in each unit of time. Messages that exist already are not counted.
 
 The work is bounded. Each expression is evaluated once, even if several schedules share it, and a dense interval is
 counted per unit, not per occurrence. If the work exceeds the bounds, the rest is omitted and `is_complete` is False.
@@ -72,7 +72,7 @@ class _Counting:
             try:
                 times = plain.occurrences(self._first_ms - 1, self._stop_ms - 1, self._looked_up)
             except InvalidRequest:
-                # A node with different zone data created it.
+                # A node with different zone data created the schedule.
                 times, self.is_complete = [], False
             self._looked_up -= len(times)
             self.is_complete = self.is_complete and self._looked_up > 0

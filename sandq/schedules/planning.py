@@ -55,8 +55,8 @@ def following(
 ) -> Plan:
     """Return the occurrence after `occurrence_ms`, which fires now and is counted in `fired`.
 
-    If occurrences were missed since then, the setting `misfire` decides which of them still fire. `grace_ms`: an
-    occurrence that is late by at most this much is not missed."""
+    If occurrences after `occurrence_ms` were missed, the setting `misfire` decides which of them still fire.
+    `grace_ms`: an occurrence that is late by at most this much is not missed."""
     found = _plan(name, recurrence, settings, fired, _next_ms(recurrence, occurrence_ms, done), 0)
     if found.fire_ms is None or found.fire_ms >= now_ms - grace_ms:
         return found
@@ -64,7 +64,7 @@ def following(
         counted = _COUNT_MOST if recurrence.cron is None else _COUNT_CRON_MOST
         latest_ms, missed = recurrence.latest_ms(now_ms, occurrence_ms, counted)
         if latest_ms is not None and delivery_ms(name, recurrence, latest_ms) > now_ms:
-            # Its nominal time has passed, but its jitter puts its delivery in the future.
+            # The nominal time of the latest occurrence has passed, but its jitter puts its delivery in the future.
             return _plan(name, recurrence, settings, fired, _next_ms(recurrence, latest_ms - 1, done), missed - 1)
         return _plan(name, recurrence, settings, fired, _next_ms(recurrence, now_ms, done), missed)
     most = settings.get("misfire_most", MISSED_MOST)
@@ -84,12 +84,12 @@ def _next_ms(recurrence: Recurrence, after_ms: int, done: Done) -> int | None:
 
 
 def _last_of(recurrence: Recurrence, after_ms: int, until_ms: int, most: int) -> tuple[int, list[int]]:
-    """Return (approximate number of earlier occurrences in the range, its last `most` ones). The range must have
-    one."""
+    """Return (about how many occurrences precede them in the range, the last `most` occurrences). The range has one or
+    more."""
     found = recurrence.occurrences(after_ms, until_ms, _COUNT_MOST)
     if len(found) < _COUNT_MOST:
         return max(len(found) - most, 0), found[-most:]
-    # There are very many: search back from the end, in a window that doubles until it has enough.
+    # There are very many occurrences: search back from the end, in a window that doubles until it contains enough.
     width_ms = max((found[-1] - found[0]) // _COUNT_MOST, 1) * most
     while True:
         start_ms = max(until_ms - width_ms, after_ms)
@@ -112,7 +112,7 @@ def _plan(
 
 
 def delivery_ms(name: str, recurrence: Recurrence, occurrence_ms: int, following_ms: int | None = None) -> int:
-    """Return the time at which an occurrence fires: its jitter later, but always before the next occurrence.
+    """Return the time at which an occurrence fires: its time plus its jitter, but always before the next occurrence.
 
     `following_ms`: the next occurrence, if the caller knows it."""
     fire_ms = recurrence.fire_ms(name, occurrence_ms)

@@ -1,7 +1,7 @@
 """Compute the occurrences of a schedule: the times that a cron expression matches, or equal intervals.
 
-An occurrence is a nominal time in epoch milliseconds, which identifies it. It fires at `fire_ms`, later by the
-schedule's jitter. No clock is read: the result depends only on the fields and on the version of the zone data
+An occurrence is a nominal time in epoch milliseconds, which identifies it. It fires at `fire_ms`: the nominal time plus
+a jitter. No clock is read: the result depends only on the fields and on the version of the zone data
 (`zones.data_version`).
 """
 
@@ -46,7 +46,7 @@ class Recurrence:
     jitter_ms: int = 0
 
     def check(self) -> None:
-        """Raise InvalidRequest, which says how to fix it, if a field is invalid or there is no occurrence."""
+        """Raise InvalidRequest if a field is invalid or no occurrence exists. The error says how to fix it."""
         self._check_types()
         if (self.cron is None) == (self.every_ms is None):
             given = "neither is given" if self.cron is None else "both are given"
@@ -95,10 +95,11 @@ class Recurrence:
         return found
 
     def latest_ms(self, before_or_at_ms: int, after_ms: int, counted_max: int = COUNTED_MAX) -> tuple[int | None, int]:
-        """Return the last occurrence after `after_ms` and up to `before_or_at_ms`, and the number of them.
+        """Return (last occurrence, number of occurrences) after `after_ms` and up to `before_or_at_ms`.
 
         The number is at most `counted_max` (1 or more), which means "this many or more"; the last occurrence is correct
-        even then. Return (None, 0) if there are none. The work is at most `counted_max` calls of `next_ms`.
+        even then. Return (None, 0) if the range contains no occurrence. The work is at most `counted_max` calls of
+        `next_ms`.
         """
         at_ms = min(before_or_at_ms, self._last_allowed_ms)
         if self.every_ms is not None:
@@ -116,7 +117,8 @@ class Recurrence:
         return last_s * 1000, counted_max
 
     def fire_ms(self, name: str, occurrence_ms: int) -> int:
-        """Return the time at which an occurrence of the schedule `name` fires: later by less than the jitter. PERSISTED
+        """Return the time at which an occurrence of the schedule `name` fires: its time plus less than the jitter.
+        PERSISTED
 
         The delay is a hash, so it is the same on every machine and in each call. Schedules with different names, and
         the occurrences of one schedule, are spread evenly.

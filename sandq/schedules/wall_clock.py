@@ -4,13 +4,14 @@ There are two rules. An expression is fixed if it sets hour and minute (`CronExp
 of them begins with a star:
 
     fixed     Each matching time occurs once, at the first instant at which the clock shows that time or a later one.
-              For a skipped time that is right after the gap; for a time that is shown twice, it is the first one.
+              For a skipped time, this is right after the gap; for a time that is shown twice, the first of both.
     starred   An occurrence is at each instant at which the clock shows a matching time: none for a skipped time, and
               two for a time that is shown twice.
 
-The clock reaches a later time at a later instant, or at the same one. So fixed times are searched from the highest time
-that the clock has shown so far (`_reached`). Starred times are searched in the periods between changes of the clock,
-one after the other. Instants are whole seconds since 1970, and walls are datetimes without a zone.
+A clock first reaches a later time at a later instant, or at the same instant if both times are skipped. So fixed times
+are searched from the highest time that the clock has shown so far (`_reached`). Starred times are searched in the
+periods between changes of the clock, one after the other. Instants are whole seconds since 1970, and walls are
+datetimes without a zone.
 
 A change is found by comparing the offsets at two instants. They are at most `_NEAR_S` apart, so that at most one change
 is between them: in all zone data since 1970, changes are at least seven days apart, which a test checks.
@@ -24,7 +25,7 @@ from zoneinfo import ZoneInfo
 
 from sandq.schedules.cron import CronExpression
 
-# Longer than any clock was ever set back: one day, where the date line was moved.
+# More than any clock was ever set back. The maximum was one day, where the date line was moved.
 _NEAR_S: Final = 2 * 86_400
 _EPOCH: Final = datetime(1970, 1, 1)
 _SECOND: Final = timedelta(seconds=1)
@@ -55,7 +56,7 @@ def last_instant(expression: CronExpression, zone: ZoneInfo, at_s: int) -> int |
 def _next_starred(expression: CronExpression, zone: ZoneInfo, after_s: int) -> int | None:
     offset_s = _offset(zone, after_s)
     wall = expression.after(_wall(after_s + offset_s))
-    # The result if the clock is not set until then.
+    # This is the result if the clock is not changed before that instant.
     straight_s = _END_S if wall is None else _seconds(wall) - offset_s
     near_s = min(straight_s, after_s + _NEAR_S)
     if _offset(zone, near_s) != offset_s:
@@ -73,7 +74,8 @@ def _next_starred(expression: CronExpression, zone: ZoneInfo, after_s: int) -> i
 
 
 def _next_shown(expression: CronExpression, zone: ZoneInfo, wall: datetime) -> int | None:
-    """Return the first instant at which the clock shows `wall`, or the next matching time that it shows."""
+    """Return the first instant at which the clock shows `wall`. If the clock skips `wall`, use the next matching
+    time."""
     first_s = _first_shown(zone, wall)
     shown = _wall(first_s + _offset(zone, first_s))
     if shown == wall:
@@ -99,7 +101,8 @@ def _last_starred(expression: CronExpression, zone: ZoneInfo, at_s: int) -> int 
 
 
 def _last_shown(expression: CronExpression, zone: ZoneInfo, wall: datetime) -> int | None:
-    """Return the last instant at which the clock shows `wall`, or the matching time before it that it shows."""
+    """Return the last instant at which the clock shows `wall`. If the clock skips `wall`, return the occurrence before
+    it."""
     last_s = int(wall.replace(tzinfo=zone, fold=1).timestamp())
     if _wall(last_s + _offset(zone, last_s)) == wall:
         return last_s
@@ -110,7 +113,7 @@ def _last_shown(expression: CronExpression, zone: ZoneInfo, wall: datetime) -> i
 def _reached(zone: ZoneInfo, at_s: int) -> datetime:
     """Return the highest time that the clock has shown up to an instant.
 
-    After the clock was set back, this is later than the time it shows."""
+    After the clock was set back, the result is later than the time that the clock shows."""
     offset_s = _offset(zone, at_s)
     before_s = _offset(zone, at_s - _NEAR_S)
     shown_s = at_s + offset_s

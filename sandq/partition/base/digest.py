@@ -21,8 +21,8 @@ are due, and the number of later messages. The others describe the rows of count
 
 
 def comparable(found: Iterable[Row]) -> Mapping[bytes, Any]:
-    """Map keys, relative to the store, to the part of each row that is the same on every replica. Leave out other
-    rows."""
+    """Return, by key relative to the store, the part of each row that is the same on every replica. Leave out rows
+    without such a part."""
     return {key: _of_state(value) if key == rows.STATE_KEY else value for key, value in found if key[:1] != rows.COUNTS}
 
 

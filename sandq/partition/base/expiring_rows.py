@@ -12,7 +12,7 @@ from sandq.partition.base import rows
 from sandq.partition.base.step import Step
 
 CANCEL_MEMORY_MS = 600_000
-"""How long, in ms, the partition repeats its first reply when a cancel is sent again."""
+"""Time in ms during which a repeated cancel gets the same reply as the first one."""
 SWEEP_ROWS = 1000
 _KEY_START = 7
 
@@ -20,7 +20,7 @@ _KEY_START = 7
 class ExpiringRows:
     def __init__(self) -> None:
         self.next_ms: int | None = None
-        """A time at or before the first expiry, in ms. None if no row is to expire."""
+        """A time at or before the first expiry, in ms. None if no row expires."""
         self._swept_ms = 0
 
     def state(self) -> tuple[int | None, int]:
@@ -37,7 +37,7 @@ class ExpiringRows:
         self.next_ms = due_ms if self.next_ms is None else min(self.next_ms, due_ms)
 
     def expire_move(self, step: Step, message_id: bytes) -> None:
-        """Let the row that says where a message was moved expire after `CANCEL_MEMORY_MS`: the message no longer
+        """Make the row with a moved message's position expire after `CANCEL_MEMORY_MS`, because the message no longer
         exists."""
         key = rows.MOVED + message_id
         row = step.view.get(key)
@@ -47,8 +47,8 @@ class ExpiringRows:
                 self.put(step, key, step.now_ms + CANCEL_MEMORY_MS, *fields)
 
     def set_back(self, step: Step) -> None:
-        """Adjust to a clock reset, which moves the partition's time back to that of `step`: rows may expire from then
-        on."""
+        """Adjust to a clock reset, which sets the partition's time back to that of `step`. New rows may expire before
+        rows that were swept already, so the next sweep starts at this time."""
         self._swept_ms = min(self._swept_ms, step.now_ms)
         self.next_ms = None if self.next_ms is None else min(self.next_ms, step.now_ms)
 

@@ -1,6 +1,6 @@
 """Counts rows that were deleted or overwritten, but still take up space in the store or slow down scans.
 
-These numbers belong to this process. They are not part of the replicated state, and start at zero after a restart.
+The counts are local to this process: they are not replicated, and start at zero after a restart.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Garbage:
         self.rows += count - 2
 
     def overwritten(self, tag: bytes, size: int) -> None:
-        """Count a row with this tag that was deleted or overwritten. `size` is that of its old value, in bytes."""
+        """Count a row with this tag that was deleted or overwritten. `size`: bytes of its old value."""
         self.bytes += size
         self._tags.add(tag)
 

@@ -9,7 +9,7 @@ from sandq.partition.base.rows import Fields
 
 
 class Prefixes(NamedTuple):
-    """Prefixes that select messages. None as a prefix selects all messages, including those without such a key."""
+    """Prefixes that select messages. A prefix of None selects all messages, also messages without such a key."""
 
     key: bytes | None = None
     unique_key: bytes | None = None

@@ -89,15 +89,16 @@ CREATED = slice(8, 16)
 PLAIN_FROM = LOG_HEADER.size + 2
 """Position in a plain row at which the message's fields begin."""
 _RANK = (Column.PRIORITY, Column.TENANT)
-"""Columns that decide which ready queue a message belongs to."""
+"""Columns that determine the ready queue of a message."""
 _PLAIN_HEADS = {bytes([KIND_MESSAGE, 0]), bytes([KIND_MESSAGE, FLAG_DELAY])}
 _PLAIN_FIELDS = b"\x92\xc0"
-"""The msgpack header of a plain row: an array of two values, the first of which is nil and the second the fields."""
+"""The msgpack header of a plain row: an array of two values, nil and the fields."""
 RANGE_BYTES = 20
 _ONE = (1).to_bytes(4, "big")
 """The packed length of a range of one message."""
 SHARED_BYTES = 12
-"""Length of the beginning of an offset (delivery time and Raft index) that all messages of a log row have in common."""
+"""Length of the first part of an offset (delivery time and Raft index), which is the same for all messages of a log
+row."""
 _ALL = 1 << 40
 DIGEST_BYTES: Final = 16
 """Length of the digest that replaces a key in the name of a message. Keys may be long, and look-aheads hold many names.
@@ -128,22 +129,21 @@ class Extra(NamedTuple):
 
 
 class LogEntry(NamedTuple):
-    """The part of a log row, or of the rest of one, that leasing needs. `first`: first offset; `length`: number of
-    messages; `size`: bytes."""
+    """What leasing needs of a log row, or of a part of a log row. `first`: first offset; `length`: number of messages;
+    `size`: bytes."""
 
     first: bytes
     length: int
     size: int
     extra: Extra | None = None
     unit: int = 0
-    """Bytes of one message of a batch, averaged over the whole row. The size of a part is computed from it alone, so
-    that replicas agree on the size no matter how they split the row."""
+    """Bytes of one message of a batch, averaged over the whole row. The size of a part is computed only from `unit`, so
+    replicas agree on it even if they split the row differently."""
     row: bytes | None = None
     """The plain row itself, if it is in memory: the message can then be sent without reading the row again."""
 
     def part(self, start: int, stop: int) -> LogEntry:
-        """Return an entry with the messages from `start` to `stop` (exclusive), counted from the first message of this
-        one."""
+        """Return an entry with the messages from position `start` to `stop` (exclusive) of this entry."""
         return LogEntry(offsets.shift(self.first, start), stop - start, self.unit * (stop - start), None, self.unit)
 
 
@@ -174,7 +174,7 @@ def key_digest(key: bytes) -> bytes:
 
 
 def keyed_unique_key(digest: bytes, unique_key: bytes) -> bytes:
-    """Return the key of the row of a unique key that is unique within a key, given the digest of the latter."""
+    """Return the key of the row of a unique key that is unique within a key. `digest`: digest of that key."""
     return KEYED_UNIQUE + digest + unique_key
 
 
@@ -198,8 +198,8 @@ def answer_key(producer_id: int, number: int) -> bytes:
 
 
 def of_group(tag: bytes, group_id: int, offset: bytes = b"") -> bytes:
-    """Return the key of a row that belongs to one group. `offset`: an offset (`DEAD`, `KEPT`, `BLOCKED`), or whatever
-    fields the module docstring lists for the tag."""
+    """Return the key of a row that belongs to one group. `offset`: an offset (`DEAD`, `KEPT`, `BLOCKED`), or the fields
+    that the module docstring lists for the tag."""
     return tag + group_id.to_bytes(4, "big") + offset
 
 
@@ -217,8 +217,8 @@ def tag_bounds(tag: bytes) -> tuple[bytes, bytes]:
 
 
 def entry_start(offset: bytes) -> bytes:
-    """Return the lowest log key that a row containing `offset` can have. A row never spans Raft entries or delivery
-    times."""
+    """Return the lowest key that a log row with `offset` can have. All messages of a row have the same Raft index and
+    delivery time."""
     return LOG + offset[:SHARED_BYTES] + bytes(4)
 
 
@@ -249,7 +249,7 @@ def pack_field(field: object) -> bytes:
 
 
 def pack_with(fields: Sequence[object], *last: bytes) -> bytes:
-    """Pack up to 15 fields, followed by fields that are packed already, like `pack`."""
+    """Pack up to 15 fields like `pack`, followed by fields that are packed already."""
     packed: bytes = _pack(fields)
     count = len(fields) + len(last)
     head = bytes([0x90 | count]) if count < 16 else b"\xdc" + count.to_bytes(2, "big")  # msgpack's array headers
@@ -262,7 +262,8 @@ def unpack(value: bytes) -> list[Any]:
 
 
 def with_defaults(fields: Sequence[Any], *defaults: Any) -> tuple[Any, ...]:
-    """Return the optional fields at the end of a row, with the default of each missing one. Ignore fields beyond."""
+    """Return the optional fields at the end of a row, with the default of each missing one. Ignore any further
+    fields."""
     return (*fields[: len(defaults)], *defaults[len(fields) :])
 
 
@@ -274,7 +275,7 @@ def needed_of(
     fields: Fields, ordered: bool, wanted_ms: int | None = None, *, key_digest: bytes | None = None
 ) -> Fields:
     """Return the columns of a message that the log itself needs. `wanted_ms`: requested delivery time, if the message
-    is stored at a far later one. `key_digest`: digest of the key within which the unique key is unique."""
+    is stored at a far later time. `key_digest`: digest of the key within which the unique key is unique."""
     light: Fields = {column: fields[column] for column in (Column.TTL_MS, Column.UNIQUE_KEY) if column in fields}
     if key_digest is not None:
         light[Column.KEY_DIGEST] = key_digest
@@ -330,8 +331,8 @@ def message_rows(
 def plain_rows(
     column: Sequence[bytes], created_ms: int, messages: Sequence[Fields], *, is_delay: bool = False
 ) -> list[Row] | None:
-    """Return the log rows of messages for which the log needs no columns, as `message_rows` does, given their offsets.
-    Return None if a payload is too large for a log row."""
+    """Return the log rows of messages for which the log needs no columns, like `message_rows`. `column`: offsets of the
+    messages. Return None if a payload is too large for a log row."""
     header = LOG_HEADER.pack(KIND_MESSAGE, FLAG_DELAY if is_delay else 0, 1, created_ms)
     packed = [_pack((None, fields)) for fields in messages]
     if max(map(len, packed)) > INLINE_BYTES:
@@ -342,7 +343,7 @@ def plain_rows(
 def value_rows(
     column: Sequence[bytes], created_ms: int, values: Sequence[bytes], *, is_delay: bool = False
 ) -> list[Row] | None:
-    """Return `plain_rows` of messages that have only a value, faster: values of the same length share their header."""
+    """Return `plain_rows` of messages that have only a value. Faster: values of the same length share one header."""
     lengths = set(map(len, values))
     header = LOG_HEADER.pack(KIND_MESSAGE, FLAG_DELAY if is_delay else 0, 1, created_ms)
     if max(lengths) > INLINE_BYTES:
@@ -358,7 +359,7 @@ class Moved(NamedTuple):
 
     offset: bytes
     moves: int = 0
-    """How often its producer moved it."""
+    """Number of moves by its producer."""
     moved_ms: int | None = None
     """Time of the last move by its producer, in ms. None if only a clock reset moved it."""
     forgotten_ms: int | None = None
@@ -407,7 +408,7 @@ def id_of(key: bytes, value: bytes) -> bytes:
 
 
 def moved_row(value: bytes, message_id: bytes, wanted_ms: int | None = None, *, is_delay: bool = False) -> bytes:
-    """Return the log row of a message for another offset. A payload row stays where it is. `wanted_ms`: as in
+    """Return the log row of a message for another offset. Its payload row, if any, does not change. `wanted_ms`: as in
     `needed_of`. `is_delay`: as in `message_rows`."""
     kind, flags, count, created_ms = LOG_HEADER.unpack_from(value)
     _, *rest = unpack(value[LOG_HEADER.size :])
@@ -441,7 +442,7 @@ def extra_of(message_id: bytes, light: Fields, fields: Fields | None = None) -> 
 
 
 def kept_extra(message_id: bytes, fields: Fields) -> Extra:
-    """Return `extra_of` a message that a group keeps. Its row has no digest of its key, so compute that."""
+    """Return `extra_of` a message that a group keeps. The kept row has no digest of the key, so compute the digest."""
     return extra_of(message_id, fields)._replace(key_digest=name_digest(fields))
 
 
@@ -483,7 +484,7 @@ def log_entry(key: bytes, value: bytes) -> LogEntry:
         return batch_entry(key[1:], count, len(value))
     if not flags & FLAG_EXTRA and len(value) >= 64:
         return LogEntry(key[1:], 1, len(value))
-    # A log row without its payload is shorter than 64 bytes, and contains the payload size, which byte limits count.
+    # A log row without its payload is shorter than 64 bytes. It contains the payload's size, which byte limits count.
     fields = unpack(value[LOG_HEADER.size :])
     apart = fields[1] is None
     extra = extra_of(fields[0] or key[1:], fields[3] if apart else fields[1]) if flags & FLAG_EXTRA else None
@@ -534,7 +535,7 @@ def unpack_ranges(data: bytes) -> list[Range]:
 
 def plain_entries(found: Iterable[Row], most_bytes: int) -> list[LogEntry]:
     """Return the entries of plain rows. Entries of rows up to `most_bytes` long contain the row."""
-    new = tuple.__new__  # takes half as long as calling the class, and there are very many
+    new = tuple.__new__  # takes half as long as calling the class, which matters for very many rows
     return [
         new(LogEntry, (key[1:], 1, size, None, 0, value if size <= most_bytes else None))
         for key, value in found

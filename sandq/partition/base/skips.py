@@ -1,4 +1,4 @@
-"""Remember which commands of a partition were skipped, so that they are refused when they come again (ADR 46)."""
+"""Remember which commands of a partition were skipped, so that the leader rejects repetitions of them (ADR 46)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sandq.partition import commands as c
 SKIPS_KEPT: Final = 64
 """Maximum number of skipped commands that a partition remembers. The oldest is forgotten first.
 
-The last command of each decision is kept longer: it is forgotten only if there are more decisions than this. A replica
-that reaches a SKIP must know whether it has followed that decision already.
+The last command of each decision is kept longer: it is forgotten only if there are more decisions than this limit. A
+replica that reaches a SKIP must know whether it has applied that decision already.
 """
 
 
@@ -40,11 +40,11 @@ class Skips:
         return self._kept
 
     def load(self, state: Any) -> None:
-        """Restore what `state` returned."""
+        """Restore the value that `state` returned."""
         self._kept = tuple([(skip_id, digest) for skip_id, digest in state])
 
     def knows(self, skip_id: bytes) -> bool:
-        """Return whether an applied entry has skipped commands by this decision."""
+        """Return whether an applied entry contains a command that was skipped by this decision."""
         return any([kept[0] == skip_id for kept in self._kept])
 
     @property
@@ -64,7 +64,7 @@ def refusal() -> Conflict:
 
 
 def _bounded(kept: tuple[tuple[bytes, bytes], ...]) -> tuple[tuple[bytes, bytes], ...]:
-    """Drop one pair if there are too many: the oldest pair that is not the only one of its decision."""
+    """If there are too many pairs, drop the oldest pair that is not the only pair of its decision."""
     if len(kept) <= SKIPS_KEPT:
         return kept
     counts = Counter([skip_id for skip_id, _ in kept])

@@ -1,8 +1,9 @@
-"""Heaps that keep stale entries until they reach the top, instead of searching for them when they become stale.
+"""Heaps that keep stale entries until these reach the top, instead of searching for an entry when it becomes stale.
 
-Below one long-lived top entry, the number of stale entries could grow without bound. So a heap that has grown is
-rebuilt from its living entries. Between two rebuilds there are at least as many pushes as living entries, so the cost
-per push is constant. The time of a rebuild changes no result: the top is the least living entry in both cases.
+If the top entry is valid for long, the number of stale entries below it could grow without bound. So a heap with too
+many stale entries is rebuilt from its living entries. Between two rebuilds there are at least as many pushes as living
+entries, so the cost per push is constant. A rebuild changes no result: before and after it, `first` returns the least
+living entry.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 FEW = 64
-"""Number of stale entries that never cause a rebuild, however few living entries there are."""
+"""A heap with at most this many stale entries is never rebuilt, even if it has few living entries."""
 
 V = TypeVar("V", int, bytes)
 H = TypeVar("H")
@@ -24,13 +25,13 @@ def is_overgrown(entries: int, living: int) -> bool:
 
 
 class LeastOf(Generic[V]):
-    """Finds the least of values that are stored by number (for example, by group), one per number. If values are
-    equal, the lowest number comes first. Raising a value costs nothing until the old value reaches the top."""
+    """Finds the least of several values. Each belongs to a number (for example, a group id). If values are equal, the
+    lowest number comes first. Raising a value costs nothing until the old value reaches the top."""
 
     def __init__(self) -> None:
         self._values: dict[int, V] = {}
         self._noted: dict[int, V] = {}
-        """The value in the one valid heap entry of each number. The current value of the number may be higher."""
+        """By number: the value in its one valid heap entry. The current value may be higher."""
         self._heap: list[tuple[V, int]] = []
 
     def put(self, number: int, value: V | None) -> None:
@@ -80,11 +81,12 @@ class LeastOf(Generic[V]):
 
 
 class LeastOfRising(Generic[H]):
-    """Finds the least of values that only rise, until they disappear. An entry is checked again only when it reaches
-    the top, so a change of a value costs nothing."""
+    """Finds the least of several values that only rise, until they disappear. An entry is checked again only when it
+    reaches the top, so a change of a value costs nothing."""
 
     def __init__(self, value_of: Callable[[H], Any]) -> None:
-        """`value_of(thing)` returns the current value, or None if the thing has no value any more, which is final."""
+        """`value_of(thing)` returns the current value. None if the thing has no value any more; it never gets a value
+        again."""
         self._value_of = value_of
         self._heap: list[tuple[Any, int, H]] = []
         """(value at the last check, a number that makes the entry unique, thing)."""

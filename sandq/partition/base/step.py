@@ -1,6 +1,7 @@
-"""The entry that is being applied, for all code that changes the partition's rows.
+"""The log entry that is being applied. All code that changes the partition's rows takes it as an argument.
 
-`TimerPartition.apply` creates one `Step` per entry. Code that only reads, also between two entries, takes a `View`.
+`TimerPartition.apply` creates one `Step` per entry. Code that only reads takes a `View` instead, which exists between
+entries, too.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ class Step:
         self.now_ms = now_ms
         """The partition's time in ms. It never falls, except when a clock reset begins."""
         self.floor_ms = floor_ms
-        """Lowest delivery time in ms of messages that are stored from here on. Leases of the entry may raise it."""
+        """Lowest delivery time in ms of messages that are stored from now on. Leases of the entry may raise it."""
         self.position = 0
-        """Position in the entry of the next message that is stored: `index` and position make an offset unique.
+        """Position in the entry of the next message that is stored. `index` and position make an offset unique.
 
-        In a full entry it is one above the last position that an offset can hold: do not pass it to `offsets.pack`."""
+        In a full entry, this is one above the highest position of an offset: do not pass it to `offsets.pack`."""
         self.grants = 0
-        """Number of leases that the entry has granted so far. The next token is made of it."""
+        """Number of leases that the entry has granted so far. The next token contains this number."""
 
     def next_position(self) -> int:
         """Take the next position in the entry and return it."""
@@ -52,7 +53,7 @@ class Step:
 def latest_offset(floor_ms: int, index: int, position: int) -> bytes:
     """Return the greatest offset below all messages that are stored from a position of an entry on.
 
-    It is above every message whose time has come, and below every delayed one.
+    The result is above every due message and below every delayed message.
     """
     # `offsets.pack` would reject the position after a full entry.
     return ((floor_ms << 80) + (index << 32) + (position << 12) - 1).to_bytes(16, "big")

@@ -43,17 +43,17 @@ class View:
         self._base = base
         self._changes: dict[bytes, bytes | None] = {}
         self._order: dict[int, list[bytes]] = {}
-        """Sorted changed keys by first byte, for those first bytes that were scanned since the last drain."""
+        """By first byte: the changed keys, sorted. Only for first bytes that were scanned since the last drain."""
         self._ahead: list[tuple[bytes, bytes, dict[bytes, bytes]]] = []
         """(start, stop, all stored rows in between), as read by `get_ahead` since the last drain."""
         self._vacant: set[Bounds] = set()
         """Ranges in which `note_vacant` found no stored row since the last drain."""
         self.has_overlays: bool | None = None
-        """Whether there are, or were, rows of `reader/overlays.py`. None if that was not checked yet."""
+        """Whether there are, or were, rows of `reader/overlays.py`. None: not checked yet."""
         self._made: tuple[bytes, Any] | None = None
         """Last arguments of `note_made` since the last drain."""
         self.bytes = 0
-        """Upper bound of the memory held until the next drain: bytes of values that were put, or read ahead."""
+        """Upper bound of the memory held until the next drain: bytes of values that were put or read ahead."""
 
     def __len__(self) -> int:
         """Return the number of items held in memory until the next drain: changed rows, rows read ahead, vacant
@@ -93,8 +93,8 @@ class View:
         self._changes[key] = value
 
     def drain(self, prefix: bytes = b"") -> list[Change]:
-        """Return the changes since the last drain, with `prefix` before their keys, and forget them. Call it only when
-        they are about to be written."""
+        """Return the changes since the last drain, with `prefix` before their keys, and forget them. Call `drain` only
+        to write the changes immediately."""
         changes = [(prefix + key, value) for key, value in self._changes.items()]
         self._changes.clear()
         self._order.clear()
@@ -113,10 +113,10 @@ class View:
             return self._base.get(key)
 
     def note_vacant(self, ranges: Sequence[Bounds]) -> set[Bounds]:
-        """Return those of these ranges that contain no stored row. The ranges must be sorted by their starts.
+        """Return the ranges that contain no stored row. `ranges` must be sorted by their starts.
 
-        The result is remembered until the next drain: `scan` of such a range, and `get` of the key of a range of one
-        key, do not query the store. Worthwhile for many ranges at a time.
+        The view remembers the result until the next drain: `scan` of such a range, and `get` of the key of a one-key
+        range, do not query the store. Worthwhile only for many ranges at a time.
         """
         found = self._base.vacant(ranges)
         vacant = {bounds for bounds, is_vacant in zip(ranges, found, strict=True) if is_vacant}
@@ -124,21 +124,22 @@ class View:
         return vacant
 
     def forget_vacant(self) -> None:
-        """Forget what `note_vacant` remembered, before other ranges are checked."""
+        """Forget the ranges of `note_vacant`. Call it before other ranges are checked."""
         self._vacant.clear()
 
     def note_made(self, key: bytes, made: Any) -> None:
         """Cache one object made from a row, in place of the last one, until the next drain or until the row changes.
 
-        Do nothing if there are no changes: a caller that only reads causes no drain, so objects of every partition
-        would stay in memory.
+        Do nothing if there are no changes. A caller that only reads causes no drain, so the cached objects of all
+        partitions would stay in memory.
         """
         if self._changes:
             self._made = key, made
 
     @property
     def made_last(self) -> tuple[bytes, Any] | None:
-        """The key and the object of the last `note_made`. None if there is none, or if the row was changed since."""
+        """The key and the object of the last `note_made`. None if the cache is empty, or if the row was changed
+        since."""
         made = self._made
         return None if made is None or made[0] in self._changes else made
 
@@ -151,7 +152,7 @@ class View:
     def get_ahead(self, key: bytes, stop: bytes) -> bytes | None:
         """Return the row like `get`, for callers that look up many keys below `stop`, most of which do not exist.
 
-        Reads many stored rows at a time. Next to a large row, a look-up of a missing key takes the store as long as
+        Reads many stored rows at a time. If a missing key lies next to a large row, a single look-up takes as long as
         reading that row.
         """
         if key in self._changes:

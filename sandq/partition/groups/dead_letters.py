@@ -1,10 +1,10 @@
 """Dead messages. Each has a row of its own, so that the log need not be kept for it.
 
 Row: `[attempts, reason, error, dead_ms, id, created_ms, fields, history]`, then the earlier lives of a message that was
-redriven (`records.lives`). In a topic with a dead letter topic, the row always has the lives, if only an empty list,
-and then the message's position in the outbox, `[topic, partition, seq]`, or the reason why it was rejected there. The
-row of a message that an ack has sent, and that was rejected, ends with `[topic, partition, requested time (ms, 0:
-immediately), 0]` instead.
+redriven (`records.lives`). In a topic with a dead letter topic, the row always has the list of lives, which may be
+empty. After the lives comes the message's position in the outbox, `[topic, partition, seq]`, or the reason why the dead
+letter topic rejected it. If an ack has sent the message, and its target rejected it, `[topic, partition, requested time
+(ms, 0: immediately), 0]` comes instead.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class DeadMessage(NamedTuple):
     fields: Fields
     history: History
     lives: Lives = ()
-    """Earlier lives, which ended with a redrive."""
+    """Earlier lives of the message. A redrive began each next life."""
     forward: tuple[Target, int] | str | None = None
-    """Position in the outbox, if the message goes to a dead letter topic, or the reason why it could not be
-    sent there."""
+    """Position in the outbox, if the message goes to a dead letter topic. A string: the reason why that topic rejected
+    it."""
     sent_to: tuple[Target, int] | None = None
     """Target, and requested time in ms (0: immediately), of a message that an ack has sent."""
 
@@ -64,8 +64,8 @@ class DeadMessage(NamedTuple):
         return ROW_BYTES + sum([len(value) for value in self.fields.values() if isinstance(value, bytes)])
 
     def kept_row(self, redriven_ms: int | None = None) -> bytes:
-        """Return the row in which a group keeps the message once it was redriven. It no longer expires. `redriven_ms`:
-        time of the redrive, with which this life is stored; None: do not store this life."""
+        """Return the row in which a group keeps the message after a redrive. The message no longer expires.
+        `redriven_ms`: time of the redrive, stored as the end of this life; None: do not store this life."""
         lives: Lives = ()
         if redriven_ms is not None:
             ended = self.attempts, self.reason, self.error, self.dead_ms, redriven_ms, self.history
@@ -74,15 +74,15 @@ class DeadMessage(NamedTuple):
 
 
 class DeadFilter(NamedTuple):
-    """Selects dead messages. A field that is None selects all."""
+    """Selects dead messages. A field of None selects all messages."""
 
     reason: str | None = None
     from_ms: int = 0
     until_ms: int = offsets.U48_MAX + 1
-    """`from_ms` and `until_ms`: time from which on, and before which, the message died, in ms."""
+    """The message died at or after `from_ms`, and before `until_ms`."""
     error: str | None = None
-    """Part of the last error, compared exactly. Ignoring case would depend on the Unicode version, and replicas must
-    agree on any machine."""
+    """Part of the last error. The comparison is case-sensitive: ignoring case depends on the Unicode version, and
+    replicas must agree on all machines."""
     key_prefix: bytes | None = None
 
     def takes(self, message: DeadMessage) -> bool:
@@ -130,7 +130,7 @@ class DeadLetters:
         self._outbox = outbox
 
     def bury(self, step: Step, group: Group, ranges: list[Range], kept: bool, death: Death) -> None:
-        """Put messages into rows of dead messages. `kept`: they were in rows of the group until now."""
+        """Make messages dead, and put their rows. `kept`: the messages were in rows of the group until now."""
         messages = self._reader.messages(step.view, ranges, group.group_id if kept else None)
         count, size = put_rows(step, group.group_id, messages, death, self._forward_of(step, group))
         self._shared.note_copied(size, count)
@@ -139,8 +139,8 @@ class DeadLetters:
     def bury_some(
         self, step: Step, group: Group, ranges: list[Range], kept: bool, death: Death, change: Change | None = None
     ) -> list[Range]:
-        """Make as many messages dead, in their order, as the budget of the entry allows, and return these. `change`:
-        what to change in the messages."""
+        """Make as many messages dead as the budget of the entry allows, in their order, and return them. `change`:
+        change to apply to the messages."""
         forward = self._forward_of(step, group)
         count = size = 0
         for message in self._reader.messages(step.view, ranges, group.group_id if kept else None):
@@ -178,13 +178,13 @@ class DeadLetters:
         return *target, self._outbox.put(step, target, Letter(DEAD, group.group_id, message.offset), topic)
 
     def is_leaving(self, message: DeadMessage) -> bool:
-        """Return whether a dead message may have been sent to the dead letter topic, so that this partition no longer
+        """Return whether a dead message may have been sent to the dead letter topic. If so, this partition no longer
         owns it."""
         return isinstance(message.forward, tuple) and self._outbox.is_leaving(*message.forward)
 
     def withdraw(self, step: Step, message: DeadMessage) -> None:
-        """Take the letter of a dead message out of the outbox, unless it may have been sent. Then another command may
-        use the message."""
+        """Remove a dead message from the outbox, unless it may have been sent. Afterwards, a command may redrive or
+        purge the message."""
         if isinstance(message.forward, tuple) and not self._outbox.is_leaving(*message.forward):
             self._outbox.remove(step, *message.forward)
 
@@ -199,15 +199,15 @@ class DeadLetters:
         self._outbox.put(step, target, Letter(MESSAGE, group.group_id, message.offset, deliver_ms, message.fields))
 
     def moved(self, step: Step, message: DeadMessage, offset: bytes) -> None:
-        """Update the letter of a dead message whose offset has changed."""
+        """Update the outbox after the offset of a dead message has changed."""
         if isinstance(message.forward, tuple):
             letter = self._outbox.find(*message.forward, step.view)
             if letter is not None:
                 self._outbox.rewrite(step, *message.forward, letter._replace(offset=offset))
 
     def bury_expired(self, step: Step, group: Group, entry: Waiting) -> bool:
-        """Make the expired messages of a waiting entry dead, as far as the budget of the entry allows. The others wait
-        in a new entry. Return whether any had expired."""
+        """Make the expired messages of a waiting entry dead. If the budget of the log entry does not suffice, the rest
+        waits in a new entry. Return whether any message had expired."""
         expired = self._waiting.remove_expired(step, group, entry)
         if expired:
             death = Death(EXPIRED, entry.attempt, entry.error, entry.history)
@@ -236,8 +236,8 @@ def put_rows(
     death: Death,
     forward: Callable[[Message], tuple[int, int, int]] | None = None,
 ) -> tuple[int, int]:
-    """Put the rows of messages that died together. Return their number and their bytes. `forward`: puts a message into
-    the outbox, for the dead letter topic, and returns its position there."""
+    """Put the rows of messages that died together. Return (number of rows, bytes). `forward`: puts a message into the
+    outbox, for the dead letter topic, and returns its position there."""
     view, now_ms = step.view, step.now_ms
     count = size = 0
     reason, attempts, error, history = death
@@ -273,10 +273,10 @@ def undeliverable_row(letter: Letter, target: Target, error: str, now_ms: int) -
 
 
 def note_refused(step: Step, group_id: int, offset: bytes, error: str) -> None:
-    """Store in the row of a dead message why its target rejected it."""
+    """Store in the row of a dead message why the target topic rejected it."""
     key = rows.of_group(rows.DEAD, group_id, offset)
     row = step.view.get(key)
-    assert row is not None, "who was refused is there"
+    assert row is not None, "a rejected message has a row"
     *fields, _ = rows.unpack(row)
     step.view.put(key, rows.pack(*fields, error))
 
@@ -294,7 +294,7 @@ def scan(
 ) -> list[DeadMessage]:
     """Return the dead messages of a group above `after`, in the order of their offsets.
 
-    If `is_newest`, return those below `after`, the highest offset first.
+    If `is_newest`, return the messages below `after`, the highest offset first.
     """
     start, stop = rows.group_bounds(rows.DEAD, group_id)
     if after is not None and is_newest:

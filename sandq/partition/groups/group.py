@@ -1,8 +1,8 @@
 """A consumer group within one partition: its cursor, its leases, its waiting messages and its dead messages.
 
 Every message at or below the cursor is in exactly one of these states: in a live lease, in a waiting entry, blocked by
-its key (`key_order.py`), dead, or acked. Acked messages are those in none of the other states, so nothing is stored for
-them.
+its key (`key_order.py`), dead, or acked. A message in none of the other states is acked, so nothing is stored for acked
+messages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from sandq.partition.records.metrics import PartitionMetrics
 
 SEEKING: Final = "a seek is under way"
 RESETTING: Final = "the partition's clock is being set back"
-"""Reasons why a group leases nothing at present. Until the seek or the reset ends, its messages are not known."""
+"""Reasons why a group leases nothing at present. Until the seek or the reset ends, it is not known which messages the
+group has yet to receive."""
 PAUSED: Final = "it is paused until it is resumed"
 
 
@@ -45,9 +46,9 @@ class Group:
         self.on_change: Callable[[Group], None] | None = None
         """Called when the state of the group may have changed, unless `is_noted` is set."""
         self.is_noted = False
-        """Whether `on_change` was called since all listeners last processed the group. See `note_change`."""
+        """Whether `on_change` was called, and the listeners have not processed the group since. See `note_change`."""
         self.head_until = offsets.LAST
-        """Changes of the log above this offset do not change the next message of the group."""
+        """A change of the log above this offset does not affect the group's next message."""
         self.reader = LogReader(cursor, look_aheads=look_aheads)
         self.leases: dict[int, Lease] = {}
         self.waiting: dict[int, Waiting] = {}
@@ -57,8 +58,8 @@ class Group:
         self.popped_ms = 0
         """Due time of the last entry that `pop_due` has returned, in ms."""
         self._expiries: list[tuple[int, int]] = []
-        """Heap of (expires_ms, seq). Items of entries that are gone, or have another `expires_ms`, are skipped at the
-        top."""
+        """Heap of (expires_ms, seq). Outdated items are skipped at the top: their entry is gone, or has another
+        `expires_ms`."""
         self.order = KeyOrder(self.note_change)
         self.ready: ReadyQueues | None = None
         """Promoted messages, in a topic that ranks messages. Otherwise None."""
@@ -81,8 +82,7 @@ class Group:
         self.paused = False
         """Whether an operator has paused the group."""
         self.is_expired = False
-        """Whether `group_ttl` has passed. The log is then no longer kept for messages that the group has yet to
-        receive."""
+        """Whether `group_ttl` has passed. If so, the log no longer keeps messages that the group has yet to receive."""
         self.seeking = False
         self.resetting = False
         """Whether a clock reset is in progress."""
@@ -108,17 +108,17 @@ class Group:
         return group
 
     def use(self, step: Step) -> None:
-        """Note that the group has a consumer, or that an operator acts on it; the caller stores the group."""
+        """Record the time of a use: by a consumer, or by an operator's command. The caller stores the group."""
         self.touched_ms, self.is_expired = step.now_ms, False
 
     def setting(self, name: str, topic: Mapping[str, Any]) -> Any:
-        """Return a setting of the group if it has one, otherwise that of the topic."""
+        """Return a setting of the group. If the group does not set it, return the topic's setting."""
         return self.settings[name] if name in self.settings else topic[name]
 
     def note_change(self) -> None:
         """Notify listeners that the state of the group may have changed.
 
-        The methods of this class call this for the changes that they make. Code that stores the group's row calls it
+        The methods of this class call `note_change` for their own changes. Code that stores the group's row calls it
         for changes of the row and the reader.
         """
         if not self.is_noted and self.on_change is not None:
@@ -128,15 +128,15 @@ class Group:
 
     @property
     def knows_next(self) -> bool:
-        """Whether the next message in the log, and the number of ready ones, are known without reading rows."""
+        """Whether the next message in the log, and the number of ready messages, are known without reading rows."""
         reader = self.reader
         if not reader.knows_head or reader.passed is None:
             return False
         return reader.unsure_s is None or reader.unsure_s == offsets.deliver_ms(reader.cursor) // 1000
 
     def note_log_change(self, offset: bytes) -> None:
-        """Note that messages were added to the log at or above an offset that the cursor has not reached, or that the
-        message at this offset was removed."""
+        """Note a change of the log at an offset above the cursor: messages were added there or above, or the message
+        there was removed."""
         if offset <= self.head_until:
             self.note_change()
 
@@ -152,7 +152,8 @@ class Group:
 
     @property
     def latest_due_ms(self) -> int:
-        """Time at which its last unfinished message is due, or the lease of that message ends, in ms. 0 without any."""
+        """Time in ms at which the last unfinished message is due again, or its lease ends. 0 if there are no such
+        messages."""
         times = [entry.due_ms for entry in self.waiting.values()]
         times += [lease.deadline_ms for lease in self.leases.values() if lease.live]
         times += [offsets.deliver_ms(offset) for offset in self.order.blocked]
@@ -172,7 +173,7 @@ class Group:
         self.count_lease(lease)
 
     def count_lease(self, lease: Lease) -> None:
-        """Update the numbers for a lease, some messages of which may no longer be live."""
+        """Update the numbers for a lease. Some of its messages may be settled already."""
         self.metrics.count_lease(lease)
         if self.ready is not None:
             self.ready.count_lease(lease)
@@ -195,7 +196,7 @@ class Group:
     # -- waiting messages -----------------------------------------------------------------------------------------
 
     def add_waiting(self, entry: Waiting) -> None:
-        """Add an entry. It stays until its messages are leased again or expire."""
+        """Add a waiting entry. It stays until its messages are leased again or expire."""
         self.waiting[entry.seq] = entry
         self._count_waiting(entry, len(entry.ranges))
         self._add_holder(entry, entry.ranges, entry.first)
@@ -254,8 +255,8 @@ class Group:
         return None
 
     def pop_due(self, now_ms: int) -> list[Waiting]:
-        """Return the waiting entries that are due, each only once, in the order of their times. If messages are ranked,
-        the caller moves them to ready queues."""
+        """Return the waiting entries that are due, in the order of their times. Later calls do not return them again.
+        If messages are ranked, the caller moves the entries to ready queues."""
         due: list[Waiting] = []
         while (entry := self.next_waiting()) is not None and entry.due_ms <= now_ms:
             heapq.heappop(self._queue)
@@ -278,11 +279,11 @@ class Group:
 
     @property
     def most_waiting(self) -> int:
-        """Maximum number of waiting ranges of messages while new messages are leased."""
+        """Maximum number of waiting ranges with which the group still leases new messages."""
         return FIXED.max_gaps
 
     def pause_reason(self) -> str | None:
-        """Return why the group leases no new messages. None if it does."""
+        """Return why the group leases no new messages. None if it leases them."""
         if self.resetting:
             return RESETTING
         if self.seeking:
@@ -295,7 +296,7 @@ class Group:
         return None
 
     def stall_reason(self) -> str | None:
-        """Return why no new messages are taken from the log. None if they are."""
+        """Return why the group takes no new messages from the log. None if it takes them."""
         reason = self.pause_reason()
         if reason is None and self.ready is not None and not self.ready.takes_more:
             return self.ready.full_reason
@@ -309,7 +310,7 @@ class Group:
     # -- messages -------------------------------------------------------------------------------------------------
 
     def is_pending(self, offset: bytes, view: View) -> bool:
-        """Return whether no attempt of this message was made."""
+        """Return whether the group has yet to make the first attempt of this message."""
         return not self.has_passed(offset) or offset in self.order.blocked or self.is_promoted(offset, view)
 
     def is_promoted(self, offset: bytes, view: View) -> bool:
@@ -318,7 +319,7 @@ class Group:
         return key is not None and self.ready is not None and self.ready.holds(key, offset, view)
 
     def queue_of(self, offset: bytes, view: View) -> bytes | None:
-        """Return the key of the ready queue that a message of the log may be in. None if it is in none."""
+        """Return the key of the ready queue that may contain a message of the log. None if no queue contains it."""
         if self.ready is None or not self.ready.messages or self.holder_of(offset) is not None:
             return None
         return queue_keys.of_message(self.ready.rank, view, offset)
@@ -333,23 +334,24 @@ class Group:
         return self.dead.total() > 0 and view.get(rows.of_group(rows.DEAD, self.group_id, offset)) is not None
 
     def has_passed(self, offset: bytes) -> bool:
-        """Return whether the cursor is above this message, or was before a clock reset."""
+        """Return whether the cursor is above this message, or was above it before a clock reset."""
         return offset <= self.cursor or offset in self.gaps
 
     def holder_of(self, offset: bytes) -> Holder | None:
-        """Return the live lease that holds this message, or the entry in which it waits. None if there is neither."""
+        """Return the live lease that holds this message, or its waiting entry. None if it is neither leased nor
+        waiting."""
         return self._holders.find(offset)
 
     @property
     def oldest_held(self) -> bytes | None:
-        """The lowest message that is leased or waits."""
+        """Offset of the lowest message that is leased or waits."""
         first: bytes | None = self._firsts.first()
         return first
 
     @property
     def pinned_since_ms(self) -> int | None:
-        """First lease time, in ms, of the messages for which the log is kept because they are leased or wait. None if
-        it is kept for none."""
+        """Earliest first-lease time, in ms, of the leased and waiting messages that the log keeps. None if it keeps
+        none of them."""
         since_ms: int | None = self._since.first()
         return since_ms
 
@@ -367,8 +369,8 @@ class Group:
     def start_keys(self, ranges: Iterable[Range], kept: bool, view: View) -> None:
         """Make the keys of messages busy. `kept`: the messages are in rows of the group."""
         for base, length in ranges:
-            # In the log, a message with a key has a row of its own, and so a range of its own. Redriven messages do
-            # not.
+            # In the log, a message with a key has a row of its own, and so a range of its own. A range of redriven
+            # messages may contain several keys.
             for offset in offsets.run(base, length if kept else 1):
                 if (key := self._ordering_key(offset, kept, view)) is not None:
                     self.order.start(offset, key)
@@ -384,8 +386,9 @@ class Group:
     # -- progress -------------------------------------------------------------------------------------------------
 
     def first_unacked(self) -> bytes | None:
-        """Return the lowest offset at or below the cursor for which the log is kept: leased, waiting, blocked or
-        promoted. Messages in rows of the group, and dead ones, do not count. None if there is none."""
+        """Return the lowest offset at or below the cursor that the log must keep: a leased, waiting, blocked or
+        promoted message. Dead messages, and messages in rows of the group, do not count. None if there is no such
+        message."""
         lowest_ready = None if self.ready is None else self.ready.lowest
         firsts: tuple[bytes | None, ...] = (self._logged_firsts.first(), self.order.lowest_logged(), lowest_ready)
         return min((first for first in firsts if first is not None), default=None)
@@ -397,7 +400,7 @@ class Group:
         return following if first is None else min(first, following)
 
     def kept_from(self) -> bytes | None:
-        """Return the offset from which on the log is kept for this group; None if it is not.
+        """Return the lowest offset that the log must keep for this group. None if the log is not kept for it.
 
         An expired group keeps no message that it has yet to receive.
         """

@@ -1,7 +1,8 @@
-"""The limits of groups in a partition: its own allowances, and in partition 0 the ledgers that divide the limits.
+"""The limits of groups in a partition: the partition's own allowances, and in partition 0 the ledgers that divide the
+limits.
 
-PERSISTED: for each group with limits, a row with the allowance of the partition. In partition 0, a row for each other
-partition that has reported or was given a share.
+PERSISTED: for each group with limits, one row with the allowance of the partition. Partition 0 has one more row per
+other partition that has reported or has a share.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class GroupLimits:
         self._allowances = groups.allowances
         self._ledgers: dict[str, Ledger] = {}
         self._status: LimitsStatus | None = None
-        """The last copy that was returned. None if the state has changed since."""
+        """The last returned copy. None if the state has changed since then."""
         self._begin()
 
     def _begin(self) -> None:
@@ -100,7 +101,8 @@ class GroupLimits:
             self._store(step, name)
 
     def allow(self, step: Step, command: c.AllowLimit) -> None:
-        """Set allowances of groups. Ignore those that are older than the current ones, or belong to other limits."""
+        """Set allowances of groups. Ignore an allowance that is older than the current one, or belongs to other
+        limits."""
         for name, epoch, version, in_flight, units, given_us in command.items:
             allowance = self._allowances.get(name)
             if self._is_home or allowance is None or allowance.limit.epoch != epoch or version <= allowance.version:
@@ -123,7 +125,7 @@ class GroupLimits:
         self._store(step, command.group)
 
     def available(self, step: Step, group: Group, most: int) -> int:
-        """Return how many messages the group may lease now, but at most `most`."""
+        """Return how many messages the group may lease now, up to `most`."""
         return most if group.allowance is None else group.allowance.available(group.in_flight, _now_us(step), most)
 
     def serve(self, step: Step, group: Group, messages: int) -> None:

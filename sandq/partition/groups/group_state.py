@@ -18,7 +18,7 @@ from sandq.partition.shared_state import LogState, SharedState
 
 
 class GroupState:
-    """Connects the parts. Code that changes groups takes the parts that it needs."""
+    """Creates and connects the parts. Code that changes groups uses the parts that it needs."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class GroupState:
         self._shared = shared
 
     def load(self, view: View, *, placing: bool = False) -> None:
-        """Load the groups and their messages. `placing`: a clock reset is in progress; it restores the order of keys at
-        its end."""
+        """Load the groups and their messages. `placing`: a clock reset is placing messages again; it restores the order
+        of keys at its end."""
         self.groups.load(view)
         self.leases.load(view)
         self.waiting.load(view)

@@ -27,7 +27,8 @@ class GroupTable:
         self.allowances: dict[str, Allowance] = {}
         """Allowances by group name, including groups that do not exist yet. Changed by `groups.group_limits`."""
         self._behind: Group | None = None
-        """The group that was last found to have a message pending. It probably has the next messages pending, too."""
+        """The group in which the last checked message was pending. The next messages are probably pending in it,
+        too."""
         self._changed: list[set[int]] = []
         """Sets returned by `changes`, which receive the ids of changed groups."""
         self._touched_ms: LeastOf[int] = LeastOf()
@@ -36,8 +37,8 @@ class GroupTable:
         """Ids of the expired groups."""
 
     def changes(self) -> set[int]:
-        """Return a set that receives the id of each group that may have changed or was deleted. When the caller has
-        processed a group, it removes the id and resets the group's `is_noted`."""
+        """Return a set that receives the id of each group that may have changed or was deleted. After processing a
+        group, the caller removes its id from the set and resets the group's `is_noted`."""
         changed = set(self.by_id)
         self._changed.append(changed)
         return changed
@@ -142,8 +143,8 @@ class GroupTable:
     def awaits(self, group: Group, offset: bytes, view: View) -> bool:
         """Return whether a message is pending in a group.
 
-        If there are other groups, an expired group counts only for messages that its keys block. Otherwise unique keys
-        would stay taken as long as the log has their messages.
+        If there are other groups, a message that an expired group has yet to receive is not pending there, unless its
+        key blocks it. Otherwise its unique key would stay taken as long as the log has the message.
         """
         if group.is_expired and len(self.expired) < len(self.by_id) and offset not in group.order.blocked:
             return False

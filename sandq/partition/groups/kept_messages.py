@@ -16,7 +16,7 @@ from sandq.partition.shared_state import LogState, SharedState
 
 
 class KeptMessages:
-    """Deletes these rows once a group is done with their messages."""
+    """Deletes kept rows once a group is done with their messages."""
 
     def __init__(
         self,
@@ -33,12 +33,12 @@ class KeptMessages:
         self._unique = unique
 
     def size(self, group: Group, offset: bytes, view: View) -> int:
-        """Return the size of a message's row, in bytes."""
+        """Return the size of a kept message's row, in bytes."""
         row = view.get(rows.of_group(rows.KEPT, group.group_id, offset))
         return 1 if row is None else len(row)
 
     def entry(self, group: Group, offset: bytes, view: View) -> LogEntry:
-        """Return the log entry of a message, as if it were in the log."""
+        """Return the log entry of a kept message, as if it were in the log."""
         row = view.get(rows.of_group(rows.KEPT, group.group_id, offset))
         assert row is not None, "a message that a group keeps has a row"
         return rows.kept_entry(offset, row)
@@ -49,11 +49,11 @@ class KeptMessages:
         return next((row for row in found if row is not None), None)
 
     def take(self, step: Step, group: Group, offset: bytes) -> None:
-        """Delete a message's row. The caller handles everything else that is stored about the message."""
+        """Delete a message's row. The caller updates all other data about the message."""
         step.view.delete(rows.of_group(rows.KEPT, group.group_id, offset))
 
     def finish(self, step: Step, group: Group, ranges: list[Range], kept: bool) -> None:
-        """Note that messages are acked or dead: unblock the next ones of their keys, and delete their rows in the
+        """Note that messages are acked or dead: unblock the next messages of their keys, and delete their rows in the
         group."""
         if not kept and not self._shared.is_ordered:
             return
@@ -72,15 +72,15 @@ class KeptMessages:
             self.forget(step, offset, row)
 
     def forget(self, step: Step, offset: bytes, row: bytes) -> None:
-        """Clean up after a group's row of a message was deleted. Release the unique key unless the log still has the
-        message."""
+        """Clean up after a group's row of a message was deleted. If the log no longer has the message, release its
+        unique key."""
         kept = rows.load_kept(row)
         self.expire_move(step, offset, kept.id)
         if not self.is_in_log(offset, step.view):
             self._unique.release(step, rows.kept_extra(kept.id, kept.fields), offset)
 
     def expire_move(self, step: Step, offset: bytes, message_id: bytes) -> None:
-        """Let the row about a message's move expire, once neither the log nor a group has the message."""
+        """Make the row about a message's move expire, if neither the log nor a group has the message."""
         view = step.view
         if message_id == offset or self.is_in_log(offset, view):
             return
@@ -93,5 +93,6 @@ class KeptMessages:
         """Return whether the log still has a message."""
         if offset <= self._log_state.trimmed:
             return False
-        # Sweeps and clock resets leave gaps: after a reset, the log begins below offsets that were trimmed before.
+        # Look for the row, because comparing offsets is not enough. Sweeps leave gaps, and after a clock reset the log
+        # begins below offsets that were trimmed before.
         return row_holding(view, offset) is not None

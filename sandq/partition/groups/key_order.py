@@ -1,9 +1,10 @@
 """Concurrency per key: the consumers of a group hold a limited number of messages of each key at the same time.
 
 A message is *busy* while it is leased or waits for its next attempt. If a key has as many busy messages as its limit,
-the cursor passes its further messages and they are *blocked*. Blocked messages are kept in order, and leased before
-messages of the log. The first blocked messages of a key become *free* when its busy messages are fewer than the limit.
-Only these may be leased. `ordering: key` is a limit of 1. Without a limit, this object stays empty.
+its further messages are *blocked* when the cursor passes them. Blocked messages are kept in order, and leased before
+messages of the log. If a key has fewer busy messages than its limit, its first blocked messages become *free*. Of the
+blocked messages, only free ones may be leased. `ordering: key` is a limit of 1. Without a limit, this object stays
+empty.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class KeyOrder:
         """`on_change` is called when a message becomes blocked or free, or is no longer blocked."""
         self._on_change = on_change
         self.limit = 1
-        """Maximum number of busy messages of a key. There may be more after the limit was lowered, or after a
-        redrive."""
+        """Maximum number of busy messages of a key. After the limit was lowered, or after a redrive, a key may have
+        more."""
         self.blocked: dict[bytes, int] = {}
         """Key by offset, for messages that the cursor has passed and that are not busy."""
         self._busy: dict[bytes, int] = {}
@@ -35,7 +36,7 @@ class KeyOrder:
         self._blocked_by_key: dict[int, Offsets] = {}
         """By key: blocked messages that are not free, in order. Keys without any are missing."""
         self._free_by_key: dict[int, Offsets] = {}
-        """By key: blocked messages that are free, in order. They all come before those in `_blocked_by_key`."""
+        """By key: blocked messages that are free, in order. They all precede the messages in `_blocked_by_key`."""
         self._free: list[bytes] = []
         """Heap of free messages. Items that are no longer free are skipped at the top."""
         self._lowest: list[bytes] = []
@@ -43,10 +44,10 @@ class KeyOrder:
         self.kept: set[bytes] = set()
         """Blocked messages that are in rows of the group, so that the log need not be kept for them."""
         self._logged: list[bytes] = []
-        """Heap of blocked messages that are not in `kept`. Others are skipped at the top."""
+        """Heap of blocked messages that are not in `kept`. All other items are skipped at the top."""
 
     def is_full(self, key: int) -> bool:
-        """Return whether the next message of a key is blocked, by busy messages or by other blocked ones."""
+        """Return whether the next message of a key is blocked, by busy messages or by earlier blocked messages."""
         return self._at_once[key] >= self.limit or key in self._free_by_key or key in self._blocked_by_key
 
     def busy_of(self, key: int) -> int:
@@ -91,7 +92,7 @@ class KeyOrder:
         self._on_change()
 
     def load(self, offset: bytes, key: int, kept: bool = False) -> None:
-        """Load a blocked message from its row. All busy messages must be loaded before, and blocked ones in order of
+        """Load a blocked message from its row. Load all busy messages first, and blocked messages in the order of their
         offsets."""
         if kept:
             self.kept.add(offset)
@@ -103,7 +104,7 @@ class KeyOrder:
         self._on_change()
 
     def finish(self, offset: bytes) -> None:
-        """Note that a message was acked or is dead, which may free the next one of its key."""
+        """Note that a message was acked or is dead. The next message of its key may become free."""
         key = self._busy.pop(offset, None)
         if key is None:
             return
@@ -183,7 +184,7 @@ class KeyOrder:
         self._update_free(key)
 
     def _update_free(self, key: int) -> None:
-        """Make as many blocked messages of a key free as its limit allows, and no more."""
+        """Make exactly as many blocked messages of a key free as its limit allows."""
         free = self._free_by_key.setdefault(key, OrderedDict())
         blocked = self._blocked_by_key.setdefault(key, OrderedDict())
         capacity = self.limit - self._at_once[key]

@@ -1,6 +1,7 @@
 """The leases of a partition: live ones with their deadlines, and recently ended ones.
 
-Each change is put into rows at once. So a table that is loaded from rows behaves exactly like the one that wrote them.
+Each change is put into rows immediately. So a table loaded from rows behaves exactly like the table that wrote the
+rows.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class LeaseTable:
 
     def __init__(self, shared: SharedState, groups: GroupTable) -> None:
         self.by_token: dict[int, Lease] = {}
-        """Live leases, and ended ones for as long as repeated acks are answered."""
+        """Live leases, and ended leases as long as repeated acks get a reply."""
         self._shared = shared
         self._groups = groups
         self._live: dict[tuple[int, str], dict[int, Lease]] = {}
@@ -65,14 +66,14 @@ class LeaseTable:
         return len(self._live.get((group.group_id, consumer), ()))
 
     def acked_under(self, group: Group, offset: bytes) -> Lease | None:
-        """Return the lease under which a message was acked. None if that is no longer known."""
+        """Return the lease under which a message was acked. None if the lease is no longer stored."""
         for lease in reversed(self._ended.values()):
             if lease.group_id == group.group_id and lease.has_acked(offset):
                 return lease
         return None
 
     def next_deadline_ms(self) -> int | None:
-        """Return the deadline of the first live lease to expire, in ms. None without live leases."""
+        """Return the earliest deadline of a live lease, in ms. None if there are no live leases."""
         while self._deadlines and self._is_stale(*self._deadlines[0]):
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
@@ -113,7 +114,7 @@ class LeaseTable:
             heapq.heappush(self._deadlines, (lease.deadline_ms, lease.token))
 
     def store(self, step: Step, lease: Lease) -> None:
-        """Put the row of a lease of which more than its progress has changed."""
+        """Put the row of a lease after a change of more than its progress."""
         step.view.put(rows.token_key(rows.LEASE, lease.token), lease.row())
 
     def extend(self, step: Step, lease: Lease, deadline_ms: int) -> None:
@@ -123,7 +124,8 @@ class LeaseTable:
         self.store(step, lease)
 
     def pop_overdue(self, step: Step) -> Lease | None:
-        """Return a live lease whose deadline has passed, each only once. None if there is none. The caller ends it."""
+        """Return a live lease whose deadline has passed. None if there is none. The caller ends the lease; later calls
+        do not return it again."""
         now_ms = step.now_ms
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             deadline_ms, token = heapq.heappop(self._deadlines)

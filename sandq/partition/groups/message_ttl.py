@@ -1,4 +1,4 @@
-"""Computes when messages expire: by their own ttl, otherwise by the topic's."""
+"""Computes when messages expire: by their own ttl, or else by the topic's."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class MessageTtl:
 
     @property
     def rules(self) -> tuple[bool, int | None]:
-        """The state that all results depend on, together with the messages. While it stays the same, the expiry time of
-        each message does not change."""
+        """The settings on which expiry times depend. While these rules stay the same, the expiry time of each message
+        does not change."""
         return self.any_own, self._shared.settings["ttl_ms"]
 
     def entry_expires_ms(self, entry: LogEntry) -> int | None:
@@ -53,8 +53,8 @@ class MessageTtl:
         return None if ttl_ms is None else offsets.deliver_ms(base) + ttl_ms
 
     def next_expiry_ms(self, group: Group, view: View) -> int | None:
-        """Return when the first message of a group expires, in ms, among waiting messages and the first one of the log
-        or the ready queues. None if none does."""
+        """Return when the first message of a group expires, in ms. Checks the waiting messages, and the first message
+        of the log or of the ready queues. None if none expires."""
         if group.halts:
             return None
         waiting, head = group.next_to_expire(), group.reader.head(view)

@@ -1,5 +1,5 @@
-"""Decides whether a producer may still change a message: not if any group has leased it, acked it or made it dead (ADR
-19)."""
+"""Decides whether a producer may still change a message. It may not if any group has leased it, acked it or made it
+dead (ADR 19)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Ownership:
         self._kept = group_state.kept
 
     def claim(self, offset: bytes, view: View) -> Claim:
-        """Return the state over all groups of a message that is in the log, or in rows of groups."""
+        """Return the state, over all groups, of a message that is in the log or in rows of groups."""
         pending, waiting = not self._groups.by_id, False
         found: set[str] = set()
         for group in self._groups.by_id.values():
@@ -45,11 +45,11 @@ class Ownership:
         return Claim(pending, waiting, next((word for word in REFUSALS if word in found), None))
 
     def take_back(self, step: Step, offset: bytes) -> list[Group]:
-        """Remove a message, which its producer may change, from all groups in which it waits or is blocked, and return
-        these.
+        """Remove a message from all groups in which it waits or is blocked, and return these groups. Its producer must
+        be allowed to change it.
 
-        The next message of its key may become free. The message's position in the log, and everything else that is
-        stored about it, stay the same.
+        The next message of its key may become free. All other data about the message stays, including its position in
+        the log.
         """
         view = step.view
         taken: list[Group] = []
@@ -76,7 +76,7 @@ class Ownership:
         for group in self._groups.by_id.values():
             if isinstance(entry := group.holder_of(offset), Waiting):
                 if change.queue(entry.queue) == entry.queue:
-                    continue  # unchanged: a command that was repeated after a lost reply costs nothing
+                    continue  # unchanged: repeating a command after a lost reply costs nothing
                 self._shared.note_copied(renew(step, group, [Range(offset, 1)], entry.kept, change, reader))
                 self._waiting.part(step, group, entry, offset, entry.due_ms, entry.made, change)
 

@@ -15,7 +15,7 @@ from sandq.partition.ready import queue_keys
 
 
 class Change(NamedTuple):
-    """Changes of messages that were given back."""
+    """The changes to apply to messages. A field of None changes nothing."""
 
     priority: int | None = None
     """New priority. None: unchanged."""
@@ -26,7 +26,7 @@ class Change(NamedTuple):
 
     @classmethod
     def of(cls, news: dict[int, int | bytes] | None) -> Change | None:
-        """Return the change in a command's map by column. None if there is none."""
+        """Return the change that a command gives as `{column: value}`. None if the command gives none."""
         if not news:
             return None
         priority, headers, value = news.get(Column.PRIORITY), news.get(Column.HEADERS), news.get(Column.VALUE)
@@ -47,15 +47,15 @@ class Change(NamedTuple):
         return fields
 
     def queue(self, queue: bytes | None) -> bytes | None:
-        """Return the ready queue of changed messages, given their queue before."""
+        """Return the ready queue of the changed messages. `queue`: their queue before the change."""
         if queue is None or self.priority is None:
             return queue
         return queue_keys.pack(queue_keys.tenant_of(queue), self.priority)
 
 
 def renew(step: Step, group: Group, ranges: Sequence[Range], kept: bool, change: Change, reader: MessageReader) -> int:
-    """Put changed messages into rows of the group. Return the bytes of these rows. `kept`: they are in such rows
-    already."""
+    """Put changed messages into rows of the group. Return the bytes of these rows. `kept`: the messages are in rows of
+    the group already."""
     return sum(renew_each(step, group, ranges, kept, change, reader))
 
 

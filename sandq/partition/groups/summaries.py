@@ -1,7 +1,7 @@
 """Values over all groups of a partition, kept up to date so that reading them does not visit every group.
 
-A group is processed again only after it has changed. All values follow from the groups and the settings, so they are
-the same after loading from rows.
+A group is processed again only after it has changed. All values are computed from the groups and the settings, so they
+are the same after loading from rows.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class GroupSummaries:
         return None if first is None else first[0]
 
     def pinned_since_ms(self) -> int | None:
-        """Return the time, in ms, from which on the log is kept for messages that were due but are not settled in some
-        group. None if it is kept for none."""
+        """Return since when, in ms, the log keeps the oldest message that was due but is not settled in some group.
+        None if it keeps no such message."""
         self._update()
         first = self._pinned.first()
         return None if first is None else first[0]
@@ -82,7 +82,7 @@ class GroupSummaries:
         if self._ttl_rules != self._ttl.rules:
             self._ttl_rules = self._ttl.rules
             self._ttl_changed.update(self._groups.by_id)
-        any_expires = self._ttl.any_expires  # otherwise logs are not read for groups without consumers
+        any_expires = self._ttl.any_expires  # if False, skip reading the log for groups without consumers
         for group_id in self._ttl_changed:
             group = self._groups.by_id.get(group_id)
             self._expiries.put(group_id, self._ttl.next_expiry_ms(group, view) if group and any_expires else None)

@@ -1,19 +1,20 @@
 """Unique keys: names that a producer gives to its pending messages, unique within the scope that routes the message.
 
-In a fair topic, the scope is the tenant. In other topics, it is the key of a message that has one: the pair (key,
-unique key) is the name. A unique key without a key routes its message itself.
+In a fair topic, the scope is the tenant. In other topics, the scope is the message's key, if it has one: the pair (key,
+unique key) is the name. If a message has no key, its unique key routes it.
 
 Row of a unique key: `[state, id, sender | nil, expiry time in ms | nil]`. A unique key is *held* until a group makes an
-attempt at its message. Then it is *attempted* until every other group has passed the message. From then on it is
-*delivered*, and stays taken for `dedup_window`. If the message was cancelled, the unique key is free, but its row is
-kept for a while, so that a repeated cancel gets the same reply.
+attempt at its message. Then it is *attempted* until every other group has passed the message. From then on the key is
+*delivered*, and stays taken for `dedup_window`. After a cancel, the unique key is free, but its row is kept for a
+while, so that a repeated cancel gets the same reply.
 
-A group may also pass a message by a seek, by being deleted, or by being created above it. The unique key is not updated
-then. The next use of an attempted key, or the message's removal from the log, detects that all groups have passed it.
+A group also counts as having passed a message after a seek, after its deletion, or if it was created above the message.
+These do not update the unique key. The next use of an attempted key, or the message's removal from the log, detects
+that all groups have passed the message.
 
 The sender is `[producer id, epoch, sequence, position in the batch]`. If a producer sends a batch again because it got
-no reply, it meets its own message, which is no conflict. `resolve_conflict` decides about a message whose unique key is
-taken.
+no reply, the unique key belongs to its own message. The sender shows this, so it is no conflict. `resolve_conflict`
+decides what happens to a message whose unique key is taken.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from sandq.partition.shared_state import SharedState
 
 HELD, DELIVERED, CANCELLED, ATTEMPTED = 0, 1, 2, 3
 STORED, REPLACES, IGNORED, REFUSED = 0, 1, 2, 3
-"""Decisions about a message whose unique key belongs to another message. STORED: it is stored. REPLACES: it is stored,
-and the other message is cancelled if it is pending. IGNORED: it is not stored; the reply contains the id of the other
-message. REFUSED: it is rejected."""
+"""Decisions about a new message whose unique key belongs to an older message. STORED: store the new one. REPLACES:
+store the new one, and cancel the older one if it is pending. IGNORED: do not store the new one; reply with the id of
+the older one. REFUSED: reject the new one."""
 
 DELIVERED_STATE: Final = "delivered"
 Sender = tuple[int, int, int, int]
@@ -65,20 +66,20 @@ def resolve_conflict(named: Named, claim: Claim | None, on_conflict: int, sender
         return IGNORED  # it is the same message, sent again
     is_settled = claim is None or claim.is_settled
     if named.state == HELD and is_settled:
-        return STORED  # no group leased it, and all groups passed over it (a seek, a start at the latest)
+        return STORED  # never leased, but all groups passed over it (a seek, a start at the latest)
     if on_conflict in (c.REJECT, c.IGNORE):
         return REFUSED if on_conflict == c.REJECT else IGNORED
     if is_settled:
         return STORED if on_conflict == c.REPLACE else REFUSED
     assert claim is not None
-    # If the key is held, no group ever leased the message. A group whose cursor is above it passed over it.
+    # If the key is held, no group ever leased the message. So a claim of ACKED only means that a group passed over it.
     is_free = claim.refusal is None or (named.state == HELD and claim.refusal == ACKED)
     return REPLACES if is_free else REFUSED
 
 
 def claimed_state(offset: bytes | None, claim: Claim | None, now_ms: int) -> str:
-    """Return the state of a message with a unique key, given its offset and its claim. None for these if the message no
-    longer exists."""
+    """Return the state of a message with a unique key. `offset` and `claim` are None if the message no longer
+    exists."""
     if claim is None or offset is None:
         return DELIVERED_STATE
     if claim.refusal is not None:
@@ -125,13 +126,13 @@ class UniqueKeys:
         *,
         key_digest: bytes | None = None,
     ) -> None:
-        """Note that the message with this id is pending under the unique key. `key_digest`: as in `find`."""
+        """Record that the unique key belongs to the pending message with this id. `key_digest`: as in `find`."""
         row_key = self._row_key(unique_key, tenant, key_digest)
         step.view.put(row_key, rows.pack(HELD, message_id, sender, None))
 
     def mark_delivered(self, step: Step, group: Group, entry: LogEntry) -> None:
-        """Note that a group leases the message of a log entry, or that it dies there. Once every group has passed the
-        message, its unique key stays taken for `dedup_window`."""
+        """Note that a group leases the message of a log entry, or made it dead. If every group has passed the message,
+        its unique key stays taken for `dedup_window`."""
         view = step.view
         extra = entry.extra
         if extra is None or extra.unique_key is None:
@@ -143,8 +144,8 @@ class UniqueKeys:
             view.put(row_key, rows.pack(ATTEMPTED, extra.id, named.sender, None))
 
     def end_attempted(self, step: Step, named: Named) -> bool:
-        """Make an attempted key delivered, because every group has passed its message by now. It stays taken for
-        `dedup_window`. Return whether that is more than zero."""
+        """Make an attempted key delivered, because every group has passed its message by now. Return whether the key
+        stays taken, which is so if `dedup_window` is above zero."""
         window_ms = self._window_ms
         self._end(step, named.row_key, named.id, (ATTEMPTED,), DELIVERED, window_ms)
         return window_ms > 0
@@ -163,7 +164,7 @@ class UniqueKeys:
             return
         row_key = self._row_key(extra.unique_key, extra.tenant, extra.key_digest)
         if self._shared.is_ordered and self._groups.is_blocked(offset):
-            return  # a group has a copy of it that is still pending
+            return  # a group has a copy of the message that is still pending
         self._end(step, row_key, extra.id, (ATTEMPTED,), DELIVERED, self._window_ms)
         self._end(step, row_key, extra.id, (HELD,), DELIVERED, 0)
 
@@ -181,7 +182,7 @@ class UniqueKeys:
     def _end(
         self, step: Step, row_key: bytes, message_id: bytes, states: tuple[int, ...], state: int, window_ms: int
     ) -> None:
-        """Change the state of a unique key for `window_ms`, and then delete its row, if it is in one of `states`."""
+        """If a unique key is in one of `states`, change its state, and delete its row after `window_ms`."""
         named = self._named(row_key, message_id, states, step.now_ms, step.view)
         if named is None:
             return
@@ -192,8 +193,8 @@ class UniqueKeys:
 
     @staticmethod
     def _named(row_key: bytes, message_id: bytes, states: tuple[int, ...], now_ms: int, view: View) -> Named | None:
-        """Return the message of a unique key's row, if it is this message and in one of `states`. None if another
-        message has the unique key by now, or if the state was changed before."""
+        """Return the message of a unique key's row. None if another message has the unique key by now, or if its state
+        is not in `states`."""
         row = view.get(row_key)
         if row is None:
             return None

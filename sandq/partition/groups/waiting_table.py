@@ -1,7 +1,7 @@
 """The messages of all groups that wait for their next attempt.
 
-Each change is put into rows together with the log entry that caused it. So a table that is loaded from rows behaves
-exactly like the one that wrote them.
+Each change is put into rows together with the log entry that caused it. So a table loaded from rows behaves exactly
+like the table that wrote the rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Expiries:
         top."""
 
     def add(self, expires_ms: int | None, added: Range) -> None:
-        """Add a range that is new in the entry, or a range that is left when a message was taken out."""
+        """Add a range that is new in the entry, or a range that remained after a message was taken out of a longer
+        range."""
         if expires_ms is not None:
             base, length = added
             heapq.heappush(self._heap, (expires_ms, offsets.shift(base, length - 1) if length > 1 else base))
@@ -65,18 +66,18 @@ class WaitingTable:
         self._groups = groups
         self._ttl = ttl
         self._parted: dict[int, tuple[Group, Waiting]] = {}
-        """Entries by seq that lost messages in this log entry, and whose rows are out of date."""
+        """Waiting entries by seq. They lost messages in this log entry, so their rows are out of date."""
 
     def load(self, view: View) -> None:
-        # In the order of their creation, as they are held in memory.
+        # Load the entries in the order of their creation, which is their order in memory.
         for key, value in sorted(rows.all_rows(view, rows.WAITING), key=lambda row: row[0][11:]):
             group = self._groups.by_id.get(int.from_bytes(key[1:5], "big"))
             if group is not None:  # otherwise the group is being deleted
                 group.add_waiting(Waiting.load(key, value))
 
     def add(self, step: Step, group: Group, entry: Waiting) -> None:
-        """Store an entry, and set its sequence number and its first expiry time. If messages are ranked, an entry
-        without a ready queue is split into one for each queue of its messages."""
+        """Store an entry, and set its sequence number and its first expiry time. If messages are ranked, split an entry
+        without a ready queue into one entry per queue."""
         if self._shared.rank is not None and entry.queue is None:
             for queue, ranges in self._by_queue(self._shared.rank, group, entry, step.view).items():
                 self.add(step, group, replace(entry, ranges=PackedRanges(ranges), queue=queue))
@@ -134,11 +135,12 @@ class WaitingTable:
         made: Made | None = None,
         change: Change | None = None,
     ) -> None:
-        """Take one message out of an entry. It then waits until `due_ms` in an entry of its own, or no longer (None).
+        """Take one message out of an entry. It then waits until `due_ms` in an entry of its own. `due_ms` None: it no
+        longer waits.
 
-        `store_parted` puts the row of the rest later, because a producer may take many messages out of one entry, and
-        its row is long. `made`: as in `Waiting`. `change`: how the message was changed; the changed message is in a row
-        of the group already.
+        `store_parted` puts the row of the rest later, because the row is long, and a producer may take many messages
+        out of one entry. `made`: as in `Waiting`. `change`: the change of the message, which is already in its row of
+        the group.
         """
         view = step.view
         expires_ms = None
@@ -164,7 +166,7 @@ class WaitingTable:
             for part in left:
                 entry.expiries.add(expires_ms, part)
         if expires_ms is not None and expires_ms == entry.expires_ms:
-            # It may have been the only message with the earliest expiry time.
+            # The taken message may have been the only one with the earliest expiry time.
             entry.expires_ms = self._expiries(group, entry, view).first_ms(entry)
             group.watch_expiry(entry)
         self._parted[entry.seq] = group, entry

@@ -1,8 +1,8 @@
 """Jobs: bulk work that is too large for one command. A job runs in steps, each a part of an `Upkeep` command.
 
 A job is replicated state: it survives the leader that began it, and its progress can be read. Row: the fields of `Job`.
-A job does not change messages that it moved itself, or that were stored after its start: their Raft index is not below
-the job's. So no job processes the messages that it has just moved again.
+A job only changes messages whose offsets have a lower Raft index than the job. Messages stored after its start, and
+messages that it moved itself, have a higher or the same index. So no job processes a message twice.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STEP_MESSAGES = 1000
 STEP_BYTES = 8 << 20
 NO_LIMIT = 1 << 40
 EMPTY_GROUPS = 64
-"""Number of groups without kept messages that a step may skip."""
+"""Maximum number of groups without kept messages that one step skips."""
 RUNNING_JOBS = 64
 FINISHED_JOBS = 64
 KINDS = ("cancel", "move", *DEAD_JOBS)
@@ -74,9 +74,9 @@ class Jobs:
             "seek": self._seek,
             "drop": self._drop,
         }
-        """By kind: does a bounded part of a job, and returns whether the job is done."""
+        """By kind: function that does a bounded part of a job, and returns whether the job is done."""
         self._ready_from: dict[int, bytes] = {}
-        """By group id: no row of a deleted ready queue is left below this key."""
+        """By group id: key below which all rows of deleted ready queues are deleted."""
 
     def load(self, view: View) -> None:
         found = [Job.load(value) for _, value in rows.all_rows(view, rows.JOB)]
@@ -91,8 +91,8 @@ class Jobs:
     # -- commands -------------------------------------------------------------------------------------------------
 
     def start(self, step: Step, job_id: bytes, kind: str, arguments: dict[str, Any]) -> Job:
-        """Begin a job, unless a job with this id exists. Raise Conflict if too many jobs run, InvalidRequest or
-        UnknownGroup."""
+        """Begin a job, unless a job with this id exists. Raise Conflict if too many jobs run. Raise InvalidRequest or
+        UnknownGroup if its arguments are wrong."""
         if job_id.startswith(OWN_IDS):
             raise InvalidRequest("job ids that begin so are the partition's own")
         known = self._jobs.get(job_id)
@@ -138,7 +138,7 @@ class Jobs:
         return job
 
     def each_dead(self, step: Step, command: RedriveDead | PurgeDead) -> list[Outcome]:
-        """Redrive or purge dead messages by their ids, at once and without a job. See `Redrive.each`."""
+        """Redrive or purge dead messages by their ids, immediately and without a job. See `Redrive.each`."""
         return self._redrive.each(step, command)
 
     @property
@@ -157,16 +157,16 @@ class Jobs:
         if self._steps[job.kind](step, job):
             self._finish(step, job, DONE)
         else:
-            # After the other jobs that are due.
+            # This job continues after the other jobs that are due.
             job.next_ms = max(job.next_ms, max(other.next_ms for other in due))
             step.view.put(rows.JOB + job.job_id, job.row())
 
     def set_back(self, step: Step) -> None:
-        """Adjust to a clock reset, which moves the partition's time back to that of `step`: no time in a job may be
-        later.
+        """Adjust to a clock reset, which sets the partition's time back to that of `step`: lower all later times in
+        jobs.
 
         Jobs that callers began are stopped, because messages move to other offsets. The partition's own jobs continue
-        at once.
+        immediately.
         """
         view, now_ms = step.view, step.now_ms
         for job in list(self._jobs.values()):
@@ -178,7 +178,7 @@ class Jobs:
             view.put(rows.JOB + job.job_id, job.row())
 
     def run_own(self, step: Step) -> bool:
-        """Do a bounded part of a job that the partition itself began. Return whether there was one."""
+        """Do a bounded part of a job that the partition itself began. Return whether there was such a job."""
         if not any(job.state == RUNNING for job in self._jobs.values()):
             return False
         self.run(step)
@@ -188,7 +188,7 @@ class Jobs:
         view = step.view
         job.state, job.finished_ms = state, step.now_ms
         view.put(rows.JOB + job.job_id, job.row())
-        # Forget the jobs that ended first, but never this one: its caller waits for the result.
+        # Forget the jobs that ended first, but never `job`, because its caller waits for the result.
         ends = [
             (other.finished_ms, other.seq, other.job_id)
             for other in self._jobs.values()
@@ -210,7 +210,7 @@ class Jobs:
         start = offsets.pack(from_ms, 0, 0, 0) if from_ms else offsets.FIRST
         start = max(job.position, cursor_before(start), self._log.state.trimmed)
         reader = LogReader(start, look_ahead=STEP_MESSAGES)
-        # A cancel without prefixes reads only offsets, so the size of messages does not matter.
+        # A cancel without prefixes reads only offsets, so it needs no limit for the size of messages.
         blind = prefixes.say_nothing and job.kind == "cancel"
         most = self._waiting_ranks.most(STEP_MESSAGES) if self._only_ranks(arguments) else STEP_MESSAGES
         ranges = reader.take(view, until_ms - 1, most, NO_LIMIT if blind else STEP_BYTES).ranges
@@ -244,7 +244,7 @@ class Jobs:
         return not self._only_ranks(arguments) or self._goes_on_with(job, self._waiting_ranks.first_group())
 
     def _kept_by_groups(self, step: Step, job: Job) -> bool:
-        """Do the same for messages that are only in rows of groups. They wait there, if they may be changed at all."""
+        """Cancel or move messages that are only in rows of groups. Of these, only waiting messages may be changed."""
         for _ in range(EMPTY_GROUPS):
             if self._kept_by_one(step, job):
                 return False
@@ -253,7 +253,7 @@ class Jobs:
         return False
 
     def _kept_by_one(self, step: Step, job: Job) -> bool:
-        """Do the same for a bounded part of the messages that one group keeps. Return whether there were any."""
+        """Cancel or move a bounded part of the messages that one group keeps. Return whether there were any."""
         arguments, prefixes = job.arguments, _prefixes(job.arguments)
         ranks, priority = self._waiting_ranks, arguments["priority"]
 
@@ -269,7 +269,8 @@ class Jobs:
         return part.position is not None
 
     def _goes_on_with(self, job: Job, group_id: int | None) -> bool:
-        """Continue a job with the messages that a group keeps. Return whether there is no such group."""
+        """Continue a job with the messages that a group keeps. Return True if there is no such group, so that the job
+        is done."""
         if group_id is not None:
             from_ms = job.arguments["from_ms"]
             job.arguments["kept_of"] = group_id
@@ -320,7 +321,7 @@ class Jobs:
         found = dead_letters.scan(
             group.group_id, max(job.position, job.arguments["above"]), STEP_MESSAGES, STEP_BYTES, view
         )
-        own = [message for message in found if message.sent_to is None]  # the others were never messages of the log
+        own = [message for message in found if message.sent_to is None]  # all others were never in the log
         # If the log begins after the requested position, the cursor was set to the beginning of the log.
         in_log = [
             message for message in own if message.offset > group.cursor and self._kept.is_in_log(message.offset, view)

@@ -1,12 +1,12 @@
-"""Redrives and purges dead messages. A job handles those of a group in bounded parts; messages named by their ids are
-handled at once.
+"""Redrives and purges dead messages. A job handles the dead messages of a group in bounded parts. Messages named by
+their ids are handled immediately.
 
 A redriven message is ready again, with attempt 0, in a row that its group keeps. The row also contains the life that
-has ended. Nothing is kept of a purged message. Outcomes for named messages: `["redriven", id]`, `["purged", id]`;
+has ended. A purged message is deleted completely. Outcomes for named messages: `["redriven", id]`, `["purged", id]`;
 `["not_dead", state]` if the group holds the message in another state (leased, waiting or ready, for example after an
 earlier redrive), or if it is being sent to the dead letter topic (forwarded); `["not_found", nil]`; and `["not_yet",
-nil]` if the messages before it were too large together, or the outbox has no capacity for it: the caller must ask
-again.
+nil]` if the preceding messages together were too large, or the outbox has no capacity for the message: the caller must
+ask again.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from sandq.partition.records.packed_ranges import PackedRanges
 from sandq.partition.shared_state import NOT_YET, SLICE_READS, SharedState
 
 WAITING_RANGES = 9000
-"""Number of waiting ranges of the group from which on a redrive pauses. More than eight tenants with failing messages
-can reach it."""
+"""A redrive pauses while the group has this many waiting ranges. More than eight tenants with failing messages can
+reach this number."""
 PAUSE_MS = 1000
 EACH_BYTES = 8 << 20
-"""Bytes of named dead messages after which the rest is left for the next command."""
+"""Maximum bytes of named dead messages that one command handles. The next command handles the rest."""
 
 FORWARDED = "forwarded"
 """State of a dead message that may have been sent to the dead letter topic. Its row is deleted once that is certain."""
@@ -57,8 +57,7 @@ class Redrive:
         if group is None:
             return True
         if group.seeking:
-            # Messages that died above the new cursor are delivered from the log again, so they must not be redriven as
-            # well.
+            # The log delivers messages that died above the new cursor again, so they must not be redriven as well.
             job.next_ms = now_ms + PAUSE_MS
             return False
         allowed = self._allowed(step, job, group, most)
@@ -69,7 +68,7 @@ class Redrive:
         sends = job.kind == "redrive" and not arguments["dry_run"]
         again = again_bytes = 0
         is_cut = False
-        """Whether the outbox has no capacity for the next message."""
+        """Whether the loop ended early, because the outbox has no capacity for the next message."""
         which = DeadFilter._make(map(arguments.get, DeadFilter._fields))
         for at, message in enumerate(found):
             is_there = message.dead_ms <= job.started_ms and not self._dead.is_leaving(message)
@@ -93,7 +92,7 @@ class Redrive:
         return not found and not is_cut
 
     def _allowed(self, step: Step, job: Job, group: Group, most: int) -> int:
-        """Return how many dead messages may be handled now. If there are none, set the time of the next step."""
+        """Return how many dead messages may be handled now. If none may, set the time of the job's next step."""
         rate = job.arguments.get("rate")
         if job.kind != "redrive" or job.arguments["dry_run"]:
             return most
@@ -171,8 +170,8 @@ class Redrive:
         return Outcome(NOT_DEAD, LEASED)
 
     def redrive(self, step: Step, group: Group, messages: list[DeadMessage]) -> None:
-        """Make dead messages ready again, with attempt 0, in rows that their group keeps. Messages that died too early,
-        before a clock reset, wait until their time comes."""
+        """Make dead messages ready again, with attempt 0, in rows that their group keeps. If a message died before its
+        time, which a clock reset may cause, it waits until its time."""
         view, now_ms = step.view, step.now_ms
         by_due: dict[int, list[bytes]] = {}
         for message in messages:

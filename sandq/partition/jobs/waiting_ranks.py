@@ -17,16 +17,16 @@ from sandq.partition.pending.ranking import Ranking
 from sandq.partition.shared_state import SharedState
 
 AT_ONCE: Final = 64
-"""Number of messages after which to give way. Each takes some 50 us."""
+"""Number of messages after which to yield. Each message takes about 50 us."""
 CHECKS: Final = 8000
-"""Maximum number of messages of a step times number of groups. Checking one message in one group takes some 9 us."""
+"""Maximum number of checks per step: messages times groups. Checking one message in one group takes about 9 us."""
 
 
 class Waited(NamedTuple):
     """The result for several messages."""
 
     done: int
-    """Number of messages that wait and have the new priority now."""
+    """Number of waiting messages that have the new priority now."""
     too_late: int
     """Number of messages that cannot be changed: a group holds them, is done with them, or they are pending in one
     group while they wait in another."""
@@ -69,7 +69,7 @@ class WaitingRanks:
         self._ownership = ownership
 
     def rank(self, step: Step, chosen: Sequence[bytes], priority: int, *, dry_run: bool) -> Waited:
-        """Change the priority of those of these messages that wait for their next attempt. `dry_run`: only count."""
+        """Change the priority of the chosen messages that wait for their next attempt. `dry_run`: only count them."""
         done = sum(
             [self._rank_one(step, offset, priority, dry_run) for offset in self._shared.in_slices(chosen, AT_ONCE)]
         )
@@ -94,7 +94,7 @@ class WaitingRanks:
     # -- messages that are no longer in the log -------------------------------------------------------------------
 
     def first_group(self, above: int = -1) -> int | None:
-        """Return the id of the first group above this one. None if there is none."""
+        """Return the lowest group id above `above`. None if there is none."""
         return min([group_id for group_id in self._groups.by_id if group_id > above], default=None)
 
     def choose_kept(
@@ -115,7 +115,7 @@ class WaitingRanks:
         return KeptPart(chosen, found[-1][0][-offsets.OFFSET_BYTES :] if found else None)
 
     def _is_seen(self, group_id: int, offset: bytes, view: View) -> bool:
-        """Return whether the job finds a message also in the log or in an earlier group, where it counts it."""
+        """Return whether the job also finds the message in the log or in an earlier group."""
         if self._kept.is_in_log(offset, view):
             return True
         earlier = [other for other in self._groups.by_id if other < group_id]

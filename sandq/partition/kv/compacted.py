@@ -1,12 +1,12 @@
 """The compacted partition: a log of writes to keys, and the latest value of each key.
 
-It is a timer partition whose messages are all due at once, so groups, leases and retries work as in every topic. A
+It is a timer partition whose messages are all due immediately, so groups, leases and retries work as in every topic. A
 message with a value sets the value of its key, a message without one deletes its key. Invariants in addition to those
 of the timer partition:
 
-* A key has the value of the last write to it in the log. Its version is the offset of that write. * A compare-and-set
-is stored only if the key has the version that it expects: `kv.writes`. * An expired value is deleted by a message in
-the log, like any other. From its expiry on, readers do not see it.
+* A key has the value of the last write to it in the log. Its version is the offset of that write.
+* A compare-and-set is stored only if the key has the version that it expects: `kv.writes`.
+* An expired value is deleted by a message in the log, like any other value. Readers stop seeing it when it expires.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sandq.partition.state_machine import Handlers, TimerPartition
 
 COMPACTION = b"c"
 RESTING_MS = 10_000
-"""Time in ms: if compaction has no work for longer than this, everything is compacted."""
+"""Time in ms. If compaction finds no work for longer than this, everything is compacted."""
 
 
 class CompactedPartition(TimerPartition):
@@ -64,7 +64,7 @@ class CompactedPartition(TimerPartition):
         return self
 
     def _is_latest(self, message: Message, view: View) -> bool:
-        """Return whether there is no later write of a message's key. A deletion may be the last write even if it is
+        """Return whether a message is the last write of its key. This may be a deletion that the key table has
         forgotten."""
         key = message.fields[Column.KEY]
         is_gone = self.keys.write_of(key, view) is None
@@ -121,8 +121,7 @@ class CompactedPartition(TimerPartition):
         raise _not_here()
 
     def end(self) -> bytes:
-        """Return an offset below all messages that are stored from the next entry on, and at or above all
-        present ones."""
+        """Return an offset at or above all present messages, and below all messages that later entries store."""
         return latest_offset(self.floor_ms, self.applied_index + self.index_base + 1, 0)
 
     @property

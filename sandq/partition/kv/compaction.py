@@ -1,13 +1,13 @@
 """Compaction: for every key, the log of a compacted topic keeps the last write, and all recent writes.
 
-A pass goes through the log from its beginning to where `history` begins, a bounded part at a time. It deletes writes
-that have a later write of their key. Other messages keep their offsets, so groups and watchers continue where they
-were. A row with a message that some group holds stays as it is until the next pass.
+A pass visits the log from its beginning to the beginning of `history`, one bounded part at a time. It deletes each
+write that has a later write of its key. Other messages keep their offsets, so groups and watchers continue where they
+were. If a group holds a message of a row, the row stays as it is until the next pass.
 
-A deletion is removed `tombstone_retention` after the end of a pass that removed everything that it had deleted, not
-after the deletion was made. A reader that began before that end may have read the old value, and has this much time to
-reach the deletion. If a pass left a row as it was (it is *behind* from there on), such an old value may remain. So it
-removes no deletion after that row: a reader from the beginning would see the value, and never its deletion.
+The row of a deletion is removed only `tombstone_retention` after the end of the pass that removed the deleted values. A
+reader that began before the end of that pass may have read an old value. It has this much time to reach the deletion.
+If a pass left a row as it was, an old value may remain there, and the pass is *behind* from this row on. It removes no
+deletion after the row: otherwise a reader from the beginning would see the old value, and never its deletion.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ STEP_ROWS = 1000
 STEP_MESSAGES = 5000
 STEP_BYTES = 4 << 20
 STEP_FACTOR = 2
-"""Number of additional messages that a step visits for each message written since the last step, so that it
-keeps up."""
+"""Number of additional messages that a step visits per message written since the last step. So compaction keeps up with
+writes."""
 STEP_MOST = 65_536
 """Maximum number of messages that a step visits."""
 LOOK_MS = 1000
 """Time between two checks whether a pass is worthwhile, in ms."""
 IDLE_MS = 5000
-"""Time without a write after which any pass is worthwhile, in ms."""
+"""Time without a write after which every pass is worthwhile, in ms."""
 PASS_MS = 600_000
-"""Time without a pass after which any pass is worthwhile, in ms."""
+"""Time without a pass after which every pass is worthwhile, in ms."""
 BYTES_LEAST = 64 << 20
 BYTES_FACTOR = 2
 """A pass is worthwhile if the log has at least `BYTES_LEAST` bytes, and `BYTES_FACTOR` times the bytes of all
 values."""
 REST_MS = 1
-"""Minimum time after a pass for each message that it left, in ms. Otherwise passes would visit all of these again for a
-few new ones."""
+"""Minimum pause after a pass, in ms per message that it left. Otherwise passes would visit all these messages again for
+a few new ones."""
 NEW_LEAST = 1000
 NEW_FACTOR = 4
-"""A pass is worthwhile at once after `NEW_LEAST` new messages, if these are `NEW_FACTOR` times those that the last pass
-left."""
+"""A pass is worthwhile immediately if there are `NEW_LEAST` new messages, and `NEW_FACTOR` times as many as the last
+pass left."""
 AGAIN_MS = 60_000
 """Time between a pass that is behind and the next one, in ms."""
 
@@ -63,10 +63,10 @@ class Compactor:
         self.due_ms: int | None = None
         """Time of the next check or step, in ms."""
         self.forgotten = offsets.FIRST
-        """Offset up to which deletions may have been removed: a reader that continues below it may have missed one. It
-        rises with each removed deletion."""
+        """Offset up to which deletions may have been removed. A reader that continues below this offset may have missed
+        a deletion. The offset rises with each removed deletion."""
         self.removed = offsets.FIRST
-        """Offset up to which any write may have been removed, likewise."""
+        """Offset up to which any writes may have been removed. It rises with each removed write."""
         self._log = log
         self._shared = shared
         self._groups = groups
@@ -79,16 +79,16 @@ class Compactor:
         self._left = 0
         """Number of messages that the last pass left."""
         self._keeps = False
-        """Whether deletions are among them."""
+        """Whether deletions are among the messages that the last pass left."""
         self._behind_s: int | None = None
-        """Second from which on the current or the last pass has kept unneeded messages, because groups held them."""
+        """First second in which the current or the last pass has kept unneeded messages, because groups held them."""
         self._fresh = 0
         """Number of messages written since the last step."""
         self._ended_ms = 0
         """Time at which the last pass ended, in ms."""
         self._ripening: tuple[int, int] | None = None
-        """(second up to which a pass removed everything that it should, time in ms at which it ended). Deletions before
-        that second are removed `tombstone_retention` after that time."""
+        """(second up to which a pass removed all unneeded messages, time in ms at which the pass ended). Deletions
+        before that second are removed `tombstone_retention` after that time."""
         self._ripe_s = 0
         """Deletions before this second may be removed now."""
         self._again_ms: int | None = None
@@ -152,7 +152,7 @@ class Compactor:
         return int(self._shared.settings["tombstone_retention_ms"])
 
     def _begins(self, step: Step) -> bool:
-        """Begin a pass if one is worthwhile. Return whether it was."""
+        """Begin a pass if it is worthwhile. Return whether a pass began."""
         now_ms = step.now_ms
         until_s = max((now_ms - self._history_ms) // 1000, self._until_s)
         is_again = self._again_ms is not None and self._again_ms <= now_ms
@@ -274,7 +274,7 @@ class Compactor:
         return not is_deletion
 
     def _count(self, step: Step, gone: list[bytes], entry: LogEntry, size: int) -> None:
-        """Update all numbers for the deleted messages of a row, the rest of which has `size` bytes."""
+        """Update all numbers for the deleted messages of a row. `size`: bytes of the rest of the row."""
         state, made_ms = self._log.state, offsets.deliver_ms(entry.first)
         self._log.counts.add(made_ms, -len(gone))
         state.messages -= len(gone)
@@ -292,8 +292,8 @@ class Compactor:
 
 
 def _risen(mark: bytes, offset: bytes) -> bytes:
-    """Return a higher mark for a write removed at `offset`. It must differ from the previous mark, which watchers may
-    have seen."""
+    """Return a mark for a write that was removed at `offset`. The new mark is above `mark`, because watchers may have
+    seen that one."""
     return offset if offset > mark else (int.from_bytes(mark, "big") + 1).to_bytes(offsets.OFFSET_BYTES, "big")
 
 
@@ -307,10 +307,10 @@ class _Held:
         spans = sorted((base, offsets.shift(base, n - 1)) for holder in holders for base, n in holder.ranges)
         self._firsts = [first for first, _ in spans]
         self._lasts = list(accumulate([last for _, last in spans], max))
-        """For each span, the greatest last message up to there."""
+        """For each span: the greatest last message of all spans up to this one."""
 
     def any_between(self, first: bytes, last: bytes) -> bool:
-        """Return whether any held message may be between these two, both included."""
+        """Return whether any held message may be between `first` and `last`, both included."""
         at = bisect_right(self._firsts, last)
         return at > 0 and self._lasts[at - 1] >= first
 

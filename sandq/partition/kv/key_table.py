@@ -1,8 +1,8 @@
 """The latest value of every key of a compacted topic, and its version for compare-and-set.
 
 The log keeps every write until it is compacted (`compaction.py`). This table has the result of the last write of each
-key. If that was a deletion, the table has it as long as the log does. The version of a value is the offset of the
-write. Versions only rise, in the whole partition, so a version never stands for another value, even if the key was
+key. If the last write is a deletion, the table keeps it as long as the log does. The version of a value is the offset
+of the write. Versions only rise, in the whole partition. So two values never have the same version, even if the key was
 deleted and written again.
 
 Rows, PERSISTED::
@@ -29,19 +29,19 @@ VALUE, EXPIRY, DELETION, STATE = b"v", b"x", b"y", b"o"
 VALUE_HEADER = struct.Struct("<B3xIq16s")
 FLAG_HEADERS = 1
 _NEVER = bytes(8)
-"""The expiry time in most rows, at bytes 8 to 16. Scans compare it for each key."""
+"""Bytes 8 to 16 of a row whose value never expires. Scans compare them for each key."""
 _, _VALUE_STOP = rows.tag_bounds(VALUE)
 SWEEP_KEYS = 1000
 """Maximum number of expired values that one step deletes."""
 SWEEP_BYTES = 4 << 20
-"""Maximum bytes of their keys."""
+"""Maximum bytes of keys of expired values that one step deletes."""
 SCAN_ROWS = 256
 SCAN_BYTES = 256 << 10
-"""Maximum number of rows, and bytes of values before the last one, that are read at once and returned as one part. The
-bytes of keys are counted only afterwards."""
+"""Approximate maximum bytes of values that are read at once, and returned as one part. The bytes of keys are counted
+only afterwards."""
 KNOWN_KEYS = 8192
-"""Number of recently written keys for which the data needed by the next write is cached. Looking that up in the rows is
-half the cost of a write. The cache holds at most twice as many keys."""
+"""Number of recently written keys whose data for the next write is cached. Reading this data from the rows is half the
+cost of a write. The cache holds at most twice this number of keys."""
 
 
 Known = tuple[int, int, bytes]
@@ -75,14 +75,14 @@ class KeyTable:
         self.live = 0
         """Number of keys that have a value."""
         self.bytes = 0
-        """Bytes of their rows, including keys."""
+        """Bytes of the rows of these keys, including the keys."""
         self.deletions = 0
         """Number of keys without a value whose deletion the log still has."""
         self.next_expiry_ms: int | None = None
-        """Lower bound of the next expiry time of a value, in ms. None if none expires."""
+        """Lower bound of the next expiry time of a value, in ms. None if no value expires."""
         self._swept_ms = 0
         self._garbage = garbage if garbage is not None else Garbage()
-        # A cache, never state: results are those of the rows, whatever it contains. It has two generations.
+        # A cache with two generations. It is not state: its content never changes a result.
         self._young: dict[bytes, Known] = {}
         self._old: dict[bytes, Known] = {}
 
@@ -117,7 +117,7 @@ class KeyTable:
             self.next_expiry_ms = min(self.next_expiry_ms or expires_ms, expires_ms)
 
     def delete(self, step: Step, key: bytes, version: bytes) -> None:
-        """Delete the value of a key. `version`: that of the deletion."""
+        """Delete the value of a key. `version`: version of the deletion."""
         view = step.view
         before = self._known(key, view)
         if before is not None:
@@ -130,7 +130,7 @@ class KeyTable:
         view.put(DELETION + key, version)
 
     def forget_deletion(self, step: Step, key: bytes) -> None:
-        """Forget the deletion of a key, if there is one, because the log no longer has it."""
+        """If the last write of a key was a deletion, forget it, because the log no longer has it."""
         if step.view.get(DELETION + key) is not None:
             step.view.delete(DELETION + key)
             self.deletions -= 1
@@ -145,7 +145,7 @@ class KeyTable:
             step.view.delete(_expiry_key(expires_ms, key))
 
     def _known(self, key: bytes, view: View) -> Known | None:
-        """Return data about the value of a key, even if it has expired. None if there is none."""
+        """Return data about the value of a key, even if it has expired. None if the key has no value."""
         known = self._young.get(key) or self._old.get(key)
         if known is None:
             row = view.get(VALUE + key)
@@ -168,7 +168,7 @@ class KeyTable:
         self._young[key] = value
 
     def expired(self, now_ms: int, view: View) -> list[bytes]:
-        """Return keys with expired values, the earliest first, a bounded number. The caller must delete them."""
+        """Return a bounded number of keys with expired values, the earliest first. The caller must delete them."""
         if self.next_expiry_ms is None or self.next_expiry_ms > now_ms:
             return []
         # Start where the last sweep ended. A scan from the start would step over all rows deleted so far.
@@ -179,7 +179,7 @@ class KeyTable:
             due += [(_expiry_of(key), key[7:]) for key, _ in found]
             is_cut = goes_on
         over = [key for at_ms, key in due if at_ms <= now_ms]
-        # The scan was cut, so there are more rows, which may be due as well.
+        # If the scan was cut, more rows follow, which may be due as well.
         following = due[-1][0] if is_cut else None
         self.next_expiry_ms = due[len(over)][0] if len(over) < len(due) else following
         self._swept_ms = due[len(over) - 1][0] if over else self._swept_ms
@@ -197,7 +197,8 @@ class KeyTable:
         return offset == self.write_of(key, view)
 
     def write_of(self, key: bytes, view: View) -> bytes | None:
-        """Return the offset of the last write of a key. None if that was a deletion which was forgotten."""
+        """Return the offset of the last write of a key. None if the key was never written, or if its deletion is
+        forgotten."""
         known = self._known(key, view)
         return view.get(DELETION + key) if known is None else known[2]
 
@@ -212,8 +213,8 @@ class KeyTable:
         """Yield a page in parts of about `SCAN_BYTES`: keys with start <= key < stop (None: no bound), and the rows of
         their values, in order.
 
-        A page ends after `limit` keys, or after the key that brings the bytes, including keys, to `max_bytes`. With
-        each part comes the key at which to continue, or None if there are no more. Nothing may change between the
+        A page ends after `limit` keys, or after the key that brings the bytes, including keys, to `max_bytes`. Each
+        part comes with the key at which to continue, or None after the last key. The rows must not change between two
         parts.
         """
         end = _VALUE_STOP if stop is None else VALUE + stop
@@ -223,8 +224,8 @@ class KeyTable:
 
 
 def _scan(view: View, start: bytes, stop: bytes, limit: int, max_bytes: int) -> Iterator[tuple[list[Row], bool]]:
-    """Yield rows in order, in parts, and for each part whether more may follow. Stop after `limit` rows, or after the
-    row that brings the bytes, including keys, to `max_bytes`."""
+    """Yield (rows in order, whether more may follow), part by part. Stop after `limit` rows, or after the row that
+    brings the bytes, including keys, to `max_bytes`."""
     while True:
         most, most_bytes = min(SCAN_ROWS, limit), min(SCAN_BYTES, max_bytes)
         part = view.scan(start, stop, limit=most, max_bytes=most_bytes)

@@ -1,8 +1,8 @@
 """Reads the changes of keys of a compacted topic after a version, for watchers.
 
 A watcher reads the log in bounded parts, and selects the changes of its keys. Compaction removes writes from the log,
-so a slow watcher may miss some. `mark` is the offset up to which relevant writes may have been removed. A watcher that
-was above it, or has seen the same mark before, has missed nothing.
+so a slow watcher may miss some. `mark` is the offset up to which relevant writes may have been removed. A watcher has
+missed nothing if its position is above the mark, or if its last reply had the same mark.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOOKED_BYTES = 4 << 20
 
 class Watch(NamedTuple):
     """A request to watch. `after`: a version, or the end of the last reply; None: return only the end of the log.
-    `mark`: the mark of the last reply. `every`: include writes that have a later write of their key."""
+    `mark`: mark of the last reply. `every`: include a write even if its key has a later write."""
 
     after: bytes | None
     mark: bytes | None
@@ -40,9 +40,9 @@ class Changes(NamedTuple):
     mark: bytes
     pieces: list[Piece]
     is_behind: bool
-    """Whether the log has more."""
+    """Whether the log has more messages."""
     bytes: int
-    """Bytes that were read."""
+    """Number of bytes that were read."""
 
 
 def changes(machine: CompactedPartition, asked: Watch, max_messages: int, max_bytes: int, view: View) -> Changes:
@@ -60,7 +60,7 @@ def changes(machine: CompactedPartition, asked: Watch, max_messages: int, max_by
     rows_read: dict[bytes, bytes] = {}
     reader = AnswerReader(asked.after, yield_now, rows_read)
     wants_all = asked.every and not asked.start and asked.stop is None
-    # If only some messages are selected, few are returned at a time, but many are read.
+    # If only some messages are selected, read many messages at a time, because few of them are returned.
     most, most_bytes = (
         (min(max_messages, LOOKED_AT), min(max_bytes, LOOKED_BYTES)) if wants_all else (LOOKED_AT, LOOKED_BYTES)
     )
@@ -91,7 +91,7 @@ def _has_last(machine: CompactedPartition, asked: Watch, view: View) -> bool:
 def _wanted(
     piece: Piece, machine: CompactedPartition, asked: Watch, view: View, most: int
 ) -> tuple[Piece | None, bytes]:
-    """Return the first `most` selected messages of a piece, or None, and the offset up to which it was read."""
+    """Return (first `most` selected messages of a piece or None, offset up to which the piece was read)."""
     batch = Batch.parse(piece.batch)
     keys = batch.bytes_column(Column.KEY)
     assert keys is not None

@@ -1,4 +1,4 @@
-"""Stores writes to keys, plain ones and compare-and-set: in the log, and as the values of their keys.
+"""Stores writes to keys, in the log and as the values of their keys. A write is plain, or a compare-and-set.
 
 A compare-and-set contains the version that its key must have, or `ABSENT`. It is stored only if the key has that
 version at the write's position in the log: Raft entries, and the messages in them, are applied one after the other.
@@ -21,7 +21,7 @@ from sandq.partition.shared_state import SharedState
 ABSENT = b""
 """Expected version of a compare-and-set whose key must have no value."""
 CHANGED = "changed"
-"""Reason why a compare-and-set is rejected. With it comes the present version, or `NO_VERSION`."""
+"""Reason why a compare-and-set is rejected. The reply also has the present version, or `NO_VERSION`."""
 NO_VERSION = bytes(offsets.OFFSET_BYTES)
 
 
@@ -35,7 +35,7 @@ class Writes(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch) -> Writes:
-        """Return the columns of a batch that `produce_validation.check_writes` accepts."""
+        """Return the columns of a batch that `produce_validation.check_writes` has accepted."""
         return cls(
             batch.bytes_column(Column.KEY),  # type: ignore[arg-type]  # none of them is None
             batch.values(),
@@ -53,7 +53,7 @@ class KeyWriter:
     def store_all(self, step: Step, batch: Batch, writes: Writes) -> tuple[bytes, int]:
         """Store a batch of plain writes as one row. Return its first offset and the number of writes."""
         stored = self._appends.append(step, c.Append(batch.raw))
-        assert not isinstance(stored, Stored), "nothing here comes later"
+        assert not isinstance(stored, Stored), "no message of a compacted topic is delayed"
         # If a key has several writes, only the last is visible.
         versions = offsets.run(*stored)
         latest = {key: at for at, key in enumerate(writes.keys)}
@@ -62,9 +62,10 @@ class KeyWriter:
         return stored
 
     def compare_and_set(self, step: Step, batch: Batch, writes: Writes) -> Stored:
-        """Store those writes of a batch whose keys have the expected versions, and those without one.
+        """Store the writes of a batch whose keys have the expected versions, and the writes without an expected
+        version.
 
-        Store them one by one, because the next write may depend on this one.
+        Store them one by one, because a write may depend on the writes before it.
         """
         view, now_ms = step.view, step.now_ms
         column = offsets.run(

@@ -1,1 +1,1 @@
-"""Leases: granted, settled by ack and nack, extended, expired, reclaimed, retried."""
+"""Grants leases, and settles, extends, expires and reclaims them. Computes when messages are retried."""

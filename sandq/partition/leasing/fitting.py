@@ -12,14 +12,14 @@ from sandq.partition.reader.reader import whole_row_entry
 from sandq.partition.records.leases import Waiting
 
 LEASE_BYTES = 8 << 20
-"""Maximum bytes of all grants of one lease command, which are read and sent as a whole."""
+"""Maximum bytes of all grants of one lease command, because these are read and sent as a whole."""
 
 
 def fitting(
     kept: KeptMessages, group: Group, entry: Waiting, limit: int, max_bytes: int, view: View
 ) -> tuple[int, int]:
-    """Return how many messages of a waiting entry are leased at once, and their bytes. The last one is that which
-    brings the bytes to `max_bytes`, or the `limit`th."""
+    """Return (number of messages of a waiting entry that fit into the lease, their bytes). Count up to `limit`
+    messages; stop after the message that brings the bytes to `max_bytes`."""
     count = size = 0
     row: LogEntry | None = None
     for base, length in entry.ranges:
@@ -48,7 +48,7 @@ def fitting(
 
 
 def _fitting_each(base: bytes, limit: int, max_bytes: int, unit: int, others: overlays.Overlays) -> tuple[int, int]:
-    """Return the same for a range of a batch row, some messages of which have overlays."""
+    """Return the result of `fitting` for a range of a batch row in which some messages have overlays."""
     count = size = 0
     for offset in offsets.run(base, limit):
         other = others.get(offset)

@@ -1,5 +1,5 @@
-"""Grants leases: first due waiting messages, then messages that their keys no longer block, then the next in
-the log."""
+"""Grants leases. A lease takes due waiting messages first, then messages that their keys no longer block, then the next
+messages of the log."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LeaseGrants:
         self._limits = limits
         self._reader = group_state.reader
         self.is_latest: Callable[[Message, View], bool] | None = None
-        """Returns whether there is no later write of a message's key. None if the topic is not compacted."""
+        """Returns whether a message is the last write of its key. None if the topic is not compacted."""
         self._ranked = RankedGrants(shared, group_state, unique)
 
     def grant(self, step: Step, command: c.Lease) -> list[Lease]:
@@ -96,8 +96,8 @@ class LeaseGrants:
         return granted
 
     def _may_find_more(self, group: Group, horizon_ms: int, view: View) -> bool:
-        """Return whether a further lease may find messages after one found none, because a limit may have stopped that
-        one."""
+        """Return whether a further lease may find messages. The last lease found none, perhaps only because it reached
+        a limit."""
         free = group.order.first_free()
         if free is not None and offsets.deliver_ms(free) <= horizon_ms:
             return True
@@ -106,11 +106,11 @@ class LeaseGrants:
 
     @property
     def _is_spent(self) -> bool:
-        """Whether this entry must not make more messages dead."""
+        """Whether the budget of this log entry for dead messages is spent."""
         return self._shared.is_budget_spent
 
     def _take_waiting(self, step: Step, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int) -> int:
-        """Add due waiting messages to the lease, all with the same number of attempts. Return their bytes."""
+        """Add due waiting messages to the lease. All of them have the same number of attempts. Return their bytes."""
         view = step.view
         left, taken_bytes, looked_at = limit, 0, 0
         while left > 0 and taken_bytes < max_bytes:
@@ -162,7 +162,7 @@ class LeaseGrants:
         return ranges if len(latest) == sum([length for _, length in ranges]) else latest
 
     def _take_free(self, step: Step, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int) -> int:
-        """Add free messages to the lease, which their keys blocked before. Return their bytes."""
+        """Add free messages to the lease: their keys no longer block them. Return their bytes."""
         view = step.view
         taken: list[bytes] = []
         size = 0

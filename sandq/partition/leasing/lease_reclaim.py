@@ -1,7 +1,8 @@
-"""Renews the leases of a consumer that has restarted: it gets the messages again, and its old tokens become void.
+"""Renews the leases of a consumer that has restarted: the consumer gets the messages again, and its old tokens become
+invalid.
 
-This is not a new attempt, so a rolling restart uses none. But a message may be the reason why its consumer crashes. So
-a lease counts its renewals, and after too many it expires: an attempt is used.
+A renewal does not count as an attempt, so a rolling restart uses up none. But a message may crash its consumer again
+and again. So a lease counts its renewals, and after too many it expires, which counts as an attempt.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sandq.partition.shared_state import SharedState
 RECLAIMED_LEASES: Final = 256
 """Maximum number of leases that one command renews."""
 RECLAIMED_RANGES: Final = 20_000
-"""Number of ranges in renewed leases after which a command renews no more, because each range is written."""
+"""A command renews no more leases after this number of ranges, because each range is written."""
 
 
 RECLAIMS_MOST: Final = FIXED.lease_reclaims
@@ -34,7 +35,7 @@ class Reclaimed(NamedTuple):
 
     renewed: int
     left: int
-    """Number of leases that the next command must renew."""
+    """Number of leases that are left for the next command."""
     ended: int
     """Number of leases that expired instead, because they were renewed too often."""
 
@@ -61,7 +62,7 @@ class LeaseReclaim:
             if lease.reclaims >= RECLAIMS_MOST:
                 self._settlement.expire_lease(step, lease, given_up(lease))
                 if not lease.ended:
-                    break  # the next entry ends the rest of it
+                    break  # the next entry ends the rest of the lease
                 ended += 1
             else:
                 self._renew(step, group, lease, offsets.token(step.index, step.grants), command)
@@ -106,7 +107,7 @@ def check_newest(group: str, consumer: str, epoch: int, newest: int) -> None:
 
 
 def fenced(group: str, consumer: str, epoch: int) -> ConsumerFenced:
-    """Return the error for a process after one with this later epoch has subscribed."""
+    """Return the error for an older process of a consumer. `epoch`: epoch of the newer process that has subscribed."""
     return ConsumerFenced(
         f"group {group!r}: another process has subscribed as consumer {consumer!r} since, and holds what this one "
         "held; give each process that runs at the same time a consumer id of its own",

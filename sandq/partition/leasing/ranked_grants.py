@@ -1,9 +1,10 @@
 """Grants leases in topics that rank messages. Due messages are promoted from the log into ready queues, and due waiting
-messages return to their queues. Then tenants take turns. Each gets its best priority first, and within that the oldest.
+messages return to their queues. Then tenants take turns. Within a tenant, messages of the best priority are leased
+first, and among these the oldest.
 
-Nothing is leased until all due messages are promoted. So a lease contains the first messages among all that were stored
-before it. If too many messages of a group wait for their next attempt, only returned ones are leased, best priority
-first.
+Nothing is leased until all due messages are promoted. So a lease contains the first messages of all that were stored
+before the lease. If too many messages of a group wait for their next attempt, the group leases only returned messages,
+best priority first.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from sandq.partition.shared_state import SharedState
 PROMOTED: Final = 10_000
 """Number of messages after which a lease command stops promoting."""
 PART_ENTRIES: Final = 256
-"""Number of entries to promote before giving way."""
+"""Number of entries to promote before yielding."""
 BURIED: Final = 1000
 """Number of expired messages after which a lease command stops making more of them dead."""
 
@@ -48,28 +49,29 @@ class RankedGrants:
     def grant(self, step: Step, group: Group, ready: ReadyQueues, command: c.Lease, capacity: int) -> list[Lease]:
         """Grant leases of ready messages, in order, `capacity` messages at most."""
         is_stopped = group.pause_reason() is not None
-        until_ms = min(command.horizon_ms, step.now_ms)  # after a clock error, the partition's time may be ahead
+        until_ms = min(command.horizon_ms, step.now_ms)  # after a clock error, `now_ms` may be ahead
         is_all = is_stopped or self._promote(step, group, ready, until_ms)
         ready.is_promoting = not is_all
         granted: list[Lease] = []
         if is_all:
             if group.popped_ms > until_ms:
-                # These messages were due by a clock that was wrong, and are not due now. A process that was started
-                # since does not know that they were due, and its result must be the same.
+                # These messages were due by a wrong clock, and are not due now. A replica that restarted since then
+                # does not know that they were due, so forget them: all replicas must get the same result.
                 group.forget_popped()
                 ready.forget_returned()
             for entry in group.pop_due(until_ms):
-                assert entry.queue is not None, "where messages are ranked each waiting entry has its queue"
+                assert entry.queue is not None, "if messages are ranked, each waiting entry has a queue"
                 ready.give_back(entry.queue, entry)
             most = group.most_waiting if ready.rank == queue_keys.FAIR else None
             ready.begin(step, most, group.in_flight + capacity, self._shared.in_slices)
             granted = self._lease(step, group, ready, command, capacity, is_stopped=is_stopped)
-            ready.is_promoting = self._buried >= BURIED  # there may be more messages behind them
+            ready.is_promoting = self._buried >= BURIED  # the expired messages may hide due ones
         ready.end(step)
         return granted
 
     def _promote(self, step: Step, group: Group, ready: ReadyQueues, until_ms: int) -> bool:
-        """Promote due messages of the log into ready queues, a bounded number. Return whether these were all."""
+        """Promote a bounded number of due messages of the log into ready queues. Return whether all due messages are
+        promoted."""
         view = step.view
         messages = 0
         while ready.takes_more:
@@ -91,7 +93,7 @@ class RankedGrants:
     def _lease(
         self, step: Step, group: Group, ready: ReadyQueues, command: c.Lease, capacity: int, *, is_stopped: bool
     ) -> list[Lease]:
-        """Grant leases from the ready queues. `is_stopped`: lease no new messages, only returned ones."""
+        """Grant leases from the ready queues. `is_stopped`: lease only returned messages, no new ones."""
         now_ms = step.now_ms
         granted: list[Lease] = []
         left_bytes, self._buried = LEASE_BYTES, 0
@@ -120,7 +122,7 @@ class RankedGrants:
     def _fill(
         self, step: Step, group: Group, ready: ReadyQueues, lease: Lease, limit: int, max_bytes: int, is_stopped: bool
     ) -> int:
-        """Add the next messages to a lease, all with the same number of attempts. Return their bytes."""
+        """Add the next messages to a lease. All of them have the same number of attempts. Return their bytes."""
         view = step.view
         ageing_ms: int | None = self._shared.settings["ageing_ms"]
         left, taken_bytes = limit, 0
@@ -148,17 +150,17 @@ class RankedGrants:
                 if lease.ranges and lease.alike != returned.alike:
                     break
                 if most > 1:
-                    # Messages that were given back together need not be adjacent in their queue.
+                    # Messages that were given back together are not always adjacent in their queue.
                     firsts = [head.first] if head is not None else []
                     firsts += [_first(following)] if (following := ready.next_returned(queue)) is not None else []
                     most = returned.ranges.count_below(min(firsts, default=offsets.LAST), most)
                 count, size = self._take_returned(step, group, lease, returned, most, max_bytes - taken_bytes)
             else:
-                assert head is not None, "a queue that has a turn has something"
+                assert head is not None, "a queue that has a turn contains a message"
                 if not is_first:
                     break
                 most = most if capacity_for_new is None else min(most, capacity_for_new)
-                assert most > 0, "who gets no new messages is stopped"
+                assert most > 0, "a tenant without capacity for new messages is stopped"
                 count, size = self._take_head(step, group, ready, queue, lease, head, most, max_bytes - taken_bytes)
             if count:
                 ready.serve(queue, count)
@@ -171,7 +173,7 @@ class RankedGrants:
     def _take_returned(
         self, step: Step, group: Group, lease: Lease, entry: Waiting, limit: int, max_bytes: int
     ) -> tuple[int, int]:
-        """Add returned messages to the lease. Return their number and their bytes: zero if messages expired instead."""
+        """Add returned messages to the lease. Return (number, bytes): zeros if messages expired instead."""
         if self._dead.bury_expired(step, group, entry):
             self._note_buried(1)
             return 0, 0
@@ -202,8 +204,8 @@ class RankedGrants:
         limit: int,
         max_bytes: int,
     ) -> tuple[int, int]:
-        """Add the first entry of a queue to the lease, as much of it as fits, and maybe further ones. Return the number
-        of messages and their bytes."""
+        """Add the first entry of a queue to the lease, as far as it fits, and possibly further entries. Return (number
+        of messages, bytes)."""
         if head.length == 1 and head.extra is None and limit > 1 and not queue.returned and not self._ttl.any_expires:
             singles, size = ready.take_singles(step, queue, limit, max_bytes)
             lease.ranges += singles
@@ -225,12 +227,12 @@ class RankedGrants:
 
 
 def _first(entry: Waiting) -> bytes:
-    assert entry.first is not None, "what waits has a first message"
+    assert entry.first is not None, "a waiting entry has a first message"
     return entry.first
 
 
 def _note_queue(lease: Lease, key: bytes, count: int) -> None:
-    """Note the queue of the next `count` messages of a lease."""
+    """Record in a lease that its next `count` messages come from this queue."""
     if lease.queues and lease.queues[-1][0] == key:
         lease.queues[-1] = key, lease.queues[-1][1] + count
     else:

@@ -9,7 +9,7 @@ _MASK = (1 << 64) - 1
 
 
 WAITS: Final = 256
-"""Maximum number of different waits with jitter. Messages that fail together then fill at most this many rows."""
+"""Maximum number of different waits with jitter. So messages that fail together need at most this many rows."""
 
 
 class Wait(NamedTuple):
@@ -19,7 +19,7 @@ class Wait(NamedTuple):
     spread_ms: int
 
     def of(self, offset: int, group_id: int, attempt: int) -> int:
-        """Return the wait of one message, in ms. A hash of its offset, the group and the attempt decides it."""
+        """Return the wait of one message, in ms. The jitter is a hash of its offset, the group and the attempt."""
         spread = self.spread_ms
         if not spread:
             return self.delay_ms

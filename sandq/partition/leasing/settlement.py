@@ -29,25 +29,25 @@ from sandq.partition.shared_state import NOT_YET, SharedState
 
 EXPIRE_MESSAGES = 10_000
 EXPIRE_BYTES = 8 << 20
-"""Number of bytes of dead messages, which are copied, after which one command stops."""
+"""A command stops after it has copied this many bytes of dead messages."""
 BACKOFF_GROWS = 1000
 """Maximum number of failures for which the back-off of snoozes grows."""
 SNOOZED = "snoozed"
-"""End of an attempt that is not counted. In the history, it stands next to the reasons for which messages die."""
+"""Reason in the history for an attempt that ended with a snooze and is not counted. See `dead_letters` for the other
+reasons."""
 CUT_SHARE: Final = 4
-"""While at most this part of the allowed ranges wait, ranges are split so that each message gets its own jitter: up to
-2,500 messages of a group in a partition."""
+"""While at most 1/`CUT_SHARE` of the allowed ranges wait, ranges are split so that each message gets its own jitter.
+This is so for up to 2,500 messages of a group in a partition."""
 
 Lost = list[list[Any]] | None
-"""None: done. Otherwise the ranges `[[base, count], ...]` for which the lease was lost. []: the whole lease was
-lost."""
+"""None: all done. A list: ranges `[[base, count], ...]` for which the lease was lost. []: the whole lease was lost."""
 
 
 class Part(NamedTuple):
-    """The result of a nack item that the entry did only in part. The caller must ask again for the rest."""
+    """The result of a nack item that was applied only in part. The caller must send the rest again."""
 
     left: list[list[Any]]
-    """Ranges that were not done yet."""
+    """Ranges that were not nacked yet."""
     lost: Lost
     """Ranges of the item for which the lease was lost."""
 
@@ -66,14 +66,14 @@ class LeaseSettlement:
         self._reader = group_state.reader
 
     def ack(self, step: Step, items: Sequence[tuple[int, c.What]]) -> list[Lost]:
-        """Ack messages. `items`: those of an `Ack`."""
+        """Ack messages. `items`: as in the command `Ack`."""
         found, in_slices = self._leases.by_token.get, self._shared.in_slices
         return [
             [] if (lease := found(token)) is None else self._ack(step, lease, what) for token, what in in_slices(items)
         ]
 
     def outcome(self, token: int, what: c.What) -> tuple[Lost, bool]:
-        """Return the result of an ack of one item if it were applied now, and whether it would ack any message."""
+        """Return (result that an ack of one item would have now, whether the ack would settle any message)."""
         lease = self._leases.by_token.get(token)
         if lease is None:
             return [], False
@@ -84,7 +84,7 @@ class LeaseSettlement:
         return _lost(lease, mask & lease.left, foreign, what), bool(fresh)
 
     def has_sent(self, token: int, what: c.What) -> bool:
-        """Return whether any of these messages was acked by an ack that sent messages. The lease must exist."""
+        """Return whether an ack that sent messages has acked any of these messages. The lease must exist."""
         lease = self._leases.by_token[token]
         return bool(lease.mask_of(what)[0] & lease.sent)
 
@@ -110,19 +110,19 @@ class LeaseSettlement:
             lease.acked |= fresh
             self._leases.store_progress(step, lease)
         if what is None and lease.acked and not lease.revoked:
-            return None  # messages that its consumer nacked do not count as lost
+            return None  # messages that this consumer nacked do not count as lost
         return _lost(lease, mask & lease.left, foreign, what)
 
     def nack(self, step: Step, items: Sequence[Sequence[Any]]) -> list[Lost | str | Part]:
-        """Nack messages of the leases in `items`. Raise TooLarge if the new headers of an item exceed what an entry may
-        write; then nothing is changed."""
+        """Nack messages of the leases in `items`. Raise TooLarge, and change nothing, if the new headers of an item
+        exceed what an entry may write."""
         named = [c.NackItem(*item) for item in items]
         self._check_headers(named)
         results: list[Lost | str | Part] = []
         put_off: set[int] = set()
         for item in self._shared.in_slices(named):
             # A later item for the same lease may concern the same messages, so it must not be applied before the rest
-            # of this one.
+            # of this item.
             result = NOT_YET if item.token in put_off else self._nack(step, item)
             if result == NOT_YET or isinstance(result, Part):
                 put_off.add(item.token)
@@ -144,8 +144,8 @@ class LeaseSettlement:
                 )
 
     def _nack(self, step: Step, item: c.NackItem) -> Lost | str | Part:
-        """Nack messages of a lease. If that writes messages again, do as much as the budget of the entry allows. Return
-        NOT_YET if nothing is left of the budget."""
+        """Nack messages of a lease. If the nack writes messages again, do as much as the budget of the entry allows.
+        Return NOT_YET if nothing is left of the budget."""
         token, what, delay_ms, error, is_begun, changes, end = item
         lease = self._leases.by_token.get(token)
         if lease is None:
@@ -173,8 +173,8 @@ class LeaseSettlement:
         delay_ms: int | None,
         error: str | None,
     ) -> int:
-        """Let nacked messages wait for their next attempt, or make them dead after their last. Return the mask of the
-        messages for which this was done."""
+        """Make nacked messages wait for their next attempt, or make them dead after their last attempt. Return the mask
+        of the messages that were handled."""
         is_snooze = end == SNOOZE and self._may_snooze(lease)
         if not is_snooze and self._is_last(lease):
             mask = self._bury(step, lease, mask, NACKED, error, change)
@@ -191,7 +191,8 @@ class LeaseSettlement:
         return mask
 
     def _renew(self, step: Step, lease: Lease, mask: int, change: Change) -> int:
-        """Put changed messages into rows of the group. Return the mask of those that the budget allowed."""
+        """Put changed messages into rows of the group, as far as the budget allows. Return the mask of these
+        messages."""
         group, ranges = self._groups.by_id[lease.group_id], lease.select(mask)
         count = 0
         for size in renew_each(step, group, ranges, lease.kept, change, self._reader):
@@ -202,7 +203,7 @@ class LeaseSettlement:
         return _mask_of(lease, rows.first_of(ranges, count))
 
     def _copies(self, lease: Lease, changes: dict[int, int | bytes] | None, end: int) -> bool:
-        """Return whether a nack writes messages again, because they are changed or become dead."""
+        """Return whether a nack writes messages again, because it changes them or makes them dead."""
         if changes or end == DEAD:
             return True
         return self._is_last(lease) and not (end == SNOOZE and self._may_snooze(lease))
@@ -213,8 +214,8 @@ class LeaseSettlement:
         return last is not None and lease.attempt >= last
 
     def extend(self, step: Step, token: int, lease_ms: int, begun: c.What) -> int | None:
-        """Set the deadline of a lease, and return it in ms. None if the lease has ended. `begun`: messages that its
-        consumer has begun; None if it reports none."""
+        """Set the deadline of a lease, and return it in ms. None if the lease has ended. `begun`: messages that the
+        consumer reports as begun; None: no report."""
         lease = self._leases.by_token.get(token)
         if lease is None or lease.ended or lease.revoked:
             return None
@@ -263,8 +264,8 @@ class LeaseSettlement:
         crashes = 0 if not lease.handlers else 1 if lease.crashes >= FIXED.lease_reclaims else lease.crashes + 1
         spared = lease.live & ~charged
         if spared:
-            # Before the charged messages, so that these are leased first again: one of the charged may crash the next
-            # consumer, too.
+            # Requeue the spared messages before the charged ones, so that they are leased first: a charged message may
+            # crash the next consumer, too.
             self._requeue(step, lease, spared, step.now_ms, lease.attempt - 1, None, None, crashes=crashes)
         done = spared.bit_count()
         if charged:
@@ -288,8 +289,8 @@ class LeaseSettlement:
         return released
 
     def give_back_all(self, step: Step) -> None:
-        """Make all messages that any consumer holds ready, without counting the attempt. Used by clock resets, after
-        which the times of leases and messages no longer match that of the partition."""
+        """Make all messages that any consumer holds ready, without counting the attempt. Clock resets use this, because
+        afterwards the times of leases and messages no longer match the partition's time."""
         now_ms = step.now_ms
         for group in self._groups.by_id.values():
             for lease in list(group.leases.values()):
@@ -315,10 +316,10 @@ class LeaseSettlement:
         *,
         crashes: int = 0,
     ) -> int:
-        """Let the messages in `mask` wait for their next attempt, or make them dead after their last.
+        """Make the messages in `mask` wait for their next attempt, or make them dead after their last attempt.
 
-        `change`: the messages were changed, and are in rows of the group already. `crashes`: as in `Waiting`. Return
-        the mask of the messages for which this was done.
+        `change`: the change of the messages, which are in rows of the group already. `crashes`: as in `Waiting`. Return
+        the mask of the messages that were handled.
         """
         if self._is_last(lease):
             return self._bury(step, lease, mask, reason, error, kept=lease.kept or change is not None)
@@ -336,8 +337,8 @@ class LeaseSettlement:
         *,
         kept: bool | None = None,
     ) -> int:
-        """Make the messages in `mask` dead, as many as the budget allows, and return the mask of these. `kept`: they
-        are in rows of the group; None: if the lease is. `change`: as in `DeadLetters.bury_some`."""
+        """Make the messages in `mask` dead, as many as the budget allows, and return their mask. `kept`: the messages
+        are in rows of the group; None: as in the lease. `change`: as in `DeadLetters.bury_some`."""
         group = self._groups.by_id[lease.group_id]
         kept = lease.kept if kept is None else kept
         done: list[Range] = []
@@ -368,8 +369,8 @@ class LeaseSettlement:
         *,
         crashes: int = 0,
     ) -> None:
-        """Let the messages in `mask` wait for `delay_ms`, or, if it is None, for the back-off. The back-off grows with
-        each attempt, and with each snooze in a row. `change`, `crashes`: as in `_retry_or_bury`."""
+        """Make the messages in `mask` wait for `delay_ms`, or for the back-off if it is None. The back-off grows with
+        each attempt, and with each consecutive snooze. `change`, `crashes`: as in `_retry_or_bury`."""
         group = self._groups.by_id[lease.group_id]
         is_snooze = reason == SNOOZED
         failures = min(lease.attempt + lease.snoozes, BACKOFF_GROWS) if is_snooze else lease.attempt
@@ -396,10 +397,11 @@ class LeaseSettlement:
         due_of: Callable[[int], int] | None = None,
         crashes: int = 0,
     ) -> None:
-        """Let the messages in `mask` wait until `due_ms`. `change`, `crashes`: as in `_retry_or_bury`.
+        """Make the messages in `mask` wait until `due_ms`. `change`, `crashes`: as in `_retry_or_bury`.
 
-        `due_of` returns when each message is due, given its offset as a number. If few ranges wait, ranges are split
-        for that. Too many ranges would halt the group, so otherwise each range has the due time of its first message.
+        `due_of` returns when a message is due, given its offset as a number. If few ranges wait, ranges are split so
+        that each message has its own due time. If many wait, each range has the due time of its first message, because
+        too many ranges would halt the group.
         """
         kept = lease.kept or change is not None
         group = self._groups.by_id[lease.group_id]
@@ -409,7 +411,8 @@ class LeaseSettlement:
             for waiting in _singles(ranges) if is_cut else ranges:
                 if due_of is not None:
                     due_ms = due_of(int.from_bytes(waiting.base, "big"))
-                # A message may be leased and given back before its own time. It must not be due before that.
+                # A message may be leased and given back before its delivery time. It must not be due again before that
+                # time.
                 at_ms = min(max(due_ms, offsets.deliver_ms(waiting.base)), offsets.U48_MAX)
                 by_due.setdefault(at_ms, []).append(waiting)
             for at_ms, together in by_due.items():
@@ -424,8 +427,8 @@ class LeaseSettlement:
     def _with_history(
         self, step: Step, lease: Lease, mask: int, reason: str | None, error: str | None
     ) -> list[tuple[list[Range], History, bytes | None]]:
-        """Group the messages of `mask` by their ready queues and by their attempts, including this one unless it is not
-        counted."""
+        """Return the messages of `mask` in groups with equal history and ready queue. The history includes this attempt
+        if it counts."""
         now: History = ()
         if reason is not None:
             short = None if error is None else error[:HISTORY_ERROR_CHARS]
@@ -435,15 +438,15 @@ class LeaseSettlement:
         found: dict[tuple[History, bytes | None], list[Range]] = {}
         for queue, ranges in lease.by_queue(mask):
             for base, length in ranges:
-                # A range is split where the history changes, and never joined with the next one: it must lie within one
-                # log row.
+                # Split a range where the history changes. Never join two ranges: a range must lie within one log row.
                 for history, part in groupby(offsets.run(base, length), lease.past_of):
                     same = list(part)
                     found.setdefault((history, queue), []).append(Range(same[0], len(same)))
         return [(ranges, _joined(history, now), queue) for (history, queue), ranges in found.items()]
 
     def _bury_first_expired(self, step: Step, group: Group) -> int:
-        """Make the messages dead that `MessageTtl.next_expiry_ms` found. Return their number."""
+        """Make the first expired messages of a group dead, as found by `MessageTtl.next_expiry_ms`. Return their
+        number."""
         waiting = group.next_to_expire()
         if waiting is not None and waiting.expires_ms is not None and waiting.expires_ms <= step.now_ms:
             dead = group.dead.total()
@@ -466,8 +469,8 @@ class LeaseSettlement:
 
 
 def _joined(history: History, now: History) -> History:
-    """Append an attempt to a history. Keep only the last of consecutive snoozes, so that they do not replace the
-    attempts before them."""
+    """Append an attempt to a history. Keep only the last of consecutive snoozes, so that snoozes do not displace
+    earlier attempts."""
     last = history[-1] if history else None
     if now and last and last.end == now[0].end == SNOOZED and last.number == now[0].number:
         history = history[:-1]

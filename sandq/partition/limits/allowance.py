@@ -18,7 +18,7 @@ class AllowanceStatus(NamedTuple):
     """Maximum number of messages in flight. None if there is no such limit."""
     units: int
     returned_us: int
-    """Debt of the units that the partition gave back with this version, in µs."""
+    """Debt of the units that the partition returned with this version, in µs."""
     used: int
     """Number of messages leased since the limits were set."""
 
@@ -34,8 +34,8 @@ class Allowance:
         self.returned_us = 0
         self.used = 0
         self.is_waiting = False
-        """True in the home partition as long as it is not known what other partitions hold. Nothing may be
-        leased then."""
+        """True in the home partition until all other partitions have reported what they hold. While it is True, nothing
+        may be leased."""
 
     def row(self) -> tuple[int, ...]:
         """Return the stored fields."""
@@ -64,8 +64,8 @@ class Allowance:
         return AllowanceStatus(self.limit.epoch, self.version, most, self.part.units, self.returned_us, self.used)
 
     def allow(self, version: int, in_flight: int, units: int, given_us: int, now_us: int) -> None:
-        """Set the allowance. Additional units come with the debt `given_us`. If units are given back, note their debt
-        in `returned_us`."""
+        """Set the allowance. Additional units have the debt `given_us`. If units are returned, record their debt in
+        `returned_us`."""
         more = units - self.part.units
         if more > 0:
             self.part, self.returned_us = merge(self.limit, self.part, Part(more, now_us + given_us), now_us), 0
@@ -79,7 +79,7 @@ class Allowance:
         return not self.is_waiting and (self.limit.max_in_flight is None or in_flight < self.in_flight)
 
     def available(self, in_flight: int, now_us: int, most: int) -> int:
-        """Return how many more messages may be leased now while `in_flight` are in flight, but at most `most`."""
+        """Return how many more messages may be leased now, up to `most`, while `in_flight` are in flight."""
         if self.is_waiting:
             return 0
         if self.limit.max_in_flight is not None:
@@ -96,8 +96,8 @@ class Allowance:
         return pace.available(min(part.arrival_us, pace.latest_us(now_us)), now_us)
 
     def free_ms(self, now_us: int) -> int | None:
-        """Return when the rate allows the next message, in ms. 0 if it may be leased now or there is no rate; None if
-        the home partition must allow units first."""
+        """Return when the rate allows the next message, in ms. 0: now, or there is no rate. None: the home partition
+        must allow units first."""
         if self.limit.interval_us is None:
             return 0
         if not self.part.units:
@@ -116,8 +116,8 @@ class Allowance:
 
 
 def fresh(limit: GroupLimit, is_home: bool) -> Allowance:
-    """Return the allowance of a partition when limits are set for the first time. The home partition gets everything,
-    the others get nothing."""
+    """Return the first allowance of a partition, when limits are set for the first time. The home partition gets the
+    whole limits, other partitions get nothing."""
     if not is_home:
         return Allowance(limit, 0, NO_PART)
     return Allowance(limit, limit.max_in_flight or 0, Part(limit.burst or 0, 0))

@@ -1,9 +1,10 @@
-"""Parts of the token bucket of a group's rate. Partitions hold them and pass them on.
+"""Parts of the token bucket of a group's rate. Partitions hold these parts and exchange them.
 
 A rate has as many *units* as its burst. A partition that holds `u` of `b` units may lease `u` messages at once, and has
-`u / b` of the rate. It stores the arrival time of its next message (`limits.pacing`). Units keep their debt when they
-move to another partition: a part owes time for the messages that it leased recently, and if it is split, the two new
-parts owe that time together. Rounding always reduces capacity, so all parts together never exceed the whole rate.
+`u / b` of the rate. It stores the arrival time of its next message (`limits.pacing`). A part owes time for the messages
+that were leased recently: its debt. If a part is split, the two new parts together have the same debt. So units keep
+their debt when they move to another partition. Rounding always reduces capacity, so all parts together never exceed the
+whole rate.
 
 The debt is sent as a duration, which begins to elapse when the units arrive. So differences between the clocks of
 partitions do not matter, and a delay on the way only reduces capacity.
@@ -40,7 +41,7 @@ def owed_us(limit: GroupLimit, part: Part, now_us: int) -> int:
 
 
 def split(limit: GroupLimit, part: Part, units: int, now_us: int) -> tuple[Part, Part]:
-    """Split a part into one with `units` units and one with the others."""
+    """Split a part into two: one with `units` units, one with the remaining units."""
     if units in (0, part.units):
         return (NO_PART, part) if units == 0 else (part, NO_PART)
     return _piece(limit, part, units, now_us), _piece(limit, part, part.units - units, now_us)
@@ -53,7 +54,7 @@ def _piece(limit: GroupLimit, part: Part, units: int, now_us: int) -> Part:
 
 
 def merge(limit: GroupLimit, one: Part, other: Part, now_us: int) -> Part:
-    """Return a part with the units of both."""
+    """Return a part with the units of both parts."""
     if not one.units or not other.units:
         return one if one.units else other
     units = one.units + other.units
@@ -64,8 +65,8 @@ def merge(limit: GroupLimit, one: Part, other: Part, now_us: int) -> Part:
 
 
 def renewed(old: GroupLimit, part: Part, limit: GroupLimit, now_us: int) -> Part:
-    """Return a part with all units of a new limit, in place of a part of an older limit. It allows no more messages now
-    than the old part does."""
+    """Return a part with all units of a new limit, to replace `part` of an older limit. At present, it allows at most
+    as many messages as the old part."""
     if limit.burst is None:
         return NO_PART
     if old.interval_us is None:

@@ -1,13 +1,13 @@
 """Divides a group's limits over partitions. The home partition, partition 0, keeps the ledger.
 
-For each other partition, the ledger keeps an upper bound of its holdings. To take something away, the home
-partition sends a lower share, and lowers the bound only after the partition has confirmed it. To add something, it
-raises the bound first, and then sends the share. The home partition uses the rest itself. So the sum never exceeds the
-limits, even if messages are lost, late or repeated, or leaders change. Each share has a *version*, the index of the
+For each other partition, the ledger keeps an upper bound of its holdings. To take something away, the home partition
+sends a lower share, and lowers the bound only after the partition has confirmed it. To add something, it raises the
+bound first, and then sends the share. The home partition itself uses the rest of the limits. So the sum never exceeds
+the limits, even if messages are lost, late or repeated, or leaders change. Each share has a *version*, the index of the
 entry that decided it, and a partition applies the newest one that it received.
 
-If limits are set for a topic that has several partitions already, it is not known what those have in flight. Nothing is
-leased or shared out until each of them has reported.
+If limits are set for a topic that already has several partitions, the ledger does not know their messages in flight.
+Nothing is leased or shared out until all of these partitions have reported.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class Share(NamedTuple):
     """The share of another partition."""
 
     version: int = 0
-    """Version of the share that was sent last. 0 if none was sent yet."""
+    """Version of the last share that was sent. 0 if none was sent yet."""
     target: int = 0
-    """Number of messages in flight that the partition should get, once no other partition holds them. The home
-    partition does not use them itself."""
+    """Number of messages in flight that the partition will get, once no other partition holds them. The home partition
+    leaves them free."""
     in_flight: int = 0
-    """Number of messages in flight in the share that was sent last."""
+    """Number of messages in flight in the last share that was sent."""
     held: int = 0
     """Upper bound of the messages in flight that the partition may have now."""
     units: int = 0
-    """Units of the rate in the share that was sent last."""
+    """Units of the rate in the last share that was sent."""
     held_units: int = 0
     """Upper bound of the units of the rate that the partition may have now."""
     given_us: int = 0
@@ -51,9 +51,9 @@ class Confirmed(NamedTuple):
     partition: int
     version: int
     in_flight: int
-    """Number of messages that it has in flight."""
+    """Number of messages that the partition has in flight."""
     returned_us: int
-    """Debt of the units that it gave back, in µs."""
+    """Debt of the units that the partition returned, in µs."""
 
 
 class LedgerStatus(NamedTuple):
@@ -75,7 +75,7 @@ class LedgerStatus(NamedTuple):
 
 
 class Ledger:
-    """The ledger of one group. `own` is the rest that is left for the home partition."""
+    """The ledger of one group. `own`: the rest of the limits, for the home partition."""
 
     def __init__(self, own: Allowance) -> None:
         self.own = own
@@ -84,7 +84,7 @@ class Ledger:
         self.distribute()
 
     def put(self, partition: int, share: Share) -> None:
-        """Set the share of a partition. Call `distribute` after the last one."""
+        """Set the share of a partition. Call `distribute` after the last share is set."""
         self.shares[partition] = share
 
     def unheard(self) -> list[int]:
@@ -130,9 +130,10 @@ class Ledger:
         return changed
 
     def share_out(self, targets: Iterable[Sequence[int]], own_leased: int, version: int, now_us: int) -> set[int]:
-        """Set the targets of partitions, each `(partition, messages in flight, units)`, and share out what is free.
+        """Set the targets of partitions, each `(partition, messages in flight, units)`, and share out free capacity.
 
-        A partition that has not confirmed its last share keeps that. Return the partitions whose share has changed.
+        If a partition has not confirmed its last share, its share does not change. Return the partitions whose share
+        has changed.
         """
         before = dict(self.shares)
         for partition, in_flight, units in targets:
@@ -150,15 +151,15 @@ class Ledger:
         return changed
 
     def _open(self, partition: int) -> Share | None:
-        """Return the share of a partition, if it may be changed now. None otherwise."""
+        """Return the share of a partition. None if the share may not be changed now."""
         share = self.shares.get(partition)
         if share is None and partition >= max(self.limit.partitions, 1):
-            share = NEW  # added later: it knew the limits before it had messages
+            share = NEW  # the partition was added later: it knew the limits before it had messages
         return share if share is not None and share.confirmed else None
 
     def _aimed(self, share: Share, in_flight: int, units: int, now_us: int) -> Share:
-        """Return a share with new targets. Messages in flight are only lowered here, and raised by `_raise`. Units are
-        raised as far as the home partition has them."""
+        """Return a share with new targets. Messages in flight can only fall here; `_raise` raises them later. Units
+        rise as far as the home partition has free units."""
         target = min(in_flight, self.limit.max_in_flight or 0)
         more = min(units - share.units, 0 if self.own.is_waiting else self.own.part.units)
         share = share._replace(target=target, in_flight=min(share.in_flight, target), units=share.units + more)
@@ -168,11 +169,11 @@ class Ledger:
         return share._replace(held_units=share.units, given_us=owed_us(self.limit, given, now_us))
 
     def _raise(self, own_leased: int) -> None:
-        """Raise shares towards their targets, as far as messages in flight are free."""
+        """Raise shares towards their targets, as far as the limit of messages in flight has free capacity."""
         left = (self.limit.max_in_flight or 0) - own_leased - sum([share.held for share in self.shares.values()])
         for partition, share in list(self.shares.items()):
             if share.confirmed and share.in_flight < share.target:
-                # Messages that it still holds beyond its share are counted in `held` already.
+                # `held` already includes messages that the partition still holds beyond its share.
                 raised = min(share.target, share.held + max(left, 0))
                 if raised > share.in_flight:
                     left -= max(raised - share.held, 0)

@@ -1,9 +1,10 @@
 """The rate at which messages of a tenant are leased: messages per second, and a burst after a pause.
 
 For each tenant, this keeps the *theoretical arrival time* of its next message (the generic cell rate algorithm, ITU-T
-I.371). Each message moves it by `interval_us`, from now on at the earliest. A message may be leased if the arrival time
-is at most `burst - 1` intervals ahead. This single number changes only with the time stamps of entries, so a rate holds
-across consumers and leaders. An arrival time in the past has no effect and is forgotten.
+I.371). Each message moves the arrival time by `interval_us`, counted from the present if it is in the past. A message
+may be leased if the arrival time is at most `burst - 1` intervals ahead. This single number changes only with the time
+stamps of entries, so a rate holds across consumers and leaders. An arrival time in the past has no effect and is
+forgotten.
 
 PERSISTED: the arrival time, in microseconds.
 """
@@ -49,11 +50,11 @@ class Pacing:
         self._arrivals_us: dict[str, int] = {}
         """Arrival times that are ahead, by tenant."""
         self._heap: list[tuple[int, str]] = []
-        """The same, as a heap. Entries that are out of date are skipped at the top."""
+        """The same arrival times, as a heap. Outdated entries are skipped at the top."""
         self._changed: set[str] = set()
 
     def load(self, tenant: str, arrival_us: int) -> None:
-        """Load an arrival time that `changes` yielded."""
+        """Restore an arrival time that `changes` has yielded."""
         self._put(tenant, arrival_us)
 
     def _put(self, tenant: str, arrival_us: int) -> None:
@@ -81,8 +82,8 @@ class Pacing:
         return self._arrivals_us.get(tenant, 0)
 
     def limit(self, tenant: str, pace: Pace, now_us: int) -> None:
-        """Limit the arrival time of a tenant's next message to that after a whole burst. A later one stems from an
-        earlier, slower pace, or from before a clock reset."""
+        """Lower the arrival time of a tenant's next message to the latest that the pace allows: after a whole burst. A
+        later time comes from an earlier, slower pace, or from before a clock reset."""
         latest_us = pace.latest_us(now_us)
         if self._arrivals_us.get(tenant, 0) > latest_us:
             self._put(tenant, latest_us)
@@ -97,7 +98,7 @@ class Pacing:
                 self._changed.add(tenant)
 
     def changes(self) -> Iterator[tuple[str, int | None]]:
-        """Yield the tenants whose arrival time has changed since the last call. None stands for a forgotten one."""
+        """Yield (tenant, arrival time) for each change since the last call. None: the arrival time was forgotten."""
         changed, self._changed = self._changed, set()
         for tenant in sorted(changed):
             yield tenant, self._arrivals_us.get(tenant)

@@ -12,11 +12,11 @@ class TenantRule(NamedTuple):
     """The rule for the tenants that match a pattern."""
 
     weight: int = 1
-    """Number of turns for each turn of a tenant with weight 1."""
+    """Number of turns that the tenant gets per turn of a tenant with weight 1."""
     max_in_flight: int | None = None
-    """Maximum number of its messages that a group may have leased. None if there is no limit."""
+    """Maximum number of the tenant's messages that a group may have leased. None if there is no limit."""
     pace: Pace | None = None
-    """Rate at which its messages are leased. None if there is no limit."""
+    """Maximum rate at which the tenant's messages are leased. None if there is no limit."""
 
     @property
     def is_limit(self) -> bool:
@@ -28,8 +28,8 @@ DEFAULT = TenantRule()
 
 
 class TenantRules:
-    """The rules of a topic. The most specific pattern applies: a name before a prefix, a longer prefix before a shorter
-    one."""
+    """The rules of a topic. The most specific pattern applies: a name before any prefix, a longer prefix before a
+    shorter one."""
 
     def __init__(self, record: Iterable[Sequence[Any]]) -> None:
         """`record`: patterns with their rules, as stored in the settings."""

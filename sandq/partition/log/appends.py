@@ -1,6 +1,6 @@
 """Appends to the log. A producer's batch becomes one batch row, or a row per message.
 
-A message whose unique key is taken is rejected, not stored, or replaces the other message.
+If the unique key of a message is taken, the message is rejected, ignored, or replaces the other message.
 """
 
 from __future__ import annotations
@@ -44,30 +44,32 @@ from sandq.partition.ready import queue_keys
 from sandq.partition.shared_state import SharedState
 
 TOLD_REPLACED, TOLD_STORED, TOLD_IGNORED = "replaced", "stored", "ignored"
-"""Outcomes of a message whose unique key was taken, and that was not rejected: the other message was cancelled; it was
-stored too, because the other message could no longer be cancelled; it was not stored."""
+"""Outcomes of a message that was not rejected although its unique key was taken. REPLACED: the other message was
+cancelled. STORED: both are stored, because the other message could no longer be cancelled. IGNORED: the new message was
+not stored."""
 PART_MESSAGES = 2048
-"""Number of messages that get rows of their own, after which appending gives way."""
+"""Number of messages with rows of their own, after which appending yields."""
 WHOLE_MESSAGES = 8
-"""Minimum number of messages with which a batch with a single future delivery time becomes one row. Few messages are
-cheaper to cancel and move in rows of their own. Replicas decide by it: changing it requires a new feature level."""
+"""A batch with a single future delivery time becomes one row if it has at least this many messages. Fewer messages get
+rows of their own, in which they are cheaper to cancel and move. All replicas must use the same number: changing it
+requires a new feature level."""
 
 
 class Stored(NamedTuple):
     """The result for a batch whose messages were stored one by one.
 
-    `offsets`: 16 bytes per message, its own offset or the id of the message that has its unique key. `refused`:
-    (position, state of the other message: delayed, ready, delivered).
+    `offsets`: 16 bytes per message: its offset, or the id of the message that has its unique key. `refused`: (position
+    in the batch, state of the other message: delayed, ready, delivered).
     """
 
     offsets: bytes
     refused: list[tuple[int, str]]
     outcomes: list[tuple[int, str, bytes | str]] | None = None
-    """For other messages whose unique keys were taken: (position, outcome, id of the replaced message or state of the
-    other message). None if the producer chose to reject such messages."""
+    """For messages that were not rejected although their unique keys were taken: (position, outcome, id of the replaced
+    message or state of the other message). None if the producer chose to reject such messages."""
 
     @property
-    def count(self) -> int:  # type: ignore[override]  # hides tuple.count, which nobody wants here
+    def count(self) -> int:  # type: ignore[override]  # hides tuple.count, which is not used here
         """Number of messages of the batch."""
         return len(self.offsets) // offsets.OFFSET_BYTES
 
@@ -76,9 +78,9 @@ class _Resolved(NamedTuple):
     """The decision about a message whose unique key is taken."""
 
     stays: bytes | None = None
-    """Id of the other message, which stays instead of this one. None if this one is stored."""
+    """Id of the other message, which stays instead of the new one. None if the new message is stored."""
     refused: str | None = None
-    """State of the other message, if this one is rejected."""
+    """State of the other message. None unless the new message is rejected."""
     outcome: tuple[str, bytes | str] | None = None
     """See `Stored.outcomes`."""
 
@@ -118,8 +120,8 @@ class Appends:
         return count >= WHOLE_MESSAGES
 
     def _is_ranked_alike(self, batch: bytes) -> bool:
-        """Return whether all messages of a batch belong to one ready queue, if messages are ranked. If they do not,
-        they are leased one by one in any order, which is slower from a shared row."""
+        """Return whether all messages of a batch belong to one ready queue, or messages are not ranked. Messages of
+        different queues are leased one by one in any order, which is slower from a shared row."""
         rank = self._shared.rank
         return rank is None or queue_keys.is_one(rank, batch)
 
@@ -190,7 +192,7 @@ class Appends:
         self._log.state.messages += len(stored)
         self._log.state.bytes += sum([len(row) for _, row in stored])
         groups = self._groups.by_id.values()
-        # Most messages are far ahead of all readers.
+        # Readers need the entries only of messages near them; most messages are far ahead of all readers.
         near = max([group.reader.covered for group in groups], default=offsets.FIRST)
         added = rows.plain_entries([row for row in stored if row[0][1:] <= near], AT_HAND_BYTES)
         added.sort(key=_first)
@@ -202,11 +204,10 @@ class Appends:
     def _append_special(
         self, step: Step, column: list[bytes], messages: list[Fields], wanted: list[Wanted] | None, command: c.Append
     ) -> tuple[list[tuple[int, str]], list[tuple[int, str, bytes | str]]]:
-        """Store messages one by one, because the next one may replace this one. Return the rejected messages and the
-        outcomes.
+        """Store messages one by one, because a message may replace an earlier one of the same batch. Return (rejected
+        messages, outcomes).
 
-        In `column`, the offset of a message that is not stored is replaced by the id of the message that has its unique
-        key.
+        If a message is not stored, replace its offset in `column` by the id of the message that has its unique key.
         """
         view, now_ms = step.view, step.now_ms
         refused: list[tuple[int, str]] = []
@@ -260,7 +261,7 @@ class Appends:
         self._log.note_added([self._log.put(step, offset, step.now_ms, fields, {})])
 
     def _resolve_conflict(self, step: Step, named: Named, on_conflict: int, sender: Sender | None) -> _Resolved:
-        """Decide about a message whose unique key is taken. If it replaces the other message, cancel that one."""
+        """Decide about a message whose unique key is taken. If it replaces the other message, cancel the other one."""
         owned = self._log.find_owned(named.id, step.view)
         claim = None if owned is None else self._ownership.claim(owned.offset, step.view)
         state = claimed_state(None if owned is None else owned.offset, claim, step.now_ms)
@@ -284,7 +285,7 @@ class Appends:
 
 
 def moment_of(header: Header, stamp_ms: int, floor_ms: int) -> int | None:
-    """Return the one time at which all messages of a batch are placed, in ms. None if they have several."""
+    """Return the delivery time of all messages of a batch, in ms. None if they have different times."""
     start_ms = stamp_ms if header.relative else 0
     asked = header.min_deliver_ms, header.max_deliver_ms
     first_ms, last_ms = [min(max(start_ms + at_ms, floor_ms), offsets.U48_MAX) for at_ms in asked]
@@ -294,7 +295,8 @@ def moment_of(header: Header, stamp_ms: int, floor_ms: int) -> int | None:
 def placed_each(
     batch: Batch, index: int, position: int, partition: int, stamp_ms: int, floor_ms: int
 ) -> tuple[list[int], list[bytes]]:
-    """Return the times and offsets of the messages of a batch. `position` is that of the first message."""
+    """Return (times, offsets) of the messages of a batch. `position`: position of the first message in the log
+    entry."""
     return _placed(wanted_times(batch, stamp_ms), index, position, partition, floor_ms)
 
 

@@ -1,12 +1,12 @@
 """Counts the messages in each second of the log, so that forecasts, backlogs and read limits need no scan.
 
-A message counts in the second of its delivery time from its insertion until it is cancelled or moved in the log.
-Messages that are acked, or only in rows of groups, stay counted until the log is trimmed beyond their whole hour.
+A message counts in the second of its delivery time from its insertion until it is cancelled or moved in the log. Acked
+messages, and messages that are only in rows of groups, stay counted until the log is trimmed beyond their whole hour.
 
 Rows, `hour u32 | seq u64`: changes of an hour, `[second of the hour, change, ...]`. Each write of the partition's rows
-adds a row instead of changing one, so that counting a message far in the future reads nothing. After `FOLD_ROWS` rows,
-those of an hour are folded into one. The number of rows is known only for some hours. So one row in `FOLD_ROWS`, chosen
-by a hash of its number, also causes a fold: the rows of an hour stay few, even if many hours are written in turn. A few
+adds a row instead of changing one, so that counting a message far in the future reads nothing. After `FOLD_ROWS` rows
+of an hour, these are folded into one row. The number of rows is known only for some hours. So one row in `FOLD_ROWS`,
+chosen by a hash of its number, also causes a fold. An hour has few rows, even if many hours are written in turn. A few
 hours are cached in memory."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HOUR_S = 3600
 HOT_HOURS = 8
 FOLD_ROWS = 64
 COUNTED_HOURS = 256
-"""Number of hours for which the number of rows is known."""
+"""Maximum number of hours for which the number of rows is known."""
 DROP_ROWS = 1000
 ROWS_AT_ONCE = 256
 _NO_LIMIT = 1 << 40
@@ -40,8 +40,8 @@ class Counts:
         self.later = 0
         """Number of messages whose second is after `now_s`."""
         self.due = 0
-        """Number of messages that became due, less those of them that were cancelled or moved. Belongs to this process:
-        only differences between two values have a meaning."""
+        """Number of messages that became due, minus due messages that were cancelled or moved. Local to this process:
+        only the difference between two values has a meaning."""
         self._first_hour = 0
         self._next_seq = 1
         self._changes: dict[int, Seconds] = {}
@@ -49,7 +49,7 @@ class Counts:
         self._uncounted: list[int] = []
         """Times (ms) of messages that are not in `_changes` yet, so that several batches are counted at once."""
         self._hot: OrderedDict[int, Seconds] = OrderedDict()
-        """Cached hours, including changes."""
+        """Cached hours, including changes that are not in rows yet."""
         self._rows: dict[int, int] = {}
         """Number of rows by hour. The hour that was written longest ago comes first."""
 
@@ -62,7 +62,7 @@ class Counts:
     # -- changes --------------------------------------------------------------------------------------------------
 
     def add(self, deliver_ms: int, count: int) -> None:
-        """Add `count` messages at this time, or remove them if it is negative."""
+        """Add `count` messages at this time. A negative `count` removes messages."""
         self._add(deliver_ms // 1000, count)
 
     def add_each(self, times_ms: Sequence[int]) -> None:
@@ -76,7 +76,7 @@ class Counts:
         self._uncounted += times_ms
 
     def _count(self) -> None:
-        """Move `_uncounted` to `_changes`. Keep the order, which decides the numbers of rows."""
+        """Move `_uncounted` to `_changes`. Keep the order, because it determines the sequence numbers of rows."""
         if not self._uncounted:
             return
         seconds = Counter(map(floordiv, self._uncounted, repeat(1000)))
@@ -105,7 +105,7 @@ class Counts:
             self._hot[hour][at] += count
 
     def advance(self, step: Step) -> None:
-        """Move the time forward to `step.now_ms`. Messages up to then are no longer `later`."""
+        """Move the time forward to `step.now_ms`. Messages up to this time are no longer counted in `later`."""
         now_s = step.now_ms // 1000
         if now_s <= self.now_s:
             return
@@ -143,7 +143,7 @@ class Counts:
         self._first_hour = min(self._first_hour, now_s // HOUR_S)
 
     def drop_before(self, step: Step, second: int) -> None:
-        """Delete whole hours before this second, a bounded number of rows."""
+        """Delete a bounded number of rows of whole hours before this second."""
         view = step.view
         hour = second // HOUR_S
         if hour <= self._first_hour:
@@ -194,8 +194,8 @@ class Counts:
         return [one for hour in self.hours(start_s, stop_s, view) for one in hour]
 
     def hours(self, start_s: int, stop_s: int, view: View) -> Iterator[list[tuple[int, int]]]:
-        """Yield the result of `seconds` hour by hour, so that the caller can give way in between. Nothing may change
-        meanwhile."""
+        """Yield the result of `seconds` hour by hour, so that the caller can yield in between. The counts must not
+        change meanwhile."""
         if stop_s <= start_s:
             return
         first, last = start_s // HOUR_S, (stop_s - 1) // HOUR_S
@@ -247,8 +247,8 @@ def _key(hour: int, seq: int = 0) -> bytes:
 
 
 def _is_drawn(seq: int) -> bool:
-    """Return whether this row causes a fold. One in `FOLD_ROWS` does, whatever pattern the written hours have."""
-    # The finalizer of splitmix64 (Steele, Lea, Flood 2014): numbers at equal distances give hashes like random ones.
+    """Return whether this row causes a fold. One row in `FOLD_ROWS` does, for any pattern of written hours."""
+    # The finalizer of splitmix64 (Steele, Lea, Flood 2014): numbers at equal distances get random-looking hashes, too.
     seq = (seq ^ (seq >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     seq = (seq ^ (seq >> 27)) * 0x94D049BB133111EB & _MASK
     return (seq ^ (seq >> 31)) % FOLD_ROWS == 0

@@ -1,7 +1,8 @@
 """Named holds: a reader without a group uses one to prevent trimming of messages that it has yet to read.
 
-A hold has an offset. Messages above it stay in the log until the hold expires, whatever groups, retention and size
-limits allow. The reader renews the hold by its name, so a reader that is gone for good does not keep the log for ever.
+A hold has an offset. Messages above this offset stay in the log until the hold expires, even if groups, retention and
+size limits would allow trimming. The reader renews the hold by its name. If the reader is gone for good, the hold
+expires.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Holds:
         self.all: tuple[Hold, ...] = ()
         """All holds, sorted by name."""
         self.lowest = offsets.LAST
-        """The lowest offset of all holds: nothing above it is trimmed. Without holds, the last possible offset."""
+        """The lowest offset of all holds: nothing above it is trimmed. `offsets.LAST` if there are no holds."""
         self.next_ms: int | None = None
         """Time at which the next hold expires, in ms."""
 
@@ -50,7 +51,7 @@ class Holds:
         self._set([Hold.load(key, row) for key, row in rows.all_rows(view, rows.HOLD)])
 
     def change(self, step: Step, command: c.Hold) -> None:
-        """Create, renew or release a hold. Releasing one that does not exist has no effect.
+        """Create, renew or release a hold. Releasing a hold that does not exist has no effect.
 
         Raise InvalidRequest for a bad name or ttl, and Conflict if there are too many holds.
         """
@@ -77,16 +78,16 @@ class Holds:
         self._set([*others, made])
 
     def drop(self, step: Step) -> None:
-        """Delete expired holds, which are at most `HOLDS_MOST`."""
+        """Delete expired holds: at most `HOLDS_MOST`, because a partition has no more."""
         now_ms = step.now_ms
         if self.next_ms is not None and self.next_ms <= now_ms:
             self._without(step, [hold for hold in self.all if hold.until_ms <= now_ms])
 
     def set_back(self, step: Step, lowest: bytes) -> None:
-        """Adjust holds to a clock reset, which moves the partition's time back to that of `step`.
+        """Adjust holds to a clock reset, which sets the partition's time back to that of `step`.
 
-        A hold lasts at least as long as its owner asked for, which is no longer known, and no longer than any hold may.
-        Messages above `lowest` have moved to other offsets, so holds above it are lowered.
+        The ttl that the owner asked for is no longer known. So a hold lasts as long as before, but at most the maximum
+        ttl from now on. Messages above `lowest` have moved to other offsets, so holds above it are lowered.
         """
         view = step.view
         most_ms = min(step.now_ms + MOST_TTL_MS, offsets.U48_MAX)

@@ -1,8 +1,8 @@
 """The log of a partition: finds messages, and cancels, moves and rewrites them while they are pending. `appends` stores
-new messages, `trim` deletes those that are no longer needed.
+new messages. `trim` deletes messages that are no longer needed.
 
-A message in a batch row is removed by a tombstone. A message in a row of its own is removed by deleting the row. If it
-is below the closed time, it gets a tombstone as well, so that history does not change silently under a reader.
+A message in a batch row is removed by a tombstone. A message in a row of its own is removed by deleting the row. If the
+message is below the closed time, it also gets a tombstone, so that a reader can see the change of history.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ CANCELLED, MOVED = "cancelled", "moved"
 """Reasons in tombstones."""
 THIN_LOOKS = 16
 """Approximate number of times that the remaining messages of a batch row are counted while its messages are removed.
-
-Replicas decide by it, by `_causes_count` and by `_thin_out`: changing what these decide requires a new feature level.
+All replicas must decide alike: a change of this number, of `_causes_count` or of `_thin_out` requires a new feature
+level.
 """
 THIN_BYTES = 8 << 20
-"""Maximum size of updated fields, in bytes, with which the rest of a batch row is split into single-message rows. All
-of them are read at once then."""
+"""The rest of a batch row is split into single-message rows only if its updated fields have at most this many bytes,
+because the split reads them all at once."""
 LARGE_ROW_BYTES = 1 << 16
-"""Size of a row, in bytes, from which on avoiding look-ups of missing rows next to it pays off."""
+"""Minimum size in bytes of a row next to which look-ups of missing rows are worth avoiding."""
 
 
 class Found(NamedTuple):
@@ -62,7 +62,7 @@ class Found(NamedTuple):
     key: bytes
     """Key of its row."""
     value: bytes
-    """Value of its row. For a batch row, only the header."""
+    """Value of the message's row. For a batch row, only the header."""
     size: int
     """Size of its row's value, in bytes."""
     moves: int = 0
@@ -70,12 +70,12 @@ class Found(NamedTuple):
 
     @property
     def alone(self) -> bool:
-        """Whether it is in a row of its own."""
+        """Whether the message is in a row of its own."""
         return self.value[0] == rows.KIND_MESSAGE
 
     @property
     def length(self) -> int:
-        """Number of messages in its row."""
+        """Number of messages in the message's row."""
         length: int = rows.LOG_HEADER.unpack_from(self.value)[2]
         return length
 
@@ -92,13 +92,13 @@ class Found(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """A message that is no longer in the log, and that some group keeps in a row of its own."""
+    """A message that is no longer in the log, but that some group keeps in a row of the group."""
 
     offset: bytes
     id: bytes
     row: bytes
     moves: int
-    """Number of times that it was moved."""
+    """Number of times that the producer moved the message."""
 
 
 class MessageLog:
@@ -128,12 +128,13 @@ class MessageLog:
         self._kept = group_state.kept
         self._ownership = ownership
         self._batch_row: Found | None = None
-        """The first message of the batch row that was found last. Messages that are cancelled or moved together are
-        usually in one batch row, which may be large."""
+        """The first message of the last batch row that was found. Cached because messages that are cancelled or moved
+        together are usually in one batch row, which may be large."""
         self.gap: Bounds = b"", b""
-        """Gap between two log rows of an entry, the first of them large, in which a message was searched last.
+        """Gap between two log rows of an entry, in which a message was searched last. The first of these rows is large.
 
-        The gap contains no messages, and only that same entry could add some. So the large row need not be read again.
+        The gap contains no messages, and only the same entry could add some. So the next search in it need not read the
+        large row again.
         """
 
     # -- storing --------------------------------------------------------------------------------------------------
@@ -186,7 +187,7 @@ class MessageLog:
                 key, value = row
             if value[0] == rows.KIND_MESSAGE:
                 if moved is None:
-                    # The caller used the offset to which the message was moved.
+                    # The caller gave the offset to which the message was moved, instead of its id.
                     message_id = rows.id_of(key, value)
                     if message_id != offset:
                         return self.find(message_id, view)
@@ -208,11 +209,12 @@ class MessageLog:
         return self.find_keyed(unique_key, key, rows.key_digest(key), now_ms, view)
 
     def find_keyed(self, unique_key: bytes, key: bytes, digest: bytes, now_ms: int, view: View) -> Named | None:
-        """Return the message that a unique key belongs to within the key with this digest, or None if it is free."""
+        """Return the message that a unique key belongs to within the key with this digest. None if the unique key is
+        free."""
         return self._unique.find(unique_key, None, now_ms, view, key_digest=digest)
 
     def find_owned(self, message_id: bytes, view: View) -> Found | Kept | None:
-        """Return the message with this id, in the log or in a row that a group keeps. None if it is in neither."""
+        """Return the message with this id, from the log or from a row of a group. None if neither has it."""
         found = self.find(message_id, view)
         if found is not None:
             return found
@@ -223,11 +225,11 @@ class MessageLog:
             return None
         first_id = rows.load_kept(row).id
         if first_id != message_id:
-            moved = view.get(rows.MOVED + first_id)  # asked for by the offset to which it was moved
+            moved = view.get(rows.MOVED + first_id)  # the caller gave the offset to which it was moved
         return Kept(offset, first_id, row, rows.load_moved(moved).moves if moved is not None else 0)
 
     def is_pending(self, offset: bytes, view: View) -> bool:
-        """Return whether no group made an attempt at the message, so that it may be cancelled and moved."""
+        """Return whether the message may be cancelled and moved: every group has yet to make its first attempt."""
         return all(group.is_pending(offset, view) for group in self._groups.by_id.values())
 
     def load(self, found: Found, view: View) -> Message:
@@ -252,7 +254,7 @@ class MessageLog:
         if entry.extra is not None:
             self._unique.mark_cancelled(step, entry.extra)
         if found.moves:
-            # The row about its move leads to the tombstone.
+            # The MOVED row leads a repeated cancel to the tombstone.
             fields = (found.offset, found.moves, found.moved_ms)
             self._expiring_rows.put(step, rows.MOVED + found.id, step.now_ms + CANCEL_MEMORY_MS, *fields)
 
@@ -279,8 +281,8 @@ class MessageLog:
     ) -> bytes:
         """Change the delivery time of a pending message, and return its new offset.
 
-        Its id and its payload row stay. `position` is the one in the entry that makes the offset unique. `is_delay`:
-        the time was given as a delay. `priority`: the new priority; None: unchanged.
+        The message keeps its id and its payload row. `position`: position in the entry, which makes the offset unique.
+        `is_delay`: the time was given as a delay. `priority`: the new priority; None: unchanged.
         """
         offset = offsets.pack(min(max(to_ms, step.floor_ms), offsets.U48_MAX), step.index, position, self.partition)
         wanted = Wanted.of(to_ms, offsets.deliver_ms(offset), is_delay)
@@ -298,7 +300,7 @@ class MessageLog:
         return offset
 
     def delay(self, step: Step, found: Found | Kept, to_ms: int, *, is_delay: bool = False) -> bytes:
-        """Change the time of a message that waits in all groups, but not to a time before its own. Return its offset,
+        """Change the time of a message that waits in all groups, to its delivery time or later. Return its offset,
         which stays the same. `is_delay`: as in `move`."""
         due_ms = max(to_ms, step.now_ms, offsets.deliver_ms(found.offset))
         from_ms = step.stamp_ms if is_delay else 0
@@ -372,8 +374,8 @@ class MessageLog:
         self.garbage.deleted_all(found[0][0], found[-1][0], len(found), sum([len(value) for _, value in found]))
 
     def uncount(self, offset: bytes, count: int) -> None:
-        """Subtract messages of one offset, which every group has passed and which were deleted, from all counts. The
-        caller stores the groups."""
+        """Subtract deleted messages at one offset from all counts. Every group has passed them. The caller stores the
+        groups."""
         due_before = self.counts.due
         self.counts.add(offsets.deliver_ms(offset), -count)
         for group in self._groups.by_id.values():
@@ -382,8 +384,8 @@ class MessageLog:
             group.reader.uncount(offset, count)
 
     def drop_tombstone(self, step: Step, offset: bytes) -> None:
-        """Delete a tombstone when the log is trimmed beyond it. If it is that of a cancel, keep it as long as cancels
-        are remembered."""
+        """Delete a tombstone when the log is trimmed beyond it. Keep the tombstone of a cancel until `CANCEL_MEMORY_MS`
+        has passed."""
         key = rows.TOMBSTONE + offset
         row = step.view.get(key)
         assert row is not None
@@ -435,8 +437,8 @@ class MessageLog:
             self._thin_out(step, found)
 
     def _thin_out(self, step: Step, taken: Found) -> None:
-        """Split the rest of a batch row into single-message rows, once half of its messages were removed. Otherwise the
-        removed messages would take up space until the time of the batch."""
+        """Split the rest of a batch row into single-message rows, once half of its messages are removed. Otherwise the
+        removed messages would take up space until the delivery time of the batch."""
         view = step.view
         first, length = taken.key[1:], taken.length
         last = offsets.shift(first, length - 1)
@@ -444,7 +446,7 @@ class MessageLog:
         if 2 * len(gone) < length or overlays.size_between(view, first, length) > THIN_BYTES:
             return
         if self._shared.is_budget_spent:
-            return  # it is checked again when further messages are removed
+            return  # the next removals check the row again
         entry = rows.batch_entry(first, length, taken.size)
         left = [Range(part.first, part.length) for part in without(entry, gone)]
         messages = list(self.reader.messages(view, left, timed=True))
@@ -469,6 +471,7 @@ class MessageLog:
 
 def _causes_count(taken: Found) -> bool:
     """Return whether to count the remaining messages of a batch row after this message was removed. About `THIN_LOOKS`
-    of its messages cause a count, spread evenly over the batch, in whatever order they are removed."""
+    messages of a batch cause a count. They are spread evenly over the batch, so the order of removals does not
+    matter."""
     place = offsets.unpack(taken.offset).place
     return place * 0x9E3779B1 % (1 << 32) * taken.length < THIN_LOOKS << 32

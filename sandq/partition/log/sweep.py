@@ -1,11 +1,11 @@
-"""Sweeping, in topics that rank messages: deletes messages above one that waits in its queue for long.
+"""Sweeping, in topics that rank messages: deletes settled messages above a message that stays in its queue for long.
 
-There, messages are not leased in log order. A message that waits for long would otherwise keep all settled messages
-above it in the log.
+Such topics do not lease messages in log order. Without sweeps, a message that stays in its queue would keep all settled
+messages above it in the log.
 
-A sweep visits all messages that every group has passed, a bounded number at a time. The next sweep begins when half as
-many messages were settled as the last one had to leave. So each settled message pays for visiting about three messages,
-however many wait.
+A sweep visits all messages that every group has passed, a bounded number at a time. The next sweep begins when the
+number of newly settled messages reaches half of the messages that the last sweep left. So the cost is about three
+visited messages per settled message, for any number of waiting messages.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ LEAST_SETTLED: Final = 1000
 SWEEP_ROWS: Final = 1000
 SWEEP_BYTES: Final = 8 << 20
 SWEEP_MESSAGES: Final = 16_384
-"""Maximum number of messages in the rows of a step, beyond the first row. Each is looked up in every group."""
+"""Maximum number of messages in the rows of a step, unless the first row alone has more. A step looks up each message
+in every group."""
 FEW_QUEUES: Final = 16
-"""With up to this many queues, the relevant part of each queue is read at once, instead of looking up each message."""
+"""If a group has at most this many queues, the relevant part of each queue is read at once, instead of looking up each
+message."""
 _NO_LIMIT = 1 << 40
 
 
@@ -49,7 +51,8 @@ class Sweeper:
         self._position = b""
         """Position that the current sweep has reached. Empty if no sweep is in progress."""
         self._left = 0
-        """Number of messages that the current sweep has left so far, or that the last one left."""
+        """Number of messages that the current sweep has left so far. Between sweeps: number that the last sweep
+        left."""
 
     def state(self) -> tuple[Any, ...]:
         return self._position, self._left, self._shared.settled
@@ -101,7 +104,7 @@ class Sweeper:
                 self._left += len(live)
         for group in groups:
             if group.is_expired:
-                group.reader.drop_cache(found[-1][0][1:])  # its cache may hold rows that are deleted now
+                group.reader.drop_cache(found[-1][0][1:])  # the cache may hold deleted rows
             self._groups.store(step, group)
         self._position = found[-1][0][1:]
 
@@ -109,10 +112,10 @@ class Sweeper:
         return any(value[0] == rows.KIND_BATCH for _, value in found)
 
     def _promoted(self, group: Group, first: bytes, last: bytes, view: View) -> set[bytes] | None:
-        """Return the messages of a part of the log that are in the ready queues of a group. None if there are many
-        queues: then look up each message."""
+        """Return the messages of a part of the log that are in the ready queues of a group. None if the group has many
+        queues: the caller then looks up each message."""
         ready = group.ready
-        assert ready is not None, "where messages are ranked each group has ready queues"
+        assert ready is not None, "if messages are ranked, each group has ready queues"
         return ready.between(first, last, view) if len(ready) <= FEW_QUEUES else None
 
     def _is_done(
@@ -163,7 +166,7 @@ class Sweeper:
 
 
 def _cut(found: list[Row]) -> list[Row]:
-    """Return the first rows, up to the one that brings them to `SWEEP_MESSAGES` messages."""
+    """Return the first rows, up to the row that brings them to `SWEEP_MESSAGES` messages."""
     messages = 0
     for at, (key, value) in enumerate(found):
         messages += rows.log_entry(key, value).length

@@ -1,9 +1,9 @@
 """Trimming: deletes the oldest messages of the log that every group is done with and that no setting keeps.
 
 With `delete_on_ack`, these are messages that all groups acked at least `retention` ago. Otherwise these are messages
-older than `retain`, or in excess of `retain_bytes`. A message that some group is not done with is never trimmed. If a
-message is leased, waits or is blocked by its key for long, it is copied into a row of that group, so that it does not
-keep the log after it. Nothing above a hold is trimmed.
+older than `retain`, or in excess of `retain_bytes`. A message is trimmed only if every group is done with it. If a
+message is leased, waits or is blocked by its key for long, it is copied into a row of the group, so that the log after
+it can be trimmed. Nothing above a hold is trimmed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TRIM_ROWS = 1000
 TRIM_BYTES = 8 << 20
 """Maximum bytes of rows that are read in order to be deleted."""
 PIN_MS = 60_000
-"""Time after its first lease at which an unsettled message is copied into a row of its group, in ms."""
+"""Time in ms after its first lease, at which an unsettled message is copied into a row of its group."""
 UNPIN_MESSAGES = 1000
 UNPIN_BYTES = 8 << 20
 
@@ -71,8 +71,8 @@ class Trimmer:
             self._sweeper.load(state[2])
 
     def set_back(self, step: Step) -> None:
-        """Adjust to a clock reset, which moves the partition's time back to that of `step`. It is no longer known when
-        messages were done, so they are kept for all of `retention` from now on."""
+        """Adjust to a clock reset, which sets the partition's time back to that of `step`. The times at which messages
+        were done are no longer known, so keep these messages for the whole `retention` from now on."""
         self._done = []
         self._sweeper.set_back()
         self._schedule.due_ms = step.now_ms if self._schedule.trims else None
@@ -96,7 +96,7 @@ class Trimmer:
                 return
             self._schedule.due_ms = self._next_pin_ms()
         if self._schedule.keeps and (self._groups.by_id or not self._settings["delete_on_ack"]):
-            # Time alone may make the first row deletable, but not before its delivery time.
+            # The first row may become deletable without any event, but not before its delivery time.
             start = rows.after(rows.log_key(self._log.state.trimmed))
             first = step.view.scan(start, rows.tag_bounds(rows.LOG)[1], limit=1, max_bytes=1)
             if first:
@@ -109,8 +109,8 @@ class Trimmer:
         return self._shared.settings
 
     def _limit(self, step: Step) -> bytes | None:
-        """Return the offset below which rows may be deleted, as far as groups and `retention` are concerned. None if
-        none may."""
+        """Return the offset below which groups and `retention` allow rows to be deleted. None if no row may be
+        deleted."""
         now_ms = step.now_ms
         done = self._summaries.done_below()
         settings = self._settings
@@ -126,7 +126,7 @@ class Trimmer:
             self._done.append((now_ms, done))
         old = [offset for ms, offset in self._done if ms + retention_ms <= now_ms]
         self._done = self._done[max(len(old) - 1, 0) :]
-        # A group that has gone back since (a seek) may have messages below that offset again.
+        # After a seek, a group may have messages below that offset again, so limit it to what is done now.
         return min(old[-1], done) if old else None
 
     def _is_wanted(self, entry: LogEntry, now_ms: int) -> bool:
@@ -145,7 +145,7 @@ class Trimmer:
         """Delete a bounded number of rows below `limit`. Return whether there may be more."""
         now_ms = step.now_ms
         state = self._log.state
-        # A hold does not bring back what is trimmed already.
+        # A hold below the trimmed part has no effect on it.
         held = max(self._holds.lowest, state.trimmed)
         limit = min(limit, rows.after(held))
         # Start where the last trim ended. A scan from the start of the log would step over all rows deleted so far.
@@ -161,14 +161,14 @@ class Trimmer:
         for key, value in found[plain:]:
             entry = rows.log_entry(key, value)
             last = rows.last_of(entry)
-            # If a hold lies within the row, not even the tombstones at its end are deleted: `trimmed` would move above
-            # the hold.
+            # If a hold lies within the row, also keep the tombstones at the end of the row: otherwise `trimmed` would
+            # move above the hold.
             if _last_left(entry, gone) >= limit or last > held or self._is_wanted(entry, now_ms):
                 more = False
                 break
             if last > complete:
-                # Too many tombstones are before the end of the row. Continue with the row when those before it are
-                # deleted.
+                # Too many tombstones precede the end of the row. Continue with the row when the tombstones before it
+                # are deleted.
                 state.trimmed = max(state.trimmed, gone[bisect_left(gone, entry.first) - 1])
                 break
             here = bisect_right(gone, last) - bisect_left(gone, entry.first) if gone else 0
@@ -187,7 +187,7 @@ class Trimmer:
         return next(at for at, (_, value) in enumerate(found) if not rows.is_plain(value))
 
     def _delete_plain(self, step: Step, found: list[Row]) -> None:
-        """Delete plain log rows, all below the limit and every hold. Nothing else is stored about such messages."""
+        """Delete plain log rows, all below the limit and every hold. No other rows exist for such messages."""
         if not found:
             return
         state, last = self._log.state, found[-1][0][1:]
@@ -237,7 +237,7 @@ class Trimmer:
     # -- pins -----------------------------------------------------------------------------------------------------
 
     def _next_pin_ms(self) -> int | None:
-        """Return when the first of the messages that keep the log will be copied to a row of its group, in ms."""
+        """Return when the first of the messages that keep the log will be copied into a row of its group, in ms."""
         since_ms = self._summaries.pinned_since_ms()
         return None if since_ms is None else since_ms + PIN_MS
 
@@ -301,10 +301,10 @@ def _key(row: Row) -> bytes:
 
 
 def _last_left(entry: LogEntry, gone: list[bytes]) -> bytes:
-    """Return the last offset of a row that was not removed, according to the tombstones in `gone`. If all were removed,
-    return the first.
+    """Return the offset of the last message of a row that is not in `gone`, the offsets with tombstones. If all
+    messages were removed, return the first offset.
 
-    Removed messages at the end of a row are never leased, so no group's cursor moves over them for their sake.
+    Removed messages at the end of a row are never leased, so a group's cursor may stay below them.
     """
     last = rows.last_of(entry)
     place = bisect_right(gone, last)

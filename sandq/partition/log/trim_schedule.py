@@ -6,12 +6,12 @@ from sandq.partition.base.step import Step
 from sandq.partition.shared_state import SharedState
 
 SAMPLES = 16
-"""Number of samples within `retention` of the offset below which all messages were done."""
+"""Number of times per `retention` at which the offset below which all messages are done is recorded."""
 LEAST_PAUSE_MS = 1000
 
 
 class TrimSchedule:
-    """Derives from events in a partition, and from its settings, when there may be something to trim."""
+    """Computes from events in a partition, and from its settings, when the next trim may find something to delete."""
 
     def __init__(self, shared: SharedState) -> None:
         self.due_ms: int | None = None
@@ -25,7 +25,7 @@ class TrimSchedule:
             self.due_ms = due_ms
 
     def note_appended(self, step: Step) -> None:
-        """Schedule a trim later, because messages were added, which age or size limits may remove."""
+        """Schedule a trim later: messages were added, so age or size limits may remove messages."""
         if self.keeps and not self._shared.settings["delete_on_ack"] and self.due_ms is None:
             self.due_ms = step.now_ms + self.pause_ms
 
@@ -45,7 +45,7 @@ class TrimSchedule:
 
     @property
     def pause_ms(self) -> int:
-        """Time between two trims that depend on time alone, in ms."""
+        """Time in ms between two trims that no event causes."""
         settings = self._shared.settings
         kept_ms = settings["retention_ms"] if settings["delete_on_ack"] else settings["retain_ms"]
         return max(LEAST_PAUSE_MS, int(str(kept_ms or 0)) // SAMPLES)

@@ -1,1 +1,1 @@
-"""Changes of messages that no consumer has yet: cancel, move, another priority, other values."""
+"""Changes of messages that no consumer holds: cancel, move, change of the priority, the value or the headers."""

@@ -1,11 +1,11 @@
-"""Cancels, moves and updates messages by their producer's names, each with a definite reply.
+"""Cancels, moves and updates messages, named by id or unique key. Each request gets a definite reply.
 
 A producer may change a message that no group has leased, acked or made dead, even if the message waits for its next
-attempt. If such a message is moved, it stays at its offset and is due at another time in the groups in which it waits.
-A message that waits in one group, while it is pending in another, can be cancelled and updated, but not moved: at
-another offset, the first group would get it again as if there had been no attempts.
+attempt. If a waiting message is moved, it keeps its offset, and only its due time in the groups in which it waits
+changes. If a message waits in one group while it is pending in another, it can be cancelled and updated, but not moved.
+With a new offset, the first group would get it again as if it had made no attempts.
 
-The state after `TOO_LATE` is leased, acked, dead, waiting or gone.
+An outcome `TOO_LATE` has the state of the message: leased, acked, dead, waiting or gone.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ from sandq.partition.shared_state import SharedState
 
 DELAYED, READY, GONE = "delayed", "ready", "gone"
 AHEAD_FROM = 8
-"""Minimum number of ids for which rows are looked up in advance."""
+"""Rows are looked up in advance only for at least this many ids."""
 AHEAD_IDS = 4096
 AHEAD_RANGES = 1 << 16
-"""Maximum number of ranges of an entry that are looked up in advance. Each result takes some 200 bytes of memory."""
+"""Maximum number of key ranges of an entry that are looked up in advance. Each result takes about 200 bytes of
+memory."""
 LOOK_RANGES = 1024
-"""Number of ranges that are looked up in one call, which takes some 2 ms and reads a large row once more."""
+"""Number of key ranges that one call looks up. A call takes about 2 ms, and may read a large row once more."""
 _FIRST_OF = (LEASED, WAITING, DEAD, READY, DELAYED, ACKED)
-"""States of a message in groups. If they differ, the first of these that applies in any group is reported."""
+"""States of a message in groups. If the state differs between groups, the first state of this list is reported."""
 
 _NONE = Outcome("")
 """The outcome of a message that may be changed."""
@@ -74,13 +75,13 @@ class Pending:
         self._ranking = ranking
         self._updates = updates
         self._inside: list[bytes] = []
-        """Messages of the current entry that may be in a row together with others."""
+        """Messages of the current entry that may share a row with other messages."""
 
     def look_ahead(self, step: Step, targets: Sequence[c.Target]) -> None:
-        """Find out in advance which of many messages do not exist. This changes no result.
+        """Find out in advance which of many messages do not exist. This only saves time: it changes no result.
 
-        Next to a large row, the store takes as long to find that a row is missing as to read the large row. Without
-        this, that would happen again for each row that a message might have.
+        If a missing row lies next to a large row, a look-up takes as long as reading the large row. Without this
+        method, that would happen for each row that a message might have.
         """
         step.view.forget_vacant()
         self._inside = []
@@ -88,7 +89,7 @@ class Pending:
         ids = sorted(named)[:AHEAD_IDS]
         if len(ids) < AHEAD_FROM:
             return
-        # This steps over each deleted row once, and `get` would step over none. This costs far less than reading a row.
+        # These look-ups step over each deleted row once, unlike `get`. That costs far less than reading a row.
         held = [holding_bounds(one) for one in ids]
         vacant = self._find_vacant(step, sorted(held + [_bounds(rows.LOG, one) for one in ids]))
         for tag in (rows.MOVED, rows.TOMBSTONE):
@@ -97,7 +98,8 @@ class Pending:
         self._note_vacant(step, [one for one, bounds in zip(ids, held, strict=True) if bounds in vacant])
 
     def _note_vacant_in_gap(self, step: Step) -> None:
-        """Do the same for messages in the gap next to a large row, which is known once that row was read."""
+        """Find out which messages in the gap next to a large row do not exist. The gap is known once the large row was
+        read."""
         low, high = self._log.gap
         found = [one for one in self._inside if low < one < high]
         if found:
@@ -105,7 +107,7 @@ class Pending:
             self._note_vacant(step, found)
 
     def _note_vacant(self, step: Step, ids: Sequence[bytes]) -> None:
-        """Find out which of these messages, none of which has a log row, are in rows of groups."""
+        """Find out which of these messages are in rows of groups. None of them has a log row."""
         if len(ids) < AHEAD_FROM:
             return
         prefixes = [rows.of_group(rows.KEPT, group_id) for group_id in self._groups.by_id]
@@ -114,7 +116,7 @@ class Pending:
             self._find_vacant(step, [_bounds(prefix, one) for one in ids])
 
     def _find_vacant(self, step: Step, ranges: Sequence[Bounds]) -> set[Bounds]:
-        """Note which of these sorted ranges contain no row, and return them. Give way after each part."""
+        """Record which of these sorted ranges contain no row, and return them. Yield after each part."""
         view = step.view
         vacant: set[Bounds] = set()
         for first in range(0, len(ranges), LOOK_RANGES):
@@ -142,7 +144,7 @@ class Pending:
         priority: int | None = None,
         change: Change | None = None,
     ) -> Outcome:
-        """Change the time, the priority, and by `change` the value and headers of a message. None: unchanged.
+        """Change the time, the priority, and (`change`) the value and headers of a message. None: unchanged.
 
         `position`: the position in the entry that the message gets if its offset changes.
         """
@@ -173,8 +175,8 @@ class Pending:
         is_delay: bool,
         priority: int | None,
     ) -> bytes:
-        """Change the time or the priority, or both, of a message that its producer may change. Return its offset from
-        now on."""
+        """Change the time or the priority, or both, of a message that its producer may change. Return its new or
+        unchanged offset."""
         if claim is not None and claim.waiting:
             if priority is not None:
                 self._log.rank_waiting(step, found, priority)
@@ -184,8 +186,8 @@ class Pending:
                 if to_ms is None:
                     return found.offset
                 return self._log.delay(step, found, to_ms, is_delay=is_delay)
-            # A clock reset has moved the message, which waits, to a time that has not come. An earlier time where it
-            # waits would have no effect.
+            # A clock reset has moved the waiting message to a delivery time in the future. An earlier due time in its
+            # groups would have no effect.
         if to_ms is None:
             if priority is not None and self._ranking.rank(step, found, priority):
                 return found.offset
@@ -195,7 +197,8 @@ class Pending:
     def _find_owned(
         self, step: Step, target: c.Target, applied_index: int
     ) -> tuple[Found | Kept | None, Claim | None, Outcome]:
-        """Return the message and its claim, or None and the outcome that rejects the change."""
+        """Return (message, claim, empty outcome). If the change must be rejected, the message is None and the outcome
+        says why."""
         view = step.view
         message_id = self.id_of(target, step.now_ms, view)
         if message_id is None:
@@ -216,7 +219,7 @@ class Pending:
         offset = rows.load_moved(moved).offset if moved is not None else message_id
         tombstone = view.get(rows.TOMBSTONE + offset)
         if tombstone is not None:
-            # A message that was moved has a row at its new offset. If there is none, it was trimmed.
+            # A moved message has a row at its new offset. If there is no such row, the message was trimmed.
             is_cancelled = rows.load_tombstone(tombstone).why == TAKEN_BY_CANCEL
             return Outcome(CANCELLED, message_id) if is_cancelled else Outcome(TOO_LATE, GONE)
         state = self.own_rows_state(offset, view)
@@ -259,7 +262,7 @@ class Pending:
         return ACKED
 
     def own_rows_state(self, offset: bytes, view: View) -> str | None:
-        """Return `leased` or `dead` for a message that is only in rows of groups. None if there are none."""
+        """Return `leased` or `dead` for a message that is only in rows of groups. None if no group has a row of it."""
         for group in self._groups.by_id.values():
             if view.get(rows.of_group(rows.KEPT, group.group_id, offset)) is not None:
                 return LEASED

@@ -1,8 +1,8 @@
-"""Changes the priority of pending messages in topics that rank messages. They stay at their offsets, which order the
-messages of a priority.
+"""Changes the priority of pending messages in topics that rank messages. The messages keep their offsets, which order
+the messages of one priority.
 
 A message with a log row of its own gets a new row, a message of a batch row gets an overlay (`overlays.py`). In groups
-that have promoted it, the message moves to another ready queue.
+that have promoted the message, it moves to another ready queue.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from sandq.partition.shared_state import SharedState
 
 _READ_BYTES: Final = 8 << 20
 _MOST_BYTES: Final = rows.INLINE_BYTES - 8
-"""Maximum size of a plain row in which any priority can be set without exceeding `INLINE_BYTES`."""
+"""Up to this size, a plain row can get any priority without exceeding `INLINE_BYTES`."""
 
 
 class _Single(NamedTuple):
-    """A message in a log row of its own, which needs no checks."""
+    """A message in a log row of its own, which can be changed without checks of groups or overlays."""
 
     offset: bytes
     value: bytes
     """Its row: a plain row, or a batch row with one message."""
     fields: Fields
-    """Its fields. For a batch row, only those that rank it."""
+    """Its fields. For a batch row, only the fields that rank the message."""
     queue: bytes
     """Key of its present ready queue."""
     to: bytes
@@ -48,7 +48,7 @@ class Ranked(NamedTuple):
     done: int
     """Number of messages that have the new priority now."""
     too_late: list[bytes]
-    """Messages of which some group has made an attempt."""
+    """Messages for which some group has made an attempt."""
     left: list[bytes]
     """Messages that must be handled one by one."""
 
@@ -61,14 +61,14 @@ class Ranking:
 
     @property
     def keeps_offsets(self) -> bool:
-        """Whether a change of priority leaves messages at their offsets."""
+        """Whether a message keeps its offset when its priority changes."""
         return self._shared.rank is not None
 
     def rank(self, step: Step, found: Found | Kept, priority: int) -> bool:
-        """Change the priority of a pending message. Return whether that was done.
+        """Change the priority of a pending message. Return whether the priority was changed.
 
-        It is not done if a group that has promoted the message cannot have another ready queue, or if only groups keep
-        it.
+        Nothing is changed if only groups keep the message, or if a group that has promoted it cannot have another ready
+        queue.
         """
         view = step.view
         if not self.keeps_offsets or isinstance(found, Kept):
@@ -99,8 +99,8 @@ class Ranking:
         return True
 
     def note(self, step: Step, found: Found | Kept, priority: int) -> None:
-        """Store the priority of a message that every group has passed in the log. The groups that have it know the
-        priority."""
+        """Store the priority of a message in the log, after every group has passed it. Groups that hold the message
+        have stored the priority already."""
         if self.keeps_offsets and isinstance(found, Found):
             self._put(step, found, priority)
 
@@ -119,8 +119,8 @@ class Ranking:
     # -- bulk operations ------------------------------------------------------------------------------------------
 
     def rank_each(self, step: Step, offsets: Sequence[bytes], priority: int, *, dry_run: bool) -> Ranked:
-        """Change the priority of these messages of the log, which must be in log order, as far as it can be done
-        together: for messages that share no row and need no checks. `dry_run`: only count."""
+        """Change the priority of many messages of the log together, as far as possible: if they have rows of their own
+        and need no checks. The offsets must be in log order. `dry_run`: only count them."""
         view = step.view
         singles, left = self._singles(offsets, priority, view)
         late: set[bytes] = set()
@@ -154,7 +154,7 @@ class Ranking:
         return Ranked(len(pending), sorted(late), left)
 
     def _singles(self, offsets: Sequence[bytes], priority: int, view: View) -> tuple[list[_Single], list[bytes]]:
-        """Return which of these messages can be changed together, and the others."""
+        """Return (messages that can be changed together, all other messages)."""
         rank = self._shared.rank
         assert rank is not None
         start, stop = rows.log_key(offsets[0]), rows.after(rows.log_key(offsets[-1]))
@@ -166,7 +166,7 @@ class Ranking:
             fields_of.update(zip(plain, decoded, strict=True))
         others = [one for one in offsets if one not in fields_of and rows.is_batch_of_one(stored.get(one, b""))]
         if others:
-            # Between these messages there may be others with overlays.
+            # There may be other messages with overlays between these messages.
             others_of = overlays.among(view, others[0], others[-1])
             for offset in others:
                 cells = Batch.parse(stored[offset][rows.LOG_HEADER.size :]).cells_at(0)
@@ -185,7 +185,7 @@ class Ranking:
         return singles, [offset for offset in offsets if offset not in fields_of]
 
     def _held(self, group: Group, passed: Sequence[_Single], view: View) -> set[bytes]:
-        """Return which of these messages, all of which the group has passed, are in its ready queues."""
+        """Return which of these messages are in the ready queues of a group. The group has passed all of them."""
         assert group.ready is not None
         by_queue: dict[bytes, list[bytes]] = {}
         for one in passed:

@@ -1,9 +1,9 @@
-"""Changes the value and headers of pending messages. Everything else stays the same: their ids, offsets, positions in
-queues, times, ttls, keys and attempts.
+"""Changes the value and headers of pending messages. Ids, offsets, positions in queues, times, ttls, keys and attempts
+stay the same.
 
 A message with a log row of its own gets a new row, a message of a batch row gets an overlay (`overlays.py`). The rows
-of groups that keep the message are changed, too. A reader of the log without a group sees it once, with its fields at
-that time.
+of groups that keep the message are changed, too. A reader of the log without a group sees the message once, with the
+fields that it has at that time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Updates:
         self._log = log
 
     def update(self, step: Step, found: Found | Kept, change: Change) -> None:
-        """Change a message that no group has leased, acked or made dead. All later leases of it have the change."""
+        """Change a message that no group has leased, acked or made dead. All later leases of the message contain the
+        change."""
         view = step.view
         if isinstance(found, Found):
             self._update_groups(step, found, self._write(step, found, change))

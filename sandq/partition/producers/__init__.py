@@ -1,1 +1,1 @@
-"""Idempotent producers: the numbers of their batches, and the answers that are given again."""
+"""Idempotent producers: the numbers of their batches, and the replies to repeated batches."""

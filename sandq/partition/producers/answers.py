@@ -1,8 +1,8 @@
 """Replies to a producer's batches, in compact form, and how to restore them.
 
-A reply is not stored, but computed again: from the position and time at which the batch was stored, and from the batch
-itself, which the producer sends again (its checksum shows whether it is the same). Only the ids of other messages,
-which have the batch's unique keys, cannot be computed. They are stored in a row. PERSISTED: the layout of `Answer`.
+A reply is not stored, but computed again from two sources: the position and time at which the batch was stored, and the
+batch itself, which the producer sends again. A checksum shows whether it is the same batch. If other messages have the
+batch's unique keys, their ids cannot be computed, so they are stored in a row. PERSISTED: the layout of `Answer`.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ ANSWER_IDS = FIXED.answer_ids
 WHOLE, EACH, EACH_BUT, UNKNOWN, WITH_TAKEN_KEYS, SKIPPED = range(6)
 """How a batch was stored.
 
-WHOLE: one row. EACH: a row per message. EACH_BUT: a row per message, except for those whose ids are in the answer row.
-UNKNOWN: the same, but there are too many such ids to store. WITH_TAKEN_KEYS: the same as EACH_BUT, and the answer row
-also has the outcomes of taken unique keys; without an answer row there are neither such ids nor such outcomes.
-SKIPPED: an operator skipped the batch, and nothing of it is stored.
+WHOLE: one row. EACH: one row per message. EACH_BUT: one row per message; the answer row has the ids for messages that
+were not stored. UNKNOWN: like EACH_BUT, but there are too many such ids to store. WITH_TAKEN_KEYS: like EACH_BUT, and
+the answer row also has the outcomes of taken unique keys; if there are no ids and no outcomes, there is no answer row.
+SKIPPED: an operator skipped the batch, and nothing is stored.
 """
 WITH_ROW = (EACH_BUT, WITH_TAKEN_KEYS)
-"""Values of `how` with which there may be an answer row."""
+"""Values of `how` for which an answer row may exist."""
 _LAYOUT = struct.Struct(">BQIQQI")
 ANSWER_BYTES = _LAYOUT.size
 
 
 class Answer(NamedTuple):
-    """How a batch was stored, and where: index of the Raft entry, position in it, the stamp from which its delays
-    count, and the floor at that time."""
+    """How and where a batch was stored: index of the Raft entry, position in the entry, stamp from which its delays
+    count, and floor at that time."""
 
     how: int
     entry: int
@@ -48,7 +48,7 @@ class Answer(NamedTuple):
     now_ms: int
     floor_ms: int
     crc: int
-    """Checksum of the batch, combined with the chain of those before it."""
+    """Checksum of the batch, combined with the checksum of the previous batches."""
 
     def pack(self) -> bytes:
         return _LAYOUT.pack(*self)
@@ -62,8 +62,8 @@ def unpack(data: bytes) -> Iterator[Answer]:
 def remember(
     step: Step, command: c.Append, stored: tuple[bytes, int] | Stored, partition: int, position: int
 ) -> Answer:
-    """Return the answer to store for a batch that was just stored, and put ids that cannot be computed into a row.
-    `position`: that of the batch's first message."""
+    """Return the answer to keep for a batch that was just stored, and put ids that cannot be computed into a row.
+    `position`: position of the batch's first message in the entry."""
     how = WHOLE
     if isinstance(stored, Stored):
         how = EACH
@@ -87,8 +87,8 @@ def remember(
 
 
 def recall(answer: Answer, command: c.Append, partition: int, view: View) -> tuple[bytes, int] | Stored:
-    """Return the reply that the same batch had. Raise Conflict if this is a different batch. Raise AlreadyStored if it
-    is the same one, and its reply was not kept."""
+    """Return the first reply to a repeated batch. Raise Conflict if the batch differs from the stored one. Raise
+    AlreadyStored if it is the same batch, but its reply was not kept."""
     producer_id, epoch, number = command.numbers
     if answer.crc != _crc(command):
         raise Conflict(
@@ -120,7 +120,7 @@ def recall(answer: Answer, command: c.Append, partition: int, view: View) -> tup
 
 
 def already_stored(command: c.Append) -> AlreadyStored:
-    """Return the error for a batch whose reply is not kept."""
+    """Return the error for a repeated batch whose reply is no longer kept."""
     producer_id, epoch, number = command.numbers
     return AlreadyStored(
         f"batch {number} of producer {producer_id} in epoch {epoch} was stored before, and not again now; "
@@ -142,8 +142,7 @@ def _others(stored: Stored, own: list[bytes]) -> list[tuple[int, bytes, str | No
 def _with_outcomes(
     others: Sequence[tuple[int, bytes, str | None]], outcomes: Sequence[tuple[int, str, bytes | str]]
 ) -> list[tuple[Any, ...]]:
-    """Return `others` with the outcomes of messages added: (position, id or None, state or None, outcome, its
-    detail)."""
+    """Return `others` combined with the outcomes: (position, id or None, state or None, outcome, its detail)."""
     found: dict[int, tuple[Any, ...]] = {other[0]: other for other in others}
     for at, outcome, detail in outcomes:
         found[at] = (*found.get(at, (at, None, None)), outcome, detail)
@@ -160,6 +159,6 @@ def _crc_with_chain(batch_crc: int, sequence: int) -> int:
 
 
 def skipped(step: Step, command: c.Skipped) -> Answer:
-    """Return the answer to store for a batch that was skipped."""
+    """Return the answer to keep for a skipped batch."""
     crc = _crc_with_chain(command.batch_crc, command.sequence)
     return Answer(SKIPPED, step.index, step.position, step.now_ms, step.floor_ms, crc)

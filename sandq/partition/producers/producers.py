@@ -1,37 +1,40 @@
-"""Idempotent producers: a batch that is sent again, because its reply was lost, is stored once.
+"""Idempotent producers: if a producer sends a batch again because the reply was lost, the partition stores it once.
 
 A producer identifies its batches by its id, an epoch, and the numbers 1, 2, 3, ... within the epoch. For each producer,
-a partition remembers the epoch, the number of the last batch, and the replies to the last five. Rules for a batch:
+a partition remembers the epoch, the number of the last batch, and the replies to the last five batches. The reply
+depends on the number and the epoch of a batch:
 
 * the next number: it is stored.
-* one of the last five numbers: it gets the same reply as the first time, and nothing is stored. An older one:
+* one of the last five numbers: it gets the same reply as the first time, and nothing is stored. An older number:
   AlreadyStored.
-* a later number: OutOfSequence. The missing batches may still arrive, and must be stored before it.
-* an older epoch: ProducerFenced. The producer gave that epoch up. A copy of a batch that was delayed somewhere must not
-  be stored after later batches.
-* a newer epoch: it begins with number 1. Any other number is OutOfSequence, for the same reason as a gap.
+* a later number: OutOfSequence. The missing batches may still arrive, and must be stored before this batch.
+* an older epoch: ProducerFenced. The producer has given that epoch up. A delayed copy of a batch must not be stored
+  after later batches.
+* a newer epoch: number 1 is stored. Any other number is OutOfSequence, because batches before it are missing.
 
-A number is used up when a batch is stored, even if some of its messages were rejected (because of taken unique keys:
-that is part of the reply). A batch that is rejected as a whole stores nothing and leaves its number free.
+Storing a batch uses up its number, even if some of its messages were rejected because of taken unique keys. If a batch
+is rejected as a whole, nothing is stored, and its number stays free.
 
-A producer that is not known here may be new or forgotten (not seen for a week, or the least recently used of 10,000).
+A producer that the partition does not know is new, or was forgotten: not seen for a week, or the least recently used of
+10,000.
 
-* Its number is not 1: OutOfSequence. Storing the batch might duplicate it, if it was stored before the producer was
-  forgotten and is sent again. Storing it might also break the order, if earlier batches have yet to arrive. The
-  producer knows which of its batches have a reply. A batch that was never sent before begins a new epoch, which is
-  accepted. If it was sent before without a reply, its outcome is unknown, and the producer reports that to its caller.
-* Its number is 1, and it was not sent before: it begins an epoch and is stored.
-* Its number is 1, and it was sent before (`sequence.RESENT`): it is stored, unless the partition has dropped a
-  producer, because of the limit of 10,000, that was used within `PRODUCER_RETRY_MS` (the longest time for which a
-  producer retries). The dropped producer could be this one, so the batch is OutOfSequence, as above.
+* The number of its batch is not 1: OutOfSequence. The batch may have been stored before the producer was forgotten:
+  storing it again would duplicate it. Earlier batches may also have yet to arrive: storing it first would break the
+  order. The producer knows which of its batches have a reply. A batch that was never sent before begins a new epoch,
+  which is accepted. If it was sent before without a reply, its outcome is unknown, and the producer reports that to its
+  caller.
+* The number is 1, and the batch was not sent before: it begins an epoch and is stored.
+* The number is 1, and the batch was sent before (`sequence.RESENT`): it is stored, with one exception. If the limit of
+  10,000 has dropped a producer that was used within `PRODUCER_RETRY_MS` (the longest time for which a producer
+  retries), that may be this producer, so the batch is OutOfSequence.
 
 A partition that sends to this one (`model.outbox`) is a producer, too. It gives each batch a new epoch, with number 1.
-It sends one batch at a time, and repeats it until there is a reply. So it is never forgotten, neither by age nor by the
-limit: there are at most as many as there are other partitions.
+It sends one batch at a time, and repeats it until there is a reply. So a partition is never forgotten, neither by age
+nor by the limit. The number of such producers is limited by the number of partitions.
 
 So a batch can be stored twice in only one case: a copy of the first batch of an epoch stays in a connection that the
-client gave up, until 10,000 other producers have written here. Times are stamps of entries, so all replicas forget the
-same producers. A batch that is rejected or repeated changes nothing.
+client gave up, until 10,000 other producers have written to the partition. Times are stamps of entries, so all replicas
+forget the same producers. A batch that is rejected or repeated changes nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ FORGET_PRODUCERS = 1000
 
 
 class Producer:
-    """The state of a producer, stored in its row with the fields in this order."""
+    """The state of a producer. Its row has the fields in this order."""
 
     __slots__ = ("answers", "epoch", "is_partition", "number", "used_ms")
 
@@ -67,12 +70,12 @@ class Producer:
     ) -> None:
         self.epoch = epoch
         self.number = number
-        """Number of its last batch."""
+        """Number of the producer's last batch."""
         self.used_ms = used_ms
         self.answers = answers
-        """Replies to its last batches, packed: as objects they would take five times the memory."""
+        """Replies to its last batches, packed: Python objects would take five times the memory."""
         self.is_partition = is_partition
-        """Whether it is another partition, which is never forgotten."""
+        """Whether the producer is another partition, which is never forgotten."""
 
     def row(self) -> tuple[Any, ...]:
         row = self.epoch, self.number, self.used_ms, self.answers
@@ -126,15 +129,15 @@ class Producers:
                 continue
             *_, last = unpack(producer.answers)
             found.append(((last.entry, last.place), producer_id, producer))
-        # Batches get increasing positions, so these give the order in which producers were used.
+        # Positions of batches increase, so sorting by position gives the order in which producers were used.
         found.sort(key=lambda row: row[:2])
         self._known = {producer_id: producer for _, producer_id, producer in found}
 
     # -- batches --------------------------------------------------------------------------------------------------
 
     def answered(self, command: c.Append, now_ms: int, view: View) -> tuple[bytes, int] | Stored | None:
-        """Return the reply that a batch had before, or None if it must be stored. Raise the error with which it is
-        rejected."""
+        """Return the earlier reply to a repeated batch. None if the batch must be stored. If the batch must be
+        rejected, raise the error."""
         producer_id, epoch, number = command.numbers
         if not (epoch and number):
             raise InvalidRequest(f"producer {producer_id}: epochs and numbers of batches begin with 1")
@@ -179,13 +182,14 @@ class Producers:
             )
 
     def stored(self, step: Step, command: c.Append, stored: tuple[bytes, int] | Stored, position: int) -> None:
-        """Remember the reply to a batch that was just stored. `position`: that of the batch's first message."""
+        """Remember the reply to a batch that was just stored. `position`: position of the batch's first message in the
+        entry."""
         producer = self._next(step, command.numbers)
         answer = remember(step, command, stored, self._partition, position)
         self._keep(step, command.numbers, producer, answer)
 
     def skipped(self, step: Step, command: c.Skipped, answer: Answer) -> None:
-        """Use up the number of a skipped batch, if it was the next one, so that later batches can be stored."""
+        """If the number of a skipped batch was the next number, use it up, so that later batches can be stored."""
         _, epoch, number = numbers = command.producer_id, command.epoch, number_of(command.sequence)
         producer = self._find(command.producer_id)
         last = producer.number if producer is not None and producer.epoch == epoch else 0
@@ -218,7 +222,7 @@ class Producers:
     # -- forgetting -----------------------------------------------------------------------------------------------
 
     def forget(self, step: Step) -> None:
-        """Forget producers that were not used for long, a bounded number."""
+        """Forget a bounded number of producers that were not used for long."""
         now_ms = step.now_ms
         for _ in range(FORGET_PRODUCERS):
             if self.next_ms is None or self.next_ms > now_ms:
@@ -226,8 +230,8 @@ class Producers:
             self._forget_first(step)
 
     def set_back(self, step: Step) -> None:
-        """Adjust to a clock reset, which moves the partition's time back to that of `step`: no time of use may be
-        later."""
+        """Adjust to a clock reset, which sets the partition's time back to that of `step`: lower all later times of
+        use."""
         now_ms = step.now_ms
         for producer_id, producer in [*self._known.items(), *self._partitions.items()]:
             if producer.used_ms > now_ms:

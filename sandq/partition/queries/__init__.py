@@ -1,1 +1,1 @@
-"""Queries, which change nothing: get, why, pages, fetch, forecast, rows of groups."""
+"""Queries, which change no state: get, why, pages, fetch, forecast, rows of groups."""

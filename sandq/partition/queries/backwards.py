@@ -11,16 +11,17 @@ from sandq.partition.base.view import View
 from sandq.partition.reader.reader import ANSWER_READ_BYTES, FILL_TOMBSTONES, tombstones, without
 
 READ_ROWS = 250
-"""Rows read at once."""
+"""Number of rows that are read at once."""
 
 
 def read(
     view: View, low: bytes, high: bytes, limit: int, max_bytes: int, yield_now: Callable[[], None]
 ) -> tuple[list[Range], bytes | None]:
-    """Return ranges of messages above `low` and below `high`, the last one first, and the offset to go on below.
+    """Return ranges of messages above `low` and below `high`, the last range first, and the offset below which to
+    continue.
 
-    There are at most `limit` messages, and no row is read after those that reach `max_bytes`. The messages within a
-    range are in rising order. The offset is None if nothing is left. `yield_now` is called before each read.
+    Returns at most `limit` messages, and reads no more rows once their bytes reach `max_bytes`. Messages within a range
+    are in ascending order. The offset is None if nothing is left. `yield_now` is called before each read.
     """
     start, stop = rows.entry_start(low), rows.log_key(high)
     ranges: list[Range] = []
@@ -46,14 +47,14 @@ def read(
 
 
 def _parts(view: View, entry: LogEntry, low: bytes, high: bytes) -> list[LogEntry]:
-    """Return what a row still holds above `low` and below `high`, in rising order."""
+    """Return the messages that a row still has above `low` and below `high`, in ascending order."""
     begin, end = _count_below(entry, int.from_bytes(low, "big") + 1), _count_below(entry, int.from_bytes(high, "big"))
     if begin >= end:
         return []
     if not entry.unit:
         return [entry]
     part = entry.part(begin, end)
-    # Only messages that were stored in a batch can have a tombstone while their row is there.
+    # Only messages of a batch row can have a tombstone while their row exists.
     gone = tombstones(view, part.first, rows.last_of(part), FILL_TOMBSTONES)
     return without(part, gone) if gone else [part]
 

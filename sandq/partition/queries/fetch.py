@@ -1,7 +1,7 @@
-"""Reads a part of the log: its messages, or their number. Nothing is leased, and nothing changes.
+"""Reads a part of the log: its messages, or their number. Reading leases and changes nothing.
 
-Below the closed time, no messages are added, and messages are removed only by trimming or compaction. Above it are the
-pending messages. They are returned only on request, in their present state.
+Below the closed time, no messages are added, and messages are removed only by trimming or compaction. Above the closed
+time, messages are pending. These are returned only on request, in their present state.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ FETCH_MESSAGES: Final = 65_536
 
 
 class Fetched(NamedTuple):
-    """A page of the log. `next`: where to continue, None at the end. `closed_ms`: nothing is inserted before this time
-    any more. `trimmed`: offset up to which, inclusive, the log was trimmed."""
+    """A page of the log. `next`: where to continue, None at the end. `closed_ms`: no messages will be inserted before
+    this time. `trimmed`: last trimmed offset of the log."""
 
     pieces: list[Piece]
     next: bytes | None
@@ -32,8 +32,8 @@ class Fetched(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """The size of a part of the log. `first`: its first message, None if there is none. `next`: end of the counted
-    messages, None if these are all. `messages`: approximate number of messages before that. `clock_epoch`: number of
+    """The size of a part of the log. `first`: its first message, None if it is empty. `next`: end of the counted
+    messages, None if all were counted. `messages`: approximate number of counted messages. `clock_epoch`: number of
     clock resets; offsets and closed times of different epochs must not be compared."""
 
     first: bytes | None
@@ -53,8 +53,8 @@ def fetch(
     max_bytes: int,
     pending: bool = False,
 ) -> Fetched:
-    """Return the messages of the log from `start` on, below `end`, and below the closed time unless `pending`. Raise
-    Conflict if `start` is from before a clock reset."""
+    """Return the messages of the log at or above `start`, below `end`, and, unless `pending`, below the closed time.
+    Raise Conflict if `start` is from before a clock reset."""
     _check_start(machine, start, pending)
     closed_ms, trimmed = machine.now_ms, machine.log.state.trimmed
     yield_now, rows_read = machine.shared.yield_now, dict[bytes, bytes]()
@@ -74,9 +74,9 @@ def measure(
     """Count the messages that `fetch` would return, by the counts of whole seconds. If there are more than `most`,
     count up to `next` only.
 
-    A second that is only partly included, at either end, may count as a whole. Messages are counted one by one only in
-    the second that `most` divides, and at most `FETCH_MESSAGES` of them. So the result may end there with fewer than
-    `most` messages, but never with none; the caller continues at `next`. Raise the same errors as `fetch`.
+    The first and the last second may count as a whole, even if they are only partly included. Only in the second in
+    which `most` is reached, messages are counted one by one, up to `FETCH_MESSAGES`. So the result may have fewer than
+    `most` messages, but at least one; the caller continues at `next`. Raise the same errors as `fetch`.
     """
     _check_start(machine, start, pending)
     trimmed = machine.log.state.trimmed
@@ -104,8 +104,8 @@ def measure(
 
 
 def _check_start(machine: TimerPartition, start: bytes, pending: bool) -> None:
-    """Raise Conflict for a start beyond the time of a partition after a clock reset. A reader that continued there
-    would miss messages that are stored until that time comes."""
+    """After a clock reset, raise Conflict for a start beyond the time of the partition. A reader that continued there
+    would miss messages that are stored until that time."""
     if pending or not machine.clock_epoch or offsets.deliver_ms(start) < machine.now_ms + LEAST_AHEAD_MS:
         return
     raise Conflict(
@@ -116,7 +116,7 @@ def _check_start(machine: TimerPartition, start: bytes, pending: bool) -> None:
 
 
 def _step(reader: LogReader, view: View, until_ms: int, end: bytes | None, count: int) -> tuple[int, bytes | None]:
-    """Skip `count` messages. Return how many of them were below `end`, and the offset after them, None at the end."""
+    """Skip `count` messages. Return (number of skipped messages below `end`, offset after them or None at the end)."""
     ranges = reader.take(view, until_ms, count, FETCH_BYTES).ranges
     if not ranges:
         return 0, None
@@ -136,7 +136,8 @@ def _below(ranges: list[Range], end: bytes) -> list[Range]:
     for base, length in ranges:
         if base >= end:
             break
-        # Number of positions below `end`, whichever partition that names. If the time or the entry differ, all of them.
+        # Number of messages below `end`, for any partition number in `end`. If `end` has a later time or entry, all of
+        # them.
         inside = -(-(int.from_bytes(end, "big") - int.from_bytes(base, "big")) // (1 << 12))
         cut.append(Range(base, min(length, inside)))
     return cut

@@ -33,8 +33,8 @@ def limit_reason(group: Group, now_ms: int) -> str | None:
 
 
 def limit_row(group: Group, allowance: Allowance, ledger: LedgerStatus | None) -> dict[str, Any]:
-    """Return the state of a group's limits in a partition: `allowed` here, and in the home partition `given` to
-    others."""
+    """Return the state of a group's limits in a partition: `allowed` to this partition, and, in the home partition,
+    `given` to all others."""
     limit = allowance.limit
     row = limit.shown()
     row["allowed"] = None if limit.max_in_flight is None else allowance.in_flight

@@ -1,6 +1,7 @@
 """Queries about a partition: single messages and their histories, pages of messages, dead messages, forecasts.
 
-Queries change nothing but caches. Each call is bounded. If there is more, it returns where to continue.
+Queries change only caches. Each call does a bounded amount of work. If more is left, the call returns where to
+continue.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ UNITS_S = {"second": 1, "minute": 60, "hour": 3600}
 Shown = dict[str, Any]
 """A message as a map (docs/protocol.md)."""
 _OwnedRange = tuple[Range, int | None]
-"""Where messages are read: in the log, or (with the id of a group) in rows of that group."""
+"""(messages, id of the group whose rows contain them, or None for the log)."""
 
 
 class PartitionQueries:
@@ -61,7 +62,7 @@ class PartitionQueries:
     # -- one message ----------------------------------------------------------------------------------------------
 
     def get(self, target: c.Target) -> Shown | None:
-        """Return a message with its value and state. None if this partition does not have it, or no longer."""
+        """Return a message with its value and state. None if this partition does not have it (any more)."""
         machine, view = self._machine, self._view
         message_id = machine.pending.id_of(target, machine.now_ms, view)
         if message_id is None:
@@ -74,7 +75,7 @@ class PartitionQueries:
         return self._get_own(rows.load_moved(moved).offset if moved is not None else message_id)
 
     def _get_own(self, offset: bytes) -> Shown | None:
-        """Return a message that is only in a row of a group. None if there is none."""
+        """Return a message that is only in a row of a group. None if no group has it."""
         for group in self._machine.groups.by_id.values():
             row = self._view.get(rows.of_group(rows.KEPT, group.group_id, offset))
             if row is not None:
@@ -199,9 +200,9 @@ class PartitionQueries:
         order: str | None = None,
         value_bytes: int | None = None,
     ) -> tuple[list[Shown], bytes | None]:
-        """Return messages of the log in order, within a window of delivery times, and the offset at which to continue.
+        """Return messages of the log within a window of delivery times, in order, and the offset at which to continue.
 
-        `order` NEWEST: from the highest offset down, and below `after`. `value_bytes`: maximum bytes of each value.
+        `order` NEWEST: descending from the highest offset below `after`. `value_bytes`: maximum bytes of each value.
         """
         is_newest = order == NEWEST
         choose = self._held if state in (LEASED, WAITING) else self._logged
@@ -228,7 +229,7 @@ class PartitionQueries:
     def _logged(
         self, state: str | None, from_ms: int, until_ms: int, after: bytes | None, is_newest: bool
     ) -> tuple[list[_OwnedRange], bytes | None]:
-        """Return the next ranges of the log in the window, and where they end. None if that is the end of the
+        """Return the next ranges of the log in the window, and the offset where they end. None: the end of the
         window."""
         machine = self._machine
         cursors = [group.cursor for group in machine.groups.by_id.values()]
@@ -274,7 +275,7 @@ class PartitionQueries:
         return [(Range(offset, 1), held[offset]) for offset in page], page[-1] if len(chosen) > len(page) else None
 
     def _load(self, ranges: list[_OwnedRange], from_ms: int, until_ms: int, is_newest: bool) -> Iterator[Message]:
-        """Yield messages one by one, so that a page that is full reads no further ones."""
+        """Yield messages one by one, so that no message is read after the page is full."""
         for one, kept_of in ranges:
             if from_ms <= offsets.deliver_ms(one.base) < until_ms:
                 found = self._machine.log.reader.messages(self._view, [one], kept_of)
@@ -294,7 +295,8 @@ class PartitionQueries:
         key_prefix: bytes | None = None,
         order: str | None = None,
     ) -> tuple[list[Shown], bytes | None]:
-        """Return dead messages of a group in the order of their offsets, and the offset at which to continue, if any.
+        """Return dead messages of a group in the order of their offsets, and the offset at which to continue. None: no
+        more.
 
         `order`: as in `page`.
         """
@@ -329,8 +331,8 @@ class PartitionQueries:
     # -- outbox ---------------------------------------------------------------------------------------------------
 
     def outbox_batch(self, target: Target, epoch: int) -> bytes | None:
-        """Return the batch that is being sent to another partition, empty if nothing is left of it. None if the batch
-        has ended."""
+        """Return the batch that is being sent to another partition. Empty if all its letters were removed. None if the
+        batch has ended."""
         outbox = self._machine.outbox
         batch = outbox.batch_of(target)
         if batch is None or batch.epoch != epoch:
@@ -346,12 +348,11 @@ class PartitionQueries:
         return schedule_queries.due(self._view, until_ms, most, in_slices)
 
     def schedules_named(self, names: Sequence[str]) -> list[bytes | None]:
-        """Return the rows of schedules by name, None for those that do not exist."""
+        """Return the row of each named schedule. None for a schedule that does not exist."""
         return schedule_queries.named(self._view, self._machine.shared.in_slices(names, SLICE_READS))
 
     def cancelled_occurrences(self, stored: Iterable[schedule_queries.Stored]) -> frozenset[str]:
-        """Return the names of those schedules whose next occurrence was stored ahead of its time, and then
-        cancelled."""
+        """Return the names of schedules whose next occurrence was stored ahead of its time, and then cancelled."""
         now_ms, log = self._machine.now_ms, self._machine.log
         return frozenset(
             [
@@ -365,7 +366,7 @@ class PartitionQueries:
     def schedule_page(
         self, prefix: str, after: str | None, most: int
     ) -> tuple[list[schedule_queries.Stored], str | None]:
-        """Return schedules whose names begin with `prefix`, and the name after which to continue, if any."""
+        """Return schedules whose names begin with `prefix`, and the name after which to continue. None: no more."""
         return schedule_queries.page(self._view, prefix, after, most)
 
     # -- counts ---------------------------------------------------------------------------------------------------
@@ -390,7 +391,7 @@ class PartitionQueries:
                 "partition": self._machine.partition,
                 "group": group.name,
                 "cursor": group.cursor,
-                # An offset of this partition, so that it can be read from there.
+                # Set the partition number in the offset to this partition, so that a reader can start at it.
                 "committed": offsets.of_partition(group.done_below(), self._machine.partition),
                 "ready": max(ready, 0),
                 "leased": sum(lease.live.bit_count() for lease in group.leases.values()),
@@ -400,7 +401,7 @@ class PartitionQueries:
                 "settings": group.settings or None,
                 "unfinished": group.unfinished,
                 "expired": group.is_expired,
-                # Up to the last due time of its messages, an idle group counts as used.
+                # An idle group counts as used until the last of its messages is due.
                 "touched_ms": min(group.touched_ms, self._machine.now_ms),
                 "reason": group.stall_reason() or (limit_reason(group, self._machine.now_ms) if ready > 0 else None),
             }
@@ -414,7 +415,7 @@ class PartitionQueries:
         return found
 
     def held_by_consumer(self, group_name: str) -> dict[str, tuple[int, int]]:
-        """Return the number of leased messages of each consumer of a group, and when the oldest was leased, in ms.
+        """By consumer of a group, return (number of leased messages, time in ms at which the oldest was leased).
 
         Raise UnknownGroup if there is no such group.
         """
@@ -426,7 +427,7 @@ class PartitionQueries:
         return held
 
     def tenants(self) -> list[tuple[str, Shown]]:
-        """Return the state of the tenants of a fair topic in each group, by the group's name, as in `group_rows`."""
+        """Return (group name, state of a tenant of a fair topic) for each group and tenant, as in `group_rows`."""
         now_ms = self._machine.now_ms
         return [
             (group.name, row)
@@ -436,8 +437,8 @@ class PartitionQueries:
         ]
 
     def forecast(self, unit_s: int, count: int, now_ms: int) -> tuple[list[tuple[int, int]], int]:
-        """Return the number of messages due in each unit of time, as (start ms, messages) of units with messages, and
-        the number of later messages. The first unit is the one that contains `now_ms`."""
+        """Return the messages due in each unit of time, and the number of later messages. Units: (start ms, messages),
+        without empty units. The first unit contains `now_ms`."""
         first_s = now_ms // 1000 // unit_s * unit_s
         stop_s = first_s + count * unit_s
         now_s = now_ms // 1000
@@ -454,7 +455,7 @@ class PartitionQueries:
         return sorted(buckets.items()), max(counts.later - ahead, 0)
 
     def _count_between(self, start_s: int, stop_s: int) -> int:
-        """Return the result of `Counts.between`. Give way after each hour."""
+        """Return the result of `Counts.between`. Yield after each hour."""
         total = 0
         for hour in self._machine.log.counts.hours(start_s, stop_s, self._view):
             total += sum([messages for _, messages in hour])
@@ -519,8 +520,8 @@ def _shown_dead(message: dead_letters.DeadMessage, values: bool) -> Shown:
 def _lives(earlier: Lives, history: History, offset: bytes) -> Shown:
     """Return the attempts of all lives of a message, and, if there are earlier lives, how they ended.
 
-    A lease is granted before the time at which it is pushed. So an attempt is shown to begin when its message was due,
-    not before.
+    A lease may be granted before its message is due. An attempt is therefore shown to begin when the message was due,
+    at the earliest.
     """
     due_ms = offsets.deliver_ms(offset)
     attempts = [
@@ -542,8 +543,8 @@ def _rank(fields: Fields) -> Shown:
 
 
 def _blocked_reason(group: Group, offset: bytes) -> str:
-    """Return why a message is not leased, if its key had as many busy messages as its limit when the cursor
-    passed it."""
+    """Return why a blocked message is not leased. It is blocked because its key had as many busy messages as its limit
+    when the cursor passed it."""
     order = group.order
     if order.is_free(offset):
         return NO_CREDIT

@@ -1,6 +1,6 @@
 """Queries about groups of priority and fair topics: which messages come before a message, and why tenants wait.
 
-They only read, and are bounded: at most `LOOKED_AT` messages are checked one by one.
+The queries only read. Their work is bounded: at most `LOOKED_AT` messages are checked one by one.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from sandq.partition.records.leases import Waiting
 from sandq.partition.state_machine import TimerPartition
 
 LOOKED_AT: Final = 1000
-"""Maximum number of messages that are checked whether they come before a given one."""
+"""Maximum number of messages that are compared with a given message, to count the messages before it."""
 TENANTS: Final = 100
-"""Maximum number of tenants of a group that are returned."""
+"""Maximum number of tenants per group that a query returns."""
 _READ_BYTES: Final = 8 << 20
 
 
@@ -38,7 +38,7 @@ class ReadyPosition(NamedTuple):
     ageing_ms: int | None
 
     def is_behind(self, key: bytes, offset: bytes) -> bool:
-        """Return whether a message in a queue of the same tenant comes before this one."""
+        """Return whether the message at `offset`, in the queue `key` of the same tenant, comes before this message."""
         return self._order(key, offset) < self._order(self.key, self.offset)
 
     def _order(self, key: bytes, offset: bytes) -> tuple[int, int, bytes]:
@@ -47,8 +47,8 @@ class ReadyPosition(NamedTuple):
         return aged, priority, offset
 
     def bound(self, key: bytes) -> bytes | None:
-        """Return the offset below which messages in a queue of the same tenant come before this one. None if none of
-        them does."""
+        """Return the offset below which messages in a queue of the same tenant come before this message. None if none
+        does."""
         own, other = queue_keys.unpack(self.key).priority, queue_keys.unpack(key).priority
         if own == other:
             return self.offset
@@ -59,7 +59,7 @@ class ReadyPosition(NamedTuple):
 
 
 def why_ready(machine: TimerPartition, group: Group, ready: ReadyQueues, offset: bytes, view: View) -> str | None:
-    """Return the reason why a message that is ready in a group waits. None if it is the next one of its tenant."""
+    """Return why a message that is ready in a group waits. None if it is the next message of its tenant."""
     holder = group.holder_of(offset)
     key = holder.queue if isinstance(holder, Waiting) else queue_keys.of_message(ready.rank, view, offset)
     if key is None:
@@ -90,8 +90,8 @@ def why_ready(machine: TimerPartition, group: Group, ready: ReadyQueues, offset:
 def _before(
     machine: TimerPartition, group: Group, ready: ReadyQueues, position: ReadyPosition, view: View
 ) -> tuple[int, bool]:
-    """Return how many messages of its tenant come before a message, counted up to a little more than `LOOKED_AT`, and
-    whether all were checked."""
+    """Return (number of messages of the same tenant before a message, whether all were checked). Counts up to a little
+    more than `LOOKED_AT`."""
     before, is_all = ready.count_before(queue_keys.tenant_of(position.key), position.bound, LOOKED_AT + 1, view)
     for given_back in group.waiting.values():
         if before > LOOKED_AT:
@@ -116,9 +116,9 @@ def _are_of_one(key: bytes, other: bytes) -> bool:
 
 
 def tenant_rows(group: Group, ready: ReadyQueues, now_ms: int) -> list[dict[str, Any]]:
-    """Return a row for each tenant of a fair topic with messages in a group. Tenants with the most ready messages come
-    first, then those with the most in flight. Due messages that are not promoted yet are not counted. `free_ms`: when
-    the rate allows the tenant's next message."""
+    """Return a row for each tenant of a fair topic with messages in a group. Tenants are sorted by their ready
+    messages, then by their messages in flight, highest first. Ready messages do not include due messages that are not
+    promoted yet. `free_ms`: when the rate allows the tenant's next message."""
     waiting = ready.count_by_tenant()
     for entry in group.waiting.values():
         if entry.queue is not None and entry.due_ms <= now_ms:

@@ -1,1 +1,1 @@
-"""The log as consumers read it: look-aheads of its rows, overlays, and messages cut out of batches."""
+"""Reads the log for consumers: look-aheads of its rows, overlays, and messages that are cut out of batches."""

@@ -1,7 +1,7 @@
-"""The look-aheads of all groups of a node: the memory that they use together, and which are evicted if it is too much.
+"""The look-aheads of all groups of a node: counts their memory, and evicts look-aheads if they use too much.
 
-Memory of groups that cannot be evicted (the ready queues themselves) reduces what is left for look-aheads. But a part
-of the share always remains for them.
+Memory of groups that cannot be evicted (the ready queues themselves) reduces the memory for look-aheads. But a part of
+the share always remains for look-aheads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from operator import attrgetter
 from typing import Final, Protocol
 
 EVICT_TO: Final = 0.75
-"""An eviction frees memory down to this part of the share, so that the next eviction is not needed at once."""
+"""An eviction reduces look-aheads to this part of the allowed memory, so that the next eviction is not needed
+immediately."""
 LEAST: Final = 0.25
 """Part of the share that look-aheads may always use."""
 
@@ -21,14 +22,14 @@ class LookAhead(Protocol):
     """A cache of rows that one cursor has read ahead."""
 
     held_bytes: int
-    """Bytes that evicting it would free."""
+    """Bytes that an eviction of this look-ahead would free."""
     fixed_bytes: int
-    """Bytes in use that cannot be evicted."""
+    """Bytes in use that cannot be evicted, such as the ready queues."""
     used: int
-    """Number of its last use, from `LookAheads.next_use`."""
+    """Number of the last use, from `LookAheads.next_use`."""
 
     def evict(self) -> None:
-        """Drop all of the cache but the head."""
+        """Drop the cache, except the head."""
         ...
 
 
@@ -64,7 +65,8 @@ class LookAheads:
         return max(self.share_bytes - self.fixed_bytes, LEAST * self.share_bytes)
 
     def evict(self, living: Callable[[], Iterable[LookAhead]]) -> None:
-        """Evict the least recently used look-aheads, if they use more than allowed. `living` returns all that exist."""
+        """Evict the least recently used look-aheads, if all together use more than allowed. `living` returns all
+        existing look-aheads."""
         if not self.is_over:
             return
         there = list(living())

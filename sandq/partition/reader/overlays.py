@@ -1,10 +1,10 @@
-"""Overlays: values of a message that differ from those in the batch row that contains it.
+"""Overlays: changed values of a message, which override the values in its batch row.
 
-A message of a batch row may get another priority, or another value and headers. These are stored in rows of their own,
-which override the batch row. A message with a log row of its own needs no overlay.
+A producer may change the priority, the value or the headers of a message in a batch row. The changes are stored in rows
+of their own, which override the batch row. A message with a log row of its own needs no overlay.
 
-Rows: `OVERLAY` and the offset: `[priority]`, or `[priority | nil, bytes]`. With `bytes`, all fields of the message, of
-this size, are in the row `UPDATED` and the offset. Both rows are deleted with the message.
+Rows: `OVERLAY` and the offset: `[priority]`, or `[priority | nil, bytes]`. If it has `bytes`, the row `UPDATED` and the
+offset contains all fields of the message, in this many bytes. Both rows are deleted with the message.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Overlay(NamedTuple):
     """The overlay of a message."""
 
     priority: int | None = None
-    """None if the priority is that in the message's fields."""
+    """Priority that overrides the message's fields. None: not overridden."""
     size: int = 0
-    """Size of the overlaid fields, in bytes. 0 if the fields are those in the batch row."""
+    """Size of the overlaid fields, in bytes. 0 if the fields of the batch row apply."""
 
 
 Overlays = dict[bytes, Overlay]
@@ -40,8 +40,8 @@ def put_priority(step: Step, offset: bytes, priority: int) -> Overlay:
 
 
 def put_fields(step: Step, offset: bytes, fields: Fields) -> tuple[int, int]:
-    """Override the fields of a message in a batch row with `fields`, which must be complete. Return their bytes, and
-    how many more these are than those of the previous overlay."""
+    """Override the fields of a message in a batch row with `fields`, which must be complete. Return (their bytes,
+    increase over the bytes of the previous overlay)."""
     before = of(step.view, offset) or Overlay()
     packed = rows.pack(fields)
     step.view.put(rows.UPDATED + offset, packed)
@@ -80,20 +80,21 @@ def among(view: View, first: bytes, last: bytes) -> Overlays:
 
 
 def laid_over(view: View, others: Overlays, offset: bytes, fields: Fields) -> Fields:
-    """Return the fields of a message in a row, overlaid with the result of `between` for the row."""
+    """Return the fields of a message with its overlay applied. `fields`: as in the row; `others`: result of `between`
+    for the row."""
     other = others.get(offset)
     if other is None:
         return fields
     if other.size:
         packed = view.get(rows.UPDATED + offset)
-        assert packed is not None, "an overlay that has a size has fields"
+        assert packed is not None, "an overlay with a size has a row of fields"
         fields = rows.unpack(packed)[0]
     return fields if other.priority is None else fields | {Column.PRIORITY: other.priority}
 
 
 def drop(step: Step, first: bytes, length: int) -> int:
-    """Delete the overlays of `length` messages from `first` on, which are no longer in their row. Return the bytes of
-    fields that were deleted."""
+    """Delete the overlays of `length` messages from `first` on, whose log row was deleted. Return the bytes of the
+    deleted fields."""
     view = step.view
     if length > 1:
         found = between(view, first, length)

@@ -1,4 +1,4 @@
-"""Reads the messages in ranges as pieces that are ready to be sent. Batches are sent as they are if that pays off."""
+"""Reads the messages of ranges, as pieces that are ready to be sent. If it pays off, a batch is sent unchanged."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from sandq.partition.shared_state import SLICE_ITEMS
 PIECE_MESSAGES = 1000
 PIECE_BYTES = 1 << 20
 FAR_MS = 1000
-"""If a message is placed at least this much later than requested, in ms, its row contains the requested time."""
+"""If a message is placed at least this many ms later than requested, its row contains the requested time."""
 FEW_OF = 16
-"""If at most one in this many messages of a batch is needed, messages are decoded one by one. Otherwise the whole batch
+"""If at most 1/`FEW_OF` of the messages of a batch are needed, they are decoded one by one. Otherwise the whole batch
 is decoded once."""
 SCAN_RANGES = 8
 SCAN_BYTES = 8 << 20
 NEAR_OF = 3
 """Maximum number of rows to scan for each row that is needed."""
 FEW_OTHERS = 16
-"""Maximum number of overlaid messages around which a range is cut. With more, the whole range is decoded."""
+"""Maximum number of overlaid messages around which a range is cut. If there are more, the whole range is decoded."""
 PROBE_ROWS = 64
-"""Number of rows that a first scan reads, to find out whether the needed rows are close together."""
+"""Number of rows that the first scan reads, to find out whether the needed rows are close together."""
 
 
 class Wanted(NamedTuple):
@@ -58,13 +58,13 @@ class Message(NamedTuple):
     created_ms: int
     fields: Fields
     wanted: Wanted | None = None
-    """None if it is not known or was not requested."""
+    """None if the requested time is not known, or was not asked for."""
     lives: Sequence[Any] = ()
-    """Lives in a group before the message was redriven, as packed in its row (`records.lives`)."""
+    """Earlier lives of a redriven message in a group, as packed in its row (`records.lives`)."""
 
 
 _Loose = Message | tuple[bytes, bytes]
-"""A message that is not sent as part of a batch row: decoded, or as its offset and its plain row."""
+"""A message that is not sent as part of a batch row: a decoded message, or (offset, plain row)."""
 
 
 class _BatchRow(NamedTuple):
@@ -84,7 +84,7 @@ class MessageReader:
         self._fields: list[Fields] | None = None
         self._wanted: list[Wanted] | None = None
         self._ahead: dict[bytes, bytes] = {}
-        """Log rows that were read together in advance."""
+        """By key: log rows that were read in advance."""
 
     def pieces(
         self,
@@ -93,8 +93,8 @@ class MessageReader:
         kept_of: int | None = None,
         plain: Sequence[bytes] | None = None,
     ) -> list[Piece]:
-        """Return the messages of `ranges`, in their order. `kept_of`: a group that keeps them in its own rows. `plain`:
-        their rows, if these are in memory and plain."""
+        """Return the messages of `ranges`, in their order. `kept_of`: id of a group that keeps them in its own rows.
+        `plain`: the rows of the messages, if these are in memory and plain."""
         if plain is not None:
             return _plain_pieces([base for base, _ in ranges], plain)
         if kept_of is not None:
@@ -119,8 +119,8 @@ class MessageReader:
     ) -> Iterator[Piece]:
         """Yield the messages of `ranges` in the log, in their order, one piece at a time.
 
-        `ahead`: rows that were read already; they are removed one by one. `yield_now`: called now and then; this
-        partition must not be read or changed meanwhile.
+        `ahead`: rows that were read already; used rows are removed from it. `yield_now`: called from time to time;
+        while it runs, this partition must not be read or changed.
         """
         self._ahead = ahead
         try:
@@ -170,8 +170,8 @@ class MessageReader:
             yield _loose_piece(loose, view)
 
     def _read_ahead(self, view: View, ranges: Sequence[Range]) -> list[Row]:
-        """Read the rows of ranges in one scan, if possible: most ranges are rows that follow one another, and a scan
-        costs less than a look-up for each."""
+        """Read the rows of ranges in one scan, if possible. Most ranges are adjacent rows, and one scan costs less than
+        many look-ups."""
         if len(ranges) < SCAN_RANGES or ranges[-1].base < ranges[0].base:
             return []
         start, stop = rows.log_key(ranges[0].base), rows.after(rows.log_key(ranges[-1].base))
@@ -277,15 +277,15 @@ class MessageReader:
 
 
 def _are_apart(ranges: Sequence[Range], found: Sequence[Row]) -> bool:
-    """Return whether ranges are single messages that do not follow one another, so that the scan did not find
-    them all."""
+    """Return whether the ranges are single messages with other rows in between, so that the scan did not find all of
+    them."""
     if found and found[-1][0] >= rows.LOG + ranges[-1].base:
         return False
     return all([one.length == 1 for one in ranges])
 
 
 def _look_up(view: View, ranges: Sequence[Range]) -> dict[bytes, bytes]:
-    """Return the rows at which unsorted ranges begin. Rows that are close together are read in one scan."""
+    """Return the first row of each of these unsorted ranges. Rows that are close together are read in one scan."""
     keys = sorted([rows.LOG + one.base for one in ranges])
     stop = rows.after(keys[-1])
     found = dict(view.scan(keys[0], stop, limit=PROBE_ROWS, max_bytes=SCAN_BYTES))
@@ -312,7 +312,7 @@ def _joined(picked: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _around_others(view: View, ranges: Iterable[Range]) -> Iterator[Range]:
-    """Cut ranges around their overlaid messages, if those are few, so that the rest stays together."""
+    """If a range has few overlaid messages, cut it around them, so that all other messages stay together."""
     for one in ranges:
         others = overlays.between(view, one.base, one.length) if one.length > 1 else {}
         if not 0 < len(others) <= FEW_OTHERS:
@@ -331,7 +331,7 @@ def _around_others(view: View, ranges: Iterable[Range]) -> Iterator[Range]:
 
 
 def _in_slices(ranges: Sequence[Range], yield_now: Callable[[], None]) -> Iterator[Range]:
-    """Yield the ranges. Give way after each `SLICE_ITEMS` messages, or after a larger range."""
+    """Yield the ranges. Call `yield_now` after each `SLICE_ITEMS` messages, or after a larger range."""
     messages = 0
     for one in ranges:
         yield one
@@ -342,7 +342,8 @@ def _in_slices(ranges: Sequence[Range], yield_now: Callable[[], None]) -> Iterat
 
 
 def wanted_times(batch: Batch, stamp_ms: int) -> list[int]:
-    """Return the requested times of the messages of a batch, in ms. 0: immediately. `stamp_ms`: start of delays."""
+    """Return the requested times of the messages of a batch, in ms. 0: immediately. `stamp_ms`: time from which delays
+    count."""
     start_ms = stamp_ms if batch.relative else 0
     asked = batch.int_column(Column.DELIVER_MS) or [0] * batch.count
     return [start_ms + (asked_ms or 0) for asked_ms in asked]
@@ -377,7 +378,7 @@ def decode_fields(batch: Batch) -> list[Fields]:
 
 
 def values_alone(batch: Batch) -> list[bytes] | None:
-    """Return the values of messages that have no other columns but times. None if some have others."""
+    """Return the values of messages. None if the batch has any other columns than values and times."""
     if not set(batch.columns) <= {Column.VALUE, Column.DELIVER_MS}:
         return None
     values = batch.values()
@@ -433,7 +434,7 @@ def kept_messages(view: View, ranges: Sequence[Range], group_id: int) -> Iterato
 
 
 def load_kept(offset: bytes, row: bytes) -> Message:
-    """Return the message in a row that a group keeps."""
+    """Return the message in a kept row of a group."""
     message_id, created_ms, fields, _, is_delay, lives = rows.load_kept(row)
     wanted_ms = fields.pop(Column.DELIVER_MS, None)
     is_known = is_delay is not None or wanted_ms is not None
@@ -496,7 +497,8 @@ def _loose_piece(loose: list[_Loose], view: View) -> Piece:
 def from_messages(messages: list[Message]) -> Piece:
     moved = any(m.id != m.offset for m in messages)
     return Piece(
-        # A column of sixteen bytes is the base of a run, which is also right for a single message.
+        # A column of 16 bytes is the base of a run. For a single message, this has the same meaning as a column of
+        # offsets.
         b"".join([m.offset for m in messages]),
         b"".join([m.id for m in messages]) if moved else None,
         b"".join([m.created_ms.to_bytes(8, "little") for m in messages]),

@@ -1,11 +1,12 @@
 """The log as one group's cursor reads it: the next entries in order, from a bounded look-ahead in memory.
 
-The look-ahead is a cache of rows, never state: `head` and `take` return what a scan of the rows would return, whatever
-the cache contains. Invariant: `entries` are exactly the log entries above the cursor and at or below `covered`, without
-the messages that have tombstones.
+The look-ahead is a cache of rows, not state: its content never changes the results of `head` and `take`, which are
+those of a scan of the rows. Invariant: `entries` are exactly the log entries above the cursor and at or below
+`covered`, without messages that have tombstones.
 
-While nothing is taken, a reader caches little more than its head. When messages are taken, it reads twice as much each
-time, and keeps what is inserted. If the caches of a node grow too large together, it is evicted (`look_aheads.py`).
+While nothing is taken, a reader caches little more than its head. When messages are taken, each read is twice as large
+as the last one, and the cache keeps new entries. If the caches of a node together grow too large, the least recently
+used ones are evicted (`look_aheads.py`).
 """
 
 from __future__ import annotations
@@ -26,26 +27,25 @@ from sandq.partition.reader.look_aheads import LookAheads
 LOOK_AHEAD_ENTRIES = 2048
 LOOK_AHEAD_BYTES = 4 << 20
 ANSWER_READ_BYTES = 1 << 20
-"""Bytes read at once for the reply to a query."""
+"""Number of bytes to read at once for the reply to a query."""
 HEAD_ENTRIES = 8
 """Number of entries cached while nothing is taken."""
 HEAD_BYTES = 256 << 10
 ENTRY_BYTES = 256
 """Approximate memory of an entry, in bytes. An entry with an extra takes twice as much, plus its unique key and its
-tenant. An entry with its row takes the bytes of the row in addition."""
+tenant. If an entry has its row, the bytes of the row are added."""
 AT_HAND_BYTES = 512
 """Maximum size of a plain row that an entry keeps in memory, in bytes."""
 FEW = 16
-"""Up to this many entries, inserting one by one is cheaper than sorting."""
+"""At most this many entries are inserted one by one, which is then cheaper than sorting."""
 WHOLE_ROW_BYTES = 2 << 20
-"""A row below this size, in bytes, is not cut by a limit on bytes, because a batch that is taken whole is sent
-as is."""
+"""A limit on bytes does not cut a row below this size, in bytes, because a whole batch is sent unchanged."""
 FILL_TOMBSTONES = (1 << 16) + 1
-"""More tombstones than one row can have messages."""
+"""Limit for reading tombstones: more than one row can have messages."""
 NEAR_ROWS = 16
 NEAR_BYTES = 1 << 20
 PASSED_OVER = 1000
-"""Maximum number of messages that one `take` skips without taking them."""
+"""Maximum number of messages that one `take` skips."""
 _, _LOG_STOP = rows.tag_bounds(rows.LOG)
 _NO_LIMIT = 1 << 40
 
@@ -68,15 +68,16 @@ class LogReader:
     """See `LookAhead`."""
 
     def __init__(self, cursor: bytes, look_ahead: int | None = None, look_aheads: LookAheads | None = None) -> None:
-        """`look_ahead`: number of rows to read at once. `look_aheads`: those of the node, to which this reader belongs
-        if it lives long."""
+        """`look_ahead`: maximum number of rows to read at once. `look_aheads`: the look-aheads of the node, for a
+        reader that lives long; None for a short-lived reader."""
         self.cursor = cursor
         self.covered = cursor
         self.entries: deque[LogEntry] = deque()
         self.taken = (0, 0)
         """(second in which the cursor is, number of that second's messages that the cursor has passed)."""
         self.passed: int | None = None
-        """Number of due messages that the cursor has passed, on the scale of `Counts.due`. None if it is not known."""
+        """Number of due messages that the cursor has passed, counted as in `Counts.due`. None if the number is not
+        known."""
         self.unsure_s: int | None = None
         """While the cursor is in this second, `passed` may be too small."""
         self._most = look_ahead or LOOK_AHEAD_ENTRIES
@@ -84,7 +85,7 @@ class LogReader:
         self._window = self._most if look_aheads is None else min(HEAD_ENTRIES, self._most)
         """Number of rows that the next read for `take` returns."""
         self._kept = self._window
-        """Number of cached entries below which inserted ones are kept."""
+        """While fewer than this many entries are cached, inserted entries are cached, too."""
         self._entry_bytes = ENTRY_BYTES
         """Memory of the largest cached entry, in bytes."""
         self.held_bytes = self.used = 0
@@ -99,15 +100,15 @@ class LogReader:
         self.passed = None
 
     def drop_cache(self, last: bytes) -> None:
-        """Drop the cache, because rows up to this offset have changed."""
+        """Drop the cache, because rows at or below this offset have changed."""
         if last > self.cursor:
             self.covered = self.cursor
             self.entries.clear()
             self._count()
 
     def insert(self, added: list[LogEntry]) -> None:
-        """Add the entries of new log rows to the cache. They are sorted, and always above the cursor (the placing
-        rule)."""
+        """Add the entries of new log rows to the cache. They must be sorted. They are always above the cursor, because
+        new messages are placed above it."""
         assert not added or added[0].first > self.cursor, "a row below a cursor would never be delivered"
         near = added if added and added[-1].first <= self.covered else [e for e in added if e.first <= self.covered]
         if not near:
@@ -137,8 +138,8 @@ class LogReader:
                 entries.insert(at, part)
 
     def replace(self, changed: list[LogEntry]) -> None:
-        """Replace the cached entries of messages whose rows have changed. Each has a row of its own; they are in log
-        order."""
+        """Replace the cached entries of messages whose rows have changed. Each message has a row of its own. The
+        messages are in log order."""
         entries = self.entries
         if not entries or changed[0].first > self.covered or changed[-1].first < entries[0].first:
             return
@@ -151,7 +152,8 @@ class LogReader:
         self.entries = deque([by_first.get(entry.first, entry) for entry in entries])
 
     def replace_part(self, changed: LogEntry) -> None:
-        """Make a message an entry of its own, because its size differs now from that of the others in its row."""
+        """Make a message an entry of its own, because its size now differs from the size of other messages in its
+        row."""
         entries = self.entries
         at = bisect_right(entries, changed.first, key=_first) - 1
         if changed.first > self.covered or at < 0:
@@ -166,7 +168,7 @@ class LogReader:
         self._count()
 
     def uncount(self, offset: bytes, count: int = 1) -> None:
-        """Subtract messages of one offset, which are no longer in the log, from the number of passed messages."""
+        """Subtract messages at one offset, which are no longer in the log, from the number of passed messages."""
         if self.taken[0] == offsets.deliver_ms(offset) // 1000:
             self.taken = (self.taken[0], self.taken[1] - count)
 
@@ -178,20 +180,20 @@ class LogReader:
     def head(self, view: View) -> LogEntry | None:
         """Return the first entry above the cursor. None if there is none."""
         if self._kept == self._most:
-            return self._next(view)  # a cursor from which messages were taken will go on
+            return self._next(view)  # this cursor has been read before, so more reads follow: read ahead
         while not self.entries and self.covered != offsets.LAST:
             self._fill(view, min(HEAD_ENTRIES, self._most), HEAD_BYTES)
         return self.entries[0] if self.entries else None
 
     def _next(self, view: View) -> LogEntry | None:
-        """Return the first entry like `head`, for a caller that goes on from there."""
+        """Return the first entry like `head`, and read ahead, because the caller will take messages."""
         while not self.entries and self.covered != offsets.LAST:
             self._fill(view, self._window, LOOK_AHEAD_BYTES)
             self._window = min(2 * self._window, self._most)
         return self.entries[0] if self.entries else None
 
     def evict(self) -> None:
-        """Drop all of the cache but the head, until messages are taken again."""
+        """Drop the cache, except the head, until messages are taken again."""
         self._window = self._kept = min(HEAD_ENTRIES, self._most)
         if len(self.entries) > self._kept:
             self._cut(self._kept)
@@ -205,7 +207,7 @@ class LogReader:
         self.covered = rows.last_of(self.entries[-1])
 
     def _weigh(self, added: Iterable[LogEntry]) -> None:
-        """Update the memory of the largest entry."""
+        """Update the size of the largest cached entry."""
         for entry in added:
             if entry.extra is not None:
                 size = 2 * ENTRY_BYTES + len(entry.extra.unique_key or b"") + len(entry.extra.tenant or b"")
@@ -232,7 +234,7 @@ class LogReader:
     ) -> Taken:
         """Move the cursor over the messages that are due at `until_ms`, in order.
 
-        Stop after `limit` messages, or after the message that brings the bytes to `max_bytes` (for a small row: after
+        Stop after `limit` messages, or after the message that brings the bytes to `max_bytes` (in a small row: after
         the row). `judge` decides about entries with an extra, or about all entries (`judge_all`). See `Judge`.
         """
         taken: list[Range] = []
@@ -292,8 +294,8 @@ class LogReader:
         return passed
 
     def _advance_over_singles(self, until_ms: int, limit: int, max_bytes: int) -> tuple[list[LogEntry], int]:
-        """Pass single messages without an extra, as long as there are some, and return them and their bytes. The first
-        entry must be one."""
+        """Move the cursor over the next single messages without an extra. Return these messages and their bytes. The
+        first entry must be such a message."""
         end = ((min(until_ms, offsets.U48_MAX) + 1) << 80).to_bytes(17, "big")[1:]
         entries, taken, size = self.entries, 0, 0
         for first, length, its_size, extra, *_ in islice(entries, limit):
@@ -320,7 +322,7 @@ class LogReader:
 
     def _pass(self, entry: LogEntry, count: int) -> None:
         self.cursor = offsets.shift(entry.first, count - 1) if count > 1 else entry.first
-        # Passed messages are covered, even if the look-ahead was shorter.
+        # Keep the invariant `covered` >= `cursor`, even if the look-ahead was shorter.
         self.covered = max(self.covered, self.cursor)
         if self.passed is not None:
             self.passed += count
@@ -337,18 +339,19 @@ class LogReader:
             entries = [
                 LogEntry(key[1:], 1, len(value)) if is_plain(value) else log_entry(key, value) for key, value in found
             ]
-        # Only messages of batch rows can have tombstones and still be in a row.
+        # Only messages of batch rows can have tombstones while their row exists.
         batches = [entry for entry in entries if entry.unit]
         rest = self._rest_of_row(view)
         if rest is not None:
             entries.insert(0, rest)
             batches.insert(0, rest)
-        # If nothing was found, the log ends here. Later rows will be inserted.
+        # If no rows were found, the log ends here. Later rows reach the cache through `insert`.
         self.covered = rows.last_of(entries[-1]) if found else offsets.LAST
         if batches:
             gone = tombstones(view, batches[0].first, rows.last_of(batches[-1]), FILL_TOMBSTONES)
             if len(gone) == FILL_TOMBSTONES:
-                # There may be more tombstones. All those of the first batch were read, but not those of every batch.
+                # There may be more tombstones. All tombstones of the first batch were read, but perhaps not those of
+                # later batches.
                 entries = [entry for entry in entries if rows.last_of(entry) <= gone[-1]]
                 self.covered = rows.last_of(entries[-1])
             entries = _without(entries, gone)
@@ -361,8 +364,8 @@ class LogReader:
         return view.scan(rows.after(rows.log_key(self.covered)), _LOG_STOP, limit=limit, max_bytes=max_bytes)
 
     def _rest_of_row(self, view: View) -> LogEntry | None:
-        """Return the rest of the row that `covered` lies in. After a restart or a seek that is where the cursor is,
-        otherwise where the look-ahead was cut. None if no messages of the row are left."""
+        """Return the rest of the row that contains `covered`. After a restart or a seek, `covered` is the cursor;
+        otherwise it is where the look-ahead was cut. None if no messages of the row are left."""
         found = row_holding(view, self.covered)
         if found is None:
             return None
@@ -376,7 +379,7 @@ class AnswerReader(LogReader):
     """Reads a part of the log for the reply to a query, and yields the time slice before each read."""
 
     def __init__(self, cursor: bytes, yield_now: Callable[[], None], rows: dict[bytes, bytes] | None = None) -> None:
-        """`rows`: receives all rows that are read, for a caller that needs their messages next."""
+        """`rows`: receives all rows that the reader reads, for a caller that needs their messages next."""
         super().__init__(cursor)
         self._yield_now = yield_now
         self._rows = rows
@@ -395,23 +398,23 @@ def row_holding(view: View, offset: bytes) -> Row | None:
 
 
 def find_row(view: View, offset: bytes) -> tuple[Row | None, int]:
-    """Return the row like `row_holding`, and the number of bytes read to find it, or to find that there is none."""
+    """Return (row as in `row_holding`, number of bytes read in the search)."""
     start, stop = holding_bounds(offset)
-    # Scan forwards. Rows before the start are often deleted, and a backward scan would step over all of them.
+    # Scan forwards first. Rows before the offset are often deleted, and a backward scan would step over all of them.
     near = view.scan(start, stop, limit=NEAR_ROWS, max_bytes=NEAR_BYTES)
     size = sum([len(value) for _, value in near])
     if near and _is_in(near[-1], offset):
         return near[-1], size
     if len(near) < NEAR_ROWS and size < NEAR_BYTES:
-        return None, size  # the last row found is the last one before the offset
+        return None, size  # the scan reached `stop`, so its last row is the last one before the offset
     found = view.scan(start, stop, limit=1, max_bytes=1, reverse=True)
     size += sum([len(value) for _, value in found])
     return (found[0] if found and _is_in(found[0], offset) else None), size
 
 
 def gap_around(view: View, offset: bytes) -> Bounds:
-    """Return the gap that contains an offset without a log row: within its entry, no row has a message between these
-    two offsets."""
+    """Return the gap that contains an offset without a log row. Within the offset's entry, no row has a message between
+    the two bounds."""
     start, stop = holding_bounds(offset)
     before = view.scan(start, stop, limit=1, max_bytes=1, reverse=True)
     end = start[: 1 + SHARED_BYTES] + b"\xff" * 5
@@ -444,15 +447,16 @@ def whole_row_entry(view: View, offset: bytes) -> LogEntry:
 
 
 def cursor_before(offset: bytes) -> bytes:
-    """Return a cursor directly before a message: the preceding position of the batch, or the preceding number."""
+    """Return a cursor directly before a message: the previous position of the batch, or the number before the
+    offset."""
     if offsets.unpack(offset).place:
         return offsets.shift(offset, -1)
     return (max(int.from_bytes(offset, "big"), 1) - 1).to_bytes(16, "big")
 
 
 def without(entry: LogEntry, gone: list[bytes]) -> list[LogEntry]:
-    """Return the parts of an entry that are left without these offsets. They must be sorted; others than the entry's
-    own have no effect."""
+    """Return the parts of an entry that are left after removing the offsets `gone`. These must be sorted. Offsets
+    outside of the entry have no effect."""
     parts: list[LogEntry] = []
     start = 0
     for offset in gone:
@@ -489,8 +493,8 @@ def _without(entries: list[LogEntry], gone: list[bytes]) -> list[LogEntry]:
 
 
 def _cut_out(entry: LogEntry, changed: list[LogEntry]) -> list[LogEntry]:
-    """Return an entry in parts, with some of its messages as entries of their own. They must be sorted; messages of
-    other entries have no effect."""
+    """Return an entry in parts, with the messages of `changed` as entries of their own. `changed` must be sorted;
+    messages of other entries have no effect."""
     parts: list[LogEntry] = []
     start = 0
     for one in changed:

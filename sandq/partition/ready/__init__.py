@@ -1,1 +1,2 @@
-"""Ready messages of a partition in topics with priorities or fair tenants: their queues, order, limits and turns."""
+"""Ready messages of a partition in topics with priorities or fair tenants: queues of messages, their order, limits and
+turns of tenants."""

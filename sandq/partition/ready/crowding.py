@@ -1,12 +1,12 @@
 """Decides which tenants get no new messages for now, because too many of their messages wait for their next attempt.
 
-The number of waiting messages in a group is bounded. One tenant whose messages fail must not use up this bound. So each
-tenant with waiting messages may have as many there, and in flight, as are free (Choudhury and Hahne, "Dynamic Queue
-Length Thresholds for Shared-Memory Packet Switches", 1998). A single tenant then gets up to a half, two tenants up to a
-third each, and some capacity is always left for others.
+The number of waiting messages in a group is bounded. One tenant whose messages fail must not use up this bound. So a
+tenant with waiting messages may have at most as many messages waiting and in flight as the bound has free (Choudhury
+and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998). A single tenant then gets up to a
+half, two tenants get up to a third each, and some capacity is always left for other tenants.
 
-All messages that a tenant has in flight may come to wait at once. So its waiting messages and those in flight together
-may be at most a half of the bound, even while none of them waits.
+All messages that a tenant has in flight may fail and wait at the same time. So its waiting messages and its messages in
+flight together may be at most half of the bound, even while none waits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Crowding:
 
     def __init__(self) -> None:
         self.stopped: set[str] = set()
-        """Tenants that get no new messages, as of the last decision. They get only messages that were given back."""
+        """Tenants that get no new messages, as of the last decision. They get only returned messages."""
         self.waits: Counter[str] = Counter()
         """Number of waiting ranges of messages, by tenant."""
         self._total = 0
@@ -31,7 +31,7 @@ class Crowding:
         self._half: int | None = None
         """Maximum number of ranges of a tenant that wait or are in flight. None if there is no maximum."""
         self._is_less = False
-        """Whether fewer ranges wait since the last decision."""
+        """Whether fewer ranges wait than at the last decision."""
 
     def count(self, tenant: str, ranges: int) -> None:
         """Count additional waiting ranges of a tenant. `ranges` may be negative."""
@@ -43,7 +43,7 @@ class Crowding:
 
     @property
     def is_stale(self) -> bool:
-        """Return whether a stopped tenant may have to be released."""
+        """Return whether the next decision may release a stopped tenant."""
         return self._is_less and bool(self.stopped)
 
     def decide(
@@ -53,12 +53,12 @@ class Crowding:
         all_in_flight: int,
         many: Collection[str] | None = None,
     ) -> set[str]:
-        """Decide which tenants are stopped, and return those for which that has changed.
+        """Decide which tenants are stopped. Return the tenants for which the decision has changed.
 
         `most`: maximum number of waiting ranges in the group; None if there is no maximum. `in_flight`: messages in
         flight by tenant. `all_in_flight`: messages in flight of all tenants once the lease is filled. `many`: tenants
-        with at least a half of `most` in flight; each tenant may then have at most a half, even while none of its
-        messages waits. None: there is no such maximum.
+        with at least half of `most` in flight. If given, each tenant may have at most half, even while none of its
+        messages waits. None: no such maximum.
         """
         before, self.stopped, self._is_less = self.stopped, set(), False
         self._free = None if most is None else most - self._total
@@ -73,11 +73,10 @@ class Crowding:
         return before ^ self.stopped
 
     def may_stop(self, tenant: str, in_flight: int) -> bool:
-        """Return whether this lease may bring a tenant with `in_flight` messages in flight to the point where it is
-        stopped."""
+        """Return whether this lease may stop a tenant that has `in_flight` messages in flight."""
         if self._free is not None and tenant in self.waits:
             return True
-        # Otherwise messages of a tenant are not counted until the lease is full.
+        # If not, the caller need not count the tenant's messages before the lease is full.
         in_all = self.waits.get(tenant, 0) + in_flight
         return self._half is not None and in_all + FIXED.grant_messages >= self._half
 

@@ -1,4 +1,4 @@
-"""The entries of a group's ready queues. The first ones of each queue are in memory, all others only in rows.
+"""The entries of a group's ready queues. The first entries of each queue are in memory, all others only in rows.
 
 The entries in memory are a cache: it grows as messages are taken, and shrinks when the node needs the memory.
 """
@@ -25,8 +25,8 @@ HEAD_ENTRIES: Final = 8
 """Number of entries that the first read of a queue loads. Each further read loads twice as many."""
 MOST_ENTRIES: Final = 1024
 HELD_SHARE: Final = 1 / 2
-"""Share of the memory for all load_first-aheads of a node that the queues of one group may use, beyond `HEAD_ENTRIES`
-each."""
+"""Share of the memory for all look-aheads of a node that the queues of one group may use, beyond `HEAD_ENTRIES` per
+queue."""
 READ_BYTES: Final = 1 << 20
 _NO_LIMIT = 1 << 40
 
@@ -44,8 +44,8 @@ class QueueEntries:
         self._gone: list[bytes] = []
         """Keys of rows to delete, because their entries were taken."""
         self._most_entries = MOST_ENTRIES
-        """Maximum number of small entries that a queue reads or keeps at once. For larger entries, the same number of
-        bytes."""
+        """Maximum number of small entries that a queue reads or keeps at once. Large entries are limited to the same
+        number of bytes."""
 
     # -- adding ---------------------------------------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class QueueEntries:
     # -- lookups --------------------------------------------------------------------------------------------------
 
     def load_first(self, queue: ReadyQueue, view: View) -> None:
-        """Load the first entries of a queue into memory, unless some are there."""
+        """Load the first entries of a queue into memory, unless some are in memory already."""
         if queue.entries or not queue.messages:
             return
         prefix = self._rows + queue.key
@@ -104,7 +104,7 @@ class QueueEntries:
         found = view.scan(start, stop, limit=window, max_bytes=min(READ_BYTES, window * ENTRY_BYTES))
         queue.entries.extend([queue.load(key, value) for key, value in found])
         self._note_held(queue, sum(map(bytes_of, queue.entries)))
-        assert queue.entries, "a queue that has messages has rows of them"
+        assert queue.entries, "a queue with messages has rows"
         is_all = sum([entry.length for entry in queue.entries]) == queue.messages
         queue.covered = offsets.LAST if is_all else rows.last_of(queue.entries[-1])
         queue.window = 2 * window
@@ -141,7 +141,8 @@ class QueueEntries:
         """Count the messages of queues below an offset. `bound` returns the offset for the key of a queue (None: skip
         the queue). Messages that were given back do not count.
 
-        Stop after `most` messages, or after reading that many rows. Return also whether all rows were read.
+        Stop after `most` messages, or after reading `most` rows. Return (number of messages, whether all rows were
+        read).
         """
         count, left = 0, most
         for queue in queues:
@@ -157,7 +158,7 @@ class QueueEntries:
                 for key, row in found:
                     entry = queue.load(key, row)
                     behind = offsets.distance(entry.first, stop)
-                    # Messages of one entry have offsets that follow one another; the last may be beyond the bound.
+                    # The messages of one entry have consecutive offsets; the last of them may be beyond the bound.
                     count += entry.length if behind is None else min(entry.length, behind)
             if count >= most:
                 return count, True
@@ -221,7 +222,7 @@ class QueueEntries:
         step.view.put(self._rows + queue.key + entry.first, row_of(entry))
 
     def save(self, step: Step) -> None:
-        """Put the rows of entries that have none yet."""
+        """Put the rows of entries that have no row yet."""
         if self._unsaved:
             prefix = self._rows
             step.view.put_all(
@@ -252,8 +253,8 @@ class QueueEntries:
         self.bytes = 0
 
     def share_memory(self, queues: int) -> None:
-        """Adjust to the number of queues: with many queues, each keeps a few entries in memory, so that none has to do
-        without."""
+        """Adjust to the number of queues: with many queues, each keeps fewer entries in memory, so that the memory
+        suffices for all queues."""
         share_bytes = math.inf if self._look_aheads is None else self._look_aheads.share_bytes
         held = HELD_SHARE * share_bytes / ENTRY_BYTES / max(queues, 1)
         self._most_entries = int(min(max(held, HEAD_ENTRIES), MOST_ENTRIES))

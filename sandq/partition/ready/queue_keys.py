@@ -24,7 +24,8 @@ _PRIORITY_BYTES = 4
 _SCAN_BYTES = 8 << 20
 
 FAIR: Final = "fair"
-"""Value of `rank` in the record of a topic that shares deliveries among tenants. Otherwise tenants have no effect."""
+"""Value of `rank` in the record of a topic that shares deliveries among tenants. With any other value, tenants have no
+effect."""
 
 
 class QueueName(NamedTuple):
@@ -74,7 +75,7 @@ def of_message(rank: str, view: View, offset: bytes) -> bytes | None:
     made = view.made_last
     if made is None or (fields := _cells(made[0], made[1], offset)) is None:
         key = rows.log_key(offset)
-        value = view.get(key)  # usual: the message has a row of its own, so there is no need for a scan
+        value = view.get(key)  # usual case: the message has a row of its own, so no scan is needed
         if value is None:
             row = row_holding(view, offset)
             if row is None:
@@ -93,21 +94,21 @@ def of_message(rank: str, view: View, offset: bytes) -> bytes | None:
 
 
 def _cells(key: bytes, batch: Batch, offset: bytes) -> Fields | None:
-    """Return the fields of a message in a batch row. None if the row does not contain it."""
+    """Return the fields of a message that rank it, from its batch row. None if the row does not contain the message."""
     behind = offsets.distance(key[1:], offset)
     return batch.cells_at(behind) if behind is not None and 0 <= behind < batch.count else None
 
 
 def split(rank: str, entries: Sequence[LogEntry], view: View) -> Iterator[tuple[bytes, LogEntry]]:
-    """Yield log entries with the keys of their queues. An entry with messages of several queues is yielded in parts.
-    The entries must be consecutive in the log."""
+    """Yield (queue key, log entry). Yield an entry with messages of several queues in parts. The entries must be
+    consecutive in the log."""
     if not entries:
         return
     start, stop = rows.log_key(entries[0].first), rows.after(rows.log_key(entries[-1].first))
     found = dict(view.scan(start, stop, limit=len(entries), max_bytes=_SCAN_BYTES))
     values = list(found.values())
     if [*found] == [rows.log_key(entry.first) for entry in entries] and rows.are_plain(values):
-        # Usual: all rows are plain and there are no others between them, so they can be decoded together.
+        # Usual case: all rows are plain, with no other rows in between, so they can be decoded together.
         for entry, fields in zip(entries, rows.plain_fields(values), strict=True):
             yield of_fields(rank, fields), entry
         return
@@ -148,7 +149,8 @@ def of_row(rank: str, key: bytes, value: bytes, view: View) -> list[bytes]:
 def _of_row(rank: str, value: bytes) -> bytes:
     """Return the queue of the message in a single-message row."""
     fields: list[Any] = rows.unpack(value[rows.LOG_HEADER.size :])
-    # If the payload has a row of its own, the last field has the columns that the log needs, including these.
+    # If the payload has a row of its own, the last field has the columns that the log needs, including priority and
+    # tenant.
     return of_fields(rank, fields[-1])
 
 

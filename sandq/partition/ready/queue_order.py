@@ -1,8 +1,8 @@
-"""The order of ready queues, where it may change with each message that is taken.
+"""The order of ready queues, in cases in which each taken message may change it.
 
-The heaps contain values that may be out of date. Values only rise while messages are taken, so each is checked again at
-the top. A queue whose value falls is pushed again. The result depends on the queues alone, not on when a heap was
-built.
+The heaps may contain outdated values. Values only rise while messages are taken, so a value is checked again when it
+reaches the top. If the value of a queue falls, the queue is pushed again. The result depends only on the queues, not on
+when a heap was built.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Oldest:
         """`by_number`: all queues by their number."""
         self._by_number = by_number
         self._ageing_ms = 0
-        """Ageing that the heaps were built with, in ms."""
+        """Ageing in ms with which the heaps were built."""
         self._by_tenant: dict[str, list[tuple[int, int, int]]] = {}
         """By tenant: heap of (aged time of the first message, priority, number)."""
 
     def first(self, tenant: str, queues: Collection[ReadyQueue], ageing_ms: int) -> ReadyQueue:
-        """Return the queue that comes first. `queues`: all queues of the tenant. If two are equal, the better priority
-        wins."""
+        """Return the queue that comes first. `queues`: all queues of the tenant. If two queues are equal, the better
+        priority comes first."""
         if ageing_ms != self._ageing_ms:
             self._by_tenant.clear()
             self._ageing_ms = ageing_ms
@@ -47,8 +47,8 @@ class Oldest:
                 heapreplace(heap, (now, priority, number))
 
     def note(self, queue: ReadyQueue, living: int) -> None:
-        """Push a queue again that is new, or whose first message may now be an earlier one. `living`: number of queues
-        of its tenant."""
+        """Push a queue that is new, or whose first message may now be earlier. `living`: number of queues of its
+        tenant."""
         heap = self._by_tenant.get(queue.tenant)
         if heap is not None and is_overgrown(len(heap), living):
             del self._by_tenant[queue.tenant]
@@ -56,7 +56,7 @@ class Oldest:
             heappush(heap, (queue.aged(self._ageing_ms), queue.priority, queue.number))
 
     def forget(self, tenant: str) -> None:
-        """Forget a tenant that has no queues any more."""
+        """Forget a tenant that no longer has queues."""
         self._by_tenant.pop(tenant, None)
 
     def clear(self) -> None:
@@ -65,7 +65,7 @@ class Oldest:
 
 
 class Returned:
-    """Finds the queue that comes first among those with messages that were given back. Valid for one round of turns."""
+    """Finds the first queue among the queues with returned messages. Valid for one round of turns."""
 
     def __init__(self, queues: Iterable[ReadyQueue], ageing_ms: int | None = None) -> None:
         """`ageing_ms`: ms by which a message ages per priority. None if messages do not age: the best priority comes
@@ -81,8 +81,8 @@ class Returned:
         return deliver_ms(first[0]) + queue.priority * self._ageing_ms, queue.priority, first
 
     def first(self, held_up: Collection[str] = ()) -> ReadyQueue | None:
-        """Return the queue that comes first. None if there is none. Skip tenants that are held up: they stay so for the
-        rest of the round."""
+        """Return the queue that comes first. None if there is none. Skip tenants that are held up: they stay held up
+        for the rest of the round."""
         heap = self._heap
         while heap:
             queue = heap[0][-1]

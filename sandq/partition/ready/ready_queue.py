@@ -15,8 +15,8 @@ ENTRY_BYTES: Final = 300
 EXTRA_BYTES: Final = 300
 """Approximate memory of an entry's `extra`, in bytes, without its unique key and its tenant."""
 QUEUE_BYTES: Final = 2400
-"""Approximate memory of a queue, in bytes, without its entries and its name. PERSISTED: replicas decide by the memory
-of queues which messages are promoted."""
+"""Approximate memory of a queue, in bytes, without its entries and its name. PERSISTED: the memory of queues decides
+which messages are promoted, and all replicas must decide alike."""
 NAME_COPIES: Final = 4
 """Number of copies of a queue's name in memory. PERSISTED, as above."""
 SEGMENT_BYTES: Final = 800
@@ -24,7 +24,7 @@ SEGMENT_BYTES: Final = 800
 
 
 def queue_bytes(key: bytes) -> int:
-    """Return the approximate memory of a queue without its entries, in bytes. It depends on the key alone."""
+    """Return the approximate memory of a queue without its entries, in bytes. The result depends only on the key."""
     return QUEUE_BYTES + NAME_COPIES * len(key) + SEGMENT_BYTES * queue_keys.tenant_of(key).count(".")
 
 
@@ -44,24 +44,24 @@ class ReadyQueue:
         self.size = queue_bytes(key)
         """Approximate memory of the queue without its entries, in bytes."""
         self.messages = messages
-        """Number of messages, without those that were returned."""
+        """Number of messages, without returned messages."""
         self.first = first
         """First offset of its entries. Meaningless if there are no entries."""
         self.entries: deque[LogEntry] = deque()
         """The first entries of the queue: all entries up to `covered`."""
         self.covered = offsets.FIRST if messages else offsets.LAST
-        """Offset up to which, inclusive, all entries are in `entries`."""
+        """All entries at or below this offset are in `entries`."""
         self.held_bytes = 0
         """Bytes of its entries in memory."""
         self.returned: list[tuple[bytes, int]] = []
-        """Heap of (first offset, seq) of waiting entries that were given back because they are due. Items that are out
-        of date are skipped at the top."""
+        """Heap of (first offset, seq) of due waiting entries that returned to this queue. Outdated items are skipped at
+        the top."""
         self.window = window
         """Number of entries that the next read of its rows loads."""
 
     def aged(self, ageing_ms: int) -> int:
-        """Return the aged time of the first message, in ms: the lower comes first. The order of two messages that both
-        wait never changes."""
+        """Return the aged time of the first message, in ms. The lowest aged time comes first. The order of two messages
+        never changes while both wait."""
         first = self.first if self.messages else offsets.LAST
         if self.returned:
             first = min(first, self.returned[0][0])

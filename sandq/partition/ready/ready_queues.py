@@ -1,15 +1,15 @@
 """The ready messages of a group in a topic that ranks messages: its ready queues, stored in rows of the group.
 
-The group's cursor has passed these messages: they were *promoted* from the log when they were due. Each also stays in
-the log, where its payload is read when it is leased. A message that was nacked, or whose lease ended, waits in a
-waiting entry (`waiting_table.py`), and returns to its queue when its time has come.
+The group's cursor has passed these messages: they were *promoted* from the log when they were due. Each message also
+stays in the log: a lease reads its payload there. If a message was nacked, or its lease ended, it waits in a waiting
+entry (`waiting_table.py`), and returns to its queue when it is due.
 
-Rows: each entry of a queue, by its first offset; the number of messages and the first offset of each queue; the times
-of fair queueing. The first entries of a queue are cached in memory; the cache grows as messages are taken.
+Rows: one row per entry of a queue, by its first offset; one row per queue, with its number of messages and first
+offset; the times of fair queueing. The first entries of a queue are cached in memory; the cache grows as messages are
+taken.
 
-Tenants are served, and become active or inactive, only between `begin` and `end`, after all due messages were given
-back. So they do not depend on the contents of caches, and a replica that was restarted writes the same rows as
-one that was not.
+Tenants are served, and become active or inactive, only between `begin` and `end`, after all due messages have returned.
+So turns do not depend on the contents of caches, and a restarted replica writes the same rows as all others.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class ReadyQueues:
         self._by_tenant: dict[str, list[ReadyQueue]] = {}
         """Queues of each tenant, sorted by priority."""
         self._with_returned: dict[bytes, ReadyQueue] = {}
-        """Queues to which messages were given back."""
+        """Queues with returned messages, by key."""
         self._back_of: dict[str, dict[bytes, ReadyQueue]] = {}
-        """Queues to which messages were given back, by tenant."""
+        """Queues with returned messages, by tenant and key."""
         self._emptied: dict[bytes, ReadyQueue] = {}
-        """Queues whose last message was removed outside of turns."""
+        """Queues whose last message was removed outside of a round of turns."""
         self._changed: dict[bytes, ReadyQueue] = {}
         """Queues whose stored row is out of date."""
         self._firsts: LeastOf[bytes] = LeastOf()
@@ -74,16 +74,16 @@ class ReadyQueues:
         self._by_number: dict[int, ReadyQueue] = {}
         self._oldest = Oldest(self._by_number)
         self._first_back: Returned | None = None
-        """Order of queues with messages given back, cached during a round of turns. None until first needed."""
+        """Order of the queues with returned messages, cached during a round of turns. None until first needed."""
         self._first_back_of: dict[str, Returned] = {}
-        """The same for tenants that get no new messages."""
+        """The same order, by tenant, for tenants that get no new messages."""
         self.messages = 0
-        """Number of messages in all queues, without returned ones."""
+        """Number of messages in all queues, without returned messages."""
         self.is_promoting = False
-        """Whether the last lease promoted as many messages as it may, so that there may be more. Belongs to this
+        """Whether the last lease promoted the maximum number of messages, so that more may be due. Local to this
         process."""
         self._with_rows = 0
-        """Number of queues with messages, without those that have only returned ones."""
+        """Number of queues with messages, without queues that have only returned messages."""
         self._row_bytes = 0
         """Memory of the queues counted in `_with_rows`, in bytes, without their entries."""
         self._queue_bytes = 0
@@ -115,9 +115,9 @@ class ReadyQueues:
     # -- adding ---------------------------------------------------------------------------------------------------
 
     def add(self, step: Step, key: bytes, entry: LogEntry) -> None:
-        """Append an entry of the log to a queue. All other entries of the queue must be below it."""
+        """Append an entry of the log to a queue. It must be above all other entries of the queue."""
         if entry.row is not None:
-            entry = entry._replace(row=None)  # it may be long, and is not sent from here
+            entry = entry._replace(row=None)  # drop the row: it may be long, and is not sent from here
         queue = self._queues.get(key) or self._queue(key, 0, entry.first)
         if not queue.messages:
             self._note_rows(queue, 1)
@@ -131,8 +131,8 @@ class ReadyQueues:
         self.entries.append(step, queue, entry)
 
     def takes(self, keys: Iterable[bytes]) -> set[bytes]:
-        """Return those of these queues to which messages may be added: all that have messages, and as many further
-        ones, in the order of their keys, as the limits allow."""
+        """Return the queues of `keys` to which messages may be added. These are all queues that have messages, and, in
+        the order of their keys, as many other queues as the limits allow."""
         there = {key for key in keys if (queue := self._queues.get(key)) is not None and queue.messages}
         free, free_bytes = FIXED.ready_queues - self._with_rows, self._free_bytes
         for key in sorted(set(keys) - there):
@@ -148,7 +148,7 @@ class ReadyQueues:
         return FIXED.ready_queue_bytes - self._row_bytes
 
     def _note_rows(self, queue: ReadyQueue, more: int) -> None:
-        """Count a queue that has messages now (`more` is 1) or has none any more (-1)."""
+        """Count a queue that has messages now (`more` is 1), or no longer has messages (-1)."""
         self._with_rows += more
         self._row_bytes += more * queue.size
 
@@ -172,7 +172,7 @@ class ReadyQueues:
         self._count()
 
     def give_back(self, key: bytes, entry: Waiting) -> None:
-        """Return the messages of a waiting entry, which is due, to their queue."""
+        """Return the messages of a due waiting entry to their queue."""
         queue = self._queues.get(key) or self._queue(key, 0, offsets.FIRST)
         assert entry.first is not None
         heapq.heappush(queue.returned, (entry.first, entry.seq))
@@ -197,7 +197,7 @@ class ReadyQueues:
         of_tenant = self._by_tenant.setdefault(queue.tenant, [])
         of_tenant.insert(bisect_right(of_tenant, queue.priority, key=_priority), queue)
         if len(of_tenant) == 1:
-            self.limits.freed.add(queue.tenant)  # handled as soon as turns are taken
+            self.limits.freed.add(queue.tenant)  # the next round of turns decides about it
         self.entries.share_memory(len(self._queues))
         return queue
 
@@ -211,15 +211,15 @@ class ReadyQueues:
     def begin(
         self, step: Step, most_waiting: int | None, in_flight: int, in_slices: Callable[[Sequence[str]], Iterable[str]]
     ) -> None:
-        """Begin a round of turns. All due messages must have been given back. `most_waiting` and `in_flight`: see
+        """Begin a round of turns. All due messages must have returned before. `most_waiting` and `in_flight`: see
         `TenantLimits.begin`. `in_slices` iterates over many tenants and yields to other work in between."""
         again = self.limits.begin(step, self._by_tenant, most_waiting, in_flight)
         again |= self.limits.crowding.stopped & self._back_of.keys()
         there = sorted([tenant for tenant in again if tenant in self._by_tenant])
         may = {tenant: self._may_be_served(tenant) for tenant in in_slices(there)}
-        # First those that may have turns. When a tenant ends, the times of the nodes below its name are forgotten,
-        # unless one of those is active by then. In a replica that was restarted, a tenant that ends here was never
-        # active, so nothing is forgotten there.
+        # Activate the tenants that may have turns before ending others. Ending a tenant forgets the times of the nodes
+        # below its name, unless one of these nodes is active. On a restarted replica, a tenant that ends here was never
+        # active, so it would forget nothing, and the replicas would diverge.
         for tenant in in_slices(sorted(may, key=may.__getitem__, reverse=True)):
             self._scheduler.set_active(tenant, may[tenant])
         are_new = self.limits.decided()
@@ -236,18 +236,18 @@ class ReadyQueues:
         return self.limits.may_be_served(tenant, self._has_back)
 
     def _has_back(self, tenant: str) -> bool:
-        """Return whether messages of a tenant were given back."""
+        """Return whether a tenant has returned messages."""
         return any(self.first_returned(queue) is not None for queue in self._back_of.get(tenant, {}).values())
 
     def settle(self, queue: ReadyQueue) -> None:
-        """Update a queue from which messages were taken: note whether returned messages are left, and end it if it is
-        empty."""
+        """Update a queue from which messages were taken: check whether returned messages are left, and end the queue if
+        it is empty."""
         self._settle(queue)
         if queue.tenant in self.limits.crowding.stopped:
             self._update_stopped(queue.tenant)
 
     def _update_stopped(self, tenant: str) -> None:
-        """Update a tenant that gets no new messages: it has turns as long as messages of it were given back."""
+        """Update a tenant that gets no new messages: it has turns as long as it has returned messages."""
         if tenant in self._by_tenant:
             self._scheduler.set_active(tenant, self._may_be_served(tenant))
 
@@ -276,7 +276,7 @@ class ReadyQueues:
             self._scheduler.set_active(queue.tenant, False)
 
     def next(self, ageing_ms: int | None) -> tuple[ReadyQueue, bool] | None:
-        """Return the queue whose turn it is, and whether only one message of it may be taken now. None if no message is
+        """Return (queue whose turn it is, whether only one message of it may be taken now). None if no message is
         ready. `ageing_ms`: time after which a waiting message counts as one priority better."""
         turn = self._scheduler.next()
         if turn is None:
@@ -288,16 +288,16 @@ class ReadyQueues:
             if first_back is None:
                 first_back = self._first_back_of[tenant] = Returned(self._back_of[tenant].values(), ageing_ms)
             back = first_back.first()
-            assert back is not None, "who gets no new messages has turns while something was given back"
+            assert back is not None, "a tenant that gets no new messages has turns only while it has returned messages"
             return back, is_shared or ageing_ms is not None
         if ageing_ms is None or len(of_tenant) == 1:
             return of_tenant[0], is_shared
-        # After one message of this queue, the first message of another queue may be older.
+        # Take only one message: afterwards, the first message of another queue may be older.
         return self._oldest.first(tenant, of_tenant, ageing_ms), True
 
     def next_back(self) -> tuple[ReadyQueue, bool] | None:
-        """Return the queue with the best priority to which messages were given back, for when new messages may not be
-        leased. Skip tenants that are held up. The result is like that of `next`, but does not depend on turns."""
+        """Return the queue with the best priority that has returned messages, like `next` but regardless of turns. For
+        groups that may not lease new messages. Skip tenants that are held up."""
         if self._first_back is None:
             self._first_back = Returned(self._with_returned.values())
         queue = self._first_back.first(self.limits.held_up)
@@ -311,7 +311,7 @@ class ReadyQueues:
             self._scheduler.set_active(tenant, self._may_be_served(tenant))
 
     def first_returned(self, queue: ReadyQueue) -> Waiting | None:
-        """Return the first waiting entry that was given back to a queue. None if there is none."""
+        """Return the first waiting entry that returned to a queue. None if there is none."""
         returned = queue.returned
         while returned:
             first, seq = returned[0]
@@ -324,8 +324,7 @@ class ReadyQueues:
         return None
 
     def next_returned(self, queue: ReadyQueue) -> Waiting | None:
-        """Return the waiting entry that begins after the first one, of those given back to a queue. None if there is
-        none."""
+        """Return the second of the waiting entries that returned to a queue. None if there is none."""
         entry = self.first_returned(queue)
         if entry is None:
             return None
@@ -348,11 +347,11 @@ class ReadyQueues:
         self._uncount(step, queue, count)
 
     def serve_tenants(self, step: Step, limit: int, max_bytes: int) -> tuple[list[tuple[bytes, bytes]], int]:
-        """Take one message of each tenant whose turn it is, the fast way. Return (queue key, message) pairs, and their
-        bytes.
+        """Take one message per turn from tenants that take turns, as a fast path. Return (queue key, message) pairs,
+        and their bytes.
 
-        Stop where the general way is needed: if no other tenant has a turn next, if the tenant has limits or returned
-        messages, or if the message needs a check or is not an entry by itself. Stop after `limit` messages, or after
+        Stop where the general path is needed: if only one tenant has turns, if the next tenant has limits or returned
+        messages, or if its message needs a check or is not an entry by itself. Stop after `limit` messages, or after
         the message that brings the bytes to `max_bytes`.
         """
         view = step.view
@@ -385,7 +384,7 @@ class ReadyQueues:
         return taken, size
 
     def take_singles(self, step: Step, queue: ReadyQueue, limit: int, max_bytes: int) -> tuple[list[Range], int]:
-        """Take messages that need no check, and are entries by themselves, out of a queue. Return them and their bytes.
+        """Take messages out of a queue that need no check and are entries by themselves. Return them and their bytes.
 
         Take only entries in memory. Stop after `limit` messages, or after the message that brings the bytes to
         `max_bytes`.
@@ -420,22 +419,22 @@ class ReadyQueues:
         self._count()
 
     def singles_between(self, key: bytes, first: bytes, last: bytes, view: View) -> set[bytes]:
-        """Return the messages between `first` and `last` (both included) that are entries by themselves in a queue,
-        without returned ones. Do not call it during a round of turns."""
+        """Return the messages of a queue between `first` and `last` (both included) that are entries by themselves,
+        without returned messages. Do not call it during a round of turns."""
         queue = self._queues.get(key)
         if queue is None or not queue.messages or last < queue.first:
             return set()
         return self.entries.firsts_between(queue, first, last, view)
 
     def holds(self, key: bytes, offset: bytes, view: View) -> bool:
-        """Return whether a queue contains a message, not counting returned ones."""
+        """Return whether a queue contains a message. Returned messages do not count."""
         queue = self._queues.get(key)
         return queue is not None and self.entries.find(queue, offset, view) is not None
 
     def next_ms(self, is_stopped: bool) -> int | None:
-        """Return when the first ready message was due, in ms, as of the last decision. If tenants hold up all messages,
-        return when a rate allows the next one; None if that is not known. `is_stopped`: only returned messages may be
-        taken."""
+        """Return when the first ready message was due, in ms, as of the last decision. If all messages are held up,
+        return when a rate allows the next message; None if that is not known. `is_stopped`: only returned messages may
+        be taken."""
         held_up = self.limits.held_up if self.limits.is_settled else {}
         back = [queue for queue in self._with_returned.values() if queue.returned and queue.tenant not in held_up]
         firsts = [queue.returned[0][0] for queue in back]
@@ -443,18 +442,18 @@ class ReadyQueues:
             firsts.append(lowest)
         if firsts:
             return offsets.deliver_ms(min(firsts))
-        # All ready messages are held up, by messages in flight or by a rate.
+        # All ready messages are held up, by limits of messages in flight or by rates.
         return min([until_ms for until_ms in held_up.values() if until_ms is not None], default=None)
 
     @property
     def takes_more(self) -> bool:
-        """Whether there may be more queues. Queues without rows do not count, because it depends on the start of this
-        process whether they are in memory."""
+        """Whether the limits allow more queues. Queues without rows do not count, because they differ between replicas:
+        a restarted replica does not have them in memory."""
         return self._with_rows < FIXED.ready_queues and self._free_bytes > 0
 
     @property
     def full_reason(self) -> str:
-        """The reason why messages are not put into new queues. Valid if `takes_more` is false."""
+        """Why messages are not put into new queues. Valid if `takes_more` is False."""
         if self._with_rows >= FIXED.ready_queues:
             what = f"{FIXED.ready_queues} tenants and priorities"
         else:
@@ -486,7 +485,7 @@ class ReadyQueues:
         return entry
 
     def between(self, first: bytes, last: bytes, view: View) -> set[bytes]:
-        """Return the messages between `first` and `last` (both included) in all queues, without returned ones."""
+        """Return the messages of all queues between `first` and `last` (both included), without returned messages."""
         found: set[bytes] = set()
         for queue in self._queues.values():
             if not queue.messages or queue.first > last:
@@ -585,12 +584,12 @@ class ReadyQueues:
 
     @property
     def lowest(self) -> bytes | None:
-        """The lowest message of all queues, without returned ones."""
+        """The lowest message of all queues, without returned messages."""
         first = self._firsts.first()
         return None if first is None else first[0]
 
     def count_by_tenant(self) -> Counter[str]:
-        """Return the number of messages in the queues of each tenant, without returned ones."""
+        """Return the number of messages in the queues of each tenant, without returned messages."""
         counts: Counter[str] = Counter()
         for queue in self._queues.values():
             counts[queue.tenant] += queue.messages

@@ -1,7 +1,7 @@
-"""Decides which tenants of a group are held up: by messages in flight, by rates, and by messages that wait to be
-retried.
+"""Decides which tenants of a group are held up: by limits of messages in flight, by rates, or by messages that wait for
+a retry.
 
-Decisions are made only between `begin` and `granted` of a lease command. They depend on replicated state alone.
+Decisions are made only between `begin` and `granted` of a lease command. They depend only on replicated state.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ class TenantLimits:
         """`rules()` returns the current rules of the topic's tenants."""
         self._rules = rules
         self._seen: TenantRules | None = None
-        """Rules with which it was last decided which tenants may have turns. None after a restart: the turns may differ
-        from those of a replica that was not restarted, until the next decision."""
+        """Rules of the last decision about which tenants may have turns. None after a restart: until the next decision,
+        turns may differ from those of other replicas."""
         self.in_flight: Counter[str] = Counter()
         """Number of leased messages, by tenant."""
         self.held_up: dict[str, int | None] = {}
-        """Tenants that have ready messages but may not have turns. The value is the time at which their rate allows the
-        next message, in ms, or None if they have as much in flight as they may."""
+        """Tenants that have ready messages but may not have turns. Value: time in ms at which the tenant's rate allows
+        the next message; None if the tenant has its maximum in flight."""
         self.freed: set[str] = set()
-        """Tenants in `held_up` with fewer messages in flight than before, and new tenants."""
+        """Tenants in `held_up` that may have turns again because fewer of their messages are in flight, and new
+        tenants."""
         self.pacing = Pacing()
         self.crowding = Crowding()
         self._filled: Counter[str] = Counter()
-        """By tenant: messages in the lease that is being filled."""
+        """By tenant: number of messages in the lease that is being filled."""
         self._half: int | None = None
-        """Number of messages in flight that counts as many. None if no number does."""
+        """Tenants with at least this many messages in flight are in `_many`. None if there is no such number."""
         self._many: set[str] = set()
         """Tenants with at least `_half` messages in flight."""
         self._now_us = 0
@@ -56,8 +57,8 @@ class TenantLimits:
         return self._rules().find(tenant)
 
     def weight_of(self, path: str) -> int:
-        """Return the weight of a path in the tree of tenants. A path that ends with a dot stands for the tenant's own
-        messages, next to those of the tenants below it, and always has weight 1."""
+        """Return the weight of a path in the tree of tenants. A path that ends with a dot stands for a tenant's own
+        messages, as opposed to the tenants below it, and always has weight 1."""
         rules = self._rules()
         return rules.find(path).weight if rules and not path.endswith(".") else 1
 
@@ -78,12 +79,12 @@ class TenantLimits:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no tenant may have been freed since the last decision."""
+        """Whether the last decision still holds: no tenant may have been freed since then."""
         return self.are_known and not (self.freed or self.crowding.is_stale)
 
     def begin(self, step: Step, tenants: Collection[str], most_waiting: int | None, in_flight: int) -> set[str]:
-        """Return the tenants for which `may_be_served` must be called, if they have messages. `tenants`: all that have
-        some.
+        """Return the tenants for which the caller must call `may_be_served`, if they have messages. `tenants`: all
+        tenants with messages.
 
         `most_waiting`: maximum number of waiting ranges of messages in the group, which the tenants share (`Crowding`);
         None if there is no maximum. `in_flight`: maximum number of messages in flight in the group after this lease. A
@@ -103,8 +104,8 @@ class TenantLimits:
         return again | changed | {tenant for tenant in self.crowding.stopped if tenant not in self.held_up}
 
     def may_be_served(self, tenant: str, has_back: Callable[[str], bool]) -> bool:
-        """Decide whether a tenant with messages may have turns. `has_back`: returns whether messages of a tenant were
-        given back."""
+        """Decide whether a tenant with messages may have turns. `has_back`: returns whether a tenant has returned
+        messages."""
         rule = self.limit_of(tenant)
         if rule is not None and rule.pace is not None:
             self.pacing.limit(tenant, rule.pace, self._now_us)
@@ -120,7 +121,7 @@ class TenantLimits:
         return tenant not in self.held_up
 
     def decided(self) -> bool:
-        """Note that all tenants returned by `begin` were checked. Return whether the rules are new."""
+        """Note that the caller has checked all tenants that `begin` returned. Return whether the rules are new."""
         self.freed.clear()
         are_new = not self.are_known
         self._seen = self._rules()
@@ -151,16 +152,16 @@ class TenantLimits:
         return None if rule is None else self._capacity(tenant, rule)
 
     def capacity_for_new(self, tenant: str) -> int | None:
-        """Return how many of them may be messages that were never leased. None if there is no limit."""
+        """Return how many more new messages (never leased before) of a tenant may be added. None if there is no
+        limit."""
         return self.crowding.available(tenant, self.in_flight[tenant] + self._filled[tenant])
 
     def may_crowd(self, tenant: str) -> bool:
-        """Return whether this lease may bring a tenant to the point where it gets no new messages."""
+        """Return whether this lease may stop a tenant, so that it gets no new messages."""
         return self.crowding.may_stop(tenant, self.in_flight.get(tenant, 0))
 
     def serve(self, tenant: str, messages: int) -> bool:
-        """Count messages of a tenant that are added to a lease. Return whether the tenant may be held up from
-        then on."""
+        """Count messages of a tenant that are added to a lease. Return whether the tenant may be held up now."""
         rule = self.limit_of(tenant)
         if rule is None and not self.may_crowd(tenant):
             return False
@@ -172,7 +173,7 @@ class TenantLimits:
         return True
 
     def granted(self) -> None:
-        """Prepare for the next lease: this one is filled and was counted."""
+        """Prepare for the next lease, after this lease was filled and counted."""
         self._filled.clear()
 
     def count_lease(self, lease: Lease) -> None:
@@ -197,6 +198,6 @@ class TenantLimits:
         lease.flying = live
 
     def paced_ms(self, tenant: str) -> int | None:
-        """Return until when the rate holds up a tenant, in ms, as of the last decision. None if it does not, or if the
-        rules have changed since."""
+        """Return until when the rate holds up a tenant, in ms, as of the last decision. None if the rate does not hold
+        it up, or if the rules have changed since then."""
         return self.held_up.get(tenant) if self.are_known else None

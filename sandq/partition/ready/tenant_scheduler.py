@@ -1,17 +1,17 @@
 """Fair turns among tenants: start-time fair queueing over the tree of their names.
 
-Each node of the tree schedules those children that have messages, by virtual time (Goyal, Vin and Cheng, "Start-time
-Fair Queueing", 1996). A turn starts at the child's *finish*, or at the node's *virtual* time if that is later. The
-child with the earliest start comes first; of equal ones, the first by name. Then the node's virtual time becomes that
+Each node of the tree schedules its children with messages, by virtual time (Goyal, Vin and Cheng, "Start-time Fair
+Queueing", 1996). A turn starts at the child's *finish*, or at the node's *virtual* time if that is later. The child
+with the earliest start comes first; if starts are equal, the first by name. Then the node's virtual time becomes that
 start, and the child's finish becomes the start plus `SCALE / weight` per message. So children of equal weight alternate
-(round robin), and one of weight 3 has three turns for each turn of one of weight 1. A child that was idle starts where
-the others are: unused turns are not saved up. Between two turns of a child with messages, each other child of its
-weight has at most two.
+(round robin), and a child of weight 3 has three turns per turn of a child of weight 1. A child that was idle starts at
+the present virtual time: unused turns are not saved up. Between two turns of a child with messages, each other child of
+the same weight has at most two turns.
 
-A child without active siblings is not charged for its turns. A child that is idle, and has had no more than its share,
-is forgotten.
+A child without active siblings is not charged for its turns. An idle child whose finish is not ahead of the virtual
+time is forgotten.
 
-Decisions depend on integers and names alone. PERSISTED: `SCALE` and the rules of charging.
+Decisions depend only on integers and names. PERSISTED: `SCALE` and the rules of charging.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from sandq.partition.base.stale_heaps import FEW, is_overgrown
 
 SCALE: Final = 1 << 20
 OWN: Final = ""
-"""Name of the leaf for a tenant's own messages, next to the nodes of tenants whose names continue its name."""
+"""Name of the leaf for a tenant's own messages. Its siblings are the nodes of tenants whose names continue the tenant's
+name."""
 
 T = TypeVar("T", str, tuple[int, str])
 
@@ -34,14 +35,14 @@ class Times(NamedTuple):
     """The stored times of a node."""
 
     finish: int
-    """End of its last turn, in the virtual time of its parent."""
+    """End of the node's last turn, in the virtual time of its parent."""
     virtual: int
-    """Its own virtual time, which orders its children."""
+    """The node's own virtual time, which orders its children."""
 
 
 class SortedQueue(Generic[T]):
-    """A sorted list from which items are removed at the front, and to which they are mostly added at the end. Neither
-    moves the other items, unlike in a heap."""
+    """A sorted list whose items are removed at the front, and mostly added at the end. Unlike a heap, both operations
+    leave all other items in place."""
 
     __slots__ = ("items", "start")
 
@@ -66,7 +67,7 @@ class SortedQueue(Generic[T]):
 
 
 class Node:
-    """A tenant, or a common beginning of several tenants' names."""
+    """A tenant, or a common prefix of several tenants' names."""
 
     __slots__ = (
         "active",
@@ -94,11 +95,11 @@ class Node:
         self.children: dict[str, Node] = {}
         self.active = 0
         """Number of active children."""
-        # Items that are out of date are skipped when they come first.
+        # Outdated items are skipped when they come first.
         self.due: SortedQueue[str] = SortedQueue()
         """Names of active children whose turn may start at the current virtual time."""
         self.ahead: SortedQueue[tuple[int, str]] = SortedQueue()
-        """(finish, name) of active children that have had more than their share."""
+        """(finish, name) of active children whose finish is ahead of the virtual time."""
         self.idle: list[tuple[int, str]] = []
         """Heap of (finish, name) of children without messages."""
 
@@ -125,7 +126,7 @@ class TenantScheduler:
             _put_in(node, node.parent)
 
     def next(self) -> tuple[str, bool] | None:
-        """Return the tenant whose turn it is, and whether it shares turns with others. None if no tenant is active."""
+        """Return (tenant whose turn it is, whether other tenants are active). None if no tenant is active."""
         node, is_shared = self._root, False
         if not node.is_active:
             return None
@@ -175,14 +176,14 @@ class TenantScheduler:
             node = parent
 
     def forget_idle(self) -> None:
-        """Forget all nodes that are idle and have had no more than their share."""
+        """Forget all idle nodes whose finish is not ahead of the virtual time."""
         nodes = [self._root]
         for node in nodes:
             self._forget_idle(node)
             nodes += node.children.values()
 
     def rest(self) -> None:
-        """Forget all nodes: no tenant has messages, not even held-up ones."""
+        """Forget all nodes, because no tenant has messages: even held-up tenants have none."""
         root = self._root
         if root.virtual or root.path in self._changed:
             self._changed[root.path] = None
@@ -191,8 +192,8 @@ class TenantScheduler:
         self._root = Node("", None)
 
     def changes(self) -> Iterator[tuple[str, Times | None]]:
-        """Yield the paths and times of nodes whose times have changed since the last call. None for a forgotten
-        node."""
+        """Yield (path, times) of each node whose times have changed since the last call. None: the node was
+        forgotten."""
         changed, self._changed = self._changed, {}
         for path, node in changed.items():
             is_new = node is None or node.finish == node.virtual == 0
@@ -214,13 +215,13 @@ class TenantScheduler:
             node = parent.children[name] = Node(name, parent)
             _put_in(node, parent)
             if name == OWN and node.path.endswith("."):
-                # A leaf that is being loaded. It stands for the tenant whose name is the parent's path.
+                # This leaf is being loaded. It stands for the tenant whose name is the parent's path.
                 node.tenant = parent.path
                 self._leaves[parent.path] = node
         return node
 
     def _forget_idle(self, parent: Node) -> None:
-        """Forget children that are idle and have had no more than their share."""
+        """Forget idle children whose finish is not ahead of the virtual time."""
         idle, children = parent.idle, parent.children
         while idle and idle[0][0] <= parent.virtual:
             finish, name = heappop(idle)
@@ -238,7 +239,7 @@ class TenantScheduler:
 
 
 def _put_in(node: Node, parent: Node) -> None:
-    """Insert a child into the list of its parent that matches its present state."""
+    """Insert a child into the list of its parent that matches the child's state."""
     if not node.is_active:
         heappush(parent.idle, (node.finish, node.name))
         if is_overgrown(len(parent.idle), len(parent.children)):

@@ -1,1 +1,1 @@
-"""Records of messages in a group: leases, waiting entries, claims, lives, gaps; and their numbers."""
+"""Records of messages in a group: leases, waiting entries, claims, lives, gaps. Also the metrics that count them."""

@@ -9,17 +9,17 @@ WAITING: Final = "waiting"
 DEAD: Final = "dead"
 ACKED: Final = "acked"
 REFUSALS: Final = (LEASED, DEAD, ACKED)
-"""States in which a message can no longer be cancelled or moved. If groups differ, the first of these states that
-applies in any group is reported."""
+"""States in which a message can no longer be cancelled or moved. If the state differs between groups, the first state
+of this list is reported."""
 
 
 class Claim(NamedTuple):
     """Whether the producer of a message can still change it."""
 
     pending: bool
-    """Whether some group has yet to lease it, or there is no group."""
+    """Whether some group has yet to lease the message, or there is no group."""
     waiting: bool
-    """Whether it waits in some group for its next attempt."""
+    """Whether the message waits in some group for its next attempt."""
     refusal: str | None
     """State because of which its producer cannot change it, one of `REFUSALS`. None if the producer can change it.
 
@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
     """The outcome of a command for one message. Clients receive it as an array of two."""
 
     word: str
-    """One of the constants above, or `NOT_YET`."""
+    """One of the outcome constants above, or `NOT_YET`."""
     detail: Any = None
     """Id after `CANCELLED`, `REDRIVEN` and `PURGED`; offset after `MOVED` and `UPDATED`; state after `TOO_LATE` and
     `NOT_DEAD`; otherwise None."""

@@ -1,8 +1,8 @@
-"""Messages above a group's cursor that the group had passed before a clock reset. They are not delivered again.
+"""Gaps: messages above a group's cursor that the group had passed before a clock reset. They are not delivered again.
 
 A clock reset moves cursors back, and moves messages to their requested delivery times. Some of these messages had been
 leased too early, so they are gaps in the messages that the group has yet to lease. A row holds packed ranges. Gaps at
-or below the cursor have no effect. All gaps are deleted by a seek, and once the cursor is above all of them.
+or below the cursor have no effect. A seek deletes all gaps. They are also deleted once the cursor is above all of them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Gaps:
             if length > 1:
                 self._lengths[base] = length
             self._last = max(self._last, offsets.shift(base, length - 1))
-        self._bases.sort()  # nearly sorted already, so this takes time in proportion to the new ones
+        self._bases.sort()  # nearly sorted already, so the time is proportional to the number of new bases
 
     def clear_passed(self, step: Step, cursor: bytes) -> None:
         """Delete all gaps if the cursor is above them."""
@@ -63,7 +63,7 @@ class Gaps:
             self.clear(step)
 
     def clear(self, step: Step) -> None:
-        """Delete all gaps: from then on, the group leases all messages above its cursor."""
+        """Delete all gaps, so that the group leases all messages above its cursor."""
         view = step.view
         if self._bases:
             for key, _ in rows.all_of_group(view, rows.GAPS, self._group_id):

@@ -1,9 +1,9 @@
 """Finds the lease or the waiting entry that holds a message of a group, by the message's offset.
 
-A range of one message is found by its offset in a dict. Longer ranges lie within one row of the log. Spans with the
-same delivery time and entry are kept in one sorted list of spans; a span is cut where another holder takes over a part
-of it. A lease that gave back some of its messages stays registered for them until another holder takes them over. So
-`find` asks the holder that it finds whether it still holds the message.
+A range of one message is found by its offset in a dict. Longer ranges lie within one row of the log. Their spans are
+kept in one sorted list per delivery time and entry. A span is cut where another holder takes over a part of it. A lease
+that gave back some of its messages stays registered for them until another holder takes them over. So `find` checks
+whether the registered holder still holds the message.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Holders:
         """Spans by delivery time and entry, sorted and without overlaps."""
 
     def find(self, offset: bytes) -> Holder | None:
-        """Return the live lease that holds a message, or the entry in which it waits. None if there is neither."""
+        """Return the live lease that holds a message, or its waiting entry. None if it is neither leased nor
+        waiting."""
         holder = self._alone.get(offset)
         if holder is not None and holder.holds(offset):
             return holder
@@ -51,7 +52,7 @@ class Holders:
         return holder if holder.holds(offset) else None
 
     def put(self, ranges: Iterable[Range], holder: Holder) -> None:
-        """Register a holder for these messages, in place of all others."""
+        """Register a holder for these messages, and replace all other holders."""
         for base, length in ranges:
             if length == 1:
                 self._alone[base] = holder
@@ -59,7 +60,7 @@ class Holders:
                 prefix, start, stop = _bounds(base, length)
                 spans = self._spans.setdefault(prefix, [])
                 span = _Span(start, stop, holder)
-                if not spans or spans[-1].stop <= start:  # usual: a row is leased from start to end
+                if not spans or spans[-1].stop <= start:  # usual case: a row is leased from start to end
                     spans.append(span)
                 else:
                     spans.insert(_cut(spans, start, stop, None), span)
@@ -74,7 +75,7 @@ class Holders:
             prefix, start, stop = _bounds(base, length)
             spans = self._spans.get(prefix)
             if spans is not None:
-                if spans[0] == (start, stop, holder):  # usual: a row is acked from start to end
+                if spans[0] == (start, stop, holder):  # usual case: a row is acked from start to end
                     del spans[0]
                 else:
                     _cut(spans, start, stop, holder)

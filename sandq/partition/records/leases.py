@@ -18,7 +18,7 @@ from sandq.partition.records.packed_ranges import PackedRanges
 
 _ANY_LENGTH = 1 << 32
 MANY = 8
-"""From this many parts on, `Lease.mask_of` looks up single messages in a dict of positions."""
+"""For at least this many parts, `Lease.mask_of` looks up single messages in a dict of positions."""
 HISTORY_ATTEMPTS = 5
 HISTORY_ERROR_CHARS = 200
 
@@ -31,7 +31,7 @@ class Attempt(NamedTuple):
     leased_ms: int
     ended_ms: int
     end: str
-    """How it ended: a reason for which a message may die, or `settlement.SNOOZED`."""
+    """How the attempt ended: a reason for which a message may die, or `settlement.SNOOZED`."""
     error: str | None
 
 
@@ -49,7 +49,7 @@ class Lease:
     attempt: int
     deadline_ms: int
     due_ms: int
-    """Time at which its last message is due, in ms: at most the lease-ahead after the grant."""
+    """Time at which the last message of the lease is due, in ms. Messages may be leased a short time ahead."""
     ranges: list[Range]
     leased_ms: int
     since_ms: int
@@ -59,31 +59,31 @@ class Lease:
     past: list[tuple[list[Range], History]] = field(default_factory=list)
     """Earlier attempts of messages of the lease."""
     queues: list[tuple[bytes, int]] = field(default_factory=list)
-    """(ready queue, number of messages from it), in the order of `ranges`, if the topic ranks messages. `ranges` then
-    has the order of delivery."""
+    """If the topic ranks messages: (ready queue, number of messages from it), in the order of `ranges`, which is then
+    the order of delivery."""
     acked: int = 0
     left: int = 0
     """Mask of the messages that left the lease without an ack: nacked, expired, revoked or dead."""
     sent: int = 0
     """Mask of the messages whose acks sent messages."""
     revoked: bool = False
-    """Whether it ended by its deadline or with its consumer, not by acks and nacks."""
+    """Whether the deadline or the end of the consumer ended the lease, and not acks and nacks."""
     ended: int = 0
-    """0 while the lease is live, then the sequence number of its end. Ended leases are kept for a while, to answer
+    """0 while the lease is live, then the sequence number of its end. Ended leases are kept for a while, to reply to
     repeated acks."""
     counted: int = 0
-    """Number of its live messages that the group's metrics have counted."""
+    """Number of live messages of the lease that the group's metrics have counted."""
     snoozes: int = 0
-    """Number of times that each of its messages was snoozed."""
+    """Number of times that each message of the lease was snoozed."""
     flying: int = 0
     """Mask of the messages that count as in flight for their tenants, if the topic ranks messages."""
     epoch: int = 0
-    """Epoch of its consumer. 0 if it has none."""
+    """Epoch of the consumer. 0 if the consumer has no epoch."""
     reclaims: int = 0
     """Number of times that its consumer restarted and got the messages again, with a new token."""
     handlers: int = 0
-    """Maximum number of messages that its consumer processes at the same time. 0 if the consumer gave no number: it may
-    then have begun all of them."""
+    """Maximum number of messages that the consumer processes at the same time. 0 if the consumer gave no number: it may
+    then have begun all messages."""
     crashes: int = 0
     """Number of consecutive leases of each message, before this one, that ended unsettled. See `note_last`."""
     begun: int = 0
@@ -134,14 +134,15 @@ class Lease:
         return Alike(self.attempt, self.kept, self.snoozes, self.crashes)
 
     def adopt(self, alike: Alike) -> None:
-        """Take over the values of the first messages of the lease."""
+        """Adopt the values of the first messages of the lease."""
         self.attempt, self.kept, self.snoozes, self.crashes = alike
 
     def note_last(self, max_attempts: int | None) -> None:
-        """If this is the last attempt, require a consumer with `handlers` to report each message before it begins it.
+        """If this is the last attempt, require a consumer with `handlers` to report each message before it begins the
+        message.
 
-        Then only reported messages use up their attempt if the lease ends unsettled (`charged`): no message dies
-        without having been begun, and no message is begun again after its last attempt.
+        Then only reported messages use up their attempt if the lease ends unsettled (`charged`). So every message that
+        dies was begun, and no message is begun again after its last attempt.
         """
         if self.handlers and max_attempts is not None and self.attempt >= max_attempts:
             self.crashes = max(self.crashes, 1)
@@ -152,11 +153,11 @@ class Lease:
 
     @property
     def charged(self) -> int:
-        """Mask of the live messages that use up an attempt if the lease ends now, unsettled.
+        """Mask of the live messages that would use up an attempt if the lease ended unsettled now.
 
         The consumer processes the lease in order, so at most the first `handlers` live messages were begun. After the
-        first crash of a message, its consumer reports each message before it begins it, so only reported messages
-        count. After `FIXED.lease_reclaims` consecutive crashes all live messages count, because a consumer might crash
+        first crash, the consumer reports each message before it begins the message, so only reported messages count.
+        After `FIXED.lease_reclaims` consecutive crashes, all live messages count, because a consumer might crash
         without a report.
         """
         live = self.live
@@ -165,7 +166,7 @@ class Lease:
         return live & (self.begun if self.crashes else self.begun | _lowest(live, self.handlers))
 
     def mask_of(self, what: What) -> tuple[int, list[list[object]]]:
-        """Return the mask of the messages that `what` names, and those of its parts that are not in this lease.
+        """Return (mask of the messages that `what` names, parts of `what` that are not in this lease).
 
         A part is a run of consecutive offsets. It may span several ranges whose offsets are consecutive.
         """
@@ -173,17 +174,17 @@ class Lease:
             return (1 << self.total) - 1, []
         if len(what) == self.total == len(self.ranges) and [*map(tuple, what)] == self.ranges:
             return (1 << self.total) - 1, []  # all messages are named, in order
-        left = 2 * self.total + 64  # bounds the work, since `what` comes from a client
+        left = 2 * self.total + 64  # bounds the work, because `what` comes from a client
         mask = 0
         if len(what) >= MANY and self.total == len(self.ranges) and _count(what) <= left:
-            mask, what = self._named_each(what)  # too few for any of them to exceed `left`
+            mask, what = self._named_each(what)  # the total is within `left`, so no part exceeds it
         foreign = []
         for base, named in what:
             bits = (1 << named) - 1 if isinstance(named, int) else int.from_bytes(named, "little")
             left -= bits.bit_count()
             if left < 0:
-                # Much more than the lease holds, or the same messages again and again. Searching for all of it would
-                # take too long for one command, and the client controls it.
+                # `what` names much more than the lease holds, or the same messages repeatedly. The client controls it,
+                # and searching for all of it would take too long for one command.
                 foreign.append([base, bits.bit_length()])
                 continue
             first = self._position(base)
@@ -196,8 +197,8 @@ class Lease:
         return mask, foreign
 
     def _named_each(self, what: list[list[Any]]) -> tuple[int, list[list[Any]]]:
-        """Return the mask of the single messages of `what`, and the other parts of `what`. Each range of the lease must
-        be a single message."""
+        """Return (mask of the single messages of `what`, other parts of `what`). Each range of the lease must be a
+        single message."""
         if self._positions is None:
             self._positions = {base: place for place, (base, _) in enumerate(self.ranges)}
         positions = self._positions
@@ -216,16 +217,16 @@ class Lease:
         """Return whether the `count` messages from `base` on are all in this lease, at consecutive positions from
         `first`.
 
-        In a lease in log order, positions rise with offsets. So it is enough to check the last message: if its position
-        is as far from `first` as its offset is from `base`, no message in between is missing.
+        In a lease in log order, positions rise with offsets. So checking the last message is enough: if its position is
+        as far from `first` as its offset is from `base`, the lease has all messages in between.
         """
         if count <= 1 or not self._is_in_order or offsets.unpack(base).place + count - 1 > offsets.PLACE_MAX:
             return count == 1
         return self._position(offsets.shift(base, count - 1)) == first + count - 1
 
     def _find(self, base: bytes, bits: int) -> tuple[int, int]:
-        """Return the mask of the messages `base` + i for each bit i of `bits`, and the bits of messages not in this
-        lease."""
+        """Return (mask of the messages `base` + i for each bit i of `bits`, bits of messages that are not in this
+        lease)."""
         mask = 0
         ranges, starts = self._in_order
         for at in range(max(bisect_right(ranges, (base, _ANY_LENGTH)) - 1, 0), len(ranges)):
@@ -236,7 +237,7 @@ class Lease:
                     break
                 continue
             held = (1 << length) - 1
-            # Bit i of `bits` is bit i - ahead of the range.
+            # Bit i of `bits` corresponds to bit `i - ahead` of the range.
             here = (bits >> ahead if ahead >= 0 else bits << -ahead) & held
             mask |= here << starts[at]
             bits &= ~(here << ahead if ahead >= 0 else here >> -ahead)
@@ -273,8 +274,8 @@ class Lease:
                 place, at = end, at + 1
 
     def by_queue(self, mask: int) -> list[tuple[bytes | None, list[Range]]]:
-        """Return the messages of `mask` by the ready queue that they came from, in log order. Without queues, return
-        all of them under None."""
+        """Return the messages of `mask` by the ready queue that they came from, in log order. If the lease has no
+        queues, return all messages under None."""
         if not self.queues:
             return [(None, self.select(mask))]
         found: dict[bytes, list[Range]] = {}
@@ -348,7 +349,7 @@ class Lease:
             self.reclaims,
             self.handlers,
             self.crashes,
-        ]  # defaults at the end are left out: no node meets a field that it does not know
+        ]  # leave out trailing defaults, so that an older node meets no field that it does not know
         while later and not later[-1]:
             later.pop()
         if later:
@@ -408,14 +409,15 @@ FRESH: Final = Alike(1, False, 0, 0)
 
 
 class Made(NamedTuple):
-    """How the time of a waiting entry was chosen. A clock reset needs it to compute the new time."""
+    """How the time of a waiting entry was chosen. A clock reset computes the new time from these fields."""
 
     stamp_ms: int
-    """Time stamp of the entry that chose it, in ms. 0 if an absolute time was chosen."""
+    """Time stamp of the log entry that chose a delay, in ms. 0 if an absolute time was chosen."""
     delay_ms: int
-    """Delay from `stamp_ms` on, in ms."""
+    """Delay in ms, counted from `stamp_ms`."""
     by_move: bool = False
-    """Whether the producer chose the time. A clock reset then keeps it, even if it is before the messages' own time."""
+    """Whether the producer chose the time by a move. If so, a clock reset keeps this time, even if it is before the
+    messages' own time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -441,7 +443,7 @@ class Waiting:
     crashes: int = 0
     """Number of consecutive leases of each message that ended unsettled."""
     counted: int = 0
-    """Number of its messages that the group's metrics have counted."""
+    """Number of messages of the entry that the group's metrics have counted."""
     ripe: bool = False
     """Whether the group's metrics count the messages as ready, because their time has come."""
     expiries: Any = None
@@ -459,7 +461,7 @@ class Waiting:
 
     @property
     def first(self) -> bytes | None:
-        """The first message. None if there are no messages any more."""
+        """The first message. None if no messages are left."""
         return self.ranges.first
 
     def holds(self, offset: bytes) -> bool:
@@ -467,7 +469,7 @@ class Waiting:
         return self.ranges.find(offset) is not None
 
     def apart(self, ranges: list[Range]) -> Waiting:
-        """Return a new entry, not stored yet, with some messages that were taken out of this one."""
+        """Return a new entry with some messages that were taken out of this entry. The caller stores it."""
         again = Waiting(self.due_ms, 0, self.attempt, self.error, PackedRanges(ranges), self.since_ms, self.kept)
         again.history, again.made, again.queue = self.history, self.made, self.queue
         again.snoozes, again.crashes = self.snoozes, self.crashes
@@ -506,10 +508,10 @@ def _mask(positions: list[int]) -> int:
 
 
 def _runs(bits: int) -> Iterator[tuple[int, int]]:
-    """Yield the runs of ones as (first, length), from the lowest on."""
+    """Yield the runs of ones as (first, length), the lowest first."""
     at = 0
     while bits:
-        # `x & -x` isolates the lowest one of x. Adding 1 to a run of ones carries to the zero above it.
+        # `x & -x` isolates the lowest bit of x that is 1. Adding 1 to a run of ones carries to the zero above the run.
         zeros = (bits & -bits).bit_length() - 1
         bits >>= zeros
         ones = (~bits & (bits + 1)).bit_length() - 1

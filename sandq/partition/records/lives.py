@@ -1,8 +1,8 @@
 """The lives of a message in a group: each life ends with the message's death, and a redrive begins the next one.
 
-Attempts count from 1 again in each life. The earlier lives are stored with the message: in the row that its group keeps
-after a redrive, and in the row of its death. Packed: `[[number, attempts, reason, error, dead_ms, redriven_ms,
-history], ...]`, the oldest first.
+Attempts count from 1 again in each life. The earlier lives are stored with the message: in the kept row after a
+redrive, and in the row of the dead message. Packed: `[[number, attempts, reason, error, dead_ms, redriven_ms, history],
+...]`, the oldest first.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 from sandq.partition.records.leases import HISTORY_ERROR_CHARS, History, load_history
 
 EARLIER_LIVES = 4
-"""Maximum number of earlier lives that are remembered. The oldest are forgotten first."""
+"""Maximum number of earlier lives that are stored. The oldest lives are dropped first."""
 
 
 class Life(NamedTuple):
     """A life that has ended. `history` contains its last `HISTORY_ATTEMPTS` attempts."""
 
     number: int
-    """1 is the first life."""
+    """Number of the life, counted from 1."""
     attempts: int
     reason: str
     error: str | None
@@ -38,14 +38,14 @@ def load_lives(packed: Sequence[Sequence[Any]]) -> Lives:
 
 
 def number_of(earlier: Lives) -> int:
-    """Return the number of the current life, given the earlier ones."""
+    """Return the number of the current life. `earlier`: the stored earlier lives."""
     return earlier[-1].number + 1 if earlier else 1
 
 
 def with_ended(
     earlier: Lives, attempts: int, reason: str, error: str | None, dead_ms: int, redriven_ms: int, history: History
 ) -> Lives:
-    """Return the earlier lives of a message whose current life has ended, and which is redriven now."""
+    """Return the earlier lives of a message that is redriven now: `earlier` and the life that has ended."""
     short = None if error is None else error[:HISTORY_ERROR_CHARS]
     ended = Life(number_of(earlier), attempts, reason, short, dead_ms, redriven_ms, history)
     return (*earlier, ended)[-EARLIER_LIVES:]

@@ -1,7 +1,7 @@
-"""Numbers of a partition and its groups. They are updated at each change, so that reading them is cheap.
+"""Metrics of a partition and its groups. They are updated at each change, so that reading them is cheap.
 
-They belong to this process and are not stored. No decision depends on them, with one exception: the number of leased
-messages of a group, which follows from its leases.
+The metrics are local to this process and not stored. Replicated decisions use only one of them: the number of leased
+messages of a group, which is computed from its leases.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ class Counted(NamedTuple):
     nacked: int = 0
     lease_expired: int = 0
     released: int = 0
-    """Messages given back by consumers that left."""
+    """Messages returned by consumers that left."""
     dead_nacked: int = 0
     dead_lease_expired: int = 0
     dead_expired: int = 0
     dead_rejected: int = 0
     snoozed: int = 0
-    """Messages given back without counting the attempt. They are not in `nacked`."""
+    """Messages returned without counting the attempt. They are not in `nacked`."""
     updated: int = 0
     """Messages whose value or headers were changed."""
     forwarded: int = 0
     """Messages sent to other partitions and stored there: dead letters, and messages sent by acks."""
     undeliverable: int = 0
-    """Messages for other partitions that were finally rejected there."""
+    """Messages that other partitions have rejected for good."""
     superseded: int = 0
-    """Retried writes of a compacted topic that a group skipped, because a later write of their key exists."""
+    """Retries in compacted topics that a group skipped, because their key has a later write."""
 
 
 class Totals:
@@ -104,13 +104,12 @@ class PartitionMetrics:
     def __init__(self) -> None:
         self.leased = 0
         self.waiting = 0
-        """Waiting messages, including those in `ripe`, whose time has come."""
+        """Number of waiting messages, including messages that are due."""
         self.ripe = 0
         self._entries = 0
         """Number of waiting entries."""
         self._unripe: list[tuple[int, int, Waiting]] = []
-        """Heap of (due_ms, a number that makes the item unique, entry). Entries that no longer wait are skipped at the
-        top."""
+        """Heap of (due_ms, number that makes the item unique, entry). Outdated items are skipped at the top."""
         self._number = 0
 
     def count_lease(self, lease: Lease) -> None:
@@ -120,7 +119,8 @@ class PartitionMetrics:
         lease.counted = live
 
     def count_waiting(self, entry: Waiting) -> None:
-        """Update the numbers for a new waiting entry, or for one with fewer messages than before (none: it is gone)."""
+        """Update the numbers for a new waiting entry, or for an entry with fewer messages than before. An entry without
+        messages is gone."""
         count = entry.ranges.messages
         self.waiting += count - entry.counted
         if entry.ripe:

@@ -1,4 +1,5 @@
-"""Sorted ranges in packed form, as rows store them. Removing a message moves bytes, without an object per range."""
+"""Sorted ranges in packed form, as rows store them. Removing a message moves bytes, so no object per range is
+needed."""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ class PackedRanges:
         return self._base(0) if self._packed else None
 
     def find(self, offset: bytes) -> tuple[int, int] | None:
-        """Return the index of the range that contains a message, and the message's position in it. None if no range
-        does."""
+        """Return (index of the range that contains a message, position of the message in the range). None if no range
+        contains it."""
         at = bisect_right(range(len(self)), offset, key=self._base) - 1
         if at < 0:
             return None
@@ -51,7 +52,7 @@ class PackedRanges:
         return (at, behind) if behind is not None and 0 <= behind < length else None
 
     def count_below(self, offset: bytes, most: int) -> int:
-        """Return the number of messages below an offset, but at most `most`."""
+        """Return the number of messages below an offset, up to `most`."""
         count = 0
         for base, length in self:
             if count >= most or base >= offset:
@@ -77,7 +78,7 @@ class PackedRanges:
         return taken
 
     def take_range(self, offset: bytes) -> Range | None:
-        """Remove the whole range that contains a message and return it. None if no range does."""
+        """Remove the whole range that contains a message and return it. None if no range contains the message."""
         found = self.find(offset)
         if found is None:
             return None

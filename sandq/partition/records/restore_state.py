@@ -17,7 +17,7 @@ class RestoreState(NamedTuple):
     is_whole: bool = False
     """Whether all rows are restored and have become the partition's state."""
     targets: tuple[tuple[int, int], ...] = ()
-    """(number of a topic when the backup was made, its number here)."""
+    """(number of a topic in the backup, number of the topic in this cluster)."""
 
     @classmethod
     def load(cls, fields: Sequence[Any]) -> RestoreState:

@@ -1,7 +1,7 @@
-"""Applies entries of a partition that is being restored. It accepts only commands of the restore.
+"""Applies entries of a partition that is being restored. Such a partition accepts only commands of the restore.
 
 `apply_closed` applies such an entry. When all rows of the backup have arrived, `RestoreEnd` loads a partition from
-them, which becomes the successor of the empty one.
+them, which replaces the empty one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sandq.partition.restore.whole import check_whole
 P = TypeVar("P", bound=PartitionState)
 
 FIXED_SETTINGS = ("rank", "ordering", "max_in_flight_per_key")
-"""Settings that must equal those of the topic in the backup, because rows depend on them."""
+"""Settings that must be equal in the topic and in the backup, because rows depend on them."""
 
 
 def apply_closed(partition: PartitionState, index: int, entry: c.Entry, stamp_ms: int, view: View) -> list[Any]:
@@ -82,7 +82,7 @@ def _begin(partition: PartitionState, command: c.RestoreBegin) -> dict[str, Any]
 
 
 def _end(partition: PartitionState, step: Step, command: c.RestoreEnd) -> dict[str, Any]:
-    """Make the rows the state of the partition. Raise Conflict if some are missing, or if they are not rows of such a
+    """Make the rows the state of the partition. Raise Conflict if rows are missing, or if they do not fit this
     partition."""
     view = step.view
     state = restoring.check_chunk(partition.restore, command.restore_id)
@@ -103,9 +103,9 @@ def _end(partition: PartitionState, step: Step, command: c.RestoreEnd) -> dict[s
         restored.skips = partition.skips
         _settle(restored, step, partition)
     except restoring.NOT_OF_ROWS:
-        raise  # other replicas may not have this error, so the rows must not be blamed for it
+        raise  # an error of this machine, not of the rows: other replicas may not have it
     except Exception as error:
-        # Any other error is in the rows, so it is the same on every replica: the partition stays closed.
+        # Any other error is caused by the rows, so every replica has the same error: the partition stays closed.
         raise Conflict(f"the rows that were restored are not those of such a partition: {error!r:.200}") from error
     view.delete(restoring.STATE_OF_BACKUP)
     partition.successor = restored
@@ -134,9 +134,9 @@ def _restored(partition: P, view: View) -> P:
 
 
 def _settle(restored: PartitionState, step: Step, before: PartitionState) -> None:
-    """Let a restored partition take over the settings, the level and the time of the empty one before it.
+    """Copy the settings, the level and the time of the empty partition to the restored one.
 
-    Leases end, and their messages are ready again, without a counted attempt. Groups are paused, and count as used.
+    End leases; their messages are ready again, and the attempt does not count. Pause groups, and count them as used.
     """
     shared = restored.shared
     shared.yield_now = before.shared.yield_now
@@ -150,7 +150,7 @@ def _settle(restored: PartitionState, step: Step, before: PartitionState) -> Non
         group.use(own)
         group.paused = True
         restored.groups.store(own, group)
-        if shared.is_ordered:  # leased messages wait now, and so do those that they block
+        if shared.is_ordered:  # leased messages wait now, so messages of the same keys are blocked
             group.order.clear()
             group.load_key_order(own.view)
     restored.limits.configure(own)

@@ -1,9 +1,10 @@
 """A partition that is being restored: rows of a backup arrive in chunks, and then become its state.
 
-The settings of a topic that is being restored contain `RESTORING`. As long as they do, its partitions accept no other
-commands. `RestoreBegin` binds an empty partition to a restore, `RestoreRows` stores chunks of rows, each once, and
-`RestoreEnd` makes the rows the state. A partition opens when the settings no longer contain `RESTORING`. But once some
-rows have arrived, it stays closed until all have, whatever the settings contain.
+The settings of a topic that is being restored contain `RESTORING`. Meanwhile, its partitions accept only commands of
+the restore. `RestoreBegin` binds an empty partition to a restore, `RestoreRows` stores chunks of rows, each once, and
+`RestoreEnd` makes the rows the state. A partition opens when the settings no longer contain `RESTORING`. But once any
+row has arrived, the partition stays closed until all rows have arrived, even if the settings no longer contain
+`RESTORING`.
 
 Rows are stored under their final keys from the start, except for the state row of the backup. It is stored at
 `STATE_OF_BACKUP`, because the partition's own state row is needed for the progress of the restore.
@@ -25,17 +26,17 @@ from sandq.partition.base.step import Step
 from sandq.partition.records.restore_state import RestoreState
 
 STATE_OF_BACKUP: Final = b"X"
-"""Key of the row with the state row of the backup, until that becomes the partition's."""
+"""Key under which the state row of the backup is stored during the restore."""
 INDEX_MOST: Final = U48_MAX >> 1
-"""Maximum index of the last restored entry. It leaves the same number for later entries."""
+"""Maximum index of the last restored entry: half of all indexes, so that the other half is left for later entries."""
 NOT_OF_ROWS: Final = (StorageFailed, ClosedError, OSError, MemoryError, RecursionError)
-"""Errors that the rows of a backup do not cause, so that other replicas may not have them."""
+"""Errors of this machine, which rows of a backup never cause. Other replicas may not have them."""
 SLICE_ROWS: Final = 256
-"""Number of rows after which an entry gives way."""
+"""Number of rows after which applying an entry yields."""
 NOWHERE: Final = 0xFFFF_FFFF
-"""Minuend for a topic that no longer exists: this number less that of the topic is a number that no topic ever gets."""
+"""For a topic that no longer exists: `NOWHERE` minus the old number is a number that no topic ever gets."""
 _WITH_FORWARD: Final = 0x9A
-"""First byte of a dead message's row with ten fields, the last of which may name a target partition."""
+"""First byte of a dead message's row with ten fields. The last field may name a target partition."""
 _FORWARD_FIELD: Final = 9
 
 
@@ -46,7 +47,8 @@ def encode_chunk(flat: Sequence[bytes]) -> bytes:
 
 
 def check_chunk(state: RestoreState | None, restore_id: str) -> RestoreState:
-    """Return the state of the restore in progress. Raise Conflict if it is a different one or is over."""
+    """Return the state of the restore in progress. Raise Conflict if another restore is in progress, or if the restore
+    is complete."""
     if state is None or state.restore_id != restore_id:
         there = "none has begun here" if state is None else f"this one is of {state.restore_id}"
         raise Conflict(f"the partition is not being restored by {restore_id}: {there}")
@@ -54,10 +56,11 @@ def check_chunk(state: RestoreState | None, restore_id: str) -> RestoreState:
 
 
 def put_chunk(step: Step, state: RestoreState, number: int, data: bytes, yield_now: Callable[[], None]) -> RestoreState:
-    """Store the rows of a chunk, unless they are stored already, and return the new progress. `yield_now`: called now
-    and then.
+    """Store the rows of a chunk, unless they are stored already, and return the new progress. `yield_now`: called from
+    time to time.
 
-    Raise Conflict if another chunk is next, or InvalidRequest if a row cannot be read. Then no row is stored.
+    Raise Conflict if another chunk is next, or InvalidRequest if a row cannot be read. If an error is raised, no row is
+    stored.
     """
     view = step.view
     if state.is_whole or number < state.next_chunk:
@@ -75,7 +78,8 @@ def put_chunk(step: Step, state: RestoreState, number: int, data: bytes, yield_n
 
 
 def check_numbers(applied_index: int, index_base: int, *others: int) -> None:
-    """Raise Conflict if the numbers of a state leave too few for later entries: later messages would have no offset."""
+    """Raise Conflict if the numbers of a state leave too few numbers for later entries: later messages could have no
+    offset."""
     numbers = applied_index, index_base, applied_index + index_base, *others
     if any(type(number) is not int or not 0 <= number <= U48_MAX for number in numbers):
         raise Conflict(f"its indices and times are {numbers}: those of a partition are within 0..{U48_MAX}")
@@ -84,8 +88,8 @@ def check_numbers(applied_index: int, index_base: int, *others: int) -> None:
 
 
 def _rows_here(data: bytes, targets: Mapping[int, int]) -> list[tuple[bytes, bytes]]:
-    """Return the rows of a chunk, adapted to this cluster. Raise InvalidRequest for any error in them: an entry that
-    cannot be applied would crash every node, again and again."""
+    """Return the rows of a chunk, adapted to this cluster. Raise InvalidRequest for any error in the rows: an entry
+    that cannot be applied would crash every node repeatedly."""
     flat = decode_chunk(data)
     try:
         found = [_here(key, value, targets) for key, value in zip(flat[::2], flat[1::2], strict=True)]
@@ -97,10 +101,10 @@ def _rows_here(data: bytes, targets: Mapping[int, int]) -> list[tuple[bytes, byt
 
 
 def _here(key: bytes, value: bytes, targets: Mapping[int, int]) -> tuple[bytes, bytes] | None:
-    """Return a row of a backup, adapted to this cluster. None if it has no meaning here.
+    """Return a row of a backup, adapted to this cluster. None if the row has no meaning in this cluster.
 
-    Messages to other partitions go to the topics that correspond to the topics of the backup. Partitions have other
-    producer ids here, so their producer rows are left out.
+    In messages to other partitions, topic numbers are replaced by the numbers in this cluster. Producer rows of
+    partitions are left out, because partitions have other producer ids in this cluster.
     """
     tag = key[:1]
     if tag == b"d":  # rows.DEAD

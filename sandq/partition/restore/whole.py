@@ -1,8 +1,8 @@
 """Checks that a restored partition is complete: rows that other rows refer to must exist.
 
-`apply` relies on such rows: a leased message has a row, a ready queue with messages has rows of them, and no row refers
-to a group that will be created later. A missing row would crash each replica at its first use. The check is part of
-`apply`, so it is done in bounded steps and has the same result on every replica.
+`apply` relies on this: a leased message has a row, a ready queue with messages has rows for them, and no row refers to
+a group that does not exist yet. A missing row would crash each replica at its first use. The check is part of `apply`,
+so it is done in bounded steps and has the same result on every replica.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from sandq.partition.reader.reader import row_holding
 from sandq.partition.ready import queue_keys
 
 STEP_ROWS: Final = 256
-"""Number of rows to check before giving way."""
+"""Number of rows to check before yielding."""
 STEP_BYTES: Final = 1 << 20
 KEPT_BY_KEY: Final = "history_ms"
-"""Setting that only a compacted topic has. In such a topic, the tag of overlays is that of deletions."""
+"""Setting that only compacted topics have. Compacted topics use the tag of overlays for deletions."""
 GROUP_TAGS: Final = (
     rows.GROUP,
     rows.WAITING,
@@ -126,7 +126,7 @@ def _check_held(restored: PartitionState, view: View, yield_now: Callable[[], No
 
 
 def _check_waiting(restored: PartitionState, group: Group, view: View) -> None:
-    """Check that each waiting entry has a number of its own, below the next one, and a ready queue if messages are
+    """Check that each waiting entry has a unique number, below the next number, and a ready queue if messages are
     ranked."""
     start, stop = rows.group_bounds(rows.WAITING, group.group_id)
     most = len(group.waiting) + 1
@@ -164,8 +164,8 @@ def _has_rows(view: View, group_id: int, one: Range, kept: bool) -> bool:
 
 
 def _check_ready(restored: PartitionState, view: View, yield_now: Callable[[], None]) -> None:
-    """Check that each ready queue has rows for at least as many messages as it counts, from the first one on. There may
-    be more rows, left from a seek."""
+    """Check that each ready queue has rows for at least as many messages as it counts, from its first message on. After
+    a seek, there may be more rows."""
     for group_id in restored.groups.by_id:
         for key, value in _of_group(view, rows.QUEUE, group_id, yield_now):
             messages, first = rows.unpack(value)

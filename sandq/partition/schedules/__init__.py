@@ -1,1 +1,1 @@
-"""Schedules: named recurring messages, each occurrence one message."""
+"""Schedules: named recurring messages. Each occurrence is one message."""

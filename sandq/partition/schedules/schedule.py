@@ -15,15 +15,16 @@ from sandq.partition.base import rows
 from sandq.partition.base.rows import Fields
 
 HISTORY: Final = 10
-"""Number of occurrences that are remembered: the last ones, and always the last one that was sent."""
+"""Number of occurrences to remember: the latest ones. The last sent occurrence is always among them."""
 TRIGGERS: Final = 8
-"""Number of trigger tokens that are remembered. A trigger that is repeated gets the same reply as the first time."""
+"""Number of trigger tokens to remember. A repeated trigger with a remembered token gets the same reply as the first
+time."""
 GRACE_MS: Final = 60_000
-"""Time in ms after which an occurrence that was not fired counts as missed. Replicas decide by it."""
+"""If an occurrence has not fired within this time, in ms, it counts as missed. All replicas must use the same value."""
 
 SENT, SKIPPED, MISSED, TRIGGERED = "sent", "skipped", "missed", "triggered"
 """Outcomes of an occurrence. SENT: its message was sent. SKIPPED: not sent, because the last message was not acked.
-MISSED: not sent, because it was too late. TRIGGERED: a message that a caller requested, apart from all occurrences."""
+MISSED: not sent, because it was too late. TRIGGERED: a caller requested the message, independent of all occurrences."""
 
 NAME_HEADER: Final = "sandq-schedule"
 OCCURRENCE_HEADER: Final = "sandq-occurrence"
@@ -46,27 +47,28 @@ class Schedule:
     fields: Fields
     """Fields of the message, without those that depend on the occurrence."""
     expected_ms: int | None
-    """Time of the next occurrence, in ms. None if there is none, or if the schedule is paused."""
+    """Time of the next occurrence, in ms. None if no occurrence remains, or if the schedule is paused."""
     fire_ms: int | None
     """Delivery time of the next occurrence, in ms: its time plus the jitter."""
     made: bytes | None
-    """Id of the message of the next occurrence, if that was stored ahead of its time."""
+    """Id of the message of the next occurrence, if it is stored ahead of its time."""
     fired: int
-    """Number of occurrences that are over."""
+    """Number of completed occurrences."""
     missed: int
     """Number of due occurrences that were missed."""
     paused: bool
     created_ms: int
     changed_ms: int
     last_ms: int | None = None
-    """Time of the last occurrence that is over, in ms."""
+    """Time of the last completed occurrence, in ms."""
     gap: list[int] | None = None
-    """The last gap of missed occurrences: the occurrence before it, or one ms before the first missed one, and the
-    occurrence after it."""
+    """The last gap of missed occurrences, as two times in ms: the occurrence before the gap (or 1 ms before the first
+    missed occurrence), and the occurrence after it."""
     done: list[list[int]] = field(default_factory=list)
-    """[first, last] of future occurrences that are over, because they fired while the clock was far ahead. Sorted."""
+    """[first, last] of future occurrences that are completed already, because they fired while the clock was far ahead.
+    Sorted."""
     history: list[list[Any]] = field(default_factory=list)
-    """[occurrence, time when it fired, outcome, message id or None]: up to `HISTORY`, in order (`note`)."""
+    """Up to `HISTORY` items [occurrence, time when it fired, outcome, message id or None], in order (see `note`)."""
     triggers: list[list[Any]] = field(default_factory=list)
     """[token, message id] of the last triggers."""
 
@@ -93,8 +95,8 @@ class Schedule:
         return self.fields | {Column.HEADERS: headers_pack(headers, max_bytes=1 << 30)}
 
     def note(self, occurrence_ms: int, at_ms: int, outcome: str, message_id: bytes | None) -> None:
-        """Remember the outcome of an occurrence. The last one that was sent stays, however many were skipped since,
-        because it may hold up others."""
+        """Remember the outcome of an occurrence. Always keep the last sent occurrence, because its message may hold up
+        later occurrences."""
         self.history = [*self.history, [occurrence_ms, at_ms, outcome, message_id]]
         while len(self.history) > HISTORY:
             is_last_sent = self.history[0][2] == SENT and all([one[2] != SENT for one in self.history[1:]])

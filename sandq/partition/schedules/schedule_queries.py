@@ -1,4 +1,4 @@
-"""Reads the schedules of a partition: those that are due, some by their names, pages of all."""
+"""Reads the schedules of a partition: due schedules, schedules by name, pages of all schedules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def due(
     for key, _ in in_slices(found):
         _, name = fire_of(key)
         value = view.get(key_of(name))
-        assert value is not None, "a row leads to a schedule that is not there"
+        assert value is not None, "an index row points to a schedule that does not exist"
         stored.append((name, value))
         size += len(value)
         if size >= PAGE_BYTES:
@@ -34,7 +34,7 @@ def due(
 
 
 def named(view: View, names: Iterable[str]) -> list[bytes | None]:
-    """Return the rows of schedules by name, None for those that do not exist."""
+    """Return the row of each named schedule. None for a schedule that does not exist."""
     return [view.get(key_of(name)) for name in names]
 
 
@@ -51,7 +51,7 @@ def page(view: View, prefix: str, after: str | None, most: int) -> tuple[list[St
 
 
 def made_later(name: str, row: bytes, now_ms: int) -> bytes | None:
-    """Return the id of a message that was stored ahead of its time, if that time has not come. None otherwise."""
+    """Return the id of a message that was stored ahead of its time, if it is not due yet. None otherwise."""
     schedule = Schedule.load(name, row)
     is_later = schedule.fire_ms is not None and schedule.fire_ms > now_ms
     return schedule.made if is_later else None

@@ -1,9 +1,9 @@
 """Stores the schedules of a partition, and sends one message for each occurrence.
 
-A replica knows neither time zones nor clocks: the leader names the next occurrence. Its command is applied only if the
-schedule is still as the leader saw it (its version and its next occurrence). So each occurrence becomes one message,
-even if several leaders send commands, or commands arrive late. Only the number of schedules, and the time when the next
-one fires, are in memory.
+A replica uses neither time zones nor clocks: the leader computes the next occurrence. The leader's command is applied
+only if the schedule still has the version and the next occurrence that the leader saw. So each occurrence becomes one
+message, even if several leaders send commands, or commands arrive late. Only the number of schedules, and the time when
+the next one fires, are in memory.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ CREATED: Final = "created"
 CHANGED: Final = "changed"
 UNCHANGED: Final = "unchanged"
 STALE: Final = "stale"
-"""The schedule has changed since the leader read it: nothing was done, and the leader must read it again."""
+"""The schedule has changed since the leader read it. Nothing was done, and the leader must read the schedule again."""
 TAKEN: Final = "taken"
-"""The next occurrence is due, or a consumer has its message already: the leader must name a later one."""
+"""The next occurrence is due, or a consumer has its message already. The leader must name a later occurrence."""
 FIRED: Final = "fired"
 EARLY: Final = "early"
 
 
 SLICE_ITEMS: Final = 16
-"""Number of items after which applying gives way. Each takes some 50 us."""
+"""Number of items after which applying yields. Each item takes about 50 us."""
 
 
 class ScheduleTable:
@@ -64,11 +64,11 @@ class ScheduleTable:
         self.next_ms: int | None = None
         """Time at which the next schedule fires, in ms."""
         self.planned_to: str | None = None
-        """After a clock reset: schedules up to this name are adjusted. None if all are."""
+        """After a clock reset: schedules up to this name are adjusted. None if all schedules are adjusted."""
         self._from_key = rows.FIRE
         """Lower bound of the keys of index rows."""
         self._is_first = False
-        """Whether `_from_key` is the key of the first index row, or is above all of them."""
+        """Whether `_from_key` is the key of the first index row, or above all index rows."""
 
     def state(self) -> tuple[int, int | None, str | None]:
         """Return the fields for the state row."""
@@ -174,7 +174,7 @@ class ScheduleTable:
         return [CHANGED, schedule.version]
 
     def _trigger(self, step: Step, item: Sequence[Any]) -> list[Any]:
-        """Send a message immediately, apart from all occurrences. Send only one per token."""
+        """Send a message immediately, independent of all occurrences. Send only one message per token."""
         name, token = item
         schedule = self._named(name, step.view)
         known = next((one[1] for one in schedule.triggers if one[0] == token), None)
@@ -189,11 +189,11 @@ class ScheduleTable:
         return [TRIGGERED, message_id]
 
     def _replan(self, step: Step, item: Sequence[Any]) -> list[Any]:
-        """Set another next occurrence, after a clock reset."""
+        """Set a new next occurrence after a clock reset."""
         name, seen_version, seen_ms, next_ms, fire_ms, last_ms, done = item
         schedule = self.find(name, step.view)
         if schedule is None or self._is_other(schedule, seen_version, seen_ms):
-            return [STALE]  # it follows the right time already
+            return [STALE]  # the schedule follows the correct time already
         if not self._take_back(step, schedule, None):
             return [TAKEN]
         schedule.last_ms, schedule.gap, schedule.done = last_ms, None, done
@@ -202,7 +202,8 @@ class ScheduleTable:
         return [CHANGED, schedule.version]
 
     def _fire(self, step: Step, item: Sequence[Any]) -> list[Any]:
-        """End the next occurrence and send its message. Then set the next one, which the leader names."""
+        """Complete the next occurrence and send its message. Then set the following occurrence, which the leader
+        names."""
         name, seen_version, seen_ms, next_ms, fire_ms, missed = item
         schedule = self.find(name, step.view)
         if schedule is None or seen_ms is None or self._is_other(schedule, seen_version, seen_ms):
@@ -262,11 +263,11 @@ class ScheduleTable:
         return version
 
     def _take_back(self, step: Step, schedule: Schedule, next_ms: int | None) -> bool:
-        """Cancel the message that was stored ahead of its time, or count it as sent if it is due. Return whether that
+        """Cancel the message that was stored ahead of its time, or count it as sent if it is due. Return whether this
         was done.
 
-        It is not done if the message is due or a consumer has it, and the occurrence that the leader names is not after
-        it. It is not done either if no message was stored, and the occurrence is to fire now.
+        Nothing is done if the message is due or a consumer has it, unless the leader names a later occurrence. Nothing
+        is done either if no message was stored and the occurrence must fire now.
         """
         if schedule.fire_ms is None:
             return True
@@ -279,7 +280,7 @@ class ScheduleTable:
         return True
 
     def _is_over(self, step: Step, schedule: Schedule, outcome: str, message_id: bytes | None) -> None:
-        """Note the outcome of the next occurrence, which is over."""
+        """Record the outcome of the next occurrence, which is completed now."""
         assert schedule.expected_ms is not None
         schedule.fired += 1
         schedule.last_ms = schedule.expected_ms
@@ -291,7 +292,7 @@ class ScheduleTable:
         return self._pending.cancel(step, target, U48_MAX).word != TOO_LATE
 
     def _plan(self, step: Step, schedule: Schedule, next_ms: int | None, fire_ms: int | None) -> None:
-        """Set the next occurrence, and store its message if that is done ahead of its time."""
+        """Set the next occurrence. If its message is sent in any case, store it ahead of its time."""
         self._unplan(step, schedule)
         if schedule.paused or next_ms is None or fire_ms is None:
             return

@@ -1,1 +1,1 @@
-"""Messages that a partition sends to others: by acks, and from the outbox (ADR 35)."""
+"""Sends messages to other partitions: by acks, and from the outbox (ADR 35)."""

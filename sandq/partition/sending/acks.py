@@ -1,8 +1,9 @@
-"""Acks that send messages. Both happen in one entry, so either all of it is done or nothing. Messages to the same
-partition are stored at once, others go through the outbox.
+"""Acks that send messages. One entry contains the ack and the messages, so either everything is done or nothing.
+Messages to the same partition are stored immediately, all others go through the outbox.
 
-If such an ack is repeated, because its reply was lost, it finds its message acked and sends nothing again. If the
-message was acked by an ack that sent nothing, the ack is rejected: otherwise it would wrongly be reported as done.
+If such an ack is repeated because its reply was lost, its message is acked already, and nothing is sent again. If an
+ack that sent nothing has acked the message, the new ack is rejected: otherwise the caller would think that its messages
+were sent.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class SendingAcks:
         self._outbox = outbox
 
     def apply(self, step: Step, command: c.AckThen) -> list[Lost]:
-        """Ack and send, unless the lease of some of the acked messages was lost. Return the lost messages, as for an
-        `Ack` of one item. Raise Overloaded if the outbox is full, and Conflict if all messages were acked by acks that
-        sent nothing."""
+        """Ack and send, unless the lease of any of the messages was lost. Return the lost messages, as for an `Ack` of
+        one item. Raise Overloaded if the outbox is full. Raise Conflict if acks that sent nothing have acked all
+        messages."""
         lost, is_fresh = self._settlement.outcome(command.token, command.what)
         if lost is not None or not is_fresh:
             if lost is None and command.messages:
@@ -55,8 +56,8 @@ class SendingAcks:
         return self._settlement.ack_sending(step, command.token, command.what)
 
     def _check_repeated(self, command: c.AckThen) -> None:
-        """Raise Conflict unless the messages, all of which are acked, were acked by an ack that sent messages, and
-        which this one repeats."""
+        """All messages are acked already. Raise Conflict unless an ack that sent messages has acked them, so that
+        `command` repeats it."""
         if not self._settlement.has_sent(command.token, command.what):
             raise Conflict(
                 "it was acked before, by an ack that sent nothing, and nothing is sent now: ack it once, with what is "

@@ -1,9 +1,9 @@
 """Sends the outbox: begins batches, and ends them when the other partition has replied.
 
-A dead message is copied when it enters a batch. From then on the batch stays the same, whatever happens to the message.
-Until then it can be redriven and purged like any other dead message. Its row is deleted once the other partition has
-stored it. A message that is finally rejected stays dead, with the reason. If some letter of a batch is rejected, the
-batch is halved until that letter is alone.
+A dead message is copied when it enters a batch. From then on, changes of the message do not change the batch. Until
+then, the message can be redriven and purged like any other dead message. Its row is deleted once the other partition
+has stored it. If the other partition rejects a message for good, it stays dead, with the reason. If some letter of a
+batch is rejected, the batch is halved until that letter is alone.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ REFUSED: Final = "refused"
 CUT: Final = "cut"
 """The batch was rejected. A smaller batch, or one with another epoch, is sent next."""
 STALE: Final = "stale"
-"""This batch does not exist, or no longer."""
+"""This batch does not exist (any more)."""
 PASSED_MOST: Final = 2048
-"""Number of withdrawn letters that one entry skips."""
+"""Maximum number of withdrawn letters that one entry skips."""
 _NO_LIMIT: Final = 1 << 30
 
 
@@ -79,8 +79,8 @@ class Forwarding:
                 self._outbox.begin(step, target, batch.last_seq, batch.size)
                 return CUT
             if len(letters) > 1:
-                # One of the letters was rejected, and none was stored. The half gets an epoch of its own: a delayed
-                # copy of the whole batch is then rejected, or was stored before the half is rejected.
+                # One of the letters was rejected, and none was stored. Send half of them under a new epoch. A delayed
+                # copy of the whole batch is then rejected, or, if it is stored first, the half is rejected.
                 half = letters[: len(letters) // 2]
                 self._outbox.begin(step, target, half[-1][0], len(half))
                 return CUT
@@ -110,7 +110,7 @@ class Forwarding:
         self._shared.totals.undeliverable += 1
         error = error[: FIXED.error_chars]
         if letter.kind == MESSAGE:
-            # If its group has been deleted meanwhile, there is no list of dead letters to show the message in.
+            # If the group was deleted meanwhile, there is no list of dead messages that could contain the message.
             if (group := self._groups.by_id.get(letter.group_id)) is not None:
                 row = dead_letters.undeliverable_row(letter, target, error, step.now_ms)
                 step.view.put(rows.of_group(rows.DEAD, group.group_id, letter.offset), row)
@@ -123,8 +123,8 @@ class Forwarding:
             dead_letters.note_refused(step, group.group_id, message.offset, error)
 
     def _dead_of(self, target: Target, seq: int, letter: Letter, view: View) -> tuple[Group, DeadMessage] | None:
-        """Return the dead message of a letter, and its group. None if it was deleted with its group or by a seek, or if
-        it has been redriven and died again since."""
+        """Return (group, dead message) of a letter. None if the message was deleted with its group or by a seek, or if
+        it was redriven and has died again."""
         group = self._groups.by_id.get(letter.group_id)
         if group is None or letter.kind != DEAD:
             return None
@@ -156,14 +156,14 @@ class Forwarding:
         self._outbox.begin(step, target, last_seq, count)
 
     def _whole(self, target: Target, seq: int, letter: Letter, view: View) -> Letter | None:
-        """Return a letter with all fields that are sent. None if its dead message no longer exists."""
+        """Return a letter with all fields to send. None if its dead message no longer exists."""
         if letter.kind != DEAD:
             return letter
         found = self._dead_of(target, seq, letter, view)
         if found is None:
             return None
         if letter.fields:
-            return letter  # it was in a batch that was halved
+            return letter  # the letter was in a batch that was halved
         group, message = found
         sent = forwarded(group, message, *self._outbox.ends(target), self._outbox.partition)
         return letter._replace(fields=sent)
@@ -171,8 +171,8 @@ class Forwarding:
 
 def forwarded(group: Group, message: DeadMessage, kind: str, source: str, partition: int) -> Fields:
     """Return a dead message as it is sent to a topic of this kind: its value and key, with headers that contain its
-    origin and the reason of its death. Its ttl has ended, and its unique key may be taken there. `source`, `partition`:
-    topic and partition in which it died."""
+    origin and the reason of its death. The ttl and the unique key are left out: the ttl has ended, and the unique key
+    may be taken in the target. `source`, `partition`: topic and partition in which the message died."""
     fields = message.fields
     sent: Fields = {column: fields[column] for column in (Column.VALUE, Column.KEY) if column in fields}
     headers: dict[str, Any] = {}
@@ -181,7 +181,7 @@ def forwarded(group: Group, message: DeadMessage, kind: str, source: str, partit
         headers = headers_unpack(cell)
         headers_pack(headers, max_bytes=_NO_LIMIT)
     except InvalidRequest:
-        headers = {DEAD_HEADERS_HEADER: cell}  # of a client that has headers of its own kind
+        headers = {DEAD_HEADERS_HEADER: cell}  # headers in a client's own format
     headers |= {
         DEAD_TOPIC_HEADER: source,
         DEAD_PARTITION_HEADER: partition,
