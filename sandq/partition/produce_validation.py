@@ -1,7 +1,7 @@
 """Checks whether a batch can be accepted.
 
 The leader checks a batch before it proposes the batch. A compacted partition checks the writes again when it applies
-them (`check_writes`). That check must never change: otherwise replicas of different versions would diverge.
+them (`check_writes`). The second check must never change: otherwise replicas of different versions would diverge.
 """
 
 from __future__ import annotations

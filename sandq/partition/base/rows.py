@@ -129,8 +129,8 @@ class Extra(NamedTuple):
 
 
 class LogEntry(NamedTuple):
-    """What leasing needs of a log row, or of a part of a log row. `first`: first offset; `length`: number of messages;
-    `size`: bytes."""
+    """The data of a log row, or of a part of a log row, that leasing needs. `first`: first offset; `length`: number of
+    messages; `size`: bytes."""
 
     first: bytes
     length: int

@@ -2,8 +2,8 @@
 
 A message is *busy* while it is leased or waits for its next attempt. If a key has as many busy messages as its limit,
 its further messages are *blocked* when the cursor passes them. Blocked messages are kept in order, and leased before
-messages of the log. If a key has fewer busy messages than its limit, its first blocked messages become *free*. Of the
-blocked messages, only free ones may be leased. `ordering: key` is a limit of 1. Without a limit, this object stays
+messages of the log. If a key has fewer busy messages than its limit, its first blocked messages become *free*. A
+blocked message may be leased only if it is free. `ordering: key` is a limit of 1. Without a limit, this object stays
 empty.
 """
 

@@ -244,7 +244,7 @@ class Jobs:
         return not self._only_ranks(arguments) or self._goes_on_with(job, self._waiting_ranks.first_group())
 
     def _kept_by_groups(self, step: Step, job: Job) -> bool:
-        """Cancel or move messages that are only in rows of groups. Of these, only waiting messages may be changed."""
+        """Cancel or move messages that are only in rows of groups. Only waiting ones may be changed."""
         for _ in range(EMPTY_GROUPS):
             if self._kept_by_one(step, job):
                 return False

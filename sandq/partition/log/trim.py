@@ -126,7 +126,7 @@ class Trimmer:
             self._done.append((now_ms, done))
         old = [offset for ms, offset in self._done if ms + retention_ms <= now_ms]
         self._done = self._done[max(len(old) - 1, 0) :]
-        # After a seek, a group may have messages below that offset again, so limit it to what is done now.
+        # After a seek, a group may have messages below that offset again, so also apply the current limit.
         return min(old[-1], done) if old else None
 
     def _is_wanted(self, entry: LogEntry, now_ms: int) -> bool:

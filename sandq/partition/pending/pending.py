@@ -89,7 +89,7 @@ class Pending:
         ids = sorted(named)[:AHEAD_IDS]
         if len(ids) < AHEAD_FROM:
             return
-        # These look-ups step over each deleted row once, unlike `get`. That costs far less than reading a row.
+        # These look-ups step over each deleted row once, unlike `get`, which costs far less than reading a row.
         held = [holding_bounds(one) for one in ids]
         vacant = self._find_vacant(step, sorted(held + [_bounds(rows.LOG, one) for one in ids]))
         for tag in (rows.MOVED, rows.TOMBSTONE):
