@@ -1,7 +1,7 @@
 """The chain of a backup and its increments (pure): their content, and the times that can be restored.
 
     window      rows of a partition (in the backup or in an increment), and all entries of its log after them
-    increment   entries of all partitions with news, then a summary of all windows so far and of the topics
+    increment   new entries of all partitions, then a summary of all windows so far and of the topics
 
 Blocks of an increment, PERSISTED, see docs/backup.md: `E` and MessagePack `[topic, partition, first index, term of the
 entry before, [term, command, ...]]`; the last block is `S` and MessagePack, the summary. Topics are identified by their
@@ -97,9 +97,9 @@ class Window:
     to_ms: int
     """Everything that was acknowledged up to this time is included."""
     last: int | None = None
-    """Number of the increment in which the window ended; None if it goes on."""
+    """Number of the increment in which the window ended; None if the window continues."""
     why: str | None = None
-    """The reason why it ended."""
+    """Why the window ended; None if it continues."""
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Window:
@@ -153,8 +153,9 @@ class Summary:
     time_ms: int
     """The cluster's time when the topics were listed."""
     begun_ms: int
+    """Start of the increment, by the clock of the process that made it."""
     ended_ms: int
-    """By the clock of the process that made the increment."""
+    """End of the increment, by the same clock."""
     version: str
     level: int
     """The cluster's feature level."""
@@ -370,11 +371,11 @@ class Continuity:
 def spans(topics: Sequence[Topic], windows: Iterable[Window]) -> list[tuple[int, int]]:
     """Return the time spans, in ascending order, for which all partitions of these topics can be restored.
 
-    Before a topic was created or a partition added, nothing of it is missing.
+    Topics and partitions do not limit the spans at times before they were created.
     """
     by_partition: dict[tuple[int, int], list[tuple[int, int]]] = {}
     begun: dict[tuple[int, int], tuple[int, int]] = {}
-    """For each partition, the first increment that had it, and the time of that."""
+    """By partition: number of the increment that has its first rows, and the time of these rows."""
     for window in windows:
         by_partition.setdefault(window.topic_partition, []).append((window.base_ms, window.to_ms))
         begun[window.topic_partition] = min(

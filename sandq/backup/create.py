@@ -88,7 +88,7 @@ async def _make(
     location, key = run.location, run.key
     access = await run.transfer.access() if identities else None
     parts = await run.partitions(wanted, at_once)
-    await run.leave_out_made_anew(parts)
+    await run.leave_out_recreated(parts)
     manifest = Manifest(
         backup_id=run.backup_id,
         kind=FULL,
@@ -197,9 +197,10 @@ class _Run:
             for name in names
         }
 
-    async def leave_out_made_anew(self, parts: dict[str, tuple[PartitionPart, ...]]) -> None:
-        """Leave out topics that were recreated meanwhile: nodes get their names only, so the data may be of either
-        topic."""
+    async def leave_out_recreated(self, parts: dict[str, tuple[PartitionPart, ...]]) -> None:
+        """Leave out topics that were recreated meanwhile.
+
+        Nodes get only the names of topics, so the data may be of either topic."""
         now = {row["name"]: row["number"] for row in (await self.transfer.catalog())["topics"]}
         for name in list(parts):
             number = self.made_of[name][1]

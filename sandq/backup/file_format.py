@@ -38,7 +38,7 @@ SEALED_BYTES: Final = 1 << 17
 """Maximum overhead of compressing incompressible content, and of sealing."""
 HEADER_BYTES: Final = 64 << 10
 ZSTD_LEVEL: Final = 1
-"""Compressed messages gain nothing by a higher level, others little."""
+"""A higher level would save little, and nothing for messages that are compressed already."""
 
 _PREFIX: Final = struct.Struct(">8sB3xII")
 _BLOCK: Final = struct.Struct(">IIIIB3x")

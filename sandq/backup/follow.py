@@ -1,8 +1,8 @@
 """Follow a cluster after a backup: store the later commits as increments, one after the other.
 
-The log space that nodes reserve for it is limited in bytes and time. If too little of a partition's log was kept, the
-partition gets new rows, as in a backup. The time between its last followed entry and the new rows cannot be restored
-for this partition; the result reports this."""
+The log space that nodes reserve for a follower is limited in bytes and time. If too little of a partition's log was
+kept, the partition gets new rows, as in a backup. The time between its last followed entry and the new rows cannot be
+restored for this partition; the result reports this."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ AT_ONCE: Final = 4
 IDLE_MS: Final = 60_000
 """Minimum interval between increments without changes, in ms."""
 SET_BACK_MS: Final = 60_000
-"""If a time is further back than this (in ms), the clock was set back."""
+"""If a leader's time is this much before an earlier one, in ms, a clock was set back."""
 WARNINGS_MOST: Final = 100
 
 
@@ -65,7 +65,7 @@ class Increment:
     gone: Sequence[str] = ()
     """Partitions that got new rows because the nodes had not kept enough of their logs, with the reason."""
     rebased_bytes: int = 0
-    """Size of the rows of these and of new partitions."""
+    """Size of the rows of these partitions, and of new partitions, in bytes."""
     fullest: float = 0.0
     """Maximum used share of the nodes' log space for a reader, before this increment."""
     errors: Sequence[str] = ()
@@ -195,7 +195,7 @@ class BackupFollower:
     def _load(self, there: int) -> _Chain:
         manifest, key = self.manifest, self._key
         if there and increments.is_stopped(self._location, manifest.backup_id, there - 1, key):
-            there -= 1  # it is made again
+            there -= 1  # the incomplete increment is made again
         if not there:
             topics, windows = chain.topics_of(manifest), chain.windows_of(manifest)
             return _Chain(0, b"", topics, chain.OF_MANIFEST, windows, manifest.ended_ms)

@@ -21,8 +21,9 @@ async def with_pins(
     reader: str,
     pins: Callable[[], Iterable[tuple[str, int, int]]],
 ) -> None:
-    """Run `work`, and keep the logs pinned that `pins` returns meanwhile: (topic, partition, index of the entry
-    before).
+    """Run `work`, and meanwhile keep the logs pinned that `pins` returns.
+
+    `pins()`: (topic, partition, index of the entry before the first pinned one) of each log.
 
     Raises the SandqError of the work.
     """

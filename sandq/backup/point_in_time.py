@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sandq.backup.replay import Wanted
 
 BEHIND_MS: Final = 60_000
-"""Warn about a partition whose last time is this much older than that of others, in ms."""
+"""Warn about a partition if its last time is this much before the latest time of all partitions, in ms."""
 STEP_BYTES: Final = 4 << 20
 """Number of bytes that are read in one step."""
 

@@ -1,7 +1,7 @@
 """Make a backup as of a point in time: replay each partition's rows and entries with the state machine of the replicas.
 
-The state machine runs on the disk of the machine that restores. This requires the package `sandq`: `sandq-client` has
-no state machine. Everything here is blocking, in steps.
+The state machine runs on the machine that restores, and uses its disk. This requires the package `sandq`:
+`sandq-client` has no state machine. Everything here is blocking, in steps.
 """
 
 from __future__ import annotations
@@ -39,14 +39,17 @@ AT_ONCE: Final = 128
 LOOK_AHEAD_BYTES: Final = 64 << 20
 """Maximum total size of the read-ahead buffers of all groups."""
 WRITE_ENTRIES: Final = 64
+"""Number of applied entries after which a partition's rows are written."""
 WRITE_ROWS: Final = 1000
+"""Number of changed rows after which a partition's rows are written."""
 WRITE_BYTES: Final = 1 << 20
-"""A partition's rows are written when any of these limits is reached."""
+"""Bytes of changed rows after which a partition's rows are written."""
 PIECE_ROWS: Final = 2048
+"""Maximum number of rows in a block, as in the blocks of nodes."""
 PIECE_BYTES: Final = 512 << 10
-"""Maximum size of a block of rows, as nodes use it."""
+"""Maximum bytes of rows in a block, as in the blocks of nodes. A larger row is alone in its block."""
 STAMP_BYTES: Final = 32
-"""Number of first bytes of an entry that contain its time."""
+"""The time of an entry is within this number of its first bytes."""
 
 _TopicPartition = tuple[int, int]
 """Topic and partition."""
@@ -75,9 +78,10 @@ class PartitionReplay:
         """`last`: index of the last entry to apply; None: `apply` compares the times of entries instead."""
         self.wanted = wanted
         self.is_over = False
-        """True if the next entry has a later time."""
+        """True if the next entry is beyond the end of the replay."""
         self.late: int | None = None
-        """Index of the last entry whose time is not later, although it follows an entry with a later time."""
+        """Index of the last entry before the end of the replay that follows an entry beyond it; None if there is
+        none."""
         self._last = last
         self._stores = stores
         self._store = store

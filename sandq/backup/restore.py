@@ -1,4 +1,4 @@
-"""Make topics of a backup again: shut until all of their partitions are there, and then opened."""
+"""Create the topics of a backup again. They are shut until all of their partitions are restored, and then opened."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sandq.model.names import RESTORING, check_name
 from sandq.model.outbox import DEAD_LETTER_TOPIC
 
 AHEAD: Final = 2
-"""Blocks that are read at a time from a file."""
+"""Number of blocks that are read at a time from a file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ async def _copy(
     progress: Progress,
     on_progress: OnProgress,
 ) -> None:
-    """Read piece by piece, and write the pieces concurrently."""
+    """Read and write the rows piece by piece, both at the same time."""
     send, receive = anyio.create_memory_object_stream[Piece](QUEUED)
     errors: list[SandqError] = []
 

@@ -68,7 +68,7 @@ class BackupSchedule:
         self._keep = keep
         self._topics = topics
         self._only = None if topics is None else tuple(sorted(topics))
-        """The `only` of its backups: the same location may also have backups of other topics."""
+        """Value of `Manifest.only` in its backups. The same location may also have backups of other topics."""
         self._identities = identities
         self._key = key
         self._rate = rate
@@ -123,7 +123,7 @@ class BackupSchedule:
                 followed = keeper.follower.manifest.backup_id
                 is_gone = isinstance(error, NotFound)
                 if is_gone and self._last is not None and self._last.backup_id != followed:
-                    return  # there is a newer backup, and this one was deleted as one too many
+                    return  # there is a newer backup, and the followed one was deleted
                 self.standing.increment_failures += 1
                 self.standing.increment_error = str(error)
                 if is_gone:
@@ -173,7 +173,7 @@ class BackupSchedule:
     async def _cluster(self) -> str | None:
         """Return the UUID of the cluster; None if it cannot be reached.
 
-        It tells the cluster's own backups from those of other clusters in the same location.
+        It distinguishes the cluster's own backups from those of other clusters in the same location.
         """
         with suppress(SandqError, OSError):
             found = await BackupTransfer(self._client).catalog()

@@ -39,10 +39,11 @@ class Standing:
     reach_ms: int | None = None
     """Time up to which all of it can be restored with its increments, by the cluster's clock."""
     increments: int = 0
-    """Number of increments that this process made. The following counts are also those of this process."""
+    """Number of increments that this process made."""
     increment_bytes: int = 0
+    """Size of these increments, in bytes."""
     gone: int = 0
-    """How often a partition got new rows because the nodes had not kept enough of its log."""
+    """How often in these increments a partition got new rows, because the nodes had not kept enough of its log."""
     partitions_behind: int = 0
     """Number of partitions that the last increment could not read."""
     increment_failures: int = 0

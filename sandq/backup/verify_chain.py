@@ -48,8 +48,8 @@ async def verify_chain(
 ) -> VerifiedChain:
     """Read a backup and all of its increments, and verify that nothing is missing between them.
 
-    `replay`: apply them as a restore does; `work`: directory for that. Raises NoBackup; DamagedBackup with the file and
-    the byte; WrongKey; ConfigError if the package for the replay is not installed.
+    `replay`: apply them as a restore does. `work`: parent of the temporary directory for the replay. Raises NoBackup;
+    DamagedBackup with the file and the byte; WrongKey; ConfigError if the package for the replay is not installed.
     """
     manifest = await verify_backup(location, backup_id, key=key, at_once=at_once, on_progress=on_progress)
     there = await in_thread(partial(increments.count, location, backup_id), location.shown)

@@ -45,7 +45,7 @@ class Pace:
             raise InvalidRequest("a rate is a number of bytes a second above 0")
         self._bytes_per_s = bytes_per_s
         self._free_s = 0.0
-        """Time at which the bytes taken so far have been used up."""
+        """Time at which the next bytes may be processed."""
 
     async def take(self, size: int) -> None:
         """Wait until `size` more bytes may be processed."""
