@@ -41,7 +41,7 @@ def test_page_equals_the_generated_one() -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), ASKED, ids=lambda value: value.name if isinstance(value, Type) else value)
-def test_a_request_refuses_what_is_no_value_of_the_field(kind: Type, name: str) -> None:
+def test_request_refuses_invalid_field_values(kind: Type, name: str) -> None:
     field = declared(kind, name)
     at = [one.name for one in REQUESTS[kind].shape.fields].index(name) + 2
     frames = [frame for frame in map(decode, EXAMPLES) if frame[0] == kind and len(frame) > at]

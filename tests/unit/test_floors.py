@@ -330,7 +330,7 @@ def test_modules_are_small() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_nothing_imports_in_a_circle() -> None:
+def test_imports_have_no_cycles() -> None:
     assert in_circles(graph_of(modules())) == set()
 
 
@@ -340,7 +340,7 @@ def test_rooms_do_not_import_each_other_in_a_circle(package: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_only_what_the_client_exports_is_used() -> None:
+def test_only_exports_of_the_client_are_used() -> None:
     exports = {module: exported_by(source) for module, source, _ in modules() if module in CLIENT_DOORS}
     assert exports.keys() == CLIENT_DOORS and all(exports.values())
     wrong = []
@@ -350,7 +350,7 @@ def test_only_what_the_client_exports_is_used() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_there_is_something_to_check() -> None:
+def test_modules_are_found() -> None:
     assert {"sandq", "sandq.model", "sandq.model.batch"} <= {module for module, _, _ in modules()}
 
 
@@ -511,7 +511,7 @@ def test_purity_is_asked_of_pure_floors_only() -> None:
     assert check_purity("sandq.model.times", "state.now()\nfrom datetime import datetime, time") == []
 
 
-def test_only_config_reads_and_only_text() -> None:
+def test_only_config_may_read_text_files() -> None:
     assert check_purity("sandq.model.config", "path.read_text()") == []
     assert check_purity("sandq.model.config", "open(path)")
     assert check_purity("sandq.model.settings", "path.read_text()")

@@ -31,7 +31,7 @@ def test_sentences_that_begin_with_a_clause_are_found() -> None:
     assert patterns_of('"""Whose turn it is. Thatch. Whole rows. Official."""') == []
 
 
-def test_words_and_clauses_are_found_wherever_they_are() -> None:
+def test_words_and_clauses_are_found_in_comments_and_docstrings() -> None:
     assert patterns_of("x = 1  # the status is another one\n") == [(1, "word")]
     assert patterns_of('"""It is told anew, and so many times, of what is left."""') == [
         (1, "clause"),
@@ -78,7 +78,7 @@ def found() -> dict[str, int]:
     return dict(counts())
 
 
-def test_no_package_and_no_document_exceeds_its_budget(found: dict[str, int]) -> None:
+def test_packages_and_documents_keep_their_budgets(found: dict[str, int]) -> None:
     allowed = budgets()
     over = {name: (count, allowed.get(name, 0)) for name, count in found.items() if count > allowed.get(name, 0)}
     assert not over, "python -m tests.support.language PATH lists them; see CONTRIBUTING.md, Style"

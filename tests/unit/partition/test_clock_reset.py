@@ -50,7 +50,7 @@ def test_message_for_now_comes_now_after_a_reset() -> None:
     assert bench.values(bench.lease(at=4000)) == ["before", "after"]
 
 
-def test_reset_is_answered_what_it_found() -> None:
+def test_reset_reply_reports_the_state_found() -> None:
     bench = poisoned()
     answer = bench.apply(3000, c.ClockReset(T + 3000))[0]
     assert answer == {"outcome": "begun", "floor_ms": T + YEAR, "now_ms": T + 3000, "clock_epoch": 1}
@@ -77,7 +77,7 @@ def test_reset_of_a_compacted_topic_is_refused() -> None:
     assert (bench.machine.now_ms, bench.machine.clock_epoch) == (T + YEAR, 0)
 
 
-def test_nothing_is_stored_leased_or_opened_during_a_reset() -> None:
+def test_commands_are_refused_during_a_reset() -> None:
     bench = poisoned()
     bench.apply(0, c.ClockReset(T))
     asked = (
@@ -173,7 +173,7 @@ def test_back_off_counts_from_when_it_began() -> None:
     assert bench.lease(at=34_000) == []
 
 
-def test_move_of_what_waits_keeps_its_instant() -> None:
+def test_move_of_waiting_message_keeps_its_time() -> None:
     bench = Bench()
     bench.open()
     base, _ = bench.append("a")
@@ -187,7 +187,7 @@ def test_move_of_what_waits_keeps_its_instant() -> None:
 
 @pytest.mark.parametrize("trimmed", [False, True])
 @pytest.mark.parametrize(("to", "relative", "comes"), [(HOUR, False, HOUR), (5000, True, 8000)])
-def test_move_of_what_waits_counts_before_its_own_instant(to: int, relative: bool, comes: int, trimmed: bool) -> None:
+def test_move_of_waiting_message_overrides_its_own_time(to: int, relative: bool, comes: int, trimmed: bool) -> None:
     """Consumers got it too early, and gave it back: its producer's last word holds."""
     bench = Bench()
     for group in "gh":
@@ -245,7 +245,7 @@ def test_unique_key_is_kept_for_its_window_and_no_longer() -> None:
     assert not bench.send("b", unique=["k"], at=3_603_001).refused
 
 
-def test_repeated_cancel_is_answered_for_as_long_as_ever() -> None:
+def test_repeated_cancel_is_answered_as_long_as_without_reset() -> None:
     bench = poisoned()
     message = bench.put("a", unique="k", at=1000)
     bench.cancel(message, at=1000)
@@ -373,7 +373,7 @@ def test_blocked_message_of_the_wrong_clock_copied_aside(due: int | None, relati
 
 
 @pytest.mark.parametrize(("due", "comes"), [([1500, YEAR + 5000], YEAR + 5000), ([1500, 2000], HOUR)])
-def test_message_of_a_whole_batch_that_waits_copied_aside_goes_by_its_own_instant(due: list[int], comes: int) -> None:
+def test_kept_message_of_a_batch_is_delivered_at_its_own_time(due: list[int], comes: int) -> None:
     bench = Bench()
     for group in "gh":
         bench.open(group)
@@ -422,7 +422,7 @@ def test_message_waiting_before_its_time_does_not_expire_early(trimmed: bool) ->
     assert bench.values(bench.lease(at=2 * HOUR)) == ["a"]
 
 
-def test_time_of_what_was_copied_aside_lasts_over_two_resets() -> None:
+def test_time_of_kept_message_survives_two_resets() -> None:
     bench = Bench()
     bench.open()
     bench.append("a", at=1000, due=[2 * HOUR])
@@ -446,7 +446,7 @@ def test_bytes_of_a_batch_of_which_some_was_cancelled_are_counted_to_the_last() 
 
 
 @pytest.mark.parametrize("other_waits", [False, True])
-def test_message_that_its_key_blocks_comes_no_earlier_for_having_been_copied_aside(other_waits: bool) -> None:
+def test_kept_message_blocked_by_its_key_is_not_delivered_early(other_waits: bool) -> None:
     """The log was trimmed beyond it: one group has it blocked in a row of its own, one acked it, or waits with it."""
     bench = Bench(ordering="key")
     for group in "gh":
@@ -516,7 +516,7 @@ def test_redrive_of_a_message_that_died_too_early_waits_for_its_time() -> None:
     assert bench.values(bench.lease(at=YEAR - 1000)) == ["a"]
 
 
-def test_end_of_a_group_goes_by_the_order_of_keys_before_messages_are_placed_anew() -> None:
+def test_group_end_respects_key_order_before_messages_are_placed_again() -> None:
     """One that is restarted meanwhile has the same rows: a message that is blocked elsewhere keeps its unique key."""
     benches = [Bench(ordering="key"), Bench(ordering="key")]
     for bench in benches:
@@ -574,7 +574,7 @@ def test_waiting_messages_of_batch_survive_cancels_of_the_others(restart: bool) 
     assert came == names[:8]
 
 
-def test_rest_of_a_batch_of_which_a_group_had_a_part_comes_at_its_instant() -> None:
+def test_rest_of_partly_delivered_batch_is_delivered_at_its_time() -> None:
     bench = Bench()
     bench.open()
     names = [f"m{at}" for at in range(8)]
@@ -585,7 +585,7 @@ def test_rest_of_a_batch_of_which_a_group_had_a_part_comes_at_its_instant() -> N
     assert bench.values(bench.lease(at=HOUR)) == names[3:]
 
 
-def test_batch_that_stands_where_it_is_wanted_stays() -> None:
+def test_batch_at_its_wanted_time_stays() -> None:
     bench = Bench()
     bench.open()
     bench.apply(YEAR, c.Clock())

@@ -22,7 +22,7 @@ def bench(**settings: Any) -> Bench:
     return Bench(**settings)
 
 
-def test_messages_for_nobody_need_none() -> None:
+def test_append_without_groups_needs_no_disk() -> None:
     b = bench()
     b.append("a", at=1)
     assert b.needed_no_disk
@@ -49,7 +49,7 @@ def test_due_messages_are_known_for_one_hour() -> None:
     assert not b.needed_no_disk
 
 
-def test_messages_for_groups_that_know_what_is_next() -> None:
+def test_append_for_groups_with_known_status_needs_no_disk() -> None:
     b = bench()
     b.open("g")
     b.append("a", at=1)
@@ -78,7 +78,7 @@ def test_acks() -> None:
     assert b.needed_no_disk
 
 
-def test_ack_of_a_message_whose_key_blocks_others_looks_them_up() -> None:
+def test_ack_of_message_with_blocked_key_needs_the_disk() -> None:
     b = bench(ordering="key")
     b.open("g")
     b.put("a", key="k")
@@ -89,14 +89,14 @@ def test_ack_of_a_message_whose_key_blocks_others_looks_them_up() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_batch_that_may_be_stored_already_looks_up_its_reply(number: int) -> None:
+def test_batch_that_may_be_stored_needs_the_disk(number: int) -> None:
     b = bench()
     for sequence in (1, number):
         b.apply(sequence, c.Append(batch_of(["a"]), 7, 1, sequence))
     assert b.needed_no_disk == (number == 2)
 
 
-def test_anything_else_may_read() -> None:
+def test_other_commands_may_need_the_disk() -> None:
     b = bench()
     b.open("g")
     assert not b.needed_no_disk

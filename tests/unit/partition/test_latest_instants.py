@@ -13,7 +13,7 @@ END = offsets.U48_MAX - T
 
 
 @pytest.mark.parametrize("at", [END - 1000, END, END + 5000])
-def test_everything_has_an_answer(at: int) -> None:
+def test_every_command_is_answered_near_the_latest_time(at: int) -> None:
     bench = Bench(ttl="1d", dedup_window="7d", ordering="key", max_attempts=2)
     bench.open()
     bench.apply(at, c.Clock())

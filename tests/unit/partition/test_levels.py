@@ -30,7 +30,7 @@ def test_partition_begins_at_the_first_level(make: type[Bench]) -> None:
 
 
 @pytest.mark.parametrize("make", [Bench, KeyBench])
-def test_partition_is_raised_by_an_entry_and_stays_so(make: type[Bench]) -> None:
+def test_level_is_raised_by_an_entry_and_stays(make: type[Bench]) -> None:
     bench = make()
     assert bench.apply(0, c.RaiseLevel(NEXT)) == [NEXT]
     for _ in range(2):

@@ -108,7 +108,7 @@ def test_batch_that_does_not_fit_its_topic_is_refused(place: BatchTarget, column
 
 
 @pytest.mark.parametrize("columns", [{"deliver_ms": [1_800_000_000]}, {"ttl_ms": [0]}])
-def test_time_that_cannot_be_meant_is_refused(columns: dict[str, Any]) -> None:
+def test_implausible_time_is_refused(columns: dict[str, Any]) -> None:
     with pytest.raises(InvalidTime):
         check(TIMER, **columns)
 

@@ -24,7 +24,7 @@ def column_of(joined: bytes) -> list[bytes]:
 
 @pytest.mark.parametrize("restart", [True, False])
 @pytest.mark.parametrize("seed", range(10))
-def test_groups_that_look_ahead_see_what_is_put_among_it(
+def test_look_aheads_see_messages_inserted_into_a_batch(
     monkeypatch: pytest.MonkeyPatch, seed: int, restart: bool
 ) -> None:
     """One of several groups has leased a part and one has leased nothing.
@@ -67,7 +67,7 @@ def test_messages_are_counted_per_second(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("large", [0, 1, 2])
-def test_one_message_that_is_too_large_to_be_moved_about(bench: Bench, large: int) -> None:
+def test_large_message_of_a_batch_has_a_separate_payload(bench: Bench, large: int) -> None:
     """It has its payload apart, and the others are as they are without it."""
     values = ["a", "b", "c"]
     values[large] = "L" * (rows.INLINE_BYTES + 1)
@@ -124,7 +124,7 @@ def test_a_batch_for_one_moment_is_one_row(moments: Bench, relative: bool) -> No
     ],
     ids=["one message less", "another moment"],
 )
-def test_other_batches_have_a_row_for_each_message(values: list[str], due: list[int]) -> None:
+def test_unsuitable_batches_have_a_row_for_each_message(values: list[str], due: list[int]) -> None:
     bench = Bench()
     bench.append(*values, due=due)
     assert kinds(bench) == [rows.KIND_MESSAGE] * len(values)
@@ -138,7 +138,7 @@ def test_a_batch_for_one_moment_is_answered_again_as_before(moments: Bench) -> N
 
 
 @pytest.mark.parametrize("kept", range(len(NAMES)))
-def test_when_half_of_it_was_cancelled_the_rest_has_rows_of_its_own(moments: Bench, kept: int) -> None:
+def test_half_cancelled_batch_is_split_into_message_rows(moments: Bench, kept: int) -> None:
     moments.open()
     base, count = moments.append(*NAMES, due=[5_000] * len(NAMES))
     ids = offsets.run(base, count)
@@ -162,7 +162,7 @@ def test_rest_of_cancelled_batch_is_seen_after_look_ahead(moments: Bench) -> Non
     assert moments.values(moments.lease(at=5_000)) == NAMES[count // 2 :]
 
 
-def test_one_of_it_comes_at_another_time(moments: Bench) -> None:
+def test_message_moved_out_of_a_batch_is_delivered_at_its_time(moments: Bench) -> None:
     moments.open()
     base, count = moments.append(*NAMES, due=[5_000] * len(NAMES))
     ids = offsets.run(base, count)

@@ -27,11 +27,11 @@ def is_ranked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_scenes_are_what_they_say(state: str) -> None:
+def test_scene_has_the_named_state(state: str) -> None:
     assert scene(state).state == state
 
 
-def test_its_time_comes() -> None:
+def test_message_becomes_ready_at_its_time() -> None:
     delayed = scene("delayed")
     delayed.bench.expire(at=1000)
     assert delayed.state == "ready"
@@ -56,7 +56,7 @@ class TestLease:
         lease = delayed.bench.one(at=996, ahead=5)
         assert (delayed.state, lease.attempt, lease.due_ms) == ("leased", 1, T + 1000)
 
-    def test_no_further_ahead_than_the_replicas_allow(self, is_ranked: bool) -> None:
+    def test_lease_ahead_is_limited(self, is_ranked: bool) -> None:
         delayed = scene("delayed")
         first_ms = 1000 if is_ranked else 950
         assert delayed.bench.lease(at=first_ms - 1, ahead=500) == []
@@ -68,13 +68,13 @@ class TestLease:
         assert (ready.state, lease.attempt) == ("leased", 1)
 
     @pytest.mark.parametrize("state", ["leased", "waiting"])
-    def test_not_offered(self, state: str) -> None:
+    def test_leased_message_is_not_leased_again(self, state: str) -> None:
         held = scene(state)
         assert held.bench.lease(at=3, consumer="other") == []
         assert held.state == state
 
     @pytest.mark.parametrize("state", ["acked", "dead"])
-    def test_never(self, state: str) -> None:
+    def test_finished_message_is_not_leased(self, state: str) -> None:
         gone = scene(state)
         assert gone.bench.lease(at=10_000_000, consumer="other") == []
         assert gone.state == state
@@ -95,7 +95,7 @@ class TestAck:
         assert leased.state == "acked"
 
     @pytest.mark.parametrize("whole", [True, False])
-    def test_again(self, whole: bool) -> None:
+    def test_repeated_ack_changes_nothing(self, whole: bool) -> None:
         acked = scene("acked")
         assert acked.bench.ack(acked.token, None if whole else acked.what, at=4) is None
         assert acked.state == "acked"
@@ -141,7 +141,7 @@ class TestAckThatSends:
         assert (leased.state, self.stored(leased.bench)) == ("acked", (outbox + 1, later + 1))
 
     @pytest.mark.parametrize("whole", [True, False])
-    def test_again(self, whole: bool) -> None:
+    def test_repeated_ack_with_messages_changes_nothing(self, whole: bool) -> None:
         acked = scene("leased")
         command = c.AckThen(acked.token, None if whole else acked.what, self.sends)
         assert acked.bench.apply(3, command)[0] == [None]
@@ -187,7 +187,7 @@ class TestReject:
         assert lost.bench.reject(lost.token, lost.what, at=3) == ([] if lost.lease is None else lost.what)
         assert lost.state == state
 
-    def test_leased_is_dead_whatever_attempts_are_left(self) -> None:
+    def test_rejected_message_is_dead_with_attempts_left(self) -> None:
         leased = scene("leased")
         assert leased.bench.reject(leased.token, leased.what, at=3, error="410 gone") is None
         assert leased.state == "dead"
@@ -233,7 +233,7 @@ class TestExtend:
 
 class TestExpire:
     @pytest.mark.parametrize("state", ["delayed", "ready", "waiting", "acked", "dead"])
-    def test_nothing(self, state: str) -> None:
+    def test_expire_changes_nothing_in_other_states(self, state: str) -> None:
         other = scene(state)
         assert other.bench.expire(at=500 if state == "delayed" else 100_000) == 0
         assert other.state == state
@@ -281,7 +281,7 @@ class TestConsumerLeaves:
         assert delayed.bench.one(at=1000).attempt == 1
 
     @pytest.mark.parametrize("state", ["delayed", "ready", "waiting", "acked", "dead"])
-    def test_nothing_is_held(self, state: str) -> None:
+    def test_release_changes_nothing_in_other_states(self, state: str) -> None:
         other = scene(state)
         assert other.bench.release(at=3) == 0
         assert other.state == state
@@ -300,7 +300,7 @@ class TestConsumerComesBack:
         assert leased.bench.ack(again.token, at=5001) is None
         assert leased.state == "acked"
 
-    def test_as_expire_once_it_came_back_so_often(self) -> None:
+    def test_message_waits_after_too_many_reclaims(self) -> None:
         leased = scene("leased")
         for epoch in range(1, RECLAIMS_MOST + 1):
             assert leased.bench.reclaim(epoch, at=3) == (1, 0)
@@ -308,13 +308,13 @@ class TestConsumerComesBack:
         assert leased.state == "waiting"
 
     @pytest.mark.parametrize("state", ["delayed", "ready", "waiting", "acked", "dead"])
-    def test_nothing_is_held(self, state: str) -> None:
+    def test_reclaim_changes_nothing_in_other_states(self, state: str) -> None:
         other = scene(state)
         assert other.bench.reclaim(1, at=3) == (0, 0)
         assert other.state == state
 
 
-class TestNackOfWhatWasNotBegun:
+class TestNackOfUnbegunMessage:
     def give_back(self, found: Scene, at: int) -> object:
         item = (found.token, found.what, None, None, False)
         return found.bench.apply(at, c.Nack([item]))[0][0]
@@ -335,7 +335,7 @@ class TestNackOfWhatWasNotBegun:
         assert delayed.bench.one(at=1000).attempt == 1
 
     @pytest.mark.parametrize("state", ["waiting", "acked", "dead"])
-    def test_nothing_is_held(self, state: str) -> None:
+    def test_nack_of_unbegun_message_changes_nothing_in_other_states(self, state: str) -> None:
         other = scene(state)
         assert self.give_back(other, 3), "it is lost"
         assert other.state == state
@@ -343,14 +343,14 @@ class TestNackOfWhatWasNotBegun:
 
 class TestTrim:
     @pytest.mark.parametrize("state", ["delayed", "ready", "leased", "waiting"])
-    def test_never(self, state: str) -> None:
+    def test_unfinished_message_is_never_trimmed(self, state: str) -> None:
         kept = scene(state)
         kept.bench.upkeep(at=3)
         kept.bench.trim(at=3)
         assert kept.bench.read([Range(kept.offset, 1)])[0].fields == {Column.VALUE: b"m"}
         assert kept.bench.status().messages == 1
 
-    def test_acked_is_gone(self) -> None:
+    def test_acked_message_is_trimmed(self) -> None:
         acked = scene("acked")
         acked.bench.trim(at=3)
         assert acked.bench.rows(b"m") == []
@@ -364,7 +364,7 @@ class TestTrim:
         assert [m.fields for m in dead.bench.dead()] == [{Column.VALUE: b"m"}]
 
     @pytest.mark.parametrize("state", ["ready", "leased", "waiting"])
-    def test_one_group_that_is_not_done_is_enough(self, state: str) -> None:
+    def test_message_pending_in_one_group_is_not_trimmed(self, state: str) -> None:
         other = scene(state)
         other.bench.open("h", at=3)
         other.bench.ack(other.bench.one(group="h", at=3).token, at=3)

@@ -29,7 +29,7 @@ def is_ranked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 class TestCancel:
     @pytest.mark.parametrize("state", ["delayed", "ready"])
-    def test_gone(self, state: str) -> None:
+    def test_pending_message_is_cancelled(self, state: str) -> None:
         pending = scene(state)
         bench = pending.bench
         assert bench.cancel(pending.offset, at=3) == ("cancelled", pending.offset)
@@ -111,7 +111,7 @@ class TestMove:
         assert (message.id, message.offset, message.fields) == (pending.offset, offset, {Column.VALUE: b"m"})
 
     @pytest.mark.parametrize("state", ["delayed", "ready"])
-    def test_to_the_past_is_at_once(self, state: str) -> None:
+    def test_move_to_the_past_delivers_immediately(self, state: str) -> None:
         pending = scene(state)
         _, offset = pending.bench.move(pending.offset, -1000, at=3)
         assert offsets.deliver_ms(offset) == T + 3
@@ -150,7 +150,7 @@ class TestMove:
         ready.bench.cancel(ready.offset, at=3)
         assert ready.bench.move(ready.offset, 9000, at=4) == ("too_late", "gone")
 
-    def test_again_and_again_by_its_first_name(self) -> None:
+    def test_repeated_moves_use_the_first_id(self) -> None:
         delayed = scene("delayed")
         for to in (9000, 500, 7000):
             assert delayed.bench.move(delayed.offset, to, at=3)[0] == "moved"
@@ -161,7 +161,7 @@ class TestMove:
         assert delayed.bench.cancel(delayed.offset, at=6999) == ("cancelled", delayed.offset)
         assert delayed.bench.lease(at=10_000) == []
 
-    def test_it_may_be_named_by_where_it_is(self) -> None:
+    def test_moved_message_is_found_by_its_offset(self) -> None:
         delayed = scene("delayed")
         _, offset = delayed.bench.move(delayed.offset, 9000, at=3)
         assert delayed.bench.cancel(offset, at=4) == ("cancelled", delayed.offset)
@@ -217,7 +217,7 @@ class TestTtlExpires:
         assert [(m.reason, m.attempts) for m in leased.bench.dead()] == [("expired", 0)]
 
     @pytest.mark.parametrize("state", ["acked", "dead"])
-    def test_nothing(self, make: Callable[[str], Scene], state: str) -> None:
+    def test_finished_message_does_not_expire(self, make: Callable[[str], Scene], state: str) -> None:
         done = make(state)
         dead = done.bench.dead()
         assert done.bench.expire(at=10_000) == 0
@@ -239,7 +239,7 @@ class TestTtlExpires:
         assert (leased.state, leased.bench.state_of(leased.offset, "h")) == ("leased", "dead")
         assert leased.bench.cancel(leased.offset, at=101) == ("too_late", "leased")
 
-    def test_counted_from_where_it_stands(self, make: Callable[[str], Scene]) -> None:
+    def test_ttl_counts_from_the_moved_time(self, make: Callable[[str], Scene]) -> None:
         delayed = make("delayed")
         delayed.bench.move(delayed.offset, 3000, at=3)
         assert delayed.bench.expire(at=3099) == 0
@@ -268,7 +268,7 @@ class TestRedriveAndPurge:
         assert dead.state == "acked"
         assert dead.bench.rows(b"k") == dead.bench.rows(b"m") == []
 
-    def test_it_may_die_again(self) -> None:
+    def test_redriven_message_may_die_again(self) -> None:
         dead = scene("dead")
         dead.bench.job("redrive", at=3)
         dead.bench.nack(dead.bench.one(at=3).token, at=4, error="again")
@@ -276,7 +276,7 @@ class TestRedriveAndPurge:
         assert (message.attempts, message.error, len(message.history)) == (1, "again", 1)
         assert dead.bench.rows(b"k") == []
 
-    def test_its_ttl_is_over_and_forgotten(self) -> None:
+    def test_redriven_message_has_no_ttl(self) -> None:
         bench = Bench(ttl="100ms")
         bench.open()
         bench.append("m")
@@ -296,7 +296,7 @@ class TestRedriveAndPurge:
 
     @pytest.mark.parametrize("kind", ["redrive", "purge_dead"])
     @pytest.mark.parametrize("state", ["delayed", "ready", "leased", "waiting", "acked"])
-    def test_nothing(self, kind: str, state: str) -> None:
+    def test_jobs_change_nothing_in_other_states(self, kind: str, state: str) -> None:
         other = scene(state)
         assert other.bench.job(kind, at=3) == (0, 0, 0)
         if state != "acked":
@@ -312,13 +312,13 @@ class TestRedriveAndPurge:
             ({"until_ms": T + 2}, 0),
         ],
     )
-    def test_only_those(self, arguments: dict[str, Any], matched: int) -> None:
+    def test_jobs_affect_only_selected_letters(self, arguments: dict[str, Any], matched: int) -> None:
         dead = scene("dead")
         assert dead.bench.job("redrive", at=3, dry_run=True, **arguments) == (matched, 0, 0)
         assert dead.state == "dead"
         assert dead.bench.job("purge_dead", at=3, **arguments) == (matched, matched, 0)
 
-    def test_another_groups_dead_stay(self) -> None:
+    def test_dead_letters_of_another_group_stay(self) -> None:
         dead = scene("dead", before=("h",))
         dead.bench.nack(dead.bench.one(at=3, group="h").token, at=3)
         dead.bench.job("redrive", at=4)
@@ -330,7 +330,7 @@ class TestRedriveAndPurge:
 class TestSeekToAnEarlierPoint:
     @pytest.mark.parametrize("state", ["delayed", "ready"])
     @pytest.mark.parametrize("to", ["earliest", -1000])
-    def test_nothing(self, state: str, to: c.Position) -> None:
+    def test_seek_changes_no_pending_message(self, state: str, to: c.Position) -> None:
         pending = scene(state)
         pending.bench.seek(to, at=3)
         assert pending.state == state
@@ -370,7 +370,7 @@ class TestSeekToAnEarlierPoint:
         assert done.bench.rows(b"k") == []
 
     @pytest.mark.parametrize("state", ["leased", "waiting", "acked", "dead"])
-    def test_other_groups_go_on(self, state: str) -> None:
+    def test_seek_does_not_affect_other_groups(self, state: str) -> None:
         done = scene(state)
         done.bench.open("h", at=3)
         done.bench.seek("earliest", at=3, group="h")

@@ -89,7 +89,7 @@ def test_a_flipped_bit_is_no_other_exception(frames: list[Frame], place: int, bi
         pass
 
 
-def test_one_byte_at_a_time() -> None:
+def test_frames_are_read_byte_by_byte() -> None:
     reader = FrameReader()
     stream = encode_frame(1, 2, "three") + encode_frame(4, 5)
     assert [frame for place in range(len(stream)) for frame in reader.feed(stream[place : place + 1])] == [
@@ -153,14 +153,14 @@ def test_http_request_is_distinguished_from_garbage(line: bytes) -> None:
         reader.feed(line)
 
 
-def test_other_protocols_at_the_start() -> None:
+def test_other_protocols_raise_wrong_port() -> None:
     with pytest.raises(WrongPort, match="TLS"):
         FrameReader().feed(bytes.fromhex("1603010200010001fc0303"))
     with pytest.raises(WrongPort, match="HTTP server"):
         FrameReader().feed(b"HTTP/1.1 400 Bad Request\r\n")
 
 
-def test_bounds_of_what_a_frame_becomes() -> None:
+def test_size_of_decoded_frames_is_bounded() -> None:
     assert len(FrameReader().feed(encode_frame(1, 1, [0] * ITEMS_MAX))[0][2]) == ITEMS_MAX
     with pytest.raises(ProtocolError, match="max_array_len"):
         FrameReader().feed(encode_frame(1, 1, [0] * (ITEMS_MAX + 1)))

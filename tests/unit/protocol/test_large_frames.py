@@ -43,7 +43,7 @@ def decoded(large: LargeFrame) -> tuple[Any, list[int]]:
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_it_says_the_same(name: str) -> None:
+def test_large_frame_is_decoded_equally(name: str) -> None:
     data = framed(msgpack.packb(LARGE[name]))
     frame, works = decoded(read(data))
     assert [frame] == FrameReader().feed(data)

@@ -28,7 +28,7 @@ def test_documented_proof_matches_the_greetings() -> None:
 
 
 @pytest.mark.parametrize("changed", range(5))
-def test_it_is_of_all_that_was_said(changed: int) -> None:
+def test_proof_covers_every_part(changed: int) -> None:
     said = [SECRET, bytes(range(32)), bytes(range(32, 64)), "node1", "6f1c"]
     proof = prove_gateway(*said)  # type: ignore[arg-type]
     assert is_gateway_proof(proof, *said)  # type: ignore[arg-type]

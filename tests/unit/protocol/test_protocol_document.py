@@ -33,7 +33,7 @@ def test_examples_decode(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_requests_are_what_the_client_sends(name: str) -> None:
+def test_documented_requests_equal_the_client_frames(name: str) -> None:
     assert parsed(name).frame(decode(name)[1]) == bytes.fromhex(HEX[name])
 
 

@@ -185,7 +185,7 @@ def test_pages() -> None:
             page(reply(*broken), MessageRecord.from_map)
 
 
-def test_why() -> None:
+def test_why_reply_is_parsed_and_malformed_ones_refused() -> None:
     row = MESSAGE.to_map()
     del row["value"]
     found = why(reply({**row, "groups": [{"group": "g", "reason": "it waits"}]}))

@@ -45,7 +45,7 @@ def test_shape_is_derived_from_annotations(Example: Any) -> None:
     assert Example.shape.name == "PING" and REQUESTS[Type.PING] is Example
 
 
-def test_it_is_a_frozen_tuple_with_defaults(Example: Any) -> None:
+def test_request_is_a_frozen_tuple_with_defaults(Example: Any) -> None:
     example = Example("a", None, 5, [])
     assert example == ("a", None, 5, [], None, 7, True) and example.count == 7
     assert example._replace(flag=False).flag is False and "name='a'" in repr(example)

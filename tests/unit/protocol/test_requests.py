@@ -220,7 +220,7 @@ def test_group_delete_without_mode_is_encoded_as_before() -> None:
         requests_admin.GroupDelete.parse([Type.GROUP_DELETE, 77, "t", "g", "now"])
 
 
-def test_whom_a_gateway_asks_for_may_have_grants() -> None:
+def test_on_behalf_may_have_grants() -> None:
     plain = requests.OnBehalf("ada", "192.0.2.7")
     for request, items in ((plain, 4), (plain._replace(grants=["consume:t/mail-*"]), 5)):
         (frame,) = FrameReader().feed(request.frame())
@@ -522,7 +522,7 @@ def test_missing_job_arguments_are_none() -> None:
     assert started.arguments == {**some, "reason": None}
 
 
-def test_a_page_of_all_the_dead_is_asked_for_as_ever() -> None:
+def test_dead_list_without_filters_has_the_old_form() -> None:
     (frame,) = FrameReader(1 << 20).feed(requests_admin.DeadList("t", 0, "g", None, 1, None, True).frame(1))
     assert frame == [45, 1, "t", 0, "g", None, 1, None, True]
     assert requests_admin.DeadList.parse(frame) == requests_admin.DeadList("t", 0, "g", None, 1, None, True)

@@ -71,7 +71,7 @@ def test_joined_ranges_name_the_same_messages(seed: int) -> None:
     assert named(acked([list(row) for row in what])) == asked, seed
 
 
-def test_nack_likewise() -> None:
+def test_adjacent_ranges_of_nacks_are_joined() -> None:
     parsed = Nack.parse([int(Type.NACK), 1, 2, 3, [[9, [[at(0), 1], [at(1), 1]], None, None]]])
     assert parsed.items == [[9, [[BASE, 2]], None, None]]
 
@@ -122,7 +122,7 @@ def test_ranges_are_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
         None,
     ],
 )
-def test_invalid_input_is_refused_alike(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_ranges_raise_the_same_error(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     what: list[Any] = [[offsets.pack(1000 + at, 5, 0, 3), 1] for at in range(MANY)]
     what[MANY // 2] = wrong
     with pytest.raises(InvalidRequest) as together:

@@ -11,7 +11,7 @@ def opened() -> Circuit:
     return circuit
 
 
-def test_it_opens_after_failures_in_a_row_only() -> None:
+def test_circuit_opens_only_after_consecutive_failures() -> None:
     circuit = Circuit()
     for _ in range(3):
         for _ in range(THRESHOLD - 1):

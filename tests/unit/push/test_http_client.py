@@ -88,7 +88,7 @@ def writes(*parts: bytes, forever: bytes = b"") -> Callable[[trio.abc.Stream], t
     return write  # type: ignore[return-value]
 
 
-async def test_only_the_beginning_of_an_endless_body_is_read(http: HttpClient) -> None:
+async def test_endless_body_is_read_up_to_a_limit(http: HttpClient) -> None:
     async with receiving() as receiver:
         receiver.raw = writes(b"HTTP/1.1 500 no\r\n\r\n", forever=b"z" * 5000)  # type: ignore[assignment]
         answer = await http.post(at(receiver), HEADERS, b"", PATIENCE_S)
@@ -302,7 +302,7 @@ async def test_a_name_that_no_host_may_have_is_a_failure(http: HttpClient) -> No
         await http.check(Target.parse("https://" + "a" * 64 + ".invalid/"))
 
 
-async def test_an_address_that_nobody_answers_at_leaves_time_for_the_next(
+async def test_silent_address_leaves_time_for_the_next(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     autojump_clock.autojump_threshold = 0.05

@@ -107,7 +107,7 @@ def test_headers_that_do_not_fit_are_omitted_and_counted() -> None:
     assert found["sandq-left-out"] == "2" and found["sandq-header-small"] == "1" and found["sandq-key"] == "k"
 
 
-def test_one_header_and_their_number_are_bounded_too() -> None:
+def test_size_and_number_of_headers_are_bounded() -> None:
     """By what servers take in a line, and in a request with the headers that each has."""
     own = {"line": "x" * (HEADER_MOST_BYTES + 1), **{f"h{number}": number for number in range(100)}}
     found = names(FakeMessage(key=b"k", headers=own))

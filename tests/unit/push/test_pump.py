@@ -39,7 +39,7 @@ def slots() -> trio.CapacityLimiter:
     return trio.CapacityLimiter(math.inf)
 
 
-async def test_why_it_cannot_consume_is_logged_when_it_changes(
+async def test_consume_error_is_logged_when_it_changes(
     slots: trio.CapacityLimiter, autojump_clock: trio.testing.MockClock
 ) -> None:
     errors: list[SandqError] = [NotLeader("not yet")] * 50

@@ -20,7 +20,7 @@ def ages(table: Table) -> list[float | None]:
     return [table.groups[name].age_s() for name in table.names]
 
 
-def test_before_there_is_a_leader_nobody_knows(table: Table) -> None:
+def test_age_is_unknown_without_a_leader(table: Table) -> None:
     assert ages(table) == [None, None, None]
 
 
@@ -49,7 +49,7 @@ def test_member_without_committed_entries_stays_old(table: Table) -> None:
     assert table.groups["c"].age_s() == 0 and table.groups["c"].commit_index == table.groups["a"].commit_index
 
 
-def test_a_new_leader_says_nothing_of_what_others_committed_until_it_has_committed_itself(table: Table) -> None:
+def test_age_at_new_leader_is_unknown_until_its_first_commit(table: Table) -> None:
     table.elect("a")
     table.heartbeat("a")
     table.settle()
@@ -86,7 +86,7 @@ def test_deposed_leader_ages_from_its_last_contact(table: Table) -> None:
     assert leader.age_s() == 10, "not: it knows nothing"
 
 
-def test_a_leader_is_as_old_as_what_was_answered_not_as_the_answer(table: Table) -> None:
+def test_age_of_leader_counts_from_the_answered_request(table: Table) -> None:
     """It stood still, and finds answers of before: meanwhile others may have led and acknowledged."""
     leader = table.elect("a")
     table.heartbeat("a")
@@ -101,7 +101,7 @@ def test_a_leader_is_as_old_as_what_was_answered_not_as_the_answer(table: Table)
     assert (leader.age_s() or 0.0) >= 30
 
 
-def test_a_follower_is_as_old_as_what_came_not_as_when_it_looked(table: Table) -> None:
+def test_age_of_follower_counts_from_the_arrival(table: Table) -> None:
     """A sync that hangs keeps what comes waiting."""
     table.elect("a")
     table.heartbeat("a")

@@ -48,7 +48,7 @@ def test_member_that_stays_behind_has_not_caught_up(table: Table) -> None:
     assert leader.has_caught_up("d#1")
 
 
-def test_when_nobody_counted_of_late_everything_is_asked_for(table: Table) -> None:
+def test_old_round_requires_all_entries(table: Table) -> None:
     leader = table.groups["a"]
     write(table, "b", "c")
     table.now_s += ROUND_S

@@ -101,7 +101,7 @@ def test_entries_that_arrive_while_a_sync_hangs_are_bounded(monkeypatch: pytest.
     assert commits.takes_more
 
 
-def test_a_restart_goes_on_behind_what_was_applied() -> None:
+def test_restart_continues_after_the_applied_entries() -> None:
     commits = GroupCommit()
     entries = [(b"\x01", 1, 0), (b"\x01", 2, 1), (b"\0a", 3, 1), (b"\0b", 4, 1)]
     journal = GroupJournal(commits.records, 7, ALONE, entries=entries, term=1, voted_for=MEMBER)
@@ -112,14 +112,14 @@ def test_a_restart_goes_on_behind_what_was_applied() -> None:
     assert (group.term, ready) == (2, [(4, b"b"), (5, b"")])
 
 
-def test_a_log_that_ends_below_what_was_applied_is_refused() -> None:
+def test_log_shorter_than_applied_index_is_refused() -> None:
     commits = GroupCommit()
     journal = GroupJournal(commits.records, 7, ALONE, entries=[(b"\x01", 1, 0)])
     with pytest.raises(Corruption, match="the WAL has lost entries"):
         commits.add(7, MEMBER, journal, applied=3, before_tick=lambda: None)
 
 
-def test_a_step_down_fails_what_waits_with_its_outcome_unknown() -> None:
+def test_step_down_fails_proposals_with_unknown_outcome() -> None:
     commits = GroupCommit()
     group = elected(commits)
     done: list[Any] = []
@@ -169,7 +169,7 @@ def test_a_short_tail_is_appended_again() -> None:
 
 
 @pytest.mark.parametrize("kind", [0, 2, 3])
-def test_nothing_is_unpickled(kind: int) -> None:
+def test_entries_are_never_unpickled(kind: int) -> None:
     """A regular command is bytes; membership entries are refused, version entries do nothing."""
     commits = GroupCommit()
     group = elected(commits)
@@ -193,7 +193,7 @@ def _explode() -> None:
     _Bomb.exploded = True
 
 
-def test_another_version_of_the_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_library_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hooks, "VERSION", "0.3.18")
     with pytest.raises(StartupError, match=r"0\.3\.17"):
         hooks.install()

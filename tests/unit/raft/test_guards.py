@@ -61,16 +61,18 @@ def test_s1_a_known_prefix_without_the_guard(table: Table, monkeypatch: pytest.M
     assert short_append(table) == 4, "acknowledged entries are gone"
 
 
-def test_s1_what_lies_behind_a_message_is_not_truncated(table: Table) -> None:
+def test_s1_entries_after_an_append_are_not_truncated(table: Table) -> None:
     assert late_heartbeat(table) == 10
 
 
-def test_s1_what_lies_behind_a_message_without_the_guard(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s1_entries_after_an_append_are_truncated_without_the_guard(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(guards, "hidden_suffix", lambda *args: nullcontext())
     assert late_heartbeat(table) == 2
 
 
-def test_s1_what_conflicts_is_replaced(table: Table) -> None:
+def test_s1_conflicting_entries_are_replaced(table: Table) -> None:
     filled(table)
     table.send("c", "b", wire.APPEND, 2, 1, 4, 1, (entry(5, 1), entry(6, 2)), 1)
     assert log(table, "b")[-2:] == [(5, 1), (6, 2)]
@@ -203,7 +205,7 @@ def test_s4_an_answer_of_an_older_term_counts_for_nothing(table: Table, monkeypa
         assert stale_ack(other) > 0, "without the guard entries are committed that nobody else has"
 
 
-def test_s4_nobody_has_more_than_the_leader(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s4_match_index_is_at_most_the_last_index(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     group = table.elect("a")
     table.send("b", "a", wire.ACK, 1, 999, False, True, 99)
     assert group.match_index("b#1") == group.journal.last_index
@@ -236,7 +238,7 @@ def going_back(table: Table) -> int:
     return table.groups["b"].commit_index
 
 
-def test_s8_what_is_committed_stays_so(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s8_commit_index_never_decreases(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     assert going_back(table) == 10
     monkeypatch.setattr(guards, "never_back", lambda before, commit: commit)
     with Table(*ABC) as other:
@@ -330,7 +332,7 @@ def resets(table: Table) -> int:
     return counted
 
 
-def test_l2_answers_to_what_was_sent_before_a_reset_are_old_news(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_l2_replies_from_before_a_reset_are_ignored(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resets(table) == 1
     monkeypatch.setattr(guards, "is_fresh_reset", lambda *args: True)
     with Table(*ABC) as other:
@@ -382,7 +384,7 @@ def needs_snapshot(table: Table) -> bool:
     return bool(group.lagging)
 
 
-def test_l3_what_the_leader_still_has_is_tried_before_a_snapshot(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_l3_kept_entries_are_tried_before_a_snapshot(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not needs_snapshot(table)
     monkeypatch.setattr(guards, "kept_start", lambda tried, peer, next_index, first: next_index)
     with Table(*ABC) as other:
@@ -438,7 +440,7 @@ def back_from_an_island(table: Table) -> tuple[int, bool]:
     return group.term - term, group.is_leader
 
 
-def test_l5_who_was_cut_off_deposes_nobody(table: Table) -> None:
+def test_l5_isolated_member_does_not_depose_the_leader(table: Table) -> None:
     assert back_from_an_island(table) == (0, True)
 
 
@@ -484,7 +486,7 @@ def test_votes_of_other_terms_are_not_remembered(table: Table) -> None:
     assert len(group._election.pre_votes) <= 3
 
 
-def test_l5_who_hears_its_leader_votes_for_nobody_else(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_l5_member_with_a_leader_refuses_votes(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.elect("a")
     table.heartbeat("a")
     table.settle()
@@ -498,7 +500,7 @@ def test_l5_who_hears_its_leader_votes_for_nobody_else(table: Table, monkeypatch
     assert table.messages(wire.VOTE)
 
 
-def test_l5_a_deposed_leader_waits_before_it_stands_again(table: Table) -> None:
+def test_l5_deposed_leader_waits_before_the_next_candidacy(table: Table) -> None:
     group = table.elect("a")
     group._core._SyncObj__raftElectionDeadline = 0
     table.send("b", "a", wire.ALIVE, 7, 1, False)
@@ -563,7 +565,7 @@ def proposed(group: Group, count: int) -> list[tuple[int | None, ProposalFailed 
     return outcomes
 
 
-def test_l6_what_the_next_leader_has_is_answered_as_committed(settling: Table) -> None:
+def test_l6_proposals_in_the_next_leaders_log_are_committed(settling: Table) -> None:
     group = settling.elect("a")
     outcomes = proposed(group, 2)
     settling.deliver(only_to=("b",))
@@ -574,7 +576,7 @@ def test_l6_what_the_next_leader_has_is_answered_as_committed(settling: Table) -
     assert outcomes == [(3, None), (4, None)]
 
 
-def test_l6_what_the_next_leader_has_not_is_lost_and_never_comes(settling: Table) -> None:
+def test_l6_proposals_missing_at_the_next_leader_are_lost(settling: Table) -> None:
     group = settling.elect("a")
     outcomes = proposed(group, 3)
     settling.queue.clear()
@@ -603,7 +605,7 @@ def test_l6_change_of_members_is_reported_at_once(settling: Table) -> None:
     assert outcomes == [ProposalFailed.UNKNOWN]
 
 
-def test_l6_while_nobody_leads_nothing_is_said(settling: Table) -> None:
+def test_l6_proposals_stay_open_without_a_leader(settling: Table) -> None:
     group = settling.elect("a")
     outcomes = proposed(group, 1)
     settling.queue.clear()
@@ -642,7 +644,7 @@ def test_m1_without_the_window(table: Table, monkeypatch: pytest.MonkeyPatch) ->
         test_m1_a_peer_that_does_not_answer_gets_a_window_and_signs_of_life(table)
 
 
-def test_m1_who_cannot_apply_takes_no_entries_and_stays_a_follower(table: Table) -> None:
+def test_m1_member_that_cannot_apply_accepts_no_entries_and_stays_follower(table: Table) -> None:
     group = table.elect("a")
     table.takes["b"] = False
     for _ in range(4):

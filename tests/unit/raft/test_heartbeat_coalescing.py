@@ -95,7 +95,7 @@ def nodes() -> Iterator[Nodes]:
         yield nodes
 
 
-def test_one_message_to_each_peer_and_nobody_ticks(nodes: Nodes) -> None:
+def test_idle_groups_send_one_message_per_peer(nodes: Nodes) -> None:
     leaders, terms = nodes.leaders(), {number: nodes.group("a", number).term for number in GROUPS}
     nodes.frames.clear()
     nodes.ticked = 0
@@ -119,7 +119,9 @@ def test_member_with_heartbeats_refuses_pre_votes(nodes: Nodes) -> None:
     assert [message[5] for *_, message in nodes.frames if message[0] == wire.PRE_VOTE] == [False]
 
 
-def test_all_know_what_is_committed_before_it_is_quiet(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_know_the_commit_index_before_heartbeats_are_coalesced(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def reported() -> int:
         leader = nodes.leaders()[1]
         nodes.group(leader, 1).propose(b"x", lambda index, failure: None)
@@ -156,7 +158,7 @@ def test_a_beat_of_an_older_term_is_answered_with_the_newer(nodes: Nodes) -> Non
     assert nodes.group(leader, 1).term > 5
 
 
-def test_a_replica_that_was_opened_anew_learns_what_is_committed(nodes: Nodes) -> None:
+def test_reopened_replica_learns_the_commit_index(nodes: Nodes) -> None:
     leader = nodes.leaders()[1]
     other = next(name for name in NAMES if name != leader)
     nodes.group(leader, 1).propose(b"x", lambda index, failure: None)
@@ -171,7 +173,7 @@ def test_a_replica_that_was_opened_anew_learns_what_is_committed(nodes: Nodes) -
     assert nodes.leaders()[1] == leader
 
 
-def test_another_life_of_a_member_is_not_beaten(nodes: Nodes) -> None:
+def test_beat_for_another_incarnation_is_ignored(nodes: Nodes) -> None:
     follower = next(name for name in NAMES if name != nodes.leaders()[1])
     group, leader = nodes.group(follower, 1), nodes.leaders()[1]
     for beat in ((1, 1, 2, group.term, 1000), (1, 2, 1, group.term, 1000), (1, 1, 1, group.term + 1, 1000)):

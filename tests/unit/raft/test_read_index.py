@@ -37,7 +37,7 @@ def test_a_majority_confirms(table: Table) -> None:
     assert answers == [group.commit_index]
 
 
-def test_answers_to_what_was_sent_before_do_not_count(table: Table) -> None:
+def test_replies_to_earlier_messages_do_not_confirm_a_read(table: Table) -> None:
     table.heartbeat("a")
     table.deliver()  # their answers are on the way
     answers = ask(table)
@@ -52,7 +52,7 @@ def test_answers_to_what_was_sent_before_do_not_count(table: Table) -> None:
     assert len(answers) == 1
 
 
-def test_one_round_serves_all_reads_before_a_batch(table: Table) -> None:
+def test_one_round_confirms_all_pending_reads(table: Table) -> None:
     first, second = ask(table), ask(table)
     table.tick("a")
     sent = len(table.messages(wire.APPEND))
@@ -71,7 +71,7 @@ def test_a_deposed_leader_answers_nothing(table: Table) -> None:
     assert ask(table, "b") == [None], "nor does a follower"
 
 
-def test_not_before_the_no_op_of_its_term_is_committed(table: Table) -> None:
+def test_read_waits_for_the_no_op_of_the_term(table: Table) -> None:
     """Before that, the leader may not know about entries that were acknowledged in the previous term."""
     table.queue.clear()
     other = table.groups["b"]

@@ -48,7 +48,7 @@ def test_topics_that_rank_their_messages(
         }
 
 
-def test_priority_and_tenant_of_what_is_produced(ctl: Any, server: FakeServer) -> None:
+def test_produce_sets_priority_and_tenant(ctl: Any, server: FakeServer) -> None:
     server.add_topic("mails", kind="fair")
     assert ctl("produce", "mails", "a", "--priority", "-5", "--tenant", "acme").exit_code == 0
     line = b'{"text": "b", "tenant": "shop"}\n{"text": "c", "priority": 0}\n'
@@ -266,7 +266,7 @@ def test_rate_of_tenant_is_changed(ctl: Any, server: FakeServer) -> None:
     assert result.exit_code == 2 and "a rate is expected" in result.stderr
 
 
-def test_one_pattern_of_tenants_is_changed(ctl: Any, server: FakeServer) -> None:
+def test_tenant_set_changes_one_pattern(ctl: Any, server: FakeServer) -> None:
     for options, tenants in (
         (("acme", "--max-in-flight", "5"), {"*": (1, 100), "acme": (3, 5)}),
         (("*", "--max-in-flight", "none"), {"*": (1, None), "acme": (3, None)}),

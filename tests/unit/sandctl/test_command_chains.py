@@ -154,7 +154,7 @@ def test_consuming_some_partitions(ctl: Any, server: FakeServer) -> None:
     assert refused.exit_code != 0 and "no partition 7" in refused.stderr
 
 
-def test_where_a_group_starts(ctl: Any, server: FakeServer) -> None:
+def test_start_option_sets_the_group_position(ctl: Any, server: FakeServer) -> None:
     ctl("produce", "t", "x")
     for start, wire in (("latest", "latest"), (AT, NOW_MS + HOUR_MS), ("0" * 26, bytes(16)), ("earliest", "earliest")):
         assert ctl("consume", "t", "-g", "g", "--start", start, "--no-ack").exit_code == 0

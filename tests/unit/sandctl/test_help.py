@@ -50,7 +50,7 @@ def test_connection_options_are_shown_by_the_top_command_alone() -> None:
             assert "sandctl --help" in shown, path
 
 
-def test_in_and_at_have_the_names_of_the_api() -> None:
+def test_delay_options_have_the_names_of_the_api() -> None:
     for path in (("produce",), ("message", "move"), ("message", "update")):
         options = {name for parameter in ALL[path].params for name in parameter.opts}
         assert {"--in", "--delay", "--at", "--deliver-at"} <= options, path

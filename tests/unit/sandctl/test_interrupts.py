@@ -28,7 +28,7 @@ def test_timer_of_the_caller_continues(handled: None) -> None:
     assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
 
 
-def test_its_own_timer_ends_with_it(handled: None) -> None:
+def test_timer_is_cancelled_at_exit(handled: None) -> None:
     cancelled: list[bool] = []
     signal.setitimer(signal.ITIMER_REAL, 0)
     with Interrupts() as interrupts:

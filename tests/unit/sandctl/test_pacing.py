@@ -47,7 +47,7 @@ def sent(rate: float, count: int, *, slip: bool, stalls: dict[int, float] | None
 
 
 @pytest.mark.parametrize("rate", [0.5, 3, 100, 1000, 33_333])
-def test_each_is_sent_when_it_is_meant_to_be(rate: float) -> None:
+def test_messages_are_sent_at_their_planned_times(rate: float) -> None:
     for at, (meant, when) in enumerate(sent(rate, 500, slip=True)):
         assert meant == pytest.approx(at / rate)
         assert -1e-6 <= when - meant <= TICK_S + 1e-6, "never before, and no more than a tick late"
@@ -65,7 +65,7 @@ def test_after_a_stall_it_goes_on_at_the_same_pace() -> None:
     assert found[-1][1] == pytest.approx(0.599 + 0.3, abs=0.03), "later by the stall, but for a tick"
 
 
-def test_or_it_catches_up_and_tells_when_each_was_meant() -> None:
+def test_pacing_catches_up_and_reports_planned_times() -> None:
     found = sent(1000, 600, slip=False, stalls={100: 0.3})
     assert [meant for meant, _ in found] == pytest.approx([at / 1000 for at in range(600)])
     assert bursts(found) > 250 and found[-1][1] == pytest.approx(0.599, abs=0.02)
@@ -103,7 +103,7 @@ def test_produce_at_a_rate(ctl: Any, server: FakeServer) -> None:
     assert time.monotonic() - began >= 0.1 and values(server)[-3:] == [b"a", b"b", b"c"]
 
 
-def test_one_of_many_that_is_refused_is_named(ctl: Any, server: FakeServer) -> None:
+def test_first_of_several_refused_messages_is_named(ctl: Any, server: FakeServer) -> None:
     server.script[Type.PRODUCE] += [StorageFailed("disk full")] * 2  # the two may come in one batch, or in two
     result = ctl("produce", "t", "x", "--count", "2", "-o", "json")
     assert result.exit_code == 1 and "message 1: disk full; 1 more failed; 0 messages sent" in result.stderr

@@ -46,7 +46,7 @@ def show() -> None:
         (["show", "--no-tls"], {"SANDCTL_CA": "x"}, "False [] {'TLS': None, 'CA': None, 'CERT': None, 'KEY': None}"),
     ],
 )
-def test_where_they_may_stand(args: list[str], environ: dict[str, str], said: str) -> None:
+def test_tls_options_work_in_each_position(args: list[str], environ: dict[str, str], said: str) -> None:
     result = CliRunner(env=environ).invoke(root, args)
     assert result.exit_code == 0 and result.output.strip() == said, result.output
 

@@ -28,7 +28,7 @@ from tests.support.paths import ROOT
         (("--timeout", "1m", "topic", "list", "--timeout", "3"), (3.0, 3.0, 3.0)),
     ],
 )
-def test_timeout_stands_anywhere(
+def test_timeout_option_works_in_each_position(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], deadlines: tuple[float, ...]
 ) -> None:
     seen = []

@@ -87,7 +87,7 @@ def test_an_expression_means_these_times(text: str, expected: list[str]) -> None
         ("@hourly", False),
     ],
 )
-def test_an_expression_that_tells_hour_and_minute_is_fixed(text: str, is_fixed: bool) -> None:
+def test_expression_with_fixed_hour_and_minute_is_fixed(text: str, is_fixed: bool) -> None:
     assert parse(text).is_fixed is is_fixed
 
 
@@ -135,7 +135,7 @@ FIVE = "five fields are expected (minute, hour, day of month, month, day of week
         ("0 0 */31 * 5L", "never happens"),
     ],
 )
-def test_a_wrong_expression_is_refused_with_what_to_do(text: str, message: str) -> None:
+def test_wrong_expression_is_refused_with_advice(text: str, message: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         parse(text)
     assert message in refused.value.message
@@ -166,7 +166,7 @@ def test_a_step_longer_than_its_field_is_refused_of_users_and_read_when_stored(t
 
 
 @pytest.mark.parametrize("text", ["*/59 * * * *", "0 */23 * * *", "@daily", "5/70 * * * *", "0 0 L * *"])
-def test_other_steps_are_taken(text: str) -> None:
+def test_other_steps_are_accepted(text: str) -> None:
     check_steps(text)
     parse(text)
 

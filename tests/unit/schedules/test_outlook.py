@@ -51,7 +51,7 @@ MANY = [
 
 
 @pytest.mark.parametrize(("unit_ms", "count"), [(HOUR, 30), (60_000, 240), (1000, 3600), (HOUR, 1)])
-def test_they_are_counted_as_one_by_one(unit_ms: int, count: int) -> None:
+def test_outlook_equals_counting_one_by_one(unit_ms: int, count: int) -> None:
     for schedules in (MANY, *[[one] for one in MANY]):
         found = count_ahead(schedules, T, unit_ms, count)
         assert found == Outlook(one_by_one(schedules, unit_ms, count), True), schedules

@@ -82,7 +82,7 @@ def test_start_of_an_interval_is_its_anchor() -> None:
     assert every.next_ms(DAY_MS + 7) == DAY_MS + HOUR_MS + 7
 
 
-def test_there_is_nothing_before_the_start_or_from_the_end_on() -> None:
+def test_occurrences_lie_between_start_and_end() -> None:
     daily = Recurrence(cron="@daily", start_ms=5 * DAY_MS, end_ms=7 * DAY_MS)
     assert daily.occurrences(-1, TIME_MAX_MS, 9) == [5 * DAY_MS, 6 * DAY_MS]
     assert daily.next_ms(6 * DAY_MS) is None
@@ -173,7 +173,7 @@ def test_without_jitter_an_occurrence_fires_at_its_time() -> None:
         ),
     ],
 )
-def test_a_record_has_what_is_not_the_default(recurrence: Recurrence, record: dict[str, Any]) -> None:
+def test_record_has_only_values_that_are_not_defaults(recurrence: Recurrence, record: dict[str, Any]) -> None:
     assert recurrence.record() == record
     assert Recurrence.from_record(record) == recurrence
 

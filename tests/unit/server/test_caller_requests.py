@@ -104,7 +104,7 @@ def memory() -> MemoryBudget:
     return MemoryBudget(64 << 20)
 
 
-async def test_requests_are_counted_for_whom_they_are_asked(memory: MemoryBudget) -> None:
+async def test_requests_are_counted_for_their_caller(memory: MemoryBudget) -> None:
     async with gateway(memory) as at:
         await at.ask(ADA, 1, 2, 3)
         await at.ask(None, 4)
@@ -140,7 +140,7 @@ async def test_caller_beyond_its_quota_is_refused_and_others_are_not(memory: Mem
         await until_holds(lambda: (1000, BOB) in at.session.asked)
 
 
-async def test_batches_count_for_the_gateway_and_are_logged_with_who_asked(memory: MemoryBudget) -> None:
+async def test_batches_count_for_the_gateway_and_are_logged_with_the_caller(memory: MemoryBudget) -> None:
     with capture_logs() as logs:
         async with gateway(memory) as at:
             await at.ask(ADA, 1, size=3 * SIZE, kind=Type.PRODUCE)
@@ -298,7 +298,7 @@ async def test_refusal_that_is_not_certain_is_passed_on_while_too_many_are_worke
         end.set()
 
 
-def test_callers_of_one_network_of_ipv6_share_what_one_source_may_have(memory: MemoryBudget) -> None:
+def test_callers_of_one_ipv6_network_share_one_limit(memory: MemoryBudget) -> None:
     first, second, other, mapped, plain = (
         CallerRequests(Caller(ANONYMOUS, address), memory, DEFAULT, None)
         for address in (

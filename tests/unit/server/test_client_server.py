@@ -114,7 +114,9 @@ async def test_client_refused_after_its_handshake_gets_the_reason(
         await trio.aclose_forcefully(raw)
 
 
-async def test_one_source_of_ipv6_has_a_share(mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_of_one_ipv6_network_are_limited(
+    mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Clients from two addresses of one network count as one source."""
     hosts = iter(["2001:db8::1", "2001:db8::2", "2001:db8::3", "2001:db8::4", "2001:db8:0:1::1"])
     monkeypatch.setattr(tcp, "_peer", lambda stream: f"[{next(hosts)}]:4711")

@@ -16,7 +16,7 @@ print(*gc.get_threshold(), gc.get_freeze_count() > before // 2, len(gc.get_objec
 """
 
 
-def test_it_leaves_alone_what_there_is() -> None:
+def test_collector_ignores_existing_objects() -> None:
     """In a process of its own: the collector is everybody's."""
     said = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout
     assert said.split() == [str(YOUNG_OBJECTS), str(YOUNG_ROUNDS), str(ROUNDS), "True", "True"]

@@ -78,7 +78,7 @@ def frame_of(size: int, number: int = 1, kind: Type = Type.PRODUCE) -> bytes:
 SMALL = frame_of(1)
 
 
-async def test_half_a_frame_is_counted_until_it_is_whole(memory: MemoryBudget) -> None:
+async def test_partial_frame_is_counted_until_complete(memory: MemoryBudget) -> None:
     session, large = Session(), frame_of(LARGE)
     async with connected(memory, session) as (_, client):
         await client.send_all(SMALL + large[:100])
@@ -201,7 +201,7 @@ async def test_small_frames_are_read_without_free_memory(memory: MemoryBudget) -
 
 
 @pytest.mark.parametrize("size", [100, LARGE])
-async def test_half_a_frame_must_become_whole_in_time(
+async def test_partial_frame_must_be_completed_in_time(
     memory: MemoryBudget, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "FRAME_S", 0.0)

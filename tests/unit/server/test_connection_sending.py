@@ -61,7 +61,7 @@ async def connected(sender: Sender, session: Session) -> AsyncIterator[tuple[Con
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_everything_arrives_in_order_and_congestion_ends(seed: int) -> None:
+async def test_bytes_arrive_in_order_and_congestion_ends(seed: int) -> None:
     rng = random.Random(seed)
     sender, session = Sender(), Session()
     sent, got, congested = bytearray(), bytearray(), 0

@@ -29,7 +29,7 @@ def heap_of(process: Process) -> Heap:
     return Heap(process.resident, process.trim)
 
 
-def test_it_gives_back_when_the_process_has_grown() -> None:
+def test_free_memory_is_returned_when_the_process_has_grown() -> None:
     process = Process()
     heap = heap_of(process)
     process.free = MOVED_BYTES - 1

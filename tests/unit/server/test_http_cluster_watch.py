@@ -68,7 +68,7 @@ def test_watcher_that_missed_a_poll_gets_all_changes() -> None:
     assert [row["topic"] for row in reported(watcher, look)["topics"][0]] == ["a", "b"]
 
 
-def test_each_watcher_gets_what_it_may_read() -> None:
+def test_watcher_gets_only_permitted_rows() -> None:
     groups = {"g": GroupOverview(group="g", ready=3)}
     look = next_view(None, INFO, seen(topic("open.a", groups=groups), topic("shut.b", groups=groups)))
     found = reported(Watcher(Access.of("token:x", ["read:open.*"], {})), look)
@@ -85,7 +85,7 @@ def test_events_have_a_bounded_size() -> None:
     assert sum(len(piece) for piece in pieces) == 1000
 
 
-def test_findings_name_what_stands_and_what_is_missing() -> None:
+def test_findings_name_paused_groups_and_missing_nodes() -> None:
     stands = {"g": GroupOverview(group="g", ready=1, paused=True, reason="it is paused", dead=2)}
     look = next_view(
         None,
@@ -195,7 +195,7 @@ async def test_watchers_are_limited() -> None:
         pass
 
 
-async def test_one_principal_does_not_hold_all_streams() -> None:
+async def test_streams_per_principal_are_limited() -> None:
     client: Any = Client()
     watch = ClusterWatch(client)
     with ExitStack() as watching:

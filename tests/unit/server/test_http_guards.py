@@ -111,7 +111,7 @@ async def test_health_and_metrics_do_not_wait_for_memory(autojump_clock: MockClo
     assert (await client.ask("GET", path))[0] == 200 and trio.current_time() == began_s
 
 
-async def test_requests_of_one_network_of_ipv6_share_what_one_source_may_have(autojump_clock: MockClock) -> None:
+async def test_requests_of_one_ipv6_network_share_one_limit(autojump_clock: MockClock) -> None:
     client = Client(Account(LARGE))
     guard = client._guard
     holding: list[str] = []

@@ -51,7 +51,7 @@ def of(monkeypatch: pytest.MonkeyPatch, mode: int) -> tuple[HttpLogins, Nodes]:
     return HttpLogins(None), nodes  # type: ignore[arg-type]
 
 
-async def test_nothing_is_asked_where_nobody_has_to_say_who_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_node_is_asked_if_authentication_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     found, nodes = of(monkeypatch, OFF)
     assert await found.caller({}, None, "a") is None
     assert nodes.asked == []
@@ -155,13 +155,13 @@ async def test_few_answers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(b"sandq" in key for key in found._kept)
 
 
-async def test_a_certificate_says_who_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_caller_is_identified_by_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
     found, nodes = of(monkeypatch, REQUIRE)
     await found.caller({}, "ada", "a")
     assert nodes.asked == [Identify(None, "ada")]
 
 
-async def test_no_header_stands_for_a_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_certificate_name_in_a_header_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     found, nodes = of(monkeypatch, REQUIRE)
     await found.caller({}, "ada", "a")
     for header in (b"certificate ada", b"ada", b"header ada"):
@@ -170,7 +170,7 @@ async def test_no_header_stands_for_a_certificate(monkeypatch: pytest.MonkeyPatc
     assert nodes.asked == [Identify(None, "ada")]
 
 
-async def test_a_server_that_is_not_let_in_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refused_gateway_raises_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     found, nodes = of(monkeypatch, REQUIRE)
     nodes.refused = Unauthenticated("give a token")
     monkeypatch.setattr(nodes, "connections", list)

@@ -186,7 +186,7 @@ async def test_process_gets_its_settings_and_regular_node_states(autojump_clock:
     assert process.returncode == 0 and bed.restarts == 0
 
 
-async def test_one_that_is_started_again_gets_the_secret_as_it_is_now(autojump_clock: Clock) -> None:
+async def test_restarted_process_gets_the_current_secret(autojump_clock: Clock) -> None:
     bed = Bed()
     async with trio.open_nursery() as nursery, bed.serving():
         bed.secret = b"another secret, as long"
@@ -197,7 +197,7 @@ async def test_one_that_is_started_again_gets_the_secret_as_it_is_now(autojump_c
         nursery.start_soon(bed.stop_with(process))
 
 
-async def test_one_that_ends_is_started_again_a_little_later_each_time(autojump_clock: Clock) -> None:
+async def test_ended_process_is_restarted_with_backoff(autojump_clock: Clock) -> None:
     bed = Bed()
     async with trio.open_nursery() as nursery, bed.serving():
         for number in range(9):
@@ -233,7 +233,7 @@ async def test_hung_process_is_killed_and_replaced(autojump_clock: Clock) -> Non
         nursery.start_soon(bed.stop_with(await bed.process(2)))
 
 
-async def test_one_that_cannot_be_started_is_tried_again(autojump_clock: Clock) -> None:
+async def test_failed_start_is_retried(autojump_clock: Clock) -> None:
     bed = Bed()
     bed.fails = 2
     async with trio.open_nursery() as nursery, bed.serving():
@@ -269,7 +269,7 @@ async def test_supervisor_requests_and_gets_metrics(autojump_clock: Clock) -> No
         nursery.start_soon(bed.stop_with(process))
 
 
-async def test_a_fault_in_what_the_node_tells_ends_neither(autojump_clock: Clock) -> None:
+async def test_fault_in_a_report_ends_neither_process(autojump_clock: Clock) -> None:
     bed = Bed()
     bed.node.has_fault = True
     async with trio.open_nursery() as nursery, bed.serving():
@@ -293,7 +293,7 @@ async def test_a_fault_in_what_the_node_tells_ends_neither(autojump_clock: Clock
     ],
     ids=["no JSON", "no report", "no counts", "no number", "too deep", "no end"],
 )
-async def test_one_that_says_what_means_nothing_is_ended(autojump_clock: Clock, said: bytes) -> None:
+async def test_process_with_invalid_output_is_killed(autojump_clock: Clock, said: bytes) -> None:
     bed = Bed()
     async with trio.open_nursery() as nursery, bed.serving():
         process = await bed.process()
@@ -304,7 +304,7 @@ async def test_one_that_says_what_means_nothing_is_ended(autojump_clock: Clock, 
 
 
 @pytest.mark.parametrize("is_deaf", [False, True])
-async def test_one_that_does_not_end_in_time_is_killed(autojump_clock: Clock, is_deaf: bool) -> None:
+async def test_process_that_does_not_stop_in_time_is_killed(autojump_clock: Clock, is_deaf: bool) -> None:
     bed = Bed()
     async with bed.serving():
         process = await bed.process()
@@ -316,7 +316,7 @@ async def test_one_that_does_not_end_in_time_is_killed(autojump_clock: Clock, is
     assert trio.current_time() - told_s == pytest.approx(STOP_S)
 
 
-async def test_none_is_started_again_once_it_is_to_end(autojump_clock: Clock) -> None:
+async def test_process_is_not_restarted_during_stop(autojump_clock: Clock) -> None:
     bed = Bed()
     async with bed.serving():
         (await bed.process()).end(1)
@@ -324,7 +324,7 @@ async def test_none_is_started_again_once_it_is_to_end(autojump_clock: Clock) ->
     assert len(bed.processes) == 1 and bed.restarts == 0
 
 
-async def test_one_is_killed_when_the_node_fails(autojump_clock: Clock) -> None:
+async def test_process_is_killed_when_the_node_fails(autojump_clock: Clock) -> None:
     bed = Bed()
     await bed.set_up()
     async with trio.open_nursery() as nursery:
@@ -347,7 +347,7 @@ async def test_process_that_was_launched_early_is_the_first_one(autojump_clock: 
     await bed.port.end()
 
 
-async def test_process_that_nobody_took_is_killed_with_the_port(autojump_clock: Clock) -> None:
+async def test_unused_process_is_killed_with_the_port(autojump_clock: Clock) -> None:
     bed = Bed()
     await bed.set_up()
     await bed.port.launch_early()
@@ -391,7 +391,7 @@ async def test_port_that_another_process_took_is_a_failed_start(autojump_clock: 
         nursery.start_soon(bed.stop_with(await bed.process(FAILED_STARTS)))
 
 
-async def test_time_in_which_the_node_stands_still_counts_for_no_silence(autojump_clock: Clock) -> None:
+async def test_stall_of_the_node_does_not_count_as_silence(autojump_clock: Clock) -> None:
     """A node that recovers its storage for minutes pushes nothing, so the process has nothing to answer."""
     bed = Bed()
     async with trio.open_nursery() as nursery, bed.serving():

@@ -49,7 +49,7 @@ class Bed:
         return self.node.failure(), self.node.stalled(), self.node.ready()
 
 
-def test_it_is_not_ready_before_the_node_said_so() -> None:
+def test_process_is_not_ready_before_the_first_report() -> None:
     """A node that recovers its storage cannot report: it is not taken for one that hangs."""
     bed = Bed()
     assert bed.unwell == (None, None, STARTING)
@@ -62,7 +62,7 @@ def test_it_is_not_ready_before_the_node_said_so() -> None:
     assert bed.unwell == (None, None, None)
 
 
-async def test_its_process_is_alive_while_the_node_says_anything() -> None:
+async def test_livez_is_ok_while_the_node_reports() -> None:
     bed = Bed()
     request: Any = SimpleNamespace(state=SimpleNamespace(gateway=SimpleNamespace(node=bed.node), request_id="1"))
     bed.tell({"health": ["the disk failed", "the disk hangs", "no leader"]})

@@ -102,7 +102,7 @@ def test_line_after_a_torn_one_begins_on_a_new_line(pipe: tuple[int, int], monke
     assert lines.dropped == 1
 
 
-def test_nothing_is_written_where_the_descriptor_was_closed_at_the_start() -> None:
+def test_lines_are_dropped_without_descriptor() -> None:
     lines = LineWriter(None)
     assert lines.write("x\n") == 2
     assert lines.finish(PATIENCE_S)

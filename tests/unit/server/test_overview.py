@@ -52,7 +52,7 @@ def test_changes_between_polls_are_counted() -> None:
     assert track.within(MINUTE_SAMPLES).sent == 5
 
 
-def test_a_partition_that_comes_to_be_led_here_or_is_loaded_anew_adds_nothing_of_before() -> None:
+def test_new_or_reloaded_partition_adds_no_old_counts() -> None:
     track, topic = TopicTrack(), Topic()
     looked(track, topic)
     topic.counted = {3: Counted(stored=1000)}
@@ -63,7 +63,7 @@ def test_a_partition_that_comes_to_be_led_here_or_is_loaded_anew_adds_nothing_of
     assert looked(track, topic).stored == 3
 
 
-def test_a_topic_that_is_opened_anew_counts_from_nothing() -> None:
+def test_reopened_topic_counts_from_zero() -> None:
     track, topic = TopicTrack(), Topic()
     topic.send(1000, 0.5)
     looked(track, topic)

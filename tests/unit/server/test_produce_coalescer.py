@@ -127,7 +127,7 @@ def test_batches_of_one_receive_are_stored_together_and_answered_separately(brok
     assert broker.answers == [[0, number, [offsets.shift(BASE, number - 1), 1], None] for number in range(1, 6)]
 
 
-def test_one_alone_goes_as_it_came(broker: Broker) -> None:
+def test_single_batch_is_stored_unchanged(broker: Broker) -> None:
     frame = single(9, b"x")
     broker.gathering.add(frame)
     broker.gathering.flush()
@@ -166,7 +166,7 @@ def test_batch_with_other_conflict_rule_is_stored_separately_in_order(broker: Br
     assert [asked.on_conflict for asked, _ in broker.given] == [0, 1, 0]
 
 
-def test_an_idempotent_batch_and_a_large_one_stay_by_themselves(broker: Broker) -> None:
+def test_idempotent_and_large_batches_are_stored_alone(broker: Broker) -> None:
     numbered = single(2, b"b")
     numbered[4:7] = [77, 1, 1]
     large = single(3, bytes(SMALL_BYTES))
@@ -178,7 +178,7 @@ def test_an_idempotent_batch_and_a_large_one_stay_by_themselves(broker: Broker) 
     assert [values[0][:1] for values in broker.values()] == [b"a", b"b", b"\0", b"d"]
 
 
-def test_messages_that_are_more_than_a_value_keep_what_they_have(broker: Broker) -> None:
+def test_joined_messages_keep_their_fields(broker: Broker) -> None:
     kinds: list[dict[str, Any]] = [{}, {"key": b"k"}, {"deliver_ms": 5}, {"ttl_ms": 9, "headers": b"\x80"}]
     for number, more in enumerate(kinds, 1):
         broker.gathering.add(single(number, b"%d" % number, **more))
@@ -397,7 +397,7 @@ def test_requests_like_those_that_have_gathered_are_taken_in_at_once(broker: Bro
     ],
     ids=lambda frame: str(frame)[:40],
 )
-def test_others_are_not(broker: Broker, other: Any) -> None:
+def test_other_frames_are_not_gathered(broker: Broker, other: Any) -> None:
     """They are looked at alone, behind those that were taken."""
     in_flight = {2: "mark"}
     broker.gathering.add(single(1, b"1"))

@@ -45,7 +45,7 @@ def most(meters: QuotaMeters, quota: Quota, size: int = 0) -> int:
     return 10_000
 
 
-def test_no_more_requests_than_the_quota_in_any_time(meters: QuotaMeters, hand: Hand) -> None:
+def test_requests_keep_the_quota_over_time(meters: QuotaMeters, hand: Hand) -> None:
     quota, taken = Quota(requests_per_s=5), 0
     for _ in range(101):
         taken += most(meters, quota)
@@ -187,7 +187,7 @@ def test_identities_that_owe_nothing_are_forgotten(hand: Hand) -> None:
 NOW = 1_900_000_000_000
 
 
-def test_how_far_ahead_a_batch_sends() -> None:
+def test_delay_of_a_batch_is_its_latest_time() -> None:
     at = encode({Column.VALUE: [b"a", b"b"], Column.DELIVER_MS: [NOW + 5000, NOW + 70_000]})
     assert ahead_of_batch(at, NOW) == (70_000, 2)
     after = encode({Column.VALUE: [b"a", b"b"], Column.DELIVER_MS: [5000, 0]}, relative=True)
@@ -210,7 +210,7 @@ def test_how_far_ahead_a_batch_sends() -> None:
         ([Type.JOB_START, 1], 0),
     ],
 )
-def test_how_far_ahead_a_request_sends(frame: list[object], delay_ms: int) -> None:
+def test_delay_of_a_request_is_found(frame: list[object], delay_ms: int) -> None:
     assert delay_of_request(frame, NOW) == delay_ms
 
 

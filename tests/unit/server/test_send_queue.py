@@ -41,7 +41,7 @@ def test_many_small_ones_become_one() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_all_of_it_leaves_in_order_and_is_counted(seed: int) -> None:
+def test_queued_bytes_leave_in_order_and_are_counted(seed: int) -> None:
     rng = random.Random(seed)
     queue, added, left, held = SendQueue(), b"", b"", 0
     for _ in range(300):

@@ -8,7 +8,7 @@ from sandq.server.slots import Slots
 
 
 @pytest.mark.parametrize(("limit", "share"), [(1, 1), (3, 3), (4, 3), (1000, 750)])
-def test_one_address_has_three_quarters(limit: int, share: int) -> None:
+def test_slots_per_address_are_limited_to_three_quarters(limit: int, share: int) -> None:
     slots = Slots(limit)
     assert [slots.take("a") for _ in range(share + 1)] == [True] * share + [False]
     assert [slots.take("b") for _ in range(limit - share + 1)] == [True] * (limit - share) + [False]

@@ -48,7 +48,7 @@ async def reported(records: TopicRecords, record: Topic) -> Any:
     return msgpack.unpackb(await records.encoded(record, TimeSlice()))
 
 
-async def test_it_is_made_anew_when_something_is_another(routes: Routes) -> None:
+async def test_record_is_encoded_again_after_a_change(routes: Routes) -> None:
     records, record = Counted(routes), topic()
     first = await reported(records, record)
     assert first == {

@@ -55,7 +55,7 @@ OF_A_CYCLE = ["disconnected", "keep_alive", "message_event", "more_body", "respo
 
 
 @pytest.mark.parametrize("name", [*OVERRIDDEN, *CALLED])
-def test_a_method_is_there_and_takes_what_it_took(name: str) -> None:
+def test_used_method_exists_with_the_same_parameters(name: str) -> None:
     method = HttpToolsProtocol.__dict__.get(name)
     assert method is not None, f"HttpToolsProtocol.{name} is gone: {READ}"
     assert list(inspect.signature(method).parameters) == {**OVERRIDDEN, **CALLED}[name], f"{name}: {READ}"
@@ -65,7 +65,7 @@ class Empty:
     """Has the attributes that every class has."""
 
 
-def test_all_that_is_overridden_is_named_here_and_in_the_decision() -> None:
+def test_overridden_methods_are_listed_here_and_in_the_adr() -> None:
     ours = {name for name in vars(_Connection) if name in vars(HttpToolsProtocol)} - {*vars(Empty)}
     assert ours == set(OVERRIDDEN)
     page = (ROOT / "docs/adr/0025-http-has-a-process-of-its-own.md").read_text()
@@ -91,7 +91,7 @@ def test_used_parts_of_uvicorn_exist() -> None:
     assert STATUS_LINE[431].startswith(b"HTTP/1.1 431 ") and STATUS_LINE[431].endswith(b"\r\n")
 
 
-def test_it_does_what_it_did() -> None:
+def test_source_of_used_parts_is_unchanged() -> None:
     """Names may stay where the order of things changes; on which `connections` relies as well."""
     code = "".join(map(inspect.getsource, (HttpToolsProtocol, RequestResponseCycle, flow_control.FlowControl)))
     digest = hashlib.sha256(re.sub(r"\s+", " ", code).encode()).hexdigest()[:16]

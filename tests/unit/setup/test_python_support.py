@@ -67,7 +67,7 @@ def test_an_interpreter_is_taken_or_refused_with_a_reason(
         ((3, 14, 0), "x86_64", False, False, "no wheel for Python 3.14 on x86_64 without glibc: install a compiler"),
     ],
 )
-def test_a_missing_wheel_of_leveldb_is_named_with_what_to_do(
+def test_missing_leveldb_wheel_is_named_with_advice(
     version: tuple[int, ...], machine: str, is_glibc: bool, can_compile: bool, reason: str | None
 ) -> None:
     found = support.missing_for_leveldb(version, machine, is_glibc, lambda: can_compile)
@@ -124,7 +124,7 @@ def test_make_setup_refuses_before_it_downloads_anything(tmp_path: Path) -> None
     assert "pip" not in done.stdout
 
 
-def test_all_files_name_the_same_versions() -> None:
+def test_files_name_the_same_python_versions() -> None:
     versions = [f"3.{minor}" for minor in range(support.OLDEST[1], support.NEWEST[1] + 1)]
     assert (check_machine.PYTHON_OLDEST, check_machine.PYTHON_NEWEST) == (support.OLDEST, support.NEWEST)
     node, client = map(project, PROJECTS)
@@ -147,7 +147,7 @@ def test_all_files_name_the_same_versions() -> None:
     assert f"ARG PYTHON=python:{versions[-1]}-slim" in image
 
 
-def test_one_module_imports_leveldb() -> None:
+def test_only_one_module_imports_leveldb() -> None:
     binding = re.compile(r"^\s*(?:import|from) plyvel", re.M)
     trees = ("sandq", "sandctl", "pyspark_sandq", "demo", "benchmarks", "tests", "packaging")
     found = [

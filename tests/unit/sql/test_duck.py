@@ -31,7 +31,7 @@ NUMBERS = pa.table({"n": range(2000)})
         "SELECT getenv('HOME')",
     ],
 )
-def test_nothing_outside_is_reached(query: str) -> None:
+def test_duckdb_cannot_reach_the_outside(query: str) -> None:
     duck = Duck(Budget())
     with pytest.raises(SqlError):
         duck.run(query, {})

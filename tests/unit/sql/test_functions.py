@@ -62,7 +62,7 @@ def value(expression: str) -> Any:
         ("'x' IN ('x', 'y')", True),
     ],
 )
-def test_functions_give_what_mysql_gives(expression: str, expected: Any) -> None:
+def test_functions_return_the_results_of_mysql(expression: str, expected: Any) -> None:
     assert value(expression) == expected
 
 
@@ -84,7 +84,7 @@ def test_functions_give_what_mysql_gives(expression: str, expected: Any) -> None
         "COALESCE(NULL, (SELECT getenv('HOME')))",
     ],
 )
-def test_other_functions_are_refused_wherever_they_stand(expression: str) -> None:
+def test_other_functions_are_refused_at_any_place(expression: str) -> None:
     with pytest.raises(SqlError) as caught:
         value(expression)
     assert caught.value.number == UNKNOWN_FUNCTION
@@ -102,7 +102,7 @@ def test_bounded_calls_within_each_other_are_refused_before_they_grow(start: str
     assert caught.value.number == TOO_LARGE
 
 
-def test_bounded_calls_beside_each_other_grow_together() -> None:
+def test_growth_of_all_calls_in_a_statement_is_summed() -> None:
     nested = "REPLACE(" * 7 + "t" + ", 'a', t)" * 7
     tree = parse(f"SELECT {nested}")
     assert tree is not None

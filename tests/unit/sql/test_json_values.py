@@ -27,7 +27,7 @@ def rows(text: str) -> list[list[Any]]:
     return [[plain(cell) for cell in row.values()] for row in found]
 
 
-def test_json_queries_give_what_mysql_gives() -> None:
+def test_json_queries_return_the_results_of_mysql() -> None:
     assert len(ASKED) >= 300
     wrong = [(asked.query, found, asked.expected) for asked in ASKED if (found := rows(asked.text)) != asked.expected]
     assert wrong == []

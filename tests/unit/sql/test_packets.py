@@ -121,7 +121,7 @@ def test_rows_of_prepared_statements_say_their_nulls_beforehand() -> None:
     assert payload[3:] == b"".join(number.to_bytes(4, "little") for number in range(1, 10, 2))
 
 
-def test_many_alike_cells_are_as_others_are() -> None:
+def test_repeated_cells_are_encoded_like_others() -> None:
     cells = ["a", None, "bb"] * 100
     few, many = pa.table({"a": cells[:3]}), pa.table({"a": cells})
     assert next(rows.text_rows(many)) == next(rows.text_rows(few)) * 100

@@ -68,7 +68,7 @@ def test_nesting_without_brackets_is_answered() -> None:
             assert error.number in (SYNTAX, TOO_LARGE)
 
 
-def test_one_statement_is_taken() -> None:
+def test_single_statement_is_parsed() -> None:
     assert isinstance(parse("SELECT 1;"), exp.Select)
     assert parse("/* nothing */ ;") is None
     assert parse("") is None

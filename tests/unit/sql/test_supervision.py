@@ -10,7 +10,7 @@ import trio.testing
 from sandq.node.sql import BACK_OFF_FIRST_S, BACK_OFF_MOST_S, STEADY_S, keep_running
 
 
-async def test_it_is_started_again_a_little_later_each_time(autojump_clock: trio.testing.MockClock) -> None:
+async def test_ended_process_is_restarted_with_backoff(autojump_clock: trio.testing.MockClock) -> None:
     starts: list[float] = []
     stopping = trio.Event()
 

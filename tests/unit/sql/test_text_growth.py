@@ -87,7 +87,9 @@ async def test_aggregates_of_texts_are_bounded_by_memory(session: Session) -> No
         ("JSON_OBJECT('a', column_name)", '{"a":"topic"}'),
     ],
 )
-async def test_calls_within_bounds_give_what_they_gave(session: Session, expression: str, expected: str | None) -> None:
+async def test_calls_within_bounds_return_their_results(
+    session: Session, expression: str, expected: str | None
+) -> None:
     where = "WHERE table_name = 'messages' AND column_name = 'topic'"
     assert await cell(session, f"SELECT {expression} {COLUMNS} {where}") == expected
 

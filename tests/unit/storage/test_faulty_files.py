@@ -12,7 +12,7 @@ from sandq.storage.memory_files import MemoryFiles
 from tests.support.storage.faulty_files import FaultyFiles, Plan
 
 
-def test_a_full_disk_takes_what_fits_and_then_nothing() -> None:
+def test_full_disk_accepts_only_the_bytes_that_fit() -> None:
     plan = Plan(budget_bytes=10)
     files = FaultyFiles(MemoryFiles(), plan)
     file = files.open("a", create_bytes=4)

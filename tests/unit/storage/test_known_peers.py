@@ -37,7 +37,7 @@ def test_pin_of_known_store_writes_nothing() -> None:
     assert files.operations == operations
 
 
-def test_another_store_is_a_conflict() -> None:
+def test_different_store_is_a_conflict() -> None:
     files = MemoryFiles()
     known = KnownPeers.open(files)
     known.pin("n2", "store-2")
@@ -51,7 +51,7 @@ def test_another_store_is_a_conflict() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_no_crash_loses_or_changes_a_pin(seed: int) -> None:
+def test_pins_survive_crashes(seed: int) -> None:
     rng = random.Random(seed)
     files = MemoryFiles()
     pinned: dict[str, str] = {}
@@ -118,7 +118,7 @@ def test_every_flipped_bit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("body", [None, [], ["n2"], {"n2": 5}, {"n2": None}])
-def test_a_whole_file_with_another_content_is_refused(body: object) -> None:
+def test_complete_file_with_invalid_content_is_refused(body: object) -> None:
     files = MemoryFiles()
     files.replace(NAME, small_file.encode(MAGIC, VERSION, body))
     with pytest.raises(Corruption, match=NAME):

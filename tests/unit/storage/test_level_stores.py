@@ -77,7 +77,7 @@ def stores(tmp_path: Path) -> Iterator[LevelStores]:
 # Flush
 
 
-def test_a_flush_leaves_exactly_what_was_written(stores: LevelStores, tmp_path: Path) -> None:
+def test_flush_stores_exactly_the_written_rows(stores: LevelStores, tmp_path: Path) -> None:
     written: list[Change] = []
     for round_ in range(4):
         changes = numbered(round_ * 1000, round_ * 1000 + 1000)

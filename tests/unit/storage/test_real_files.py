@@ -75,7 +75,7 @@ def test_a_creation_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("nth", "content", "unsure"), [(1, b"old", False), (2, b"new", True)])
-def test_a_replacement_whose_sync_fails(
+def test_replace_with_failing_sync_reports_the_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int, content: bytes, unsure: bool
 ) -> None:
     """If the sync of the file fails, nothing changed.
@@ -119,7 +119,7 @@ def test_created_files_are_private(tmp_path: Path) -> None:
     assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
 
 
-def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+def test_links_are_not_followed(tmp_path: Path) -> None:
     files = RealFiles(tmp_path / "data")
     other = tmp_path / "other"
     other.write_bytes(b"of somebody else")

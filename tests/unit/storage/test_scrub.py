@@ -26,7 +26,7 @@ def written(files: MemoryFiles, batches: int) -> Wal:
     return wal
 
 
-def test_a_log_that_is_written_is_whole() -> None:
+def test_log_is_scrubbed_except_the_current_segment() -> None:
     files = MemoryFiles()
     wal = written(files, 100)
     wal.prepare()
@@ -64,7 +64,7 @@ def tables(directory: Path) -> list[Path]:
     return found
 
 
-def test_tables_are_whole(tmp_path: Path) -> None:
+def test_tables_are_scrubbed(tmp_path: Path) -> None:
     found = tables(tmp_path / "stores")
     sizes = list(scrub_tables(tmp_path / "stores", lambda: OLD_S + QUIET_S))
     assert sizes == [path.stat().st_size for path in found] and found

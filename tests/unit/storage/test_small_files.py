@@ -88,7 +88,7 @@ def test_every_flipped_bit_is_refused(name: str) -> None:
         assert caught.value.details["file"] == name
 
 
-def test_a_whole_file_with_another_content_is_refused() -> None:
+def test_complete_file_with_invalid_content_is_refused() -> None:
     files = MemoryFiles()
     files.replace("stores", small_file.encode(b"SANDQPTR", 1, [1, [[1, 2]]]))
     with pytest.raises(Corruption, match="stores"):

@@ -154,7 +154,7 @@ def test_an_empty_store_is_one_chunk() -> None:
     assert content(target, TO) == []
 
 
-def test_a_row_whose_key_is_the_bare_prefix() -> None:
+def test_row_with_empty_key_is_copied() -> None:
     rows = [(b"", b"bare"), (b"\0", b"next")]
     target = MemoryStores()
     copied(exporter(rows), target)
@@ -167,7 +167,7 @@ def test_resuming_behind_the_last_row_ends_at_once() -> None:
     assert (found.position, found.last) == (b"a", True)
 
 
-def test_one_leveldb_into_another_while_it_goes_on(tmp_path: Path) -> None:
+def test_snapshot_of_a_changing_store_is_consistent(tmp_path: Path) -> None:
     """Across tables and memtable; what is written, deleted and compacted meanwhile does not show."""
     rng = random.Random(5)
     rows = sorted(

@@ -187,7 +187,7 @@ def test_real_and_fake_agree(tmp_path_factory: pytest.TempPathFactory, writes: l
 # Snapshots
 
 
-def test_a_snapshot_shows_nothing_of_what_is_written_later(stores: Stores) -> None:
+def test_snapshot_does_not_show_later_writes(stores: Stores) -> None:
     stores.write(rows("a", "b", "c"))
     snapshot = stores.snapshot()
     stores.write([(b"a", b"new"), (b"b", None), (b"bb", b"new"), (b"d", b"new")])

@@ -212,7 +212,7 @@ def test_bytes_written_are_counted() -> None:
 # Segments
 
 
-def test_commit_batch_that_does_not_fit_goes_whole_into_the_next_segment() -> None:
+def test_commit_batch_that_does_not_fit_starts_the_next_segment() -> None:
     files = MemoryFiles()
     log(files, entries(1, 20), entries(21, 28))
     assert files.list("wal") == ["0000000001.wal", "0000000002.wal"]
@@ -231,7 +231,7 @@ def test_commit_batch_larger_than_a_segment_gets_its_own() -> None:
     assert indices(groups[7]) == [1, 2, 3]
 
 
-def test_segments_that_nobody_needs_are_removed() -> None:
+def test_unneeded_segments_are_removed() -> None:
     files = MemoryFiles()
     wal = log(files, [(Kind.HARD_STATE, 8, 0, 5, msgpack.packb("n3#1"))], *([entry(index)] for index in range(1, 81)))
     before = files.list("wal")
@@ -565,7 +565,7 @@ def test_a_missing_segment_is_named(name: str) -> None:
         opened(files.kill())
 
 
-def test_other_files_in_the_directory_do_not_matter() -> None:
+def test_other_files_in_the_directory_are_ignored() -> None:
     files = MemoryFiles()
     log(files, entries(1, 3))
     files.replace("wal/notes.txt", b"WREC")
@@ -660,7 +660,7 @@ def test_records_left_over_from_an_earlier_batch_are_ignored(batch_number: int, 
     assert indices(groups[7]) == [1, 2, 3]
 
 
-def test_an_opening_cut_short_tells_where_the_segment_before_ended() -> None:
+def test_truncated_opening_has_the_end_of_the_previous_segment() -> None:
     files = MemoryFiles()
     log(files, entries(1, 3), entries(4, 9), [entry(10, size=SEGMENT)])
     files = files.kill()

@@ -66,7 +66,7 @@ def test_a_group_that_is_new_here() -> None:
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_torn_at_any_byte_the_old_log_is_whole_or_the_pointer_wins(name: str) -> None:
+def test_torn_restart_keeps_the_old_log_or_uses_the_pointer(name: str) -> None:
     files = written(LOGS[name])
     old = opened(files.kill())[1]
     path = "wal/0000000001.wal"
@@ -108,7 +108,7 @@ def test_power_loss_within_a_commit_batch() -> None:
     assert seen == {0, 1, 20}, "all of the old log, what has begun, all of the new one"
 
 
-def test_it_goes_on_over_segments_that_are_removed() -> None:
+def test_restarted_log_continues_over_removed_segments() -> None:
     files = written([(Kind.ENTRY, 8, 1, 1, b"")], LOGS["of another leader"], START_OVER)
     wal, _ = opened(files.kill())
     for index in range(S + 1, S + 80):
@@ -135,7 +135,7 @@ def test_it_goes_on_over_segments_that_are_removed() -> None:
     term=st.integers(1, 4),
     records=st.integers(0, 4),
 )
-def test_whatever_log_there_was(base: int, terms: list[int], index: int, term: int, records: int) -> None:
+def test_restart_works_with_any_earlier_log(base: int, terms: list[int], index: int, term: int, records: int) -> None:
     """After any number of the records: either the log goes on at the snapshot, or committing them again makes it."""
     again = restart_at(GROUP, TERM, msgpack.packb(VOTE), index, term, msgpack.packb(MEMBERS), COMMAND)
     files = written(old_log(base, terms), again[:records]).kill()

@@ -91,7 +91,7 @@ def test_small_changes_that_wait_are_written_together() -> None:
     assert below.get(ONE + b"large0") is not None and below.get(ONE + b"large1") is None
 
 
-def test_nothing_is_added_to_what_is_being_written() -> None:
+def test_rows_submitted_during_a_write_wait_for_the_next_one() -> None:
     below = StallingStores()
     stores = WriteBehindStores(below, LIMIT)
     below.stall()
@@ -109,7 +109,7 @@ def test_nothing_is_added_to_what_is_being_written() -> None:
     assert stores.progress is None
 
 
-def test_a_flush_writes_what_was_handed_over() -> None:
+def test_flush_writes_submitted_rows() -> None:
     below = MemoryStores()
     stores = WriteBehindStores(below, LIMIT)
     stores.write([(ONE + b"a", b"1")])
@@ -135,7 +135,7 @@ def test_a_failed_write_is_the_last_one() -> None:
     assert not below.scan(ONE, TWO)
 
 
-def test_a_store_takes_its_share_and_all_together_what_there_is() -> None:
+def test_bytes_per_store_and_in_total_are_limited() -> None:
     stores = WriteBehindStores(MemoryStores(), LIMIT)
     share = int(STORE_SHARE * LIMIT)
     assert stores.takes(ONE) and stores.takes(ONE, share - 1)

@@ -96,7 +96,7 @@ def test_script_uses_sudo_if_it_may(machine: Machine) -> None:
         ("apt-get", None, "for there is no apt-get here"),
     ],
 )
-def test_where_it_may_not_it_says_how(
+def test_missing_permission_prints_the_command(
     machine: Machine, tmp_path: Path, program: str, does: str | None, why: str
 ) -> None:
     if does is None:

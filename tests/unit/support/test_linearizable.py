@@ -275,7 +275,7 @@ def _holds(op: Operation, value: bytes | None, version: bytes | None) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_it_agrees_with_trying_all_orders(seed: int) -> None:
+def test_checker_agrees_with_trying_all_orders(seed: int) -> None:
     rng = random.Random(seed)
     verdicts = set()
     for _ in range(30):

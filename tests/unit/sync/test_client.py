@@ -95,7 +95,7 @@ def test_produce_and_consume(client: sandq.sync.Client, server: FakeServer) -> N
     assert server.unsubscribed
 
 
-def test_acks_that_nobody_waits_for_leave_with_the_block(client: sandq.sync.Client, server: FakeServer) -> None:
+def test_acks_without_wait_are_sent_at_block_exit(client: sandq.sync.Client, server: FakeServer) -> None:
     with client.producer("t") as producer:
         producer.send_many([b"%d" % n for n in range(50)])
     with client.subscribe("t", group="g", credit=50) as subscription:
@@ -391,7 +391,7 @@ def test_close_wakes_waiters(server: FakeServer) -> None:
                 wait.result(PATIENCE_S)
 
 
-def test_nobody_there() -> None:
+def test_connect_without_server_raises_connection_lost() -> None:
     with pytest.raises(ConnectionLost, match="cannot connect"):
         sandq.sync.connect("127.0.0.1:1")
     with pytest.raises(InvalidRequest):

@@ -125,7 +125,7 @@ def test_errors(kv: sandq.sync.Keys, server: FakeServer, threaded: ThreadedServe
                 next(watch)
 
 
-def test_in_a_process_that_was_forked_off_it_is_refused(kv: sandq.sync.Keys) -> None:
+def test_use_in_a_forked_process_is_refused(kv: sandq.sync.Keys) -> None:
     """Nothing is asked for: the bridge says so."""
     kv._portal._pid -= 1
     try:

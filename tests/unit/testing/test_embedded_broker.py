@@ -78,7 +78,7 @@ def ours() -> set[str]:
 # -- time --------------------------------------------------------------------------------------------------------------
 
 
-def test_time_stands_still_until_it_is_put_forward(b: Broker) -> None:
+def test_time_is_fixed_until_it_is_advanced(b: Broker) -> None:
     assert b.now() == datetime(2030, 1, 1, tzinfo=UTC)
     time.sleep(0.01)
     assert b.now_ms() == 1_893_456_000_000
@@ -111,7 +111,7 @@ def test_unknown_option_is_refused_before_anything_starts(options: dict[str, Any
     assert not ours()
 
 
-def test_nothing_is_delivered_before_its_time_and_everything_at_it(b: Broker, client: sandq.sync.Client) -> None:
+def test_messages_are_delivered_exactly_at_their_time(b: Broker, client: sandq.sync.Client) -> None:
     b.create_topic("t")
     seen: list[tuple[bytes, int]] = []
     start_ms = b.now_ms()
@@ -187,7 +187,7 @@ def test_handlers_give_messages_up_and_snooze_them(b: Broker, client: sandq.sync
     }
 
 
-def test_dead_letters_and_what_acks_send_are_there_when_it_is_asked(b: Broker, client: sandq.sync.Client) -> None:
+def test_dead_letters_and_sent_messages_are_complete_when_queried(b: Broker, client: sandq.sync.Client) -> None:
     b.create_topic("failed")
     b.create_topic("t", max_attempts=1, dead_letter_topic="failed")
     done: list[bytes] = []
@@ -283,7 +283,7 @@ def test_a_consumer_that_holds_on_is_waited_for_once(
 
 
 @pytest.mark.parametrize("api", ["blocking", "async"])
-async def test_time_in_which_a_machine_stands_still_is_no_waiting(
+async def test_stall_of_the_machine_does_not_count_as_waiting(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, api: str
 ) -> None:
     checks: list[bool] = []
@@ -330,7 +330,7 @@ def test_time_in_which_other_threads_work_or_wait_for_a_processor_is_no_silence(
     assert waited == ([1, 1, 2] if of_another else [1, 2, 3])
 
 
-def test_threads_that_never_rest_are_waited_for_no_longer_than_so_much_in_an_advance(
+def test_waiting_for_busy_threads_is_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     thread = threading.get_native_id() + 1
@@ -383,7 +383,7 @@ def test_a_slow_handler_is_waited_for(client: sandq.sync.Client) -> None:
             assert done == [1_893_456_001_000]
 
 
-def test_jobs_go_on_although_time_stands_still(b: Broker, client: sandq.sync.Client) -> None:
+def test_jobs_continue_while_time_is_fixed(b: Broker, client: sandq.sync.Client) -> None:
     b.create_topic("t", max_attempts=1)
     with working(b, "t", lambda message: 1 / 0):
         for _ in range(5):
@@ -483,7 +483,7 @@ def test_a_test_that_fails_leaves_no_thread_behind() -> None:
     assert not ours()
 
 
-def test_a_broker_whose_block_has_ended_says_so(b: Broker) -> None:
+def test_stopped_broker_raises_closed_error(b: Broker) -> None:
     with sandq.testing.broker() as gone:
         pass
     with pytest.raises(ClosedError, match="was stopped"):
@@ -551,7 +551,7 @@ def test_keys_end_in_its_time(b: Broker) -> None:
         assert [entry.key for entry in kv.scan()] == [b"port"]
 
 
-def test_limits_of_a_group_by_a_clock_that_stands(b: Broker, client: sandq.sync.Client) -> None:
+def test_group_limits_apply_while_time_is_fixed(b: Broker, client: sandq.sync.Client) -> None:
     client.admin.create_topic("t")
     client.admin.limit_group("t", "g", max_in_flight=3, rate="1/m", burst=2)
     for number in range(6):
@@ -569,7 +569,7 @@ def test_limits_of_a_group_by_a_clock_that_stands(b: Broker, client: sandq.sync.
         client.admin.limit_group("t", "g", rate=float("nan"))
 
 
-def test_a_worker_is_started_again_while_time_stands(b: Broker, client: sandq.sync.Client) -> None:
+def test_restarted_worker_gets_its_message_while_time_is_fixed(b: Broker, client: sandq.sync.Client) -> None:
     """Both processes come at one instant: the later one has what the other held, which settles nothing any more."""
     b.create_topic("jobs", lease="10m")
     client.produce("jobs", b"one")
@@ -596,7 +596,7 @@ def test_a_subscription_to_several_topics(b: Broker, client: sandq.sync.Client) 
             assert all(message.value == topic.encode() for topic, message in got.items())
 
 
-def test_a_broker_that_wants_to_know_who_asks() -> None:
+def test_broker_with_authentication_checks_tokens() -> None:
     with sandq.testing.broker(authentication=True) as b:
         b.create_topic("t")
         with pytest.raises(Unauthenticated), sandq.sync.connect(b.address):

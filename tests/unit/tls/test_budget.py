@@ -25,7 +25,7 @@ async def many(handshakes: Handshakes, source: str, count: int, ended: list[tupl
         await shake(handshakes, source, ended)
 
 
-async def test_all_have_a_part_of_a_core(autojump_clock: trio.testing.MockClock) -> None:
+async def test_handshakes_use_a_limited_share_of_a_core(autojump_clock: trio.testing.MockClock) -> None:
     handshakes, ended = Handshakes(), []  # type: ignore[var-annotated]
     began_s = trio.current_time()
     async with trio.open_nursery() as nursery:
@@ -37,7 +37,7 @@ async def test_all_have_a_part_of_a_core(autojump_clock: trio.testing.MockClock)
     assert not handshakes.in_progress
 
 
-async def test_one_source_has_half_and_others_go_between(autojump_clock: trio.testing.MockClock) -> None:
+async def test_one_source_gets_half_of_the_budget(autojump_clock: trio.testing.MockClock) -> None:
     handshakes, ended = Handshakes(), []  # type: ignore[var-annotated]
     async with trio.open_nursery() as nursery:
         for _ in range(SOURCE_HANDSHAKES):
@@ -72,7 +72,7 @@ async def test_requests_beyond_the_limit_are_refused(autojump_clock: trio.testin
     assert handshakes.refused == 1 and not handshakes.in_progress
 
 
-async def test_sources_that_have_gone_are_forgotten(autojump_clock: trio.testing.MockClock) -> None:
+async def test_idle_sources_are_forgotten(autojump_clock: trio.testing.MockClock) -> None:
     handshakes, ended = Handshakes(), []  # type: ignore[var-annotated]
     for number in range(3 * budget.HANDSHAKES):
         await shake(handshakes, f"s{number}", ended)

@@ -154,9 +154,7 @@ async def test_silent_member_is_not_awaited(certificates: Certificates, autojump
     assert handshakes.failed == 1 and not handshakes.in_progress
 
 
-async def test_no_more_is_taken_than_a_handshake_has(
-    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_size_of_handshake_is_limited(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_module, "HANDSHAKE_BYTES", 100)
     async with sockets() as (near, far):
         client = TlsSession(certificates.loaded.dial, is_server=False)
@@ -215,5 +213,5 @@ async def test_bytes_changed_in_transit_break_the_connection(certificates: Certi
             other.session.decode(bytes(record))
 
 
-def test_a_node_trusts_itself(certificates: Certificates) -> None:
+def test_node_trusts_its_own_certificate(certificates: Certificates) -> None:
     assert trusts_itself(certificates.loaded) is None

@@ -45,7 +45,7 @@ def test_keys_are_for_their_owner_alone(made: Path) -> None:
     assert set(modes) == {f"{name}{part}.pem" for name in ("ca", "node1", "ada") for part in ("", "-key")}
 
 
-def test_a_node_is_who_its_certificate_says(made: Path) -> None:
+def test_issued_certificates_name_their_node_or_client(made: Path) -> None:
     node, client = certificate(made / "node1.pem"), certificate(made / "ada.pem")
     assert is_of_node(node, "node1") and not is_of_node(node, "node2") and not is_of_node(node, "10.0.0.1")
     for host in ("n1.example", "N1.example", "10.0.0.1", "127.0.0.1", "::1", "localhost"):
@@ -64,7 +64,7 @@ def test_printed_section_is_a_valid_configuration(made: Path, tmp_path: Path) ->
     assert is_of_node(found.loaded.chain[0], "node2") and len(found.loaded.authorities) == 1
 
 
-def test_nothing_is_replaced_by_mistake(made: Path) -> None:
+def test_existing_files_are_not_replaced(made: Path) -> None:
     before = {path: path.read_bytes() for path in made.iterdir()}
     for args in (("ca",), ("node", "node1", "--ca", made), ("client", "ada", "--ca", made)):
         refused = run(*args, "--out", made)
@@ -112,7 +112,7 @@ def test_invalid_revocations_are_refused(made: Path, tmp_path: Path) -> None:
         Certificates(of_node1(made, made / "crl.pem"))
 
 
-def test_it_ends_no_later_than_its_authority(tmp_path: Path) -> None:
+def test_certificate_ends_no_later_than_its_authority(tmp_path: Path) -> None:
     assert run("ca", "--out", tmp_path, "--days", 2, "--name", "short").exit_code == 0
     assert run("client", "ada", "--ca", tmp_path, "--out", tmp_path).exit_code == 0
     authority, issued = certificate(tmp_path / "ca.pem"), certificate(tmp_path / "ada.pem")

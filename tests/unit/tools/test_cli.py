@@ -88,7 +88,7 @@ def test_configuration_of_node_hides_origins_and_query_values() -> None:
     assert "swordfish" not in str(raised.value)
 
 
-def test_all_mistakes_are_reported_at_once_with_their_paths(tmp_path: Path) -> None:
+def test_every_mistake_is_reported_with_its_path(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("node:\n  id: '!'\n  zoen: a\nlisten:\n  client: here\nlimits:\n  batch_bytes: 1\nclock: 5\n")
     environ = {"SANDQ_NODE__IDD": "x", "SANDQ_DELIVERY__LEASE_AHEAD": "1h"}

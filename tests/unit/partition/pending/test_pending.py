@@ -151,7 +151,7 @@ class TestUniqueKeys:
         assert windowed.rows(b"u") == windowed.rows(b"e") == []
 
 
-class TestWhatACancelRemembers:
+class TestCancelMemory:
     @pytest.mark.parametrize("alone", [True, False])
     def test_repeated_cancel_is_answered_after_the_log_is_trimmed(self, bench: Bench, alone: bool) -> None:
         """The answer was lost, and a moment later all around it is acked and trimmed."""

@@ -269,7 +269,7 @@ class TestMeanwhile:
         carry(bench, to)
         assert values(arrived(to)) == ["a"], "this one may have been sent" and is_empty(bench)
 
-    def test_a_group_that_nobody_uses_waits_for_them(self) -> None:
+    def test_unused_group_is_kept_while_dead_letters_are_sent(self) -> None:
         bench, to = OutboxBench(group_ttl="1m"), receiver()
         bench.kill("a")
         bench.trim(61_000)
@@ -278,7 +278,7 @@ class TestMeanwhile:
         bench.trim(200_000)
         assert "g" not in bench.status().groups.names
 
-    def test_a_seek_gives_them_anew(self) -> None:
+    def test_seek_redelivers_dead_letters_that_were_not_sent(self) -> None:
         bench, to = OutboxBench(), receiver()
         bench.put("other")  # so that the log keeps the batch
         bench.one()
@@ -317,7 +317,7 @@ class TestProducers:
         assert to.apply(10 * 86_400_000, c.Append(batch, ours, 5, sequence_of(1)))[0] == first
         assert isinstance(to.apply(1, c.Append(batch, ours, 4, sequence_of(1)))[0], ProducerFenced)
 
-    def test_another_batch_of_one_number_is_a_conflict(self) -> None:
+    def test_different_batch_with_the_same_number_is_a_conflict(self) -> None:
         to = receiver()
         to.apply(0, c.Append(batch_of(["m"]), reserved_producer(GROUP), 5, 1))
         answer = to.apply(0, c.Append(batch_of(["n"]), reserved_producer(GROUP), 5, 1))[0]

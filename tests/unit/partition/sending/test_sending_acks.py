@@ -43,7 +43,7 @@ def held(*sent: str) -> tuple[OutboxBench, Lease]:
 
 
 class TestAtOnce:
-    def test_it_is_acked_and_sent(self) -> None:
+    def test_ack_settles_and_sends(self) -> None:
         bench, to = OutboxBench(), receiver()
         lease = leased(bench)
         assert ack(bench, lease, to_be_sent("there"), to_be_sent("here", None)) is None
@@ -64,7 +64,7 @@ class TestAtOnce:
         assert bench.status().outbox is None
         assert bench.values(bench.lease(at=6)) == ["here"] and values(arrived(to)) == ["there"]
 
-    def test_behind_an_ack_that_sent_nothing_it_is_refused(self) -> None:
+    def test_ack_with_messages_after_plain_ack_is_refused(self) -> None:
         bench, lease = held()
         bench.ack(lease.token)
         for _ in range(2):
@@ -75,7 +75,7 @@ class TestAtOnce:
         assert bench.ack(lease.token) is None, "an ack that sends nothing is answered as the first time"
 
     @pytest.mark.parametrize("whole", [True, False])
-    def test_behind_one_that_sent_it_is_its_repetition(self, whole: bool) -> None:
+    def test_repeated_ack_with_messages_sends_nothing_again(self, whole: bool) -> None:
         bench, lease = held("m", "n")
         what = None if whole else [[lease.ranges[0].base, 1]]
         assert ack(bench, lease, to_be_sent("x"), what=what) is None
@@ -158,7 +158,7 @@ class TestUndeliverable:
         (letter,) = bench.dead()
         return bench, letter.id
 
-    def test_it_is_a_dead_letter_of_the_group(self) -> None:
+    def test_undeliverable_message_is_a_dead_letter_of_the_group(self) -> None:
         bench, _ = self.refused()
         (letter,) = bench.dead()
         assert (letter.reason, letter.error, letter.attempts) == ("undeliverable", "it is no more", 0)
@@ -229,7 +229,7 @@ class TestUndeliverable:
         assert isinstance(bench.apply(6, c.RedriveDead("g", ids))[0], Overloaded)
         assert bench.apply(6, c.PurgeDead("g", ids[:1]))[0] == [("purged", ids[0])], "nothing is sent by that"
 
-    def test_purged_it_is_gone(self) -> None:
+    def test_purged_undeliverable_message_is_gone(self) -> None:
         bench, letter_id = self.refused()
         assert bench.apply(6, c.PurgeDead("g", [letter_id]))[0] == [("purged", letter_id)]
         assert bench.dead() == [] and bench.status().outbox is None

@@ -38,12 +38,12 @@ def test_programs_get_the_lines_unchanged(offline: Ctl, client: FakeClient) -> N
     assert json.loads(text) == LINE
 
 
-def test_it_follows_from_where_it_was(offline: Ctl, client: FakeClient) -> None:
+def test_follow_continues_from_the_position(offline: Ctl, client: FakeClient) -> None:
     client.audit = AuditPage([LINE], "node1=1:10", {}, {})
     offline("audit", "--follow", "-o", "jsonl")
     assert client.asked("audit") == [{"last": 100}, {"last": 1000, "after": "node1=1:10"}]
 
 
-def test_no_line_controls_the_terminal(offline: Ctl, client: FakeClient) -> None:
+def test_control_characters_are_removed(offline: Ctl, client: FakeClient) -> None:
     client.audit = AuditPage([{**LINE, "principal": "token:\x1b[2J"}], "node1=1:10", {}, {})
     assert "\x1b" not in offline("audit").stdout

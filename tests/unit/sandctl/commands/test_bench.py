@@ -29,7 +29,7 @@ def test_produce(ctl: Any, server: FakeServer) -> None:
     assert [line.split()[0] for line in lines[1:]] == ["rate", "CPU", "latency"]
 
 
-def test_produce_at_a_rate_counts_from_when_each_was_meant(ctl: Any, server: FakeServer) -> None:
+def test_latency_at_a_rate_counts_from_the_planned_time(ctl: Any, server: FakeServer) -> None:
     def late(connection: Any, frame: Any) -> None:
         time.sleep(0.2)  # the server's only thread stands still
         server.answer(connection, frame)
@@ -66,7 +66,7 @@ def test_a_server_that_refuses(ctl: Any, server: FakeServer) -> None:
     assert ctl("-s", "127.0.0.1:1", "bench", "produce").exit_code == 3
 
 
-def test_interrupted_it_tells_what_it_measured(spawn: Any, server: FakeServer) -> None:
+def test_interrupted_bench_prints_its_measurement(spawn: Any, server: FakeServer) -> None:
     process = spawn("-o", "json", "bench", "produce", "--rate", "200", "--duration", "500s")
     # Some twenty of them may be unanswered at any time.
     wait_until(lambda: len(server.produced) >= 60)

@@ -84,7 +84,7 @@ def test_bundle_of_a_failing_cluster_names_missing_parts(
     assert again.exit_code == 1 and "is there already" in again.output
 
 
-def test_it_does_not_wait_for_each_topic(offline: Ctl, client: FakeClient, tmp_path: Path) -> None:
+def test_bundle_stops_after_some_failed_topics(offline: Ctl, client: FakeClient, tmp_path: Path) -> None:
     client.admin = admin = Troubled({"n1": True}, 1000, has_groups=False)  # type: ignore[assignment]
     found = bundled(offline, tmp_path / "made.tar.gz")
     assert len(found["topics"]) == 1000 and len(admin.asked) == FAILURES_MOST

@@ -42,7 +42,7 @@ def findings(ctl: Ctl, *args: str) -> list[tuple[str, str, str, str]]:
     return [(row["what"], row["state"], row["found"], row["todo"]) for row in rows if row["state"] != "ok"]
 
 
-def test_nothing_is_wrong(offline: Ctl, sick: FakeClient) -> None:
+def test_healthy_cluster_has_only_ok_lines(offline: Ctl, sick: FakeClient) -> None:
     result = offline("doctor")
     assert result.exit_code == 0, result.output
     assert [line.split() for line in result.stdout.splitlines()] == [
@@ -140,7 +140,7 @@ def test_groups_nodes_and_partitions(offline: Ctl, sick: FakeClient) -> None:
     ]
 
 
-def test_expired_group_is_named_with_what_it_keeps(offline: Ctl, sick: FakeClient) -> None:
+def test_expired_group_is_named_with_kept_messages(offline: Ctl, sick: FakeClient) -> None:
     sick.groups = [
         {"group": "a", "partition": at, "ready": 2, "consumers": 0, "expired": at > 0, "unfinished": 2}
         for at in (0, 1, 2)

@@ -60,7 +60,7 @@ def test_dead_list(ctl: Ctl, client: FakeClient) -> None:
     )
 
 
-def test_dead_list_says_what_was_not_forwarded(ctl: Ctl, client: FakeClient) -> None:
+def test_dead_list_shows_letters_that_were_not_forwarded(ctl: Ctl, client: FakeClient) -> None:
     client.letters = [
         letter(1, error="boom", not_forwarded="the topic was deleted"),
         letter(2, reason="undeliverable", error="it is too large"),
@@ -192,7 +192,7 @@ def test_group_show_adds_up(ctl: Ctl, two_groups: None) -> None:
     assert len(result.stdout.splitlines()) == 3 and "only the first 2" in result.stderr
 
 
-def test_group_consumers_lists_them_with_what_they_hold(ctl: Ctl, client: FakeClient) -> None:
+def test_group_consumers_lists_consumers_with_leases(ctl: Ctl, client: FakeClient) -> None:
     ada = GroupConsumer("ada", "192.0.2.7:4711", NOW_MS - 1000, 9, 2, 3, NOW_MS)
     client.consumers = GroupConsumers([ada, GroupConsumer("h", None, None, None, 0, 1, NOW_MS)], 4)
     result = ctl("group", "consumers", "t", "g")

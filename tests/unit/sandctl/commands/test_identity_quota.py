@@ -48,7 +48,7 @@ def test_invalid_bound_is_reported(offline: Ctl, access: FakeAccess, wrong: tupl
     assert access.asked == []
 
 
-def test_show_tells_the_quota_and_what_is_used(offline: Ctl, access: FakeAccess) -> None:
+def test_show_prints_the_quota_and_its_usage(offline: Ctl, access: FakeAccess) -> None:
     found = json.loads(offline("identity", "show", "token:app", "-o", "json").stdout)
     assert found["quota"] == {"topics": 3} and found["used"] == {"topics": 2, "requests": 7}
     assert "topics=2" in offline("identity", "show", "token:app").stdout

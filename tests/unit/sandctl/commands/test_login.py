@@ -59,7 +59,7 @@ def access(client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return client.admin  # type: ignore[return-value]
 
 
-def test_whoami_says_what_one_may_do(offline: Ctl, access: FakeAccess) -> None:
+def test_whoami_prints_the_grants(offline: Ctl, access: FakeAccess) -> None:
     found = json.loads(offline("whoami", "-o", "json").stdout)
     assert found == {"principal": "token:ada", "grants": ["read:a.*"], "expires": None, "quota": {"topics": 3}}
     assert "read:a.*" in offline("whoami").stdout
@@ -126,7 +126,7 @@ def test_a_token_is_printed_once_or_written(offline: Ctl, access: FakeAccess, tm
     assert offline("token", "create", "app", "--grant", "read", "--out", str(tmp_path / "no" / "file")).exit_code == 2
 
 
-def test_no_token_is_replaced_by_one_that_cannot_be_kept(offline: Ctl, access: FakeAccess, tmp_path: Path) -> None:
+def test_rotate_is_refused_if_the_token_cannot_be_saved(offline: Ctl, access: FakeAccess, tmp_path: Path) -> None:
     refused = offline("token", "rotate", "app", "--out", str(tmp_path))
     assert refused.exit_code == 2 and "name a file" in refused.stderr
     assert access.asked == []

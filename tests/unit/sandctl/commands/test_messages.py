@@ -157,7 +157,7 @@ def test_wrong_usage_of_produce(ctl: Any, args: list[str]) -> None:
     assert ctl("produce", "t", *args).exit_code == 2
 
 
-def test_consume_what_is_ready(ctl: Any, server: FakeServer) -> None:
+def test_consume_prints_and_acks_ready_messages(ctl: Any, server: FakeServer) -> None:
     ctl("produce", "t", "--lines", input=b"a\nb\nc\n")
     result = ctl("consume", "t", "--group", "g")
     assert (result.exit_code, result.output) == (0, "a\nb\nc\n")
@@ -237,7 +237,7 @@ def test_a_reader_that_leaves_is_quiet(spawn: Any, ctl: Any, server: FakeServer)
     assert "ready" in [row.state for row in server.stored["t", 0]]  # what was not printed was not acked
 
 
-def test_output_that_nobody_reads_yet_costs_no_lease(spawn: Any, server: FakeServer) -> None:
+def test_leases_are_extended_while_output_is_blocked(spawn: Any, server: FakeServer) -> None:
     # Leases of a minute, which are extended before much of it is over.
     often = "subscription._EXTEND_PART = 1.003"
     process = spawn("consume", "t", "--group", "g", "--max", "40", "--lease", "60s", change=often)

@@ -82,7 +82,7 @@ def test_awaited_change_is_undone_by_another_client(ctl: Any, server: FakeServer
     assert result.exit_code == 1 and "n3 is in use again: the drain was cancelled" in result.stderr
 
 
-def test_remove_asks_and_waits_until_it_is_gone(
+def test_remove_confirms_and_waits_until_the_node_is_gone(
     ctl: Any, server: FakeServer, shown: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = ctl("cluster", "remove", "n3")
@@ -97,7 +97,7 @@ def test_remove_asks_and_waits_until_it_is_gone(
     assert server.registered["n1"]["standing"] == "removing"
 
 
-def test_a_node_that_came_anew_at_once_was_removed(ctl: Any, server: FakeServer) -> None:
+def test_node_that_rejoins_immediately_counts_as_removed(ctl: Any, server: FakeServer) -> None:
     """It waited under its name, with an empty disk: nobody saw the moment in which it was gone."""
 
     def removed(connection: FakeConnection, frame: Any) -> None:

@@ -9,7 +9,7 @@ from tests.support.sandctl.fake_client import Ctl, FakeClient
 from tests.unit.client.admin.test_slo import report
 
 
-def test_people_see_how_it_stands(offline: Ctl, client: FakeClient) -> None:
+def test_table_shows_the_objective(offline: Ctl, client: FakeClient) -> None:
     nodes = {"n1": report(1990, 10, hour=(9, 1), topics=[["orders", 2000, 10]]), "n2": report(unproven=0)}
     client.slo = merge(nodes, {"n3": "it cannot be reached"})
     result = offline("slo")

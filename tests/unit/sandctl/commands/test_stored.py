@@ -44,7 +44,7 @@ def test_message_list(ctl: Ctl, client: FakeClient) -> None:
     assert ctl("message", "list", "t", "-o", "json").stdout == "[]\n"
 
 
-def test_lists_are_bounded_and_say_so(ctl: Ctl, client: FakeClient) -> None:
+def test_truncated_lists_report_the_limit(ctl: Ctl, client: FakeClient) -> None:
     client.rows = [stored(place) for place in range(5)]
     for output in ("table", "json", "jsonl"):
         result = ctl("message", "list", "t", "--limit", "3", "-o", output)
@@ -137,7 +137,7 @@ BIOGRAPHY = {
 }  # fmt: skip
 
 
-def test_why_is_a_biography(ctl: Ctl, client: FakeClient) -> None:
+def test_why_prints_the_history_of_a_message(ctl: Ctl, client: FakeClient) -> None:
     client.biography = BIOGRAPHY
     at = {ms: format_instant(NOW_MS + ms) for ms in (-7_200_000, HOUR_MS, -60_000, -1000, 59_000, -900, 30_500, 5000)}
     result = ctl("message", "why", "t", ID)
@@ -194,7 +194,7 @@ def test_a_biography_goes_life_by_life(ctl: Ctl, client: FakeClient) -> None:
 
 
 @pytest.mark.parametrize(("reclaims", "words"), [(1, "once"), (4, "4 times")])
-def test_how_often_its_consumer_came_back_to_it(ctl: Ctl, client: FakeClient, reclaims: int, words: str) -> None:
+def test_why_prints_the_number_of_reclaims(ctl: Ctl, client: FakeClient, reclaims: int, words: str) -> None:
     (_, audit) = BIOGRAPHY["groups"]  # type: ignore[misc]
     client.biography = {**BIOGRAPHY, "groups": [{**audit, "reclaims": reclaims}]}
     assert f"  reclaimed  {words}" in ctl("message", "why", "t", ID).stdout.splitlines()
@@ -259,7 +259,7 @@ def test_message_with_a_key_is_named_by_both(ctl: Ctl, client: FakeClient) -> No
             assert result.exit_code == 2 and words in result.stderr
 
 
-def test_why_as_json(ctl: Ctl, client: FakeClient) -> None:
+def test_why_prints_json(ctl: Ctl, client: FakeClient) -> None:
     client.biography = BIOGRAPHY
     record = json.loads(ctl("message", "why", "t", ID, "-o", "json").stdout)
     assert (record["key"], record["unique_key_base64"], record["ttl"], record["headers"]) == (

@@ -25,7 +25,7 @@ def test_as_wide_as_it_must_be_where_there_is_no_terminal() -> None:
 
 
 @pytest.mark.parametrize("width", range(20, 200, 7))
-def test_no_row_exceeds_the_terminal_and_no_id_is_cut(width: int) -> None:
+def test_rows_fit_the_terminal_and_ids_are_complete(width: int) -> None:
     found = table_lines(ROWS, HEADINGS, width)
     assert sum(ID in line for line in found) == 2
     assert all(cell_len(line) <= max(width, 14 + len(ID)) for line in found)
@@ -81,7 +81,7 @@ def test_json_stays_the_same_json() -> None:
     ids=" ".join,
 )
 @pytest.mark.parametrize("output", ["table", "json", "jsonl"])
-def test_no_command_prints_what_a_terminal_would_obey(
+def test_control_characters_are_removed_from_all_output(
     offline: Ctl, client: FakeClient, args: list[str], output: str
 ) -> None:
     data = HOSTILE.encode()

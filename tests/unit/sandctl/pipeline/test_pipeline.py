@@ -62,7 +62,7 @@ def test_forecast(ctl: Ctl, client: FakeClient, tmp_path: Path) -> None:
     assert (record["unit"], record["count"], record["topics"][0]["later"]) == ("hour", 24, 30)
 
 
-def test_forecast_counts_what_schedules_will_send(ctl: Ctl, client: FakeClient) -> None:
+def test_forecast_counts_messages_of_schedules(ctl: Ctl, client: FakeClient) -> None:
     client.forecast = Forecast(NOW_MS, [(START_MS, 4)], 30, [(START_MS, 2), (START_MS + 60_000, 1)], False)
     (row,) = json.loads(ctl("pipeline", "forecast", "a", "-o", "json").stdout)["topics"]
     assert (row["messages"], row["scheduled"], row["peak"], row["later"], row["complete"]) == (7, 3, 6, 30, False)

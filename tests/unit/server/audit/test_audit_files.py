@@ -53,7 +53,7 @@ def test_messages_after_a_position_are_read_once(tmp_path: Path) -> None:
     assert numbers(files.after(position, 100)[0]) == [14]
 
 
-def test_a_position_of_files_that_are_gone_begins_at_the_oldest(tmp_path: Path) -> None:
+def test_position_in_deleted_files_continues_at_the_oldest(tmp_path: Path) -> None:
     files = AuditFiles(tmp_path, 100, 2)
     for number in range(23):
         files.append(line(number))
@@ -88,7 +88,7 @@ def test_failed_write_is_reported_and_the_next_one_starts_over(tmp_path: Path, m
     assert files.last(3)[0][0] == line(1).strip()
 
 
-def test_only_the_owner_may_read_them(tmp_path: Path) -> None:
+def test_audit_files_are_private(tmp_path: Path) -> None:
     files = AuditFiles(tmp_path / "audit", 1000, 10)
     files.append(line(1))
     assert (tmp_path / "audit").stat().st_mode & 0o777 == 0o700

@@ -160,7 +160,7 @@ async def test_note_after_the_end_is_lost() -> None:
     assert audit.lost == 1
 
 
-async def test_nothing_is_kept_or_read_where_it_is_off() -> None:
+async def test_disabled_audit_log_keeps_nothing_and_refuses_reads() -> None:
     audit = log_of(None)
     note(audit)
     with pytest.raises(Conflict, match=r"audit\.enabled"):
@@ -328,14 +328,14 @@ def test_reading_the_clock_is_not_audited() -> None:
     assert not is_act([Type.PRODUCE, 1, "t"])
 
 
-def test_to_check_whether_a_group_may_be_deleted_is_no_act() -> None:
+def test_group_deletion_check_is_not_recorded() -> None:
     assert not is_act([Type.GROUP_DELETE, 1, "t", "g", "check"])
     assert is_act([Type.GROUP_DELETE, 1, "t", "g"])
     assert is_act([Type.GROUP_DELETE, 1, "t", "g", "force"])
     assert about([Type.GROUP_DELETE, 1, "t", "g", "force"])["mode"] == "force"
 
 
-def test_to_go_on_reading_a_log_is_no_act() -> None:
+def test_continued_log_read_is_not_recorded() -> None:
     assert is_act([Type.BACKUP_LOG, 1, "t", 0, "r", None, None, None, 0]), "it begins"
     assert not is_act([Type.BACKUP_LOG, 1, "t", 0, "r", 7, 9, 1, 100])
 

@@ -27,7 +27,7 @@ def logging_as_before() -> Iterator[None]:
     assert structlog.get_config()["wrapper_class"] is before
 
 
-async def test_another_level_for_a_while(autojump_clock: trio.testing.MockClock) -> None:
+async def test_temporary_log_level_ends_at_its_time(autojump_clock: trio.testing.MockClock) -> None:
     level = LogLevel(lambda: round(trio.current_time() * 1000))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(level.run)
@@ -47,7 +47,7 @@ async def test_another_level_for_a_while(autojump_clock: trio.testing.MockClock)
         nursery.cancel_scope.cancel()
 
 
-async def test_it_lasts_until_the_node_stops(autojump_clock: trio.testing.MockClock) -> None:
+async def test_log_level_without_time_lasts_until_the_node_stops(autojump_clock: trio.testing.MockClock) -> None:
     level = LogLevel(lambda: 0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(level.run)

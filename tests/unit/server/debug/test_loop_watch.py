@@ -52,7 +52,7 @@ def test_stall_is_reported_with_its_cause() -> None:
     assert watch.count == 1
 
 
-def test_a_process_that_stood_still_as_a_whole_has_no_stack_and_the_latest_are_kept() -> None:
+def test_stall_of_the_whole_process_has_no_stack_and_the_latest_are_kept() -> None:
     clock = Clock()
     watch = LoopWatch(clock, clock)
     for _ in range(KEPT + 3):

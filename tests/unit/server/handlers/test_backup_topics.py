@@ -39,7 +39,7 @@ async def test_topic_learned_late_is_counted_as_hidden() -> None:
     assert (await handler._topics(at, BackupTopics(None, 10)))["hidden"] == 1
 
 
-async def test_a_node_that_cannot_find_out_says_so(autojump_clock: Any) -> None:
+async def test_topic_list_without_leader_is_unavailable(autojump_clock: Any) -> None:
     async def never(topics: dict[str, Any]) -> None:
         await trio.sleep_forever()
 

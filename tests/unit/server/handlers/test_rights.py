@@ -70,7 +70,7 @@ def test_every_request_has_a_rule() -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_role_may_do_what_it_is_for(role: str, name: str) -> None:
+def test_role_allows_its_requests(role: str, name: str) -> None:
     frame = decode(name)
     access = Access.of("token:a", [role], {})
     allowed = frame[0] in OF_ROLES[role] | ANYBODY
@@ -88,7 +88,7 @@ def test_right_on_a_different_topic_does_not_apply(name: str) -> None:
     assert not is_let(access, frame)
 
 
-def test_many_topics_that_are_named_hold_up_nobody() -> None:
+def test_checks_of_many_named_topics_are_limited() -> None:
     class Counting(Access):
         asked = 0
 

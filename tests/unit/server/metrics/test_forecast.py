@@ -22,7 +22,7 @@ class Replica:
         return stop_s - start_s
 
 
-async def test_all_are_asked_and_those_without_anything_to_come_are_not() -> None:
+async def test_partitions_with_later_messages_are_queried() -> None:
     led = {}
     for at in range(2 * REFRESH_FORECASTS + 1):
         status = SimpleNamespace(later=at, groups=[1] * (at % 2))

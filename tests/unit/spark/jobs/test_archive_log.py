@@ -16,7 +16,7 @@ def listed(path: str, size: int) -> ListedFile:
     return ListedFile(path, size, record)
 
 
-def test_a_list_is_what_spark_writes() -> None:
+def test_list_in_the_format_of_spark_is_parsed() -> None:
     text = (
         'v1\n{"path":"file:///a/topic=t/date=2030-01-01/part-0.parquet","size":4006,"isDir":false,'
         '"modificationTime":1795810047366,"blockReplication":1,"blockSize":33554432,"action":"add"}'

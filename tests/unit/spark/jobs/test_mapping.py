@@ -54,7 +54,7 @@ def test_a_mapping_that_cannot_be(mapping: dict[str, str], more: dict[str, Any],
     assert said in caught.value.message
 
 
-def test_all_mistakes_are_reported_at_once() -> None:
+def test_every_mistake_is_reported() -> None:
     with pytest.raises(InvalidSetting) as caught:
         row_mapping({"valu": "v"}, time_zone="Wien")
     assert caught.value.message.count(";") >= 3 and "did you mean value" in caught.value.message
@@ -69,7 +69,7 @@ def test_pairs() -> None:
             parse_pairs(bad, "--map")
 
 
-def test_how_many_rows_may_be_bad() -> None:
+def test_allowed_bad_rows_are_parsed() -> None:
     assert Allowed.parse(7).of(1) == Allowed.parse("7").of(10**9) == 7
     assert [Allowed.parse(text).of(1000) for text in ("0%", "0.5%", "100%")] == [0, 5, 1000]
     assert Allowed.parse("0.1%").of(999) == 0

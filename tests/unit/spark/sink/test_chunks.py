@@ -95,7 +95,7 @@ def test_bytes_behind_a_null_are_not_sent() -> None:
 
 @pytest.mark.parametrize("kind", ["timer", "fair"])
 @pytest.mark.parametrize("seed", seeds(2, 15))
-def test_only_the_rows_decide(seed: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_depend_only_on_the_rows(seed: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not how Arrow cut them."""
     rng = random.Random(seed)
     small_chunks(monkeypatch, 32)
@@ -144,7 +144,7 @@ def test_limits() -> None:
     assert cut([]) == cut([table([])]) == []
 
 
-def test_a_chunk_says_what_came_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_has_the_chain_of_earlier_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     small_chunks(monkeypatch, 100)
     same = [*range(1000, 3000)]
 

@@ -20,7 +20,7 @@ def test_missing_options_have_defaults() -> None:
     found.check_stream()
 
 
-def test_everything_in_the_case_in_which_spark_gives_it() -> None:
+def test_options_are_parsed_in_any_case() -> None:
     options = {
         "sandq.bootstrap.servers": "a:1, b:2",
         "topic": " orders ",
@@ -68,7 +68,7 @@ def test_a_mistake_is_named(options: Mapping[str, str], says: str) -> None:
     assert says in refused.value.message and refused.value.message.startswith("sandq sink: ")
 
 
-def test_all_mistakes_at_once() -> None:
+def test_every_mistake_is_reported() -> None:
     with pytest.raises(InvalidSetting) as refused:
         parse_sink_options({"topic": "a b", "onConflict": "x", "zzz": "1"})
     assert all(f"{name}: " in refused.value.message for name in ("topic", "onConflict", "zzz"))

@@ -49,7 +49,7 @@ def unique(numbers: Sequence[int], **options: int) -> list[Chunk]:
     return cut([table(numbers, unique_key=pa.array([f"u{number}" for number in numbers]))], **options)
 
 
-async def test_all_in_order_and_nothing_else(cluster: FakeCluster) -> None:
+async def test_chunks_are_stored_once_in_order(cluster: FakeCluster) -> None:
     partition_sender = await write(cluster, rows(range(2000)))
     assert cluster.stored() == [*range(2000)]
     assert cluster.questions == 1
@@ -102,7 +102,9 @@ async def test_lost_or_refused_requests_are_resent(cluster: FakeCluster, seed: i
         again.add((epoch, number))
 
 
-async def test_it_gives_up_in_the_end(cluster: FakeCluster, autojump_clock: trio.testing.MockClock) -> None:
+async def test_sender_gives_up_after_the_retry_time(
+    cluster: FakeCluster, autojump_clock: trio.testing.MockClock
+) -> None:
     cluster.options = Options()
     cluster.fates = {place: Overloaded("busy") for place in range(3, 10_000)}
     began = trio.current_time()
@@ -123,7 +125,7 @@ async def test_permanent_error_is_raised_at_once(cluster: FakeCluster, error: Sa
 
 
 @pytest.mark.parametrize("upto", [1, 4, 5])
-async def test_other_rows_are_refused_before_anything_is_stored(cluster: FakeCluster, upto: int) -> None:
+async def test_changed_rows_are_refused_before_anything_is_stored(cluster: FakeCluster, upto: int) -> None:
     await write(cluster, rows(range(2000))[:upto])
     before = cluster.stored()
     with pytest.raises(
@@ -210,7 +212,7 @@ async def test_unique_keys_make_changed_rows_harmless(cluster: FakeCluster, capl
     assert partition_sender.again > 0 and "unique keys prevent duplicates" in caplog.text
 
 
-async def test_not_if_a_taken_key_is_an_error(cluster: FakeCluster) -> None:
+async def test_taken_unique_key_is_distinguished_from_changed_rows(cluster: FakeCluster) -> None:
     await write(cluster, unique(range(100), on_conflict=REJECT))
     with pytest.raises(ChangedRows):
         await write(cluster, unique(range(99, -1, -1), on_conflict=REJECT), identity=RETRY)
@@ -258,7 +260,7 @@ async def test_two_attempts_at_once(cluster: FakeCluster, seed: int, again: bool
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("after", [1, 9])
-async def test_another_attempt_runs_ahead_with_other_rows(cluster: FakeCluster, after: int, again: bool) -> None:
+async def test_concurrent_attempt_with_changed_rows_is_detected(cluster: FakeCluster, after: int, again: bool) -> None:
     """The rows that it stored beyond the known ones are not compared. Only the last one is."""
     mine, other = rows(range(2000)), rows(range(1999, -1, -1))
     await write(cluster, mine[:2])

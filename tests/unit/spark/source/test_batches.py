@@ -54,7 +54,7 @@ def times(brokers: FakeBrokers, tasks: list[Task]) -> list[int]:
     return [offsets.deliver_ms(row) - MS for row in rows]
 
 
-def test_everything_that_is_closed(brokers: FakeBrokers) -> None:
+def test_batch_reads_all_closed_messages(brokers: FakeBrokers) -> None:
     tasks = planned(brokers)
     assert [(task.partition, task.start, task.end) for task in tasks] == [
         (partition, at(0, 0, partition), instant(500)) for partition in (0, 1)

@@ -151,7 +151,7 @@ some_columns = st.one_of(
 
 
 @given(st.lists(a_piece(), max_size=4), some_columns)
-def test_columns_are_what_the_client_gives_message_by_message(pieces: list[Piece], extra: Extra) -> None:
+def test_columns_equal_the_messages_of_the_client(pieces: list[Piece], extra: Extra) -> None:
     assert shown(got(pieces, extra)) == shown(expected(pieces, extra))
 
 
@@ -213,7 +213,7 @@ def test_small_pieces_are_merged_and_large_ones_are_not_cut() -> None:
     assert BATCH_ROWS == 10_000
 
 
-def test_nothing_at_all() -> None:
+def test_empty_pieces_give_no_rows() -> None:
     assert read([]) == []
     assert read([run_of(5, live=[])]) == []
     rows = Rows("t", 3)
@@ -229,7 +229,7 @@ def test_many_live_ranges() -> None:
     assert got(pieces) == expected(pieces)
 
 
-def test_one_piece_is_wrapped_without_a_copy() -> None:
+def test_single_piece_is_wrapped_without_a_copy() -> None:
     piece = run_of(100)
     (batch,) = read([piece])
     held = pa.py_buffer(piece.batch)

@@ -58,7 +58,7 @@ def test_topics_and_keys() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_delivery_time_is_left_out_that_a_filter_wants(seed: int) -> None:
+def test_time_filters_select_exactly_the_wanted_times(seed: int) -> None:
     """And none is read in vain: delivery times are whole milliseconds, filters have microseconds."""
     rng = random.Random(seed)
     filters: list[Filter] = [

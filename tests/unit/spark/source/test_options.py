@@ -29,7 +29,7 @@ def test_missing_options_have_defaults() -> None:
     found.check_stream()
 
 
-def test_everything_in_the_case_in_which_spark_gives_it() -> None:
+def test_options_are_parsed_in_any_case() -> None:
     options = {
         "sandq.bootstrap.servers": "a:1, b:2",
         "subscribe": " orders, payments ,orders",

@@ -189,7 +189,7 @@ def test_parts_are_equal_spans_of_time() -> None:
     assert [offsets.deliver_ms(task.start) - MS for task in tasks] == [0, 250, 500, 750]
 
 
-def test_nothing_to_read_and_a_range_that_is_wrong() -> None:
+def test_empty_ranges_have_no_tasks_and_wrong_ranges_are_refused() -> None:
     assert plan([], 8) == []
     assert plan([a_range(0, at(5), at(5))], 8) == []
     with pytest.raises(InvalidRequest, match="topic 't', partition 3"):

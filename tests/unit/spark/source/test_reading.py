@@ -75,7 +75,7 @@ def test_pages_are_read_in_order() -> None:
     assert threading.get_ident() not in log.threads
 
 
-def test_it_stops_where_the_task_does() -> None:
+def test_reading_stops_at_the_end_of_the_task() -> None:
     log = FakeLog(35)
     assert read(log, task_of(at(5), at(15))) == [*range(5, 15)], "the node gives nothing behind it"
     assert log.asked == [at(5)], "nobody asks for what another task reads"
@@ -118,14 +118,14 @@ def test_messages_trimmed_before_reading_raise_an_error(caplog: pytest.LogCaptur
     assert len(caplog.records) == 1 and "trimmed before they were read" in caplog.text
 
 
-def test_all_of_a_task_was_trimmed() -> None:
+def test_completely_trimmed_task_raises_history_gone() -> None:
     log = FakeLog(40)
     log.trimmed = at(39)
     with pytest.raises(HistoryGone, match=f"up to {offsets.to_text(at(30))}"):
         read(log, task_of(at(5), at(30)))
 
 
-def test_only_the_message_at_the_start_was_trimmed() -> None:
+def test_trimmed_first_message_raises_history_gone() -> None:
     log = FakeLog(40)
     log.trimmed = at(5)
     with pytest.raises(HistoryGone):

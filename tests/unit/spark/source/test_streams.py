@@ -58,7 +58,7 @@ def cursors(positions: Positions) -> list[bytes]:
     return [positions.cursors[tp] for tp in positions]
 
 
-def test_where_it_begins(brokers: FakeBrokers) -> None:
+def test_stream_begins_at_the_given_position(brokers: FakeBrokers) -> None:
     assert cursors(stream(brokers).initial()) == [BEGINNING, BEGINNING]
     assert cursors(stream(brokers, startingOffsets="latest").initial()) == [instant(1000), instant(1000)]
     assert cursors(stream(brokers, startingTimestamp=MS + 5).initial()) == [instant(5), instant(5)]
@@ -124,7 +124,7 @@ def test_messages_of_one_instant_stay_in_one_micro_batch(brokers: FakeBrokers) -
 
 
 @pytest.mark.parametrize("step", [7, 1000])
-def test_all_partitions_are_cut_at_one_instant(brokers: FakeBrokers, step: int) -> None:
+def test_partitions_are_cut_at_the_same_time(brokers: FakeBrokers, step: int) -> None:
     """One partition has messages over the whole time, the other one in the last tenth of it.
 
     With cuts by share of the messages, the watermark of the second would drop most of the first.
@@ -148,7 +148,7 @@ def test_all_partitions_are_cut_at_one_instant(brokers: FakeBrokers, step: int) 
     assert max(sizes) <= limit and min(sizes[:-1]) >= 0.9 * limit, sizes
 
 
-def test_a_partition_that_is_not_closed_so_far_is_not_overtaken(brokers: FakeBrokers) -> None:
+def test_micro_batch_ends_at_the_slowest_closed_time(brokers: FakeBrokers) -> None:
     """Messages that may still be added there must not be behind those that were read from the others."""
     for ms in range(0, 1000, 10):
         brokers.append("t", ms, 10, 0)
@@ -233,7 +233,7 @@ def test_a_stream_that_is_to_end_waits_for_nothing(brokers: FakeBrokers) -> None
     assert reader.latest(start, None) != start
 
 
-def test_nothing_behind_what_was_there_when_it_began(brokers: FakeBrokers) -> None:
+def test_available_now_stream_ends_at_its_target(brokers: FakeBrokers) -> None:
     brokers.append("t", 10, 10)
     reader = stream(brokers, subscribePattern="t.*")
     start = reader.initial()
@@ -296,7 +296,7 @@ def test_a_topic_that_is_left_out_for_a_while_is_not_read_again(brokers: FakeBro
     assert len(rows_of(brokers, both.tasks(less, again))) == 2
 
 
-def test_an_added_partition_is_to_be_read_whole(brokers: FakeBrokers) -> None:
+def test_added_partition_is_read_from_its_beginning(brokers: FakeBrokers) -> None:
     reader = stream(brokers)
     start = reader.initial()
     brokers.topics["t"].logs.append(FakeLog())
@@ -335,7 +335,7 @@ def test_unread_messages_are_held(brokers: FakeBrokers) -> None:
 
 
 @pytest.mark.parametrize("kind", [TIMER, *RANKED])
-def test_all_kinds_of_topics_that_are_trimmed_are_held(brokers: FakeBrokers, kind: str) -> None:
+def test_holds_are_set_for_all_trimmed_topic_kinds(brokers: FakeBrokers, kind: str) -> None:
     brokers.topics["t"].kind = kind
     brokers.add("kv", 3, COMPACTED)
     reader = stream(brokers, holdName="mine", subscribePattern=".*")
@@ -435,7 +435,7 @@ def test_a_first_batch_all_of_which_was_trimmed(brokers: FakeBrokers) -> None:
         stream(brokers).tasks(end, other)
 
 
-def test_clock_that_was_set_back_ends_a_stream_that_had_read_before(brokers: FakeBrokers) -> None:
+def test_stream_from_before_a_clock_reset_raises_history_gone(brokers: FakeBrokers) -> None:
     brokers.append("t", 10)
     found = stream(brokers)
     end = Positions.parse(found.latest(found.initial(), None).to_json())
@@ -473,7 +473,7 @@ def test_position_with_clock_epochs_that_are_none_is_refused() -> None:
             Positions.parse(Positions({}).to_json() | {"clock_epochs": epochs})
 
 
-def test_progress_says_what_is_left_and_of_what(brokers: FakeBrokers, caplog: pytest.LogCaptureFixture) -> None:
+def test_progress_reports_the_lag_per_partition(brokers: FakeBrokers, caplog: pytest.LogCaptureFixture) -> None:
     for ms in range(0, 1000, 10):
         brokers.append("t", ms, 3, 0)
     brokers.append("t", 900, 5, 1)

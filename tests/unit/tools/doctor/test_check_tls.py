@@ -26,7 +26,7 @@ def found(pair: Pair | None, ca: Path | None, **more: str) -> list[tuple[str, st
     return [(check.what, check.state, check.found) for check in check_tls(load_config(None, environ))]
 
 
-def test_all_is_well(authority: Authority) -> None:
+def test_valid_certificates_are_ok(authority: Authority) -> None:
     rows = found(authority.node("node1", days=100), authority.ca)
     assert [row[:2] for row in rows] == [("tls", "ok"), ("tls cert_file", "ok"), ("tls ca_file", "ok")]
     assert "ends in 99 days" in rows[1][2]

@@ -99,7 +99,7 @@ def test_a_configuration_that_is_wrong(environ: dict[str, str], tmp_path: Path) 
     assert doctor(environ, "--confg", "x").exit_code == 2
 
 
-def test_data_that_is_whole(environ: dict[str, str], data: Path) -> None:
+def test_undamaged_data_is_ok(environ: dict[str, str], data: Path) -> None:
     before = picture(data)
     found = checks(environ)
     assert {found[what]["state"] for what in ("lock", "identity", "wal", "stores")} == {"ok"}, found
@@ -132,7 +132,7 @@ def test_data_that_others_may_read(data: Path) -> None:
     assert found.endswith(f" and {opened - 3} more: they may read messages"), found
 
 
-def test_another_nodes_data(data: Path) -> None:
+def test_data_of_another_node_is_reported(data: Path) -> None:
     check = of_data(data, "node2")["identity"]
     assert check.state == "failed" and "node1" in check.found and "node2" in check.found
 
@@ -143,7 +143,7 @@ def test_a_directory_that_is_none_of_ours(tmp_path: Path) -> None:
     assert of_data(tmp_path / "absent")["data"].state == "ok"
 
 
-def test_a_node_that_runs_keeps_its_log_and_stores_to_itself(data: Path) -> None:
+def test_checks_of_a_running_node_skip_log_and_stores(data: Path) -> None:
     before = picture(data)
     with (data / "lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)

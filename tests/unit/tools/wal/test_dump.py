@@ -274,7 +274,7 @@ def test_wrong_usage(args: list[str]) -> None:
 
 
 @pytest.mark.parametrize("seal", [True, False])
-def test_it_says_what_a_start_of_the_node_would_say(tmp_path: Path, seal: bool) -> None:
+def test_dump_reports_damage_exactly_where_recovery_refuses(tmp_path: Path, seal: bool) -> None:
     """One byte is changed, anywhere: damage exactly where recovery refuses."""
     rng = random.Random(5)
     passes = [[members(), no_op(1)], *([entry(at, append(b"x" * 700))] for at in range(2, 120))]
@@ -307,7 +307,7 @@ def test_token_hash_is_not_shown() -> None:
     assert command_record(command, values=True)["secret_hash"] == "<hidden>"
 
 
-def test_skip_shows_what_it_replaces_and_what_is_applied_instead(tmp_path: Path) -> None:
+def test_skip_entry_shows_replaced_and_applied_commands(tmp_path: Path) -> None:
     skipping = c.Entry(NOW_MS, (c.Skipped(b"an operator's id", OFFSET), c.Expire())).encode()
     skip = Skip(2, 1, b"an operator's id", skipping).encode()
     damaged = Kind.ENTRY, GROUP, 4, 1, bytes([SKIP]) + b"\xc1"
