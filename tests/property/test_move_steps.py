@@ -7,7 +7,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandq.broker.controller.rebalance_steps import is_whole, next_step, report_of
+from sandq.broker.controller.rebalance_steps import is_complete, next_step, report_of
 from sandq.metadata.records import Partition
 from sandq.model.members import has_majority, node_of
 from sandq.raft import Members, guards
@@ -51,7 +51,7 @@ def test_from_any_members_to_any_others(
             break
     else:
         members = _at_last(wanted, members, leader)
-    assert is_whole(placed(wanted), members)
+    assert is_complete(placed(wanted), members)
 
 
 def _at_last(wanted: list[str], members: Members, leader: str) -> Members:
@@ -91,7 +91,7 @@ def test_moves_with_unreachable_nodes_keep_a_majority(
     if not {node_of(member) for member in wanted if member not in voters} <= up:
         assert set(voters) <= set(members.voters), "nobody goes before all that come are there"
     elif has_majority(wanted, up):
-        assert is_whole(placed(wanted), members)
+        assert is_complete(placed(wanted), members)
 
 
 def test_unreachable_members_are_removed_first() -> None:
