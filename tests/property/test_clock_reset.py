@@ -45,7 +45,7 @@ def go_wrong_and_back(walk: ResetSequence) -> None:
             walk.work(draw.choice([1, 3, 30]))
             walk.skew = 0
             walk.work(draw.randrange(40))
-        if walk.ahead >= clock_reset.LEAST_MS:
+        if walk.ahead >= clock_reset.LEAST_AHEAD_MS:
             walk.reset()
             walk.check_rows()
         walk.work(draw.randrange(30))
