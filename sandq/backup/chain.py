@@ -93,7 +93,7 @@ class Window:
     index: int
     """Index of the last entry of the window."""
     term: int | None
-    """Term of that entry; None if it is not known yet."""
+    """Term of the entry at `index`; None if it is not known yet."""
     to_ms: int
     """Everything that was acknowledged up to this time is included."""
     last: int | None = None

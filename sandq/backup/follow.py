@@ -132,7 +132,7 @@ class BackupFollower:
         return min([window.to_ms for window in self._chain.windows if window.last is None], default=None)
 
     async def step(self, *, always: bool = False) -> Increment:
-        """Make an increment of everything committed since the last one; skip it if there is nothing, unless `always`.
+        """Make an increment of everything committed since the last one. If there is nothing, make it only if `always`.
 
         A stopped step leaves no increment behind, and the next one includes its content. Raises Conflict if another
         process follows this backup; NoBackup if it belongs to another cluster or is gone; and errors of nodes and of

@@ -106,7 +106,7 @@ class IncrementReader:
 
 
 def read_summary(location: Location, backup_id: str, number: int, key: BackupKey | None) -> tuple[Summary, bytes]:
-    """Read an increment; return its summary, and the digest of it. Raises DamagedBackup, WrongKey."""
+    """Read an increment; return its summary and the digest of the increment. Raises DamagedBackup, WrongKey."""
     reader = IncrementReader(location, backup_id, number, key)
     return reader.read_summary(), reader.digest
 

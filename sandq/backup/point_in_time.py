@@ -135,7 +135,7 @@ def _with_new(
 ) -> tuple[Topic, ...]:
     """Add topics and partitions that were created between two listings.
 
-    Topics that existed at that time are added; they cannot be restored if they were not read by then. Partitions are
+    Topics that existed at `at_ms` are added. If a topic was not read by then, it cannot be restored. Partitions are
     added only if they were read.
     """
     there = {topic.number: topic for topic in topics}

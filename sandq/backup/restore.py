@@ -65,7 +65,7 @@ async def restore_backup(
     at_once: int = AT_ONCE,
     on_progress: OnProgress = lambda progress: None,
 ) -> Restored:
-    """Restore the topics of a backup, or these of them, into a cluster that has no topics of these names.
+    """Restore topics of a backup (`topics`; None for all) into a cluster that has no topics of their names.
 
     `at_ms`: restore as of this time, in epoch milliseconds; None for the latest time of the increments, if there are
     any. `with_increments`: False restores the backup itself. `work`: directory for temporary data of a restore with

@@ -224,7 +224,7 @@ class BackupSchedule:
                     await delete_backup(self._location, one.backup_id)
 
     async def _prune(self, last: Manifest) -> None:
-        """Delete backups that are older than the kept ones; never the one that was just made."""
+        """Delete backups that need not be kept. `last`: the backup that was just made; it is never deleted."""
         try:
             there = await list_backups(self._location, key=self._key)
             oldest = manifests.new_id(self._now_ms() - UNFINISHED_MS)

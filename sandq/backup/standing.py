@@ -1,4 +1,4 @@
-"""The status of scheduled backups, and the file with it."""
+"""The status of scheduled backups, and the file that contains it."""
 
 from __future__ import annotations
 

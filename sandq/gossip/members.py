@@ -176,7 +176,7 @@ class Members:
         self._broadcast(intent)
 
     def on_intent(self, intent: JoinIntent | LeaveIntent) -> None:
-        """Process a received intent, and pass it on if it is news."""
+        """Process a received intent, and pass it on if it is new."""
         if not self._witness(intent.ltime):
             return
         if self._take(intent):
@@ -190,7 +190,7 @@ class Members:
         return True
 
     def _take(self, intent: JoinIntent | LeaveIntent) -> bool:
-        """Apply an intent; return whether it is news."""
+        """Apply an intent; return whether it is new."""
         record = self.records.get(intent.node)
         if record is None:
             return self._keep_for_later(intent)
@@ -269,7 +269,7 @@ class Members:
         return SerfState(self.clock + 1, ltimes, left, 0, 0)
 
     def merge(self, theirs: SerfState) -> None:
-        """Merge the intents of another member. They are not passed on, because they are not news to others."""
+        """Merge the intents of another member. They are not passed on, because other members already have them."""
         at_once(self.merging(theirs))
 
     def merging(self, theirs: SerfState) -> Steps[None]:

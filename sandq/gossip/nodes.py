@@ -81,7 +81,8 @@ class Node:
         return NodeState(self.name, self.address, self.meta, self.incarnation, int(self.liveness), self.vsn)
 
     def expect_end(self, task: Task | None) -> None:
-        """Set the task that is planned for the case that no message about the node comes. Cancel the former task."""
+        """Set the task that ends the current state of the node if no message about it arrives. Cancel the former
+        task."""
         if self._ending is not None:
             self._ending.cancel()
         self._ending = task

@@ -139,7 +139,8 @@ def _parts(data: bytes) -> Opened:
     for length in _LENGTHS[count].unpack_from(data, COMPOUND_BYTES):
         end = at + length
         try:
-            # A truncated message could be parsed as a shorter one, so it is replaced by no bytes, which are invalid.
+            # A truncated message could be parsed as a shorter one. So it is replaced by empty data, which is always
+            # invalid.
             messages.append(decode(data[at:end] if end <= len(data) else b""))
         except ProtocolError:
             malformed += 1

@@ -27,7 +27,8 @@ class Suspicion:
         return self._began + max(self._least_s, self._most_s - share * (self._most_s - self._least_s))
 
     def confirm(self, suspecter: str) -> bool:
-        """Record a confirmation; return whether it is news: from a new member, while more are wanted."""
+        """Record a confirmation; return whether it counts: more are needed, and this member has not confirmed
+        before."""
         if self._confirmed >= self._wanted or suspecter in self._agreed:
             return False
         self._agreed.add(suspecter)

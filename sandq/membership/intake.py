@@ -73,7 +73,8 @@ class Intake:
         return sum(self._held.values())
 
     def hold(self, slot: Slot, size: int) -> None:
-        """Set the memory that a stream uses. If the budget is exhausted, drop the oldest stream that uses any of it.
+        """Set the memory that a stream uses. If the budget is exhausted, drop the oldest stream that uses a part of the
+        budget.
 
         Streams of unknown sources are dropped first. An old stream has little to send, or sends it slowly.
         """

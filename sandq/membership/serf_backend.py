@@ -50,7 +50,7 @@ _STATES: Final = {
 }
 
 _ENDS: Final = ConnectionLost, ProtocolError
-"""Errors that end the connection; `run` gets them, too, logs them and connects again."""
+"""Errors that end the connection. `run` also receives them, logs them and connects again."""
 _NO_CONNECTION: Final = "there is no connection to the Serf agent"
 _NO_TAGS: Final = "the Serf agent does not accept the tags of this node"
 
@@ -264,7 +264,7 @@ class SerfMembership:
         await self._read_members(rpc)
 
     def _log_once(self, event: str, error: SandqError) -> None:
-        """Log a failure once until its recovery, since it is retried endlessly."""
+        """Log a failure only once until the operation succeeds again, because it is retried endlessly."""
         logged = event, "away" if isinstance(error, Retriable) else error.code
         if logged not in self._logged:
             self._logged.add(logged)

@@ -6,8 +6,8 @@ One TCP connection with consecutive msgpack maps, without framing::
     answer   {Seq, Error}, then a body if the command gives one; Error is empty if it succeeded
     event    {Seq, Error} with the Seq of the `stream` request, then a record, at any time between two answers
 
-There are no marks where the next map begins. So any invalid data ends the connection, and so does an agent that takes
-too long. Nothing here stops the agent: it is the site's.
+The start of a map is not marked. So invalid data ends the connection; so does a timeout. This module never stops the
+agent, because the agent belongs to the site.
 """
 
 from __future__ import annotations

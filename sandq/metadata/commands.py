@@ -113,7 +113,7 @@ class FormCluster(_Command):
 class MarkNode(_Command):
     """Mark a node as failed or as back.
 
-    `failed_since_ms`: time since which it is neither heard of nor connected; None if it is back."""
+    `failed_since_ms`: time in ms at which it became unavailable; None if it is back."""
 
     type: ClassVar[int] = 6
     node_id: str

@@ -27,8 +27,8 @@ _EPSILON = 1e-9
 class Candidate:
     """A node that may hold partitions.
 
-    `takes`: it may get more partitions. `leaves`: its partitions should move to other nodes. `capacity`: number of
-    partitions from which on other nodes are preferred."""
+    `takes`: it may get more partitions. `leaves`: its partitions should move to other nodes. `capacity`: once
+    it holds this number of partitions, other nodes are preferred."""
 
     node: str
     zone: str = "default"
@@ -251,7 +251,8 @@ class _Planner:
     # -- all partitions -------------------------------------------------------------------------------------------
 
     def even_out(self, most: int) -> None:
-        """Move replicas from the node with the highest load per weight to the one with the lowest, until it is even."""
+        """Move replicas from the node with the highest load per weight to the one with the lowest, until no move
+        helps."""
         offers: dict[tuple[str, str], list[int]] = {}
         while len(self.changed) < most and (move := self._next_move(offers)) is not None:
             group, giver, receiver = move

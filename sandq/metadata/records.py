@@ -32,7 +32,7 @@ class Partition:
     group: int
     """Raft group number."""
     first: tuple[str, ...]
-    """Its first members, all of them voters: `node id#incarnation`."""
+    """Members of the group when it was created, all of them voters: `node id#incarnation`."""
     members: tuple[str, ...]
     """Members of the current assignment. The first member should lead."""
     former: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Partition:
         return self.settled < self.epoch
 
     def wanted_on(self, node: str) -> str | None:
-        """Return the member that the assignment has on a node, None if it has none there."""
+        """Return the group's member on a node by the current assignment; None if there is no such member."""
         return own_member(node, self.members)
 
     def may_have(self, node: str, incarnation: int) -> bool:
@@ -138,7 +138,7 @@ class NodeRecord:
     standing: str
     """IN, DRAINING or REMOVING."""
     failed_since_ms: int | None
-    """Time since which the node is neither heard of nor connected, in ms; None if it is available."""
+    """Time in ms at which the node became unavailable; None if it is available."""
     lowest_level: int
     highest_level: int
 

@@ -18,7 +18,7 @@ of 8.
     body    = columns u32, 0 u32, entry * columns, buffers * columns
     entry   = id u16, type u8 (1 bytes, 2 int64), nullable u8 (0, 1), length u32 of its buffers; ids rise
     buffers = [validity] (offsets data | numbers)      each padded with zeroes to a multiple of 8
-       validity   a bit a message, least significant first, 1 = not null; only when nullable
+       validity   one bit per message, least significant first, 1 = not null; only when nullable
        offsets    int32 * (count + 1): message i is data[offsets[i]:offsets[i + 1]]; first 0, never falling
        numbers    int64 * count
 

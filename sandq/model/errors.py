@@ -182,7 +182,7 @@ class HistoryGone(Conflict):
 
 
 class AlreadyStored(Conflict):
-    """A batch that was sent again is stored exactly once, but the ids of its messages are no longer known."""
+    """A batch was sent again. It is stored exactly once, but the ids of its messages are no longer known."""
 
     code = "ALREADY_STORED"
 

@@ -37,8 +37,7 @@ PUSH_STATES: Final = (PUSH_WAITING, PUSH_PROBING, PUSH_LOOKING, "pushing", PUSH_
 
 
 class Situation(NamedTuple):
-    """A kind of finding: its severity, the kind of thing it is about, and its texts. `alert`: name of the Prometheus
-    alert."""
+    """A kind of finding: its severity, what it concerns, and its texts. `alert`: name of the Prometheus alert."""
 
     state: str
     what: str

@@ -135,7 +135,7 @@ def shown_json(value: bytes, cell: bytes | None) -> Any:
     """Return the JSON of a stored value whose headers say that it is JSON; MISSING if it is shown as text or base64.
 
     A value that is no strict JSON, has too many parts, or is nested too deep is not shown as JSON: producers may store
-    any bytes under any content type, and a response with other messages must not fail for one of them.
+    any bytes under any content type, and one such message must not make a response with many messages fail.
     """
     if not has_json_type(cell) or excess_of(value) is not None:
         return MISSING

@@ -103,7 +103,7 @@ def unpack(offset: bytes) -> Parts:
 
 
 def pack_run(times_ms: Sequence[int], index: int, place: int, partition: int) -> list[bytes]:
-    """Return the offsets of messages at consecutive places from `place` on. Each has its own time (within u48)."""
+    """Return the offsets of messages at consecutive places. `place`: the first one. `times_ms`: their times (u48)."""
     if not times_ms:
         return []
     pack(times_ms[0], index, place, partition)

@@ -1,8 +1,8 @@
 """Messages that partitions send to other partitions: the sender's producer id, the destination, and the headers.
 
 The record of a topic's settings has `dead_letter` if it has a dead letter topic: `[number of that topic, the partitions
-it was created with, its kind, the name of this topic]`. PERSISTED. The number distinguishes topics of the same name.
-Replicas do not know the names of topics, so the record includes the name of their own topic.
+it was created with, its kind, the name of the topic with these settings]`. PERSISTED. The number distinguishes topics
+of the same name. Replicas do not know the names of topics, so the record also includes the name of the own topic.
 """
 
 from __future__ import annotations

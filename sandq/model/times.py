@@ -1,4 +1,4 @@
-"""The grammar of times, the same everywhere: Python, command line, YAML, JSON, headers.
+"""The grammar of times. It is the same in Python, on the command line, in YAML, JSON and headers.
 
     duration   timedelta | seconds as int or float | text
     text       2w 3d 4h 5m 6s 250ms: one or more, in this order, decimals allowed; a bare number is seconds

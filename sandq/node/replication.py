@@ -230,7 +230,7 @@ async def _checkpoint(runner: Runner, node_log: NodeLog, grace_s: float) -> None
 
 
 def _end_abruptly(abandon: Callable[[], None] | None) -> None:
-    """End without closing files, because a thread hangs in the disk.
+    """End without closing files, because a thread hangs in a disk operation.
 
     The thread continues when the disk responds again, so nothing that it uses may be closed."""
     log.error("the disk hangs: this node ends without closing its files, and the next start replays the log")

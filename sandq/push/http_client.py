@@ -258,8 +258,8 @@ class HttpClient:
     async def _send(
         self, connection: _Connection, head: bytes, body: bytes, doing: list[str], sent: trio.Event
     ) -> None:
-        """Send the request while the response is read: a receiver may respond and close before it has read
-        everything."""
+        """Send the request. `_exchange` reads the response at the same time, because a receiver may respond and close
+        the connection before it has read the whole request."""
         http, stream = connection.http, connection.stream
         # If sending fails, stop: `_exchange` reads the response, if there is one.
         with suppress(OSError, trio.BrokenResourceError, h11.LocalProtocolError):

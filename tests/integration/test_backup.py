@@ -333,7 +333,7 @@ def _raises(*args: Any) -> None:
     raise NoBackup("stopped here")
 
 
-async def test_backup_in_fsspec_place_can_be_restored(api: sandq.Client) -> None:
+async def test_backup_in_fsspec_location_can_be_restored(api: sandq.Client) -> None:
     location = open_location("memory://backups/of")
     assert await list_backups(location) == []
     await api.admin.create_topic("t")

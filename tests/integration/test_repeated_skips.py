@@ -54,7 +54,7 @@ async def skip(client: Client, **arguments: Any) -> int:
 
 
 @pytest.mark.parametrize("step", [step for step in STEPS if step not in ("status", "drain")])
-async def test_two_failing_entries_are_skipped_in_turn(tmp_path: Path, step: str) -> None:
+async def test_two_failing_entries_are_skipped_consecutively(tmp_path: Path, step: str) -> None:
     """The second entry has more commands than a partition remembers of skips."""
     with planted(Plan(step)):
         async with run_node(small_config(tmp_path)) as node, connected(node) as client:
@@ -72,7 +72,7 @@ async def test_two_failing_entries_are_skipped_in_turn(tmp_path: Path, step: str
                 assert values(await take(subscription, 2)) == [b"before", b"behind"]
 
 
-async def test_two_failing_commands_of_an_entry_are_skipped_in_turn(tmp_path: Path) -> None:
+async def test_two_failing_commands_of_an_entry_are_skipped_consecutively(tmp_path: Path) -> None:
     with planted(Plan("first")):
         async with run_node(small_config(tmp_path)) as node, connected(node) as client:
             await client.admin.create_topic("t")

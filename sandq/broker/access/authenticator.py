@@ -129,7 +129,8 @@ class Authenticator:
         return self._login(record)
 
     def _of_certificate(self, name: str) -> Login | None:
-        """Return the login of a certificate with this name; None if it has no identity and need not have one."""
+        """Return the login of a certificate with this name. Return None if it has no identity and `mode` does not
+        require one."""
         view = self._known()
         record = view.identities.get(principal_of(CERTIFICATE, name))
         if record is None and self.mode != REQUIRE:

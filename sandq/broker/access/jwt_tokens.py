@@ -171,7 +171,7 @@ class JwtVerifier:
         return [*self._keys.get(key_id, ()), *self._keys.get(None, ())]
 
     async def _renew(self, url: str) -> None:
-        """Fetch the keys, unless that was tried a moment ago. If it fails, the old ones stay."""
+        """Fetch the keys, unless the last attempt was a moment ago. If fetching fails, keep the old keys."""
         async with self._one:
             if trio.current_time() - self._tried_s < FETCH_LEAST_S:
                 return

@@ -42,9 +42,9 @@ class WholeRestores:
     # -- requesting side ------------------------------------------------------------------------------------------
 
     async def check(self, topic: Topic, restore_id: str) -> None:
-        """Return if all partitions are complete.
+        """Check that all partitions are complete.
 
-        Raise Conflict if some are not; Unavailable if not all could be asked."""
+        Raise Conflict if some are incomplete; Unavailable if the leaders of some did not answer."""
         by_node: dict[str, list[int]] = defaultdict(list)
         for partition in topic.partitions:
             node = self._routes.leader(partition.group)

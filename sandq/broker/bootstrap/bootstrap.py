@@ -4,12 +4,12 @@
 - `named`: it founds a cluster with the nodes in its configuration. All of them must be linked, as an
   unreachable node may belong to a cluster. None of them may belong to a cluster yet.
 - `meets`: it founds a cluster once it has met another node without one, or joins the cluster of that node. If several
-such
-  nodes see each other, the one with the smallest id founds the cluster, and the others join it.
+  such nodes see each other, the one with the smallest id founds the cluster, and the others join it.
 - `joins`: it never founds a cluster, and asks to be admitted to one.
 
-Silence never counts as consent: a node that hears of no other waits. While waiting, `meets` and `joins` nodes found a
-cluster if an operator says so (`init`). founder_election.py ensures that only one of several linked nodes does.
+Silence never counts as consent: a `meets` or `joins` node waits as long as it knows no other node. Meanwhile an
+operator can tell it to found a cluster (`init`). founder_election.py ensures that only one of several linked nodes
+does.
 """
 
 from __future__ import annotations

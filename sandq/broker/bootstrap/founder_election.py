@@ -1,9 +1,9 @@
 """Elect exactly one founder among linked nodes.
 
 A candidate asks every node that it is linked with, and founds the cluster once each of them has agreed. A node refuses
-if it belongs to a cluster, founds one, knows of one, or is a candidate with a smaller id. Any other node agrees, and is
-no candidate any more if it was one. It may become one again, but then it asks the node that it has agreed with. So two
-linked nodes never both found a cluster, regardless of the order in which they ask.
+if it belongs to a cluster, founds one, knows of one, or is a candidate with a smaller id. Any other node agrees. If it
+was a candidate, its candidacy ends. It may become one again, but then it needs the agreement of the node that it has
+agreed with. So two linked nodes never both found a cluster, regardless of the order in which they ask.
 """
 
 from __future__ import annotations

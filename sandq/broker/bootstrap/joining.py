@@ -4,9 +4,9 @@ A node asks every linked node of one cluster (JOIN) until one answers. The metad
 that it gets all of the metadata's log, and registers it with its store. It then sends the configuration that includes
 the node (WELCOME), with which the node begins its replica. `cluster_controller.py` decides who votes.
 
-The metadata's log begins with the distant past: a node that joins again under its name would see itself as a founder of
-groups that its lost disk was a member of. So WELCOME includes the current index of metadata, and the node does not act
-on earlier entries (`Pointers.metadata_index`).
+The metadata's log begins with old entries. By these, a node that joins again under its name would still be a founder of
+the groups that its lost disk was a member of. So WELCOME includes the current index of metadata, and the node does not
+act on earlier entries (`Pointers.metadata_index`).
 
 A node that lost its disk has a new store UUID. It is refused by nodes that knew it, and must not silently return under
 its name: it is admitted again only after it was removed, with a new incarnation.

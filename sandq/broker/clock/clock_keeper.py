@@ -126,7 +126,8 @@ class ClockKeeper:
         return {node for node, standing in self._standings().items() if standing is Standing.GOOD}
 
     def may_lead(self, node: str) -> bool:
-        """Return whether a node would keep a leadership that this node hands to it: its clock is no worse."""
+        """Return whether a node may get a leadership from this node: its clock is no worse, so it would keep the
+        leadership."""
         own = self._clock.reported_standing
         return self._standings().get(node, own) <= own
 

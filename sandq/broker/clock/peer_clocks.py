@@ -30,7 +30,8 @@ SAMPLES_KEPT: Final = 8
 FRESH_S: Final = 10.0
 """Age in s above which a sample or report does not count."""
 COMPARED_WITHIN_S: Final = 10.0
-"""Time in s, after its start or its first link, in which a clock that has not agreed with others yet stamps nothing."""
+"""Time in s, after the start of the node or its first link, in which a clock stamps nothing until it agrees with
+others."""
 AGREE_OF_DRIFT: Final = 0.75
 """Part of `max_drift` within which a clock that was off or disputed agrees again, so that the state does not flap."""
 RATE: Final = 0.001
@@ -45,7 +46,8 @@ class Standing(enum.IntEnum):
 
     GOOD = 0
     DOUBTED = 1
-    """The wall clock has jumped away, as many clocks contradict it as agree with it, or nothing is certain about it."""
+    """The wall clock has jumped away, as many clocks contradict it as agree with it, or too little is known about
+    it."""
     OFF = 2
     """It is further from the others than allowed. Nodes also report this if their clock was not compared yet."""
 

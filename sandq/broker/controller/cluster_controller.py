@@ -40,7 +40,7 @@ FAILED_S: Final = 5.0
 MARKED_AHEAD_MS: Final = 60_000
 """Time in ms by which a failure mark may be in the future. A later mark was made by a wrong clock."""
 UNCHECKED_S: Final = 10.0
-"""Time in s without a check after which it is unknown since when nodes have been missing."""
+"""If the last check was longer ago than this, in s, it is unknown since when nodes have been missing."""
 
 _description = attrgetter("addresses", "zone", "weight", "incarnation", "lowest_level", "highest_level")
 """The part of a node's record, and of the command that writes it, that the node reports itself."""
@@ -196,8 +196,8 @@ class ClusterController:
                 self._not_before_s = trio.current_time() + RETRY_S
 
     def _is_leaving(self, node: str, view: MetadataView) -> bool:
-        """Return whether a node can leave: it is being removed and holds nothing, or it left before it was
-        registered."""
+        """Return whether a node can leave: it is being removed and holds nothing, or it is neither registered nor
+        linked."""
         record = view.nodes.get(node)
         if record is None:
             return all(node != peer.node_id for peer in self._directory.linked())

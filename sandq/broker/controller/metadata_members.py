@@ -32,7 +32,7 @@ def next_members(
 
     Return a set of nodes if one of them must lead instead, or None if nothing can or must be done now.
 
-    `caught_up`: learners that have all of the log. `up`: reachable nodes. `known`: those of them whose store is the
+    `caught_up`: learners that have all of the log. `up`: reachable nodes. `known`: nodes of `up` whose store is the
     registered one. `lost`: nodes that have failed for long. `leaving`: nodes that are being removed."""
     voters, learners = members
     voting = {node_of(voter) for voter in voters}

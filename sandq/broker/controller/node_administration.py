@@ -137,7 +137,7 @@ class NodeAdministration:
                 try:
                     await self._changes.commit(m.Assign(placed.group, left.epoch, placed.nodes))
                 except (NotLeader, Overloaded, Unavailable, Conflict) as error:
-                    # An error that says to retry would mean that nothing was done.
+                    # `error` itself could be retriable, and a retriable error means that nothing was done.
                     raise TimedOut(
                         f"{node} was to rebuild its replica of partition {partition} of {topic!r}, which may be "
                         "dropped by now; the metadata leader gives the partition as many replicas as before, this "

@@ -69,9 +69,9 @@ class _Led:
     busy: bool = False
     """True while a step or a report is in progress."""
     transferring: bool = False
-    """True while leadership of it is being transferred."""
+    """True while the leadership of the group is being transferred."""
     not_before_s: float = 0.0
-    """Time on trio's clock before which no transfer is attempted, after one that failed."""
+    """Time on trio's clock before which no transfer is attempted; set after a failed transfer."""
 
     @property
     def is_fresh(self) -> bool:

@@ -123,7 +123,7 @@ class GroupWaiters:
             raise self.error
 
     async def touch(self) -> None:
-        """Mark the group as in use when that is due, whether it has messages or not."""
+        """Mark the group as in use if the last mark is old enough. This is independent of whether it has messages."""
         if not self._is_untouched():
             return
         async with self._lock:

@@ -158,8 +158,8 @@ class LeaseOnce:
     async def _acked(self, taken: list[Taken]) -> list[Taken]:
         """Ack the leases, and return those whose ack is done.
 
-        Leases that could not be acked are given back; those revoked by a seek are delivered again. Raise the error if
-        all acks failed, unless seeks caused that."""
+        Leases that could not be acked are given back. Messages whose lease was revoked by a seek are delivered again.
+        Raise the error if all acks failed, unless seeks caused that."""
         acks = [(leader.raft_group, c.Ack([(lease.token, None)])) for leader, lease in taken]
         answers = await answers_of(acks, self._line)
         if any(answer != [None] for answer in answers):

@@ -1,8 +1,9 @@
 """Decide how the limits of one group are divided, on the leader of its home partition.
 
-`LimitHome` has no side effects, so that tests can explore it. The leaders of the other partitions report their state,
-and are asked for it when it is needed. Each of these messages may be lost or late: only the ledger counts
-(`partition.limits.ledger`). The frames are `LIMITS_ASKED` and `LIMITS_TOLD` (`protocol.peer`).
+`LimitHome` has no side effects, so that tests can explore it. The leaders of the other partitions report their state;
+if a report is needed earlier, they are asked for it. Each of these messages may be lost or late, so the current
+shares are always those of the ledger (`partition.limits.ledger`). The frames are `LIMITS_ASKED` and `LIMITS_TOLD`
+(`protocol.peer`).
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class GroupOpenings:
         self._slots = trio.Semaphore(GROUPS_AT_ONCE)
 
     async def open(self, topic: str, leaders: Sequence[PartitionLeader], group: str, start: c.Position) -> None:
-        """Create the group in those of these partitions where it does not exist.
+        """Create the group in each of these partitions in which it does not exist.
 
         Raise NotLeader, InvalidRequest, TooLarge, StorageFailed."""
         if not _without(group, leaders):
@@ -112,7 +112,7 @@ def _without(group: str, leaders: Sequence[PartitionLeader]) -> list[PartitionLe
 def start_in(start: c.Position, partition: int) -> c.Position:
     """Return the start position for a partition.
 
-    An offset applies to its own partition; the others start at its time."""
+    If `start` is an offset, it applies to its own partition. The other partitions start at its time."""
     if isinstance(start, bytes) and offsets.unpack(start).partition != partition:
         return offsets.deliver_ms(start)
     return start

@@ -107,8 +107,9 @@ class ShutReplicas:
         return any([report.group == group for report in self.of_node(node)])
 
     def members_to_restore(self, host: RaftGroup) -> list[str]:
-        """Return the members that a snapshot from this node opens: this node leads, and has applied the entry that shut
-        them."""
+        """Return the members whose shut replicas a snapshot from this node can replace.
+
+        There are none unless this node leads the group and has applied the entry that shut them."""
         if not self._heard or not host.ready:
             return []
         applied, nodes = host.status.applied_index, self.nodes_of(host.number)

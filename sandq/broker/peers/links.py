@@ -216,8 +216,8 @@ class PeerLinks:
         return self._running[1]
 
     def _sources(self) -> set[str]:
-        """Return the sources of known peers: where they listen, as far as it was resolved, and where links came
-        from."""
+        """Return the source addresses of known peers: the resolved addresses at which they listen, and those from which
+        they connected."""
         return {source for _, sources in self._addresses.values() for source in sources}
 
     async def _resolve(self, node_id: str, address: Address) -> None:

@@ -20,7 +20,7 @@ Route = tuple[int, int, bool]
 class Routes:
     """The leader of each group, as reported by the nodes.
 
-    Raft tells the replicas who leads, but not when the leader is ready, and tells the other nodes nothing. So every
+    By Raft, only the replicas of a group know its leader, and they do not know whether it is ready. So every
     node reports to all others the groups that it leads: each change, and everything when a link is made.
     """
 

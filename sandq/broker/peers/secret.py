@@ -1,8 +1,8 @@
 """Secrets that nodes share with each other and with gateways, read from files.
 
-A file contains one secret, or several with a line `---` between them. The first one is used for proofs, and each is
-accepted. So a secret can be changed while the cluster runs: add the new one after the old one on every node, then move
-it to the front, then remove the old one.
+A file contains one secret, or several with a line `---` between them. The node makes its own proofs with the first one,
+and accepts proofs made with any of them. So a secret can be changed while the cluster runs: add the new one after the
+old one on every node, then move it to the front, then remove the old one.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Secrets:
     def check(self) -> bool:
         """Read the file again if it has changed. Return whether its secrets have changed.
 
-        Raise StartupError if it cannot be used. Then the old secrets stay until the file changes again."""
+        Raise StartupError if the file cannot be used. Then the old secrets stay valid until the file changes again."""
         version = version_of(self.path)
         if version == self._version:
             return False

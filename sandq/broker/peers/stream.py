@@ -32,9 +32,10 @@ ARRAY_ITEMS: Final = 1 << 20
 MAP_ITEMS: Final = 1 << 16
 RECEIVE_BYTES: Final = 64 << 10
 RECEIVE_MORE_BYTES: Final = 1 << 20
-"""Bytes to receive at once if at least as many are missing of a frame."""
+"""Bytes to receive at once if a frame still lacks at least this number of bytes."""
 PIECE_BYTES: Final = 256 << 10
-"""Size of the pieces in which data is sent: each must be accepted within the time that a connection may be silent."""
+"""Size of the pieces in which data is sent: the receiver must accept each of them within the time that a connection may
+be silent."""
 BULK_SILENCE_S: Final = 90.0
 """Seconds that a connection without PINGs may be silent. Its users wait less than that for an answer."""
 FAREWELL_S: Final = 1.0

@@ -72,9 +72,8 @@ class _Watcher:
         self._woken = trio.Event()
 
     def is_over(self, index: int, now_s: float) -> bool:
-        """Return whether it has waited long enough without changes.
-
-        Then its result is the position that was scanned."""
+        """Return whether the time of the watch has ended without changes. If so, set its result: the scanned
+        position."""
         after, mark = self.watch.after, self.watch.mark
         if self.index < index or now_s < self.deadline_s or after is None or mark is None:
             return False

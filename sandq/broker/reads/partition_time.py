@@ -28,7 +28,8 @@ class PartitionTime:
         """Time in ms at which a group was last advanced."""
 
     async def advance_for_states(self, host: RaftGroup) -> None:
-        """Let due messages show as ready. If a group accepts no entries now, it is read as it is."""
+        """Advance the time of the partition, so that due messages are shown as ready. If it accepts no entries now, do
+        nothing."""
         now_ms = self._clock.now_ms()
         if now_ms - host.status.now_ms >= PAUSE_MS and (host.status.messages or host.status.dead):
             with suppress(Overloaded, StorageFailed, Stalled):
@@ -41,7 +42,7 @@ class PartitionTime:
             await self._advance_at_times(host, now_ms)
 
     async def advance_for_values(self, host: RaftGroup) -> None:
-        """Let values of keys expire whose time has come. If a group accepts no entries now, it is read as it is.
+        """Let values of keys expire whose time has come. If the partition accepts no entries now, do nothing.
 
         Readers and compare-and-set must agree on expiry, so both use the time in the log. By the clock, a reader might
         see a value as expired before a pending compare-and-set, whose entry has an earlier time, succeeds on it."""

@@ -157,7 +157,7 @@ class Applier:
         self._open_answers = 0
         """Number of queries that are being answered."""
         self._until_s = 0.0
-        """Time until which the current task does not yield; inf if it does not yield at all."""
+        """Time from which the current task may yield; inf if it never yields."""
         self._shut: list[tuple[int, Replica]] = []
         """Replicas that were shut, with their groups, and that the loop does not know of yet."""
 

@@ -13,7 +13,7 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T")
 
 BEHIND: Final = object()
-"""Used in place of a flow: the item follows everything that waits now. Later items need not wait for it."""
+"""Used in place of a flow. Such an item comes after all items that are queued now; later items may overtake it."""
 
 
 class FairQueue(Generic[T]):

@@ -19,7 +19,7 @@ from sandq.partition.records.claim import Outcome
 from sandq.partition.shared_state import NOT_YET
 
 LEAST_ITEMS: Final = 8
-"""Minimum number of items to submit at a time; otherwise twice as many as the last entry did.
+"""Minimum number of items to submit again at a time. The maximum is twice the number that the last entry has done.
 
 Each entry looks up all of its items. If an entry does three of a thousand large items, resubmitting all of them would
 cost half a million look-ups."""
@@ -28,7 +28,7 @@ cost half a million look-ups."""
 def submit_in_parts(
     raft_group: RaftGroup, command: c.Move | c.Nack, done: Done, *, size: int, work: int, line: Hashable | None
 ) -> None:
-    """Submit a move or a nack, and submit the rest of it again until all of it is done.
+    """Submit a move or a nack. Submit the unfinished items again until all are done.
 
     `done` gets the outcomes of all items, or the error that stopped it. Otherwise as `RaftGroup.submit`, including the
     errors raised."""
@@ -38,7 +38,7 @@ def submit_in_parts(
     """Messages whose lease had ended, by position of their item, as reported by the finished parts of a nack."""
 
     def submit(left: list[int], behind: list[int]) -> None:
-        """Submit the items at the positions `left`. `behind`: positions to submit after those."""
+        """Submit the items at the positions `left`. `behind`: positions of the items to submit later."""
 
         def part_done(result: Any) -> None:
             if isinstance(result, SandqError):

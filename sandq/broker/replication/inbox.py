@@ -59,8 +59,8 @@ class Inbox:
     def during(self, work: Callable[[], T]) -> T:
         """Run `work` on the loop and return its result.
 
-        The calls that `work`, or a thread meanwhile, puts here run in the same iteration of the loop. They run when
-        `work` returns, or, if a call of this inbox called `during`, when that call has ended."""
+        Calls that are put here meanwhile, by `work` or by threads, run in the same iteration of the loop: when `work`
+        has returned, or, if a call of this inbox called `during`, when that call has ended."""
         self._is_woken = True
         try:
             return work()

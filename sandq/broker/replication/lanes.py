@@ -23,8 +23,8 @@ class _Behind(Generic[T]):
 class Lanes(Generic[T]):
     """Round-robin queues, one per group.
 
-    A group with many items delays the next item of another group by one of its own items at most. If that item yields,
-    the delay is shorter.
+    However many items a group has, the next item of another group waits for at most one of them. If that item yields,
+    the wait is shorter.
     """
 
     def __init__(self) -> None:

@@ -17,8 +17,8 @@ from sandq.raft import GroupJournal
 READER_BYTES: Final = 64 << 20
 """Maximum bytes of commands that the log of a group keeps for readers.
 
-All logs of a node share a part of its memory (`NodeLog`). Beyond that, the logs that keep most are cut, even if a
-reader needs them."""
+All logs of a node share a part of its memory (`NodeLog`). If they exceed it, the logs that keep the most are cut, even
+if a reader needs them."""
 READERS_MOST: Final = 4
 """Maximum number of readers of one group."""
 IDLE_S: Final = 300.0

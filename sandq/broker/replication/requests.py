@@ -24,7 +24,7 @@ class Request:
     command: Any
     """None once it is encoded and proposed, so that a large command is not kept twice."""
     size: int
-    """Bytes that it occupies until it is answered."""
+    """Number of bytes of memory that it counts for until it is answered."""
     work: int
     """Cost of applying it, as the size in bytes of a batch that costs the same."""
     messages: int
@@ -131,7 +131,7 @@ class Requests:
         self._drop(self.proposed, error)
 
     def drop_committed(self, error: SandqError) -> None:
-        """Answer the requests that are not proposed, and those that are committed and not applied."""
+        """Answer with `error` the requests that are not proposed, and those that are committed but not applied."""
         self.refuse_waiting(error)
         self._drop(self.committed, error)
 

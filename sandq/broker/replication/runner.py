@@ -450,7 +450,7 @@ class Runner:
         patient: bool = True,
         late: Callable[[T], None] = lambda result: None,
     ) -> T:
-        """Run `call` on the apply thread, after everything submitted so far, or (`group`) submitted for one group.
+        """Run `call` on the apply thread, after everything that was submitted so far (with `group`: for this group).
 
         `patient`: wait even while the thread is stalled. Otherwise raise Unavailable in that case; the call may still
         run later. `late`: gets a result for which the caller waits no longer. An unexpected error of a call for a group

@@ -56,8 +56,8 @@ ROUNDS_MOST: Final = 50
 WAITING_ROUNDS: Final = 25
 """Number of rounds in which schedules that are due wait until they have fired.
 
-If they were changed first, occurrences would be missed. They fire in a moment, unless the disk is full, or this node
-does not know their time zone."""
+If they were changed before they fire, occurrences would be missed. Usually they fire in a moment. They do not if the
+disk is full or this node does not know their time zone."""
 RETRY_S: Final = 0.02
 """Pause in s before a schedule that is firing is read again."""
 COMMAND_ITEMS: Final = 256
@@ -236,7 +236,8 @@ class ScheduleRequests:
     ) -> set[_Seen]:
         """Apply the planned items, and record the results of those that need not be read again.
 
-        Return the items whose next occurrence has come, or whose message a consumer or producer has already taken."""
+        Return the items for which a later occurrence must be planned: the next one is due, or its message is already
+        taken."""
         again, taken = False, set[_Seen]()
         for part, size in _parts(planned):
             answers = await self._call(host, caller, kind(part), size)

@@ -81,7 +81,7 @@ class Sink(Protocol):
 
     @property
     def position(self) -> bytes | None:
-        """Key of the last row that it has; None if it has none."""
+        """Key of the last row that was added; None if there is no row yet."""
         ...
 
     async def add(self, data: bytes) -> bool:

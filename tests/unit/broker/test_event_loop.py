@@ -49,7 +49,7 @@ async def test_a_round_is_as_long_for_many_as_for_two(many: int) -> None:
     assert max(each) - min(each) <= SHARED_WORK, "and each has its turn"
 
 
-async def test_short_task_passes_busy_tasks() -> None:
+async def test_short_task_overtakes_busy_tasks() -> None:
     passed = []
     async with trio.open_nursery() as nursery:
 

@@ -203,7 +203,7 @@ def test_a_node_is_removed_once_nothing_is_on_it_and_its_name_is_another_member_
     assert vars(MetadataState.load(list(table.rows.items()))) == vars(table.state)
 
 
-def test_node_registered_again_keeps_its_standing() -> None:
+def test_node_registered_again_keeps_its_state() -> None:
     table = three()
     table.apply(m.MarkNode("n2", T), m.ChangeStanding("n2", "draining"))
     table.apply(register_node("n2", "store-n2", {"client": "h:2"}, zone="b", weight=3))

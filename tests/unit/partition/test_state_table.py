@@ -68,7 +68,7 @@ class TestLease:
         assert (ready.state, lease.attempt) == ("leased", 1)
 
     @pytest.mark.parametrize("state", ["leased", "waiting"])
-    def test_leased_message_is_not_leased_again(self, state: str) -> None:
+    def test_leased_or_waiting_message_is_not_leased(self, state: str) -> None:
         held = scene(state)
         assert held.bench.lease(at=3, consumer="other") == []
         assert held.state == state

@@ -84,7 +84,7 @@ def test_functions_return_the_results_of_mysql(expression: str, expected: Any) -
         "COALESCE(NULL, (SELECT getenv('HOME')))",
     ],
 )
-def test_other_functions_are_refused_at_any_place(expression: str) -> None:
+def test_other_functions_are_refused_at_any_position(expression: str) -> None:
     with pytest.raises(SqlError) as caught:
         value(expression)
     assert caught.value.number == UNKNOWN_FUNCTION

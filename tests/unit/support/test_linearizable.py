@@ -127,13 +127,13 @@ BAD: dict[str, list[Operation]] = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_linearizable_history_passes(name: str) -> None:
+def test_linearizable_history_is_accepted(name: str) -> None:
     assert by_all_orders(GOOD[name])
     check({b"k": GOOD[name]})
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_not_linearizable_history_fails(name: str) -> None:
+def test_not_linearizable_history_is_rejected(name: str) -> None:
     assert not by_all_orders(BAD[name])
     with pytest.raises(NotLinearizable, match="b'k'") as caught:
         check({b"j": GOOD["one after the other"], b"k": BAD[name]})

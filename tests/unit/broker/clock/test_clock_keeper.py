@@ -67,7 +67,7 @@ def test_a_new_link_is_asked_at_once_and_its_answer_counts(kept: Kept) -> None:
     assert kept.offsets() == {} and kept.keeper.good() == set()
 
 
-def test_clock_request_is_answered_with_time_and_standing(kept: Kept) -> None:
+def test_clock_request_is_answered_with_time_and_clock_state(kept: Kept) -> None:
     assert kept.keeper.on_frame("b", PeerFrame.CLOCK_ASKED, (17, 0))
     assert kept.links.sent == [("b", PeerFrame.CLOCK_TOLD, (17, int(NOW_S * 1e6), 2))]
     kept.keeper.up("b")

@@ -234,7 +234,7 @@ async def test_large_request_is_served_from_all_partitions(nursery: trio.Nursery
     assert bed.got == {"a": 10, "b": 2}
 
 
-async def test_partitions_are_tried_in_turn(nursery: trio.Nursery) -> None:
+async def test_partitions_are_tried_alternately(nursery: trio.Nursery) -> None:
     bed = Bed(nursery, 3)
     for led in bed.partitions:
         led.come(10)
@@ -267,7 +267,7 @@ async def test_empty_lease_is_retried_after_a_moment(bed: Bed) -> None:
     assert bed.got == {"a": 1}
 
 
-async def test_waiter_that_leaves_after_wakeup_passes_it_on(bed: Bed) -> None:
+async def test_waiter_that_leaves_after_wakeup_wakes_the_next(bed: Bed) -> None:
     await bed.wait("a", "b")
     (led,) = bed.partitions
     bed.scopes["a"].cancel()

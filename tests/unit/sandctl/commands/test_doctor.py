@@ -42,7 +42,7 @@ def findings(ctl: Ctl, *args: str) -> list[tuple[str, str, str, str]]:
     return [(row["what"], row["state"], row["found"], row["todo"]) for row in rows if row["state"] != "ok"]
 
 
-def test_healthy_cluster_has_only_ok_lines(offline: Ctl, sick: FakeClient) -> None:
+def test_healthy_cluster_has_only_ok_rows(offline: Ctl, sick: FakeClient) -> None:
     result = offline("doctor")
     assert result.exit_code == 0, result.output
     assert [line.split() for line in result.stdout.splitlines()] == [
