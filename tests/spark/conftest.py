@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,12 @@ from sandq.testing import Broker, broker
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 pyspark = pytest.importorskip("pyspark.sql", reason="the extra sandq[spark] is not installed: make spark")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _java() -> None:
+    if shutil.which("java") is None:
+        pytest.skip("`java` is not installed: make system, or apt-get install default-jre-headless")
 
 
 @pytest.fixture(scope="session")

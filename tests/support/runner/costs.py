@@ -1,9 +1,9 @@
 """A pytest plugin that measures the CPU time of each suite, including processes that its tests started and that ended.
 
 Wall time says little on a shared machine. `TEST_COSTS` names the output file, in JSON. It contains the number of tests,
-CPU seconds and duration of each suite; `loading`, the CPU time outside of tests; and the CPU seconds of each test that
-used any, including its shared setup and teardown. Failures are written as they happen, to a file with the ending
-`.failures`."""
+CPU seconds and duration of each suite; `loading`, the CPU time outside of tests; the CPU seconds of each test that used
+any, including its shared setup and teardown; and `skipped`, the reason for each test that was skipped. Failures are
+written as they happen, to a file with the ending `.failures`."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ class Costs:
         self._seen_s = _cpu_s()
         self._rows: dict[str, dict[str, float]] = {}
         self._tests: dict[str, float] = {}
+        self._skipped: dict[str, str] = {}
         self._total_s = 0.0
         self._failures = Path(os.environ[FILE]).with_suffix(".failures")
         if not is_worker:
@@ -60,6 +61,8 @@ class Costs:
         row["cpu_s"] += getattr(report, "cpu_s", 0.0)  # a worker that ended in a test reports no time
         row["took_s"] += report.duration
         self._tests[report.nodeid] = self._tests.get(report.nodeid, 0.0) + getattr(report, "cpu_s", 0.0)
+        if report.skipped and isinstance(report.longrepr, tuple):
+            self._skipped[report.nodeid] = report.longrepr[2].removeprefix("Skipped: ")
         if report.failed:  # at once, because a run may take long
             with self._failures.open("a") as file:
                 file.write(f"FAILED {report.nodeid} ({report.when})\n{report.longreprtext}\n\n")
@@ -79,7 +82,7 @@ class Costs:
         total_s = max(_cpu_s(), self._total_s)
         loading_s = total_s - sum(row["cpu_s"] for row in self._rows.values())
         tests = {test: round(cpu_s, 3) for test, cpu_s in self._tests.items() if cpu_s >= 0.0005}
-        found = {"suites": self._rows, "loading": loading_s, "tests": tests}
+        found = {"suites": self._rows, "loading": loading_s, "tests": tests, "skipped": self._skipped}
         Path(os.environ[FILE]).write_text(json.dumps(found))
 
 

@@ -91,9 +91,9 @@ def test_script_uses_sudo_if_it_may(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("program", "does", "why"),
     [
-        ("apt-get", "exit 100", "for apt-get failed"),
-        ("id", "echo 1000", "for that takes root"),
-        ("apt-get", None, "for there is no apt-get here"),
+        ("apt-get", "exit 100", "because apt-get failed"),
+        ("id", "echo 1000", "because root is required"),
+        ("apt-get", None, "because apt-get is missing"),
     ],
 )
 def test_missing_permission_prints_the_command(
@@ -104,6 +104,6 @@ def test_missing_permission_prints_the_command(
     else:
         machine.has(program, does)
     _, said = machine.run()
-    assert f"Not installed, {why}: serf. Tests that need it will be skipped." in said
+    assert f"Not installed, {why}: serf. Tests that need it are skipped" in said
     assert "sudo apt-get install --no-install-recommends serf" in said
     assert not machine.policy.exists()

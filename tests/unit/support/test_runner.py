@@ -14,7 +14,7 @@ import pytest
 from tests.support.flaky import __main__ as flaky
 from tests.support.flaky.__main__ import descendants, failed_in, send_signal
 from tests.support.paths import ROOT
-from tests.support.runner.__main__ import BUDGETS_S, SUITES, passed, start
+from tests.support.runner.__main__ import BUDGETS_S, SUITES, passed, skipped, start
 from tests.support.waiting import wait_until
 
 SCENE = """
@@ -25,6 +25,9 @@ import pytest
 def test_bad(text): assert not text
 
 def test_good(): pass
+
+@pytest.mark.skip(reason="no browser")
+def test_page(): pass
 
 def test_that_ends_its_worker(): os._exit(3)
 """
@@ -73,6 +76,7 @@ def test_each_test_that_fails_is_named(scene: Path) -> None:
     seen = (scene / "costs.failures").read_text()
     assert all(f"FAILED {name} " in seen for name in bad)
     assert json.loads((scene / "costs.json").read_text())["suites"]["unit"]["tests"] >= 3
+    assert skipped(scene) == "NOT RUN (number of tests), so this run does not count as passed: no browser (1)"
 
 
 def test_a_process_that_a_test_has_stopped_is_not_continued(monkeypatch: pytest.MonkeyPatch) -> None:
