@@ -20,14 +20,14 @@ __all__ = ["loop_clock", "node_time"]
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Serving]:
-    """A node on a free port, in this process."""
+    """Run a node on a free port, in this process."""
     async with run_node(small_config(tmp_path)) as serving:
         yield serving
 
 
 @pytest.fixture
 async def api(node: Serving) -> AsyncIterator[sandq.Client]:
-    """The Python client, connected to the node."""
+    """A Python client that is connected to the node."""
     async with connected(node) as client:
         yield client
 
@@ -39,7 +39,7 @@ def hand(node_time: None) -> HandClock:
 
 @pytest.fixture
 async def timed(tmp_path: Path, hand: HandClock) -> AsyncIterator[Serving]:
-    """A node whose clock `hand` moves."""
+    """A node whose clock is moved by `hand`."""
     async with run_node(small_config(tmp_path), clock=hand.guarded()) as serving:
         yield serving
 

@@ -11,7 +11,7 @@ from tests.support.waiting import until_holds
 
 @pytest.fixture
 async def nodes(tmp_path: Path) -> AsyncIterator[ThreeNodes]:
-    """Three that know each other."""
+    """Three nodes that know each other."""
     async with three_nodes(tmp_path) as nodes:
         for serving in nodes.running.values():
             await until_holds(lambda serving=serving: len(serving.broker.metadata.nodes) == 3)  # type: ignore[misc]

@@ -40,7 +40,7 @@ async def test_concurrent_requests_create_one_topic(tmp_path: Path) -> None:
 
 
 async def _after_another_node_leads(nodes: ThreeNodes, client: sandq.Client) -> None:
-    """Created topics stay, and count for the limit."""
+    """Auto-created topics are kept, and count for the limit."""
     leader = next(name for name, one in nodes.running.items() if one.broker.metadata_host.ready)
     await nodes.stop(leader)
     await client.produce("made.c", b"x")

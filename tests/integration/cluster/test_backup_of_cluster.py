@@ -89,10 +89,10 @@ async def test_a_cluster_that_was_lost_comes_back(tmp_path: Path, nursery: trio.
             left = {b"left 0", b"left 1", b"left 2"}
             await api.produce("jobs", b"last", partition=0, delay="1ms")
             found = values(await take(subscription, 4))
-            assert {*found} == {*left, b"last"}, "nothing that is delayed comes early, and nothing that was acked"
+            assert {*found} == {*left, b"last"}, "no delayed message is delivered early, and no acked message again"
         receipt = await api.produce("jobs", b"again", unique_key=b"other", delay="1h")
         assert receipt not in {row[0] for row in before["jobs"]}
-    # On every node, and after a restart.
+    # The state is the same on every node, and after a restart.
     await others.stop(*NAMES)
     await others.start()
     async with others.connect() as api:

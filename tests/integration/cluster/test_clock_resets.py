@@ -36,7 +36,7 @@ def wrong_clocks(nodes: ThreeNodes, ahead_s: int) -> Iterator[None]:
 
 
 async def until_level(nodes: ThreeNodes, level: int) -> None:
-    """All replicas of the partition go by the rules of this level."""
+    """All replicas of the partition follow the rules of this feature level."""
     names = list(nodes.running)
     await until_holds(lambda: nodes.leader() is not None and {nodes.host(n).status.level for n in names} == {level})
 
@@ -53,7 +53,7 @@ async def taken(client: sandq.Client, group: str, count: int) -> list[bytes]:
 
 
 class Steps:
-    """Number of steps of a reset that all nodes together may still propose. The leader then stops between two steps."""
+    """Number of reset steps that all nodes together may still propose. At 0, the leader stops between two steps."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left: int | None = 0
@@ -106,7 +106,9 @@ async def test_reset_goes_on_under_other_leaders_from_a_snapshot_and_after_a_res
         await nodes.start(behind)
         await until_holds(lambda: is_resetting(nodes, behind))
         pointer = nodes.running[behind].broker.node_log.pointers.get(nodes.host(behind).number)
-        assert pointer is not None and pointer.snapshot_index > 0, "the log had been cut: it came as a snapshot"
+        assert pointer is not None and pointer.snapshot_index > 0, (
+            "the log had been trimmed, so the state arrived as a snapshot"
+        )
 
         await nodes.stop(first)
         assert await nodes.until_led() != first
@@ -142,8 +144,8 @@ def named(numbers: Iterable[int]) -> list[bytes]:
 
 
 async def produce_and_settle(nodes: ThreeNodes, client: sandq.Client, hand: HandClock) -> None:
-    """Messages of before, and of while the clock was two hours ahead, some for now and some for later. Group "done" has
-    acked those for now and for soon, of which the latter came too early, "half" every other one, "new" has none."""
+    """Produce messages before and while the clock is two hours ahead, some due now and some later. Group "done" acks
+    all delivered messages, including those that came too early. Group "half" acks every other one, group "new" none."""
     for number in NOW:
         await client.produce("t", b"%d" % number)
     for number in SOON:
@@ -154,7 +156,7 @@ async def produce_and_settle(nodes: ThreeNodes, client: sandq.Client, hand: Hand
         for number in AHEAD:
             await client.produce("t", b"%d" % number)
         host = nodes.host(await nodes.until_led())
-        # By hand, for the leader's timers go by the clock that is right.
+        # Lease directly, because the leader's timers use the right clock.
         for group in ("done", "half"):
             await host.call(c.OpenGroup(group, "earliest"))
             room = [c.Grant("consumer", 100, HOUR_S * 1000)]

@@ -96,8 +96,8 @@ async def nodes(tmp_path: Path) -> AsyncIterator[ClockedNodes]:
 
 
 def is_measured(state: dict[str, Any], peers: set[str], *, median_s: float, drift_s: float) -> bool:
-    """Whether all of these were asked of late, and that is what came of it. An answer that took long does not count;
-    who stands still between two looks at its clocks takes that for a difference, until it looks again."""
+    """Return whether the state has recent offsets of exactly these peers, with this median and drift. Slow replies do
+    not count. A node that stalls between reading its two clocks sees a false difference until it reads them again."""
     return (
         state["peers"].keys() == peers
         and state["median_ms"] is not None
@@ -133,7 +133,7 @@ async def test_a_step_of_one_wall_clock(nodes: ClockedNodes, jump_s: float) -> N
             )
             told = await asked.admin.cluster()
             assert told["clock_alarm"] is True
-            # With static membership nothing is heard of nodes but whether they are linked.
+            # With static membership, a node only knows whether other nodes are linked.
             assert [(row["member"], row["since_ms"], row["up"]) for row in told["nodes"]] == [("named", None, True)] * 3
         assert (state["alarm"], state["reason"]) == (True, WALL)
 
@@ -141,7 +141,7 @@ async def test_a_step_of_one_wall_clock(nodes: ClockedNodes, jump_s: float) -> N
 async def test_leaders_are_balanced_again_only_once_the_clock_is_right(
     nodes: ClockedNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """node1 is to lead one of the partitions."""
+    """node1 is the preferred leader of one partition."""
     monkeypatch.setattr(rebalancer, "LED_S", 0.1)
     async with nodes.connect() as client:
         await create(nodes, client)
@@ -164,8 +164,8 @@ async def test_leaders_are_balanced_again_only_once_the_clock_is_right(
 
         monkeypatch.setattr(rebalancer.Rebalancer, "_balance", counted)
         monkeypatch.setattr(rebalancer.Rebalancer, "_hand_over", noted)
-        await until_holds(lambda: looks[0] > 20)  # each of the two that know several times, after LED_S
-        assert given == [], "it would only give it back"
+        await until_holds(lambda: looks[0] > 20)  # both other nodes check several times, after LED_S
+        assert given == [], "node1 would only hand leadership back"
         nodes.ahead_s["node1"] = 0.0
         await nodes.until_reasons()
         await until_holds(lambda: nodes.leads("node1") > 0)
@@ -173,7 +173,7 @@ async def test_leaders_are_balanced_again_only_once_the_clock_is_right(
 
 
 async def test_node_that_starts_an_hour_ahead_leads_nothing(tmp_path: Path) -> None:
-    """The first of the nodes, which is meant to lead first. It stamps nothing, so no partition's floor is ahead."""
+    """node1 is the preferred first leader. It stamps nothing, so no partition's floor is ahead."""
     async with clocked(tmp_path, node1=HOUR_S) as nodes, nodes.connect() as client:
         await create(nodes, client)
         await nodes.until_led_by("node2", "node3")
@@ -183,21 +183,22 @@ async def test_node_that_starts_an_hour_ahead_leads_nothing(tmp_path: Path) -> N
         async with client.subscribe("t", group="g") as subscription:
             assert values(await take(subscription, PARTITIONS)) == [b"now"] * PARTITIONS
         async with nodes.connect("node1") as asked:
-            # It follows its wall clock: it is that which is off.
+            # The guarded clock of node1 follows its wall clock, which is wrong.
             await until_answer(
                 asked.admin.clock, partial(is_measured, peers={"node2", "node3"}, median_s=-HOUR_S, drift_s=0.0)
             )
         text = (await nodes.running["node1"].metrics.render())[0].decode()
         assert "sandq_clock_alarm 1\n" in text and 'sandq_clock_peer_offset_seconds{peer="node2"} -3' in text
 
-        # Its wall clock is set right: the others confirm that step, and nobody has to do anything.
+        # Correct its wall clock: the other nodes confirm the step, so no operator has to act.
         nodes.ahead_s["node1"] = 0.0
         await nodes.until_reasons()
         await until_holds(lambda: abs(nodes.clock("node1").status().median_ms or 0) < 250)
 
 
 async def test_leader_with_wrong_clock_hands_leadership_over_before_any_command(nodes: ClockedNodes) -> None:
-    """It becomes leader because the leader asks it to; it accepts no command before the next leader takes over."""
+    """node1 becomes leader because the leader hands over to it. It accepts no command before the next leader takes
+    over."""
     async with nodes.connect() as client:
         await create(nodes, client)
         await nodes.stop("node1")
@@ -215,7 +216,7 @@ async def test_leader_with_wrong_clock_hands_leadership_over_before_any_command(
                 host = nodes.host(await nodes.until_led("t", partition), "t", partition)
 
                 def has_gone(host: RaftGroup = host) -> bool:
-                    host.hand_over({"node1"})  # again and again: who lacks some of the log does not take it
+                    host.hand_over({"node1"})  # repeatedly: a member that lacks log entries refuses leadership
                     return not host.group.is_leader
 
                 await until_holds(has_gone)
@@ -223,7 +224,9 @@ async def test_leader_with_wrong_clock_hands_leadership_over_before_any_command(
             await until_holds(lambda: len(began) >= PARTITIONS)
             await nodes.until_led_by("node2", "node3")
             await client.produce("t", FOUND)
-            assert values(await take(subscription, 1)) == [FOUND], "and not what is half an hour away"
+            assert values(await take(subscription, 1)) == [FOUND], (
+                "the message that is due in half an hour must not be delivered"
+            )
         await nodes.until_even()
         for partition in range(PARTITIONS):
             assert nodes.host("node2", "t", partition).status.now_ms < far_ms, "stamped by a clock an hour ahead"
@@ -313,11 +316,11 @@ async def test_failed_leadership_transfer_is_retried_later(
         nodes.ahead_s[leader] = HOUR_S
 
         def led() -> set[int]:
-            """As an election may change it at any time."""
+            """Wait, because an election may change the leaders at any time."""
             return {number for number, host in hosts.items() if host.group.is_leader}
 
         await until_holds(lambda: led() and led() <= keeper._not_before_s.keys())
-        assert led(), "it goes on leading"
+        assert led(), "the leader must not change"
         with trio.fail_after(PATIENCE_S):
             await client.produce("t", FOUND)
         monkeypatch.undo()

@@ -28,7 +28,7 @@ class Keys:
         self._nodes = nodes
 
     async def _call(self, kind: int, *fields: Any) -> list[Any]:
-        """Return a reply; TIMED_OUT as it is."""
+        """Return the first reply that is not a retriable error. Return TIMED_OUT without a retry."""
         while True:
             leader = self._nodes.leader()
             if leader is not None and leader in self._nodes.running:
@@ -65,8 +65,8 @@ async def created(nodes: ThreeNodes) -> None:
 
 
 async def test_counters_that_are_swapped_count_right_across_failovers(tmp_path: Path) -> None:
-    """Each task adds one to a counter by compare-and-set. The counter is never behind what was acknowledged, and never
-    ahead of what may have been done."""
+    """Each task adds one to a counter by compare-and-set. The counter is at least the number of acknowledged
+    increments, and at most the number of increments that may have been done."""
     rng = random.Random(7)
     async with three_nodes(tmp_path) as nodes:
         await until_holds(lambda: all(len(n.broker.metadata.nodes) == 3 for n in nodes.running.values()))
@@ -79,8 +79,10 @@ async def test_counters_that_are_swapped_count_right_across_failovers(tmp_path: 
                 before = sure[0]
                 found = await keys.get(b"counter")
                 number, version = (int(found.value), found.version) if found else (0, ABSENT)
-                assert before <= number, "what was acknowledged before it was asked for is there"
-                assert number <= sure[0] + maybe[0] + TASKS, "what others wrote, and were not told of yet, may be there"
+                assert before <= number, "every increment acknowledged before the read must be included"
+                assert number <= sure[0] + maybe[0] + TASKS, (
+                    "increments of others that are not yet acknowledged may be included"
+                )
                 done = await keys.swap(b"counter", b"%d" % (number + 1), version)
                 sure[0] += done is True
                 maybe[0] += done is None
@@ -100,4 +102,4 @@ async def test_counters_that_are_swapped_count_right_across_failovers(tmp_path: 
         assert found is not None and sure[0] <= int(found.value) <= sure[0] + maybe[0]
         await nodes.until_even()
         rows = {nodes.host(name).replica.machine.keys.bytes for name in NAMES}  # type: ignore[attr-defined]
-        assert len(rows) == 1, "all replicas hold the same"
+        assert len(rows) == 1, "all replicas must have the same rows"

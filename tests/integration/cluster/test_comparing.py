@@ -22,7 +22,7 @@ COUNT = 30
 
 
 def flip(nodes: ThreeNodes, name: str) -> None:
-    """A bit of a message that one replica stores."""
+    """Change one bit of a message that one replica stores."""
     stores = nodes.running[name].broker.node_log.stores
     prefix = store_prefix(nodes.host(name).replica.store)
     start, stop = [prefix + bound for bound in rows.tag_bounds(rows.LOG)]
@@ -35,8 +35,8 @@ def incarnations(nodes: ThreeNodes) -> Iterator[str]:
 
 
 def anew(nodes: ThreeNodes, before: set[str]) -> set[str] | None:
-    """Return the nodes whose replicas of partition 0 were replaced; None until all nodes report as many replicas
-    again."""
+    """Return the nodes whose replicas of partition 0 were replaced. None until all nodes report as many replicas as
+    before."""
     found = [set(nodes.host(name).members.voters) for name in NAMES]
     if any(len(after) != len(NAMES) or after != found[0] for after in found):
         return None
@@ -57,7 +57,7 @@ async def test_different_replica_is_named_and_rebuilt(tmp_path: Path, leads: boo
         leader = await nodes.until_led()
         odd = leader if leads else next(name for name in NAMES if name != leader)
         flip(nodes, odd)
-        # The current leader reports it, to people too.
+        # The current leader reports the difference, also in the health findings.
         assert await compared(nodes, same=False) == (odd,)
         leader = await nodes.until_led()
         async with nodes.connect(leader) as asking:
@@ -79,7 +79,7 @@ async def test_different_replica_is_named_and_rebuilt(tmp_path: Path, leads: boo
             try:
                 await client.admin.rebuild("t", 0, odd)
             except (TimedOut, Conflict):
-                return False  # the metadata has a new leader meanwhile
+                return False  # meanwhile the metadata group has a new leader
             return True
 
         await until_answer(rebuild, lambda is_done: is_done)
@@ -99,7 +99,7 @@ async def test_metadata_leader_stops_while_a_replica_is_rebuilt(tmp_path: Path) 
         before = set(incarnations(nodes))
 
         async def hand_over() -> None:
-            """Move the leadership of the metadata once the replica is assigned away."""
+            """Move the leadership of the metadata group once the replica is no longer assigned."""
             group = nodes.host(NAMES[0]).number
             while odd in asked.metadata.partition(group).nodes:  # type: ignore[union-attr]
                 await asked.metadata_host.changed()
@@ -109,7 +109,7 @@ async def test_metadata_leader_stops_while_a_replica_is_rebuilt(tmp_path: Path) 
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hand_over)
-            # Not a redirect to the next leader: that one would do it a second time.
+            # The error is no redirect to the next leader, which would do the rebuild a second time.
             with pytest.raises(TimedOut, match="ask again"):
                 await asked.administration.nodes.rebuild(Rebuild("t", 0, odd), NODE)
         asked.metadata_host.stop_leaving()
@@ -139,8 +139,8 @@ async def test_interrupted_rebuild_reports_its_progress(tmp_path: Path) -> None:
             await administration.rebuild(Rebuild("t", 0, odd), NODE)
         backlog.bytes -= backlog.limit_bytes
         catalogs = [nodes.running[name].broker.catalog for name in NAMES]
-        # The metadata leader rebuilds it by itself. A new leader may have given the replica back before it was
-        # dropped.
+        # The metadata leader completes the rebuild. A new leader may have assigned the replica again before
+        # it was dropped.
         await until_holds(
             lambda: (
                 all(0 in each.topics["t"].partitions for each in catalogs)

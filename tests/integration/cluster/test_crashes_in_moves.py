@@ -40,16 +40,16 @@ FIVE = (*THREE, "node4", "node5")
 ROUNDS = 3
 
 POINTS = {
-    # who leads the metadata group
+    # points at the leader of the metadata group
     "before it is assigned": Point(cluster_controller, "_all", halting.some(m.Assign)),
     "once it is assigned": Point(cluster_controller, "_all", halting.some(m.Assign), after=True),
     "before it is settled": Point(cluster_controller, "_all", halting.some(m.Settle)),
     "once it is settled": Point(cluster_controller, "_all", halting.some(m.Settle), after=True),
-    # who is to hold it
+    # points at the node that gets the replica
     "before its pointer": Point(Reconciler, "_install_missing", halting.installs),
     "once it has a pointer": Point(Reconciler, "_install_missing", halting.installs, after=True),
     "while it gets the log": Point(Runner, "_begin_batch", halting.learns(20)),
-    # who leads the group
+    # points at the leader of the moving group
     "before it has a learner": Point(RaftGroup, "change_members", halting.learner_comes),
     "once it has a learner": Point(RaftGroup, "change_members", halting.learner_comes, after=True),
     "before the promotion": Point(RaftGroup, "change_members", halting.promotes),
@@ -59,7 +59,7 @@ POINTS = {
     "before it hands over": Point(Rebalancer, "_transfer", halting.leaves),
     "once it has handed over": Point(Rebalancer, "_transfer", halting.leaves, after=True),
     "before it is told": Point(Reports, "report_settled"),
-    # who held it
+    # points at the node that gives up the replica
     "before its pointer goes": Point(Reconciler, "_remove", halting.removes),
     "before the log forgets": Point(Runner, "on_wal", halting.calls("forget")),
     "before its rows go": Point(StoreSweeper, "sweep_soon"),
@@ -82,8 +82,8 @@ USUAL = {
     "before its pointer goes": 1,
     "before its rows go": 1,
 }
-"""Tried in every test run, with this number of replicas: the disks at the other points have the state of one
-of these, or nearly. In long runs every point is tried, with one replica and with two."""
+"""Points of every test run -> number of replicas. At the other points, disks are in nearly the same states. Long runs
+try every point with one replica and with two."""
 
 
 def cases() -> Iterator[Any]:
@@ -99,7 +99,7 @@ AWAY = ("once it is assigned", "once it has a pointer", "before the promotion", 
 @pytest.mark.parametrize(("step", "replicas"), list(cases()))
 async def test_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, replicas: int) -> None:
     if step == "while it gets the log":
-        monkeypatch.setattr(core, "MAX_APPEND_BYTES", 1000)  # it comes in pieces
+        monkeypatch.setattr(core, "MAX_APPEND_BYTES", 1000)  # the log is sent in several messages
     await crash(tmp_path, POINTS[step], monkeypatch, replicas)
 
 
@@ -115,7 +115,7 @@ async def test_a_crash_while_a_snapshot_comes(tmp_path: Path, monkeypatch: pytes
 
 
 async def crash(directory: Path, point: Point, monkeypatch: pytest.MonkeyPatch, replicas: int) -> None:
-    """A node of three is drained; the first one that comes to the point is stopped there, and started again."""
+    """Drain one of three nodes, stop the first node that reaches the point, and start it again."""
     halt = point.watch(monkeypatch)
     async with found_nodes(directory, *THREE) as nodes:
         await until_holds(lambda: len(nodes.voters("node1")) == 3)
@@ -144,7 +144,7 @@ def holds(serving: Serving, name: str) -> bool:
 
 
 async def stopped_at(nodes: FoundNodes, halt: Halt, record: Record) -> str:
-    """Drain the node that is to lead partition 0, and stop the one that comes to the point; it."""
+    """Drain the preferred leader of partition 0, and stop the node that reaches the point. Return its name."""
     await until_holds(lambda: len(record.acked) > moved.LEAST)
     await checkpoint(nodes)
     first = moved.placed(next(iter(nodes.running.values())))[0]
@@ -157,7 +157,7 @@ async def stopped_at(nodes: FoundNodes, halt: Halt, record: Record) -> str:
             await until_holds(lambda: halt.reached.is_set() or is_given_up(nodes, going))
             if halt.reached.is_set():
                 break
-            # An election did what the leader was to do: there is another time.
+            # An election did the step that the leader should do: try again.
             await moved.until_settled(nodes)
             await taken_back(nodes, going)
     assert halt.node is not None
@@ -167,19 +167,19 @@ async def stopped_at(nodes: FoundNodes, halt: Halt, record: Record) -> str:
 
 
 def is_given_up(nodes: FoundNodes, going: str) -> bool:
-    """The node holds no replicas, as far as it knows, and nothing is moving."""
+    """Return whether the node knows of no replicas on it, and nothing is moving."""
     return not nodes.running[going].broker.catalog.by_group and not any(moved.unsettled(nodes))
 
 
 async def checkpoint(nodes: FoundNodes) -> None:
-    """The stores lose everything written after this."""
+    """Write a checkpoint on every node. A later crash loses everything that the stores got after it."""
     for serving in nodes.running.values():
         await serving.broker._runner.checkpoint()
 
 
 @pytest.mark.parametrize("step", [AWAY[0], *[pytest.param(step, marks=pytest.mark.long) for step in AWAY[1:]]])
 async def test_a_crash_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    """The move ends with another node, and the replicas of this one move elsewhere, too."""
+    """The stopped node does not return. The move ends at another node, and its other replicas move elsewhere, too."""
     monkeypatch.setattr(cluster_controller, "FAILED_S", 1.0)
     halt = POINTS[step].watch(monkeypatch)
     async with found_nodes(tmp_path, *FIVE, CLUSTER__REASSIGN_AFTER="1s") as nodes:
@@ -228,11 +228,11 @@ async def test_nodes_that_know_less_than_they_did(tmp_path: Path, monkeypatch: p
             await nodes.stop(*names)
             agreed = rounds_agreed(monkeypatch)
             await nodes.start(*before.nodes)
-            # They have met, and know of no more than each other: the others are a majority with neither of them. Only
-            # one may get the other's yes: whose log is the longer one, when they stopped at different entries.
+            # The two nodes have met and know only each other, so they have no majority of four. If their
+            # logs differ, only the node with the longer log may get the other's vote.
             await until_holds(lambda: agreed.total() >= ROUNDS)
             for name in before.nodes:
                 broker = nodes.running[name].broker
-                assert moved.placed(nodes.running[name]) == [before], "it knows no more than that"
+                assert moved.placed(nodes.running[name]) == [before], "the node still has the old metadata"
                 assert broker.node_log.pointers.get(before.group) is None
             await nodes.start(*others)

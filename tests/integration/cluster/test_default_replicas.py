@@ -16,7 +16,9 @@ async def test_default_replicas_follow_the_number_of_nodes(tmp_path: Path) -> No
         await client.produce("made.one", b"")
         await nodes.start("node2")
         await nodes.until_registered("node1", "node2")
-        assert (await client.admin.create_topic("two")).replicas == 1, "two replicas would survive the loss of no node"
+        assert (await client.admin.create_topic("two")).replicas == 1, (
+            "with two replicas, the loss of either node would stop the partition"
+        )
         await nodes.start("node3")
         await nodes.until_registered("node1", "node2", "node3")
         assert (await client.admin.create_topic("three")).replicas == 3

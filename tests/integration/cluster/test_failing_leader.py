@@ -1,4 +1,4 @@
-"""The disk of a leader fails: producers do not notice, because other nodes have the topic, too."""
+"""The disk of a leader fails. Producers do not notice it, because other nodes also have replicas of the topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The consumers of a group, put together over the nodes that lead its partitions."""
+"""The list of a group's consumers is combined from the nodes that lead its partitions."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ MESSAGES = 160
 
 
 async def limited(nodes: ThreeNodes, client: sandq.Client, **limits: int | str) -> None:
-    """Topic "t" with messages in all partitions, and a limit of group "g"."""
+    """Create topic "t" with messages in all partitions, and limit group "g"."""
     await until_holds(lambda: len(nodes.running) == 3)
     await client.admin.create_topic("t", partitions=PARTITIONS, replicas=3, lease="1h")
     await client.admin.limit_group("t", "g", **limits)  # type: ignore[arg-type]
@@ -27,7 +27,7 @@ async def limited(nodes: ThreeNodes, client: sandq.Client, **limits: int | str) 
 
 
 class Workers:
-    """Consumers who hold each message for a moment, and count."""
+    """Consumers that hold each message for a moment and count the messages in flight."""
 
     def __init__(self) -> None:
         self.held: set[str] = set()
@@ -66,7 +66,7 @@ async def test_group_limit_holds_while_leaders_change(tmp_path: Path) -> None:
 
 
 async def test_group_limit_holds_while_a_node_is_away(tmp_path: Path) -> None:
-    """It led the home partition."""
+    """The stopped node led the home partition."""
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await limited(nodes, client, max_in_flight=MOST)
         workers = Workers()
@@ -93,7 +93,7 @@ async def test_a_rate_holds_over_partitions_of_three_nodes(tmp_path: Path) -> No
                     partitions.add(message.partition)
                     await message.ack()
                     leased_ms.append(await _leased_ms(nodes, message))
-                    # One without a leader, for a moment, gives nothing.
+                    # A partition without a leader gives nothing for a moment.
                     if len(leased_ms) >= 60 and len(partitions) == PARTITIONS:
                         break
         leased_ms.sort()
@@ -103,7 +103,7 @@ async def test_a_rate_holds_over_partitions_of_three_nodes(tmp_path: Path) -> No
 
 
 async def _leased_ms(nodes: ThreeNodes, message: sandq.Message) -> int:
-    """The stamp of the lease of a message, which was acked just now."""
+    """Return the time of the lease of a message, which was just acked."""
     leader = await nodes.until_led(partition=message.partition)
     replica = nodes.host(leader, partition=message.partition).replica
     assert isinstance(replica, PartitionReplica)
@@ -132,4 +132,4 @@ async def test_lowered_limit_counts_messages_that_are_still_held(tmp_path: Path)
         more: list[sandq.LeasedMessage] = []
         while not more:
             more = await leases.take(12, wait="1m")
-        assert len(more) == 1, "three are held still"
+        assert len(more) == 1, "three messages are still held"

@@ -1,4 +1,4 @@
-"""A node's disk hangs: what the others send meanwhile waits with them, not in its memory."""
+"""A node's disk hangs. Meanwhile, messages for it wait at the other nodes, not in its memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_node_with_hanging_sync_accepts_limited_bytes(tmp_path: Path, monk
             for _ in range(50):
                 await client.produce("t", VALUE)
                 assert LIMIT <= third._arrived_bytes < LIMIT + 4 * len(VALUE), (
-                    "each link brings one frame more, at most"
+                    "each link may deliver at most one more frame"
                 )
         finally:
             goes.set()

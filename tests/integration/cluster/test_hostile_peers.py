@@ -49,7 +49,7 @@ async def produced_meanwhile(nodes: ThreeNodes) -> AsyncIterator[None]:
             nursery.start_soon(produce)
             yield
             before = len(taken)
-            await until_holds(lambda: len(taken) > before)  # it still goes on
+            await until_holds(lambda: len(taken) > before)  # the producer still works
             nursery.cancel_scope.cancel()
         await client.produce("t", b"last")
         found: set[bytes] = set()
@@ -91,9 +91,9 @@ async def test_frames_that_make_no_sense_from_a_proved_peer(tmp_path: Path, seed
             body = deep(rng) if rng.random() < 0.05 else body_of(rng)
             to = rng.choice(others)
             if not links.send(to, kind, body):
-                await until_holds(lambda: {*others} <= {*links.up})  # the link has ended, and comes again
+                await until_holds(lambda: {*others} <= {*links.up})  # the link was closed and will be opened again
             if at % AT_ONCE == 0:
-                await wait_all_tasks_blocked()  # what was sent has come, and been looked at
+                await wait_all_tasks_blocked()  # the sent frames have been received and handled
         await until_holds(lambda: {*others} <= {*links.up})
         await nodes.until_led()
         await client.produce("t", b"after")
@@ -168,7 +168,7 @@ async def test_streams_that_say_half_or_too_much_from_a_proved_peer(tmp_path: Pa
                 try:
                     await stream.send_bytes(data)
                     await stream.receive()
-                except ConnectionLost:  # it is closed although there are bytes to come
+                except ConnectionLost:  # the link is closed although more bytes were announced
                     continue
                 raise AssertionError(f"{data[:8]!r} is taken")
         async with AsyncExitStack() as stack:

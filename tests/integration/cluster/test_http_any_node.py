@@ -37,7 +37,7 @@ async def test_http_requests_are_routed_to_leaders_on_other_nodes(tmp_path: Path
                 got += [message["text"] for message in leased.json()["messages"]]
             assert sorted(got) == [f"m{number}" for number in range(9)]
             for url in urls.values():
-                # A node uses the routes that it knows: an election, or its news, may be in progress.
+                # A node uses its known routes. An election, or the report of its result, may be in progress.
                 await until_answer(partial(web.get, f"{url}/readyz"), lambda answer: answer.status_code == 200)
                 assert len((await web.get(f"{url}/cluster/nodes")).json()["nodes"]) == 3
 

@@ -65,12 +65,13 @@ async def test_a_token_is_known_and_revoked_everywhere(strict: ThreeNodes) -> No
 async def test_node_without_identities_accepts_init_from_its_own_machine(tmp_path: Path) -> None:
     async with waiting_nodes(tmp_path, "node1", SECURITY__AUTHENTICATION="require") as nodes:
         raw, answer = await greeted(nodes, "node1", "sandq_whatever")
-        assert answer[0] == Type.REPLY, "nobody is known here yet"
+        assert answer[0] == Type.REPLY, "this node does not know the identity yet"
         assert (await raw.call(Type.CLUSTER_INFO))[2]["waiting"]
         assert (await raw.call(Type.METADATA, None))[2] == "UNAVAILABLE"
         assert (await raw.call(Type.CLUSTER_INIT))[0] == Type.REPLY
         with trio.fail_after(PATIENCE_S):
-            assert (await raw.receive())[:3] == [Type.ERROR, 0, "UNAVAILABLE"]  # from now on it knows who is who
+            # from now on the node knows the identities
+            assert (await raw.receive())[:3] == [Type.ERROR, 0, "UNAVAILABLE"]
         await trio.aclose_forcefully(raw.stream)
         late, refused = await greeted(nodes, "node1", "sandq_whatever")
         assert refused[2] == "UNAUTHENTICATED"

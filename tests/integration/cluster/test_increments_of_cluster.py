@@ -1,5 +1,5 @@
-"""Increments of three nodes are followed while leaders change and logs are cut; then the cluster is restored as of two
-times."""
+"""Increments of three nodes are followed while leaders change and logs are trimmed. Then the cluster is restored as of
+two times."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_each_moment_of_a_cluster_comes_back(
             made = await follower.step()
             assert made.number == 0 and not made.gone and not made.errors and made.entries > 3
             assert made.reach_ms is not None
-            await trio.sleep(0.01)  # its clock is of ms, and the next entry is of a later one
+            await trio.sleep(0.01)  # the next entry must have a later time in ms
             await held.ack()
         leader = await nodes.until_led("t")
         group = nodes.host(leader).number
@@ -67,7 +67,7 @@ async def test_each_moment_of_a_cluster_comes_back(
         await api.kv("k").put("a", b"2")
         cut_logs(nodes)
         made = await follower.step()
-        assert made.number == 1 and not made.gone, "the new leader kept it as well"
+        assert made.number == 1 and not made.gone, "the new leader must have kept the log for the reader"
         two = await state_of(api, "t")
         # A gap in the log is reported and does not stop the command.
         for serving in nodes.running.values():
@@ -96,6 +96,8 @@ async def test_each_moment_of_a_cluster_comes_back(
         async with api.subscribe("t", group="g", credit=10) as subscription:
             await api.admin.resume_group("t", "g")
             await api.produce("t", b"new")
-            assert values(await take(subscription, 1)) == [b"new"], "what was acked stays so, and nothing comes early"
+            assert values(await take(subscription, 1)) == [b"new"], (
+                "acked messages stay acked, and no message is delivered early"
+            )
         assert one != two
     await new.stop(*NAMES)

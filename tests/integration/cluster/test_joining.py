@@ -26,7 +26,7 @@ async def test_three_come_together_and_outlive_one(tmp_path: Path) -> None:
     async with found_nodes(tmp_path, *THREE) as nodes:
         await until_holds(lambda: len(nodes.voters("node1")) == 3)
         async with nodes.connect("node2") as client:
-            # node2 hears of node3, and connects to it, in its own time: node1 accepted both without that.
+            # node2 may discover node3 later than node1, which has accepted both already.
             await until_answer(
                 client.admin.cluster,
                 lambda info: (
@@ -80,7 +80,7 @@ async def test_nodes_started_together_form_a_cluster_and_restart(tmp_path: Path)
 
 
 async def test_founder_with_seeds_waits_for_a_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A founder that has seeds never founds without a response: it waits for one of them."""
+    """A founder with seeds does not found the cluster before one of the seeds has responded."""
     checks = BootstrapChecks(monkeypatch)
     async with trio.open_nursery() as nursery:
         nodes = FoundNodes(tmp_path, nursery)
@@ -102,7 +102,7 @@ async def test_a_founder_that_finds_a_cluster_joins_it(tmp_path: Path) -> None:
 
 
 async def test_a_node_that_lost_its_disk_waits(tmp_path: Path) -> None:
-    """Its vote was counted, so it must not return under its name with an empty disk."""
+    """The vote of node3 was counted, so it must not return under its name with an empty disk."""
     async with found_nodes(tmp_path, *THREE) as nodes:
         await until_holds(lambda: len(nodes.voters("node1")) == 3)
         old = nodes.running["node1"].broker.metadata.nodes["node3"].store_uuid
@@ -131,7 +131,7 @@ async def test_two_clusters_of_one_name_stay_two(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("crashes", ["before it is told", "before it is written"])
 async def test_a_crash_while_it_is_taken_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crashes: str) -> None:
-    """It is already a learner and does not know it: it asks again, and learns it."""
+    """The node is already a learner but does not know it. After the restart it asks again, and is told."""
     async with found_nodes(tmp_path, "node1", "node2") as nodes:
         with monkeypatch.context() as patch:
             if crashes == "before it is told":
@@ -159,7 +159,7 @@ async def test_a_crash_while_it_is_taken_in(tmp_path: Path, monkeypatch: pytest.
 
 
 async def test_nodes_with_different_zone_data_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Schedules may send at different times if those nodes lead."""
+    """With different zone data, schedules may send at different times, depending on the leader."""
 
     def tags(**told: Any) -> dict[str, str]:
         return node_tags(**told | ({"zone_data": "2020.1"} if told["node"] == "node2" else {}))

@@ -26,7 +26,7 @@ WRITERS = 4
 KEYS = 5
 """Writes of each writer."""
 WRITES = 60
-"""Least number of changes of each writer."""
+"""Minimum number of changes that each writer makes."""
 
 Row = tuple[bytes, bytes | None, str]
 """Key, value, version."""
@@ -61,7 +61,7 @@ class Written:
 
 
 class Seen:
-    """The changes that a watch returned."""
+    """Changes that a watch returned, in order."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -75,7 +75,7 @@ class Seen:
                 self._note(change)
 
     async def by_pieces(self, kvs: list[sandq.Keys], rng: random.Random, **options: Any) -> None:
-        """Stop now and then, and continue from the position, through another client."""
+        """Stop the watch now and then, and continue from its position with another client."""
         while True:
             async with rng.choice(kvs).watch(**options) as watch:
                 self.begun.set()
@@ -86,7 +86,7 @@ class Seen:
     def _note(self, change: sandq.Change) -> None:
         row = (change.key, change.value, change.version)
         before = self.latest.get(change.key)
-        assert before is None or before[2] < row[2], "each key's changes in their order, and none twice"
+        assert before is None or before[2] < row[2], "the changes of each key must be in order, without duplicates"
         self.latest[change.key] = row
         self.rows.append(row)
 
@@ -150,7 +150,7 @@ async def one_disturbed_day(
                     writing.start_soon(written.write, kvs[number % 2], f"w{number}")
                 await disturb(nodes, steady, proxy, rng)
                 written.stop.set()
-            with suppress(AssertionError):  # what is missing is looked at by the caller
+            with suppress(AssertionError):  # the caller checks for missing changes
                 await until_holds(lambda: is_done(written))
             watching.cancel_scope.cancel()
     return written

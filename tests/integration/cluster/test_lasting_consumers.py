@@ -1,4 +1,5 @@
-"""A worker that lasts holds leases on several nodes, and one of these goes: its successor gets all of them at once."""
+"""A worker with a permanent consumer id holds leases on several nodes, and one node stops. The worker's successor gets
+all its leases at once."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.support.waiting import until_holds
 
 
 def is_known(nodes: ThreeNodes, topic: str) -> bool:
-    """All nodes know the topic, all partitions have leaders, and each node knows the ones it leads."""
+    """Return whether all nodes know the topic, all partitions have leaders, and each node knows which ones it leads."""
     led = 0
     for serving in nodes.running.values():
         catalog = serving.broker.catalog

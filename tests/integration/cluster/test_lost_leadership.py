@@ -27,7 +27,7 @@ async def test_a_topic_that_the_next_leader_has_is_there(nodes: ThreeNodes) -> N
 
 
 async def test_pending_change_is_refused_with_not_leader(nodes: ThreeNodes) -> None:
-    """Nothing was done: the client must ask the next leader."""
+    """The request had no effect, so the client must ask the next leader."""
     leader = (await leading(nodes)).broker.node_log.node_id
     async with connected(nodes, leader) as first, connected(nodes, leader) as second:
         with hearing_nothing(nodes, leader):

@@ -35,7 +35,7 @@ async def raised(nodes: ThreeNodes, partitions: int = MANY, name: str = "node2")
         assert all(len(row.nodes) == 2 for row in record.partitions)
         await until_answer(
             lambda: client.admin.topic("t"),
-            lambda topic: {row.leader for row in topic.partitions} == set(nodes.running),  # they are spread
+            lambda topic: {row.leader for row in topic.partitions} == set(nodes.running),  # replicas are spread
         )
 
 
@@ -47,7 +47,7 @@ async def until_registered(nodes: ThreeNodes) -> None:
 async def test_running_consumer_receives_from_new_partitions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, met: str
 ) -> None:
-    """No client refreshes all its topics without a reason meanwhile."""
+    """Clients do not refresh their topics periodically during this test."""
     monkeypatch.setattr(client_module, "Options", partial(Options, metadata_interval_s=math.inf))
     got: set[tuple[int, bytes]] = set()
 
@@ -67,7 +67,7 @@ async def test_running_consumer_receives_from_new_partitions(
             await until_holds(lambda: (1, b"before") in got)
             await raised(nodes)
             for partition in range(MANY):
-                # It knows two partitions, and refreshes before it says that there is no such partition.
+                # The client knows two partitions. It refreshes its metadata before it reports an unknown partition.
                 await (await producer.send(b"after", partition=partition))
             await until_holds(lambda: len(got) >= 1 + MANY)
         assert got == {(1, b"before"), *[(partition, b"after") for partition in range(MANY)]}
@@ -107,7 +107,8 @@ async def test_keys_go_to_all_partitions_and_keep_their_order(tmp_path: Path) ->
                 assert partitions == {key: partition_for(key, (FEW, MANY)[round_]) for key in KEYS}
                 if not round_:
                     await client.admin.update_topic("t", partitions=MANY)
-                    await until_holds(lambda: producer._partitioner.partitions == MANY)  # the producer learns of it
+                    # the producer learns of the new partitions
+                    await until_holds(lambda: producer._partitioner.partitions == MANY)
 
 
 async def test_topic_requests_cover_new_partitions(tmp_path: Path) -> None:

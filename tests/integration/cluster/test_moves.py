@@ -1,5 +1,5 @@
 """Partitions that move: a new node gets its share, a drained node holds nothing, a failed node is replaced. Every
-message acknowledged meanwhile is there, once."""
+message acknowledged meanwhile is stored exactly once."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def topics(serving: Serving) -> Iterable[Topic]:
 
 
 def held(nodes: ThreeNodes) -> Counter[str]:
-    """How many replicas are on each node, as far as each knows itself."""
+    """Return the number of replicas on each node, as the node itself reports."""
     return Counter({name: len(serving.broker.catalog.by_group) for name, serving in nodes.running.items()})
 
 
 def all_know_the_same(nodes: ThreeNodes) -> bool:
-    """Metadata as a node sees it: a node that has just started begins with its old state."""
+    """Return the metadata as a node sees it. A node that has just started begins with its old state."""
     return len({serving.broker.metadata.applied_index for serving in nodes.running.values()}) == 1
 
 
 def is_settled(nodes: ThreeNodes) -> bool:
-    """Nothing moves, and every replica is where it should be."""
+    """Return whether nothing moves and every replica is where it should be."""
     if not all_know_the_same(nodes):
         return False
     for name, serving in nodes.running.items():
@@ -69,9 +69,8 @@ async def produced(nodes: ThreeNodes, count: int, topic: str = "t") -> None:
 
 
 async def values(nodes: ThreeNodes, count: int, topic: str = "t") -> Counter[bytes]:
-    """How often each value is in a topic, read by a new group.
-
-    Leadership may move while it reads, and then a message is delivered again: what counts is what is at which offset.
+    """Count each value of a topic, read by a new group. If leadership moves during the read, messages are delivered
+    again. So count each offset once.
     """
     found: dict[tuple[int, int], bytes] = {}
     async with (
@@ -133,7 +132,7 @@ async def administrate(nodes: ThreeNodes, change: Callable[[Administrator], Awai
     found, was_open = await until_done(ask)
     if isinstance(found, SandqError):
         if isinstance(found, NotFound) and was_open:
-            return None  # it is gone already
+            return None  # the node is already removed
         raise found
     return found
 
@@ -161,7 +160,7 @@ async def test_a_node_is_drained_and_comes_back(tmp_path: Path) -> None:
         await until_planned(nodes, lambda: not held(nodes)["node2"])
         assert sum(held(nodes).values()) == 2 * PARTITIONS
         await until_holds(lambda: "node2#1" not in nodes.voters("node1"))
-        # Its stores are given up, right after its replicas were closed.
+        # Its store pointers are removed right after its replicas were closed.
         await until_holds(lambda: not nodes.running["node2"].broker.node_log.pointers.all()[1:])
         with pytest.raises(InvalidRequest, match="4 replicas, and 4 nodes are registered, 1 of which leave"):
             await administrate(nodes, lambda by: by.create_topic("u", "timer", 1, 4, {}))
@@ -193,13 +192,13 @@ async def test_a_drained_node_is_removed_and_its_name_is_free(tmp_path: Path) ->
         await administrate(nodes, lambda by: by.remove("node4"))
         await until_gone(nodes, "node4")
         await nodes.stop("node4")
-        # With what it had it does not come back ...
+        # With its old data, the removed node is refused.
         with refusals() as count:
             nodes.launch("node4")
             await until_holds(lambda: count("node4", "removed"))
         assert "node4" not in nodes.running["node1"].broker.metadata.nodes
         await nodes.stop("node4")
-        # ... and with an empty directory it does.
+        # With an empty directory, the node may join again.
         shutil.rmtree(nodes.data_dir("node4"))
         await nodes.start("node4")
         await nodes.until_registered("node1", "node2", "node3", "node4")
@@ -265,7 +264,7 @@ async def test_replicas_do_not_move_while_more_than_a_third_failed(
         await nodes.stop("node4", "node5")
         records = nodes.running["node1"].broker.metadata_host
         await until_holds(lambda: sum(n.failed_since_ms is not None for n in records.status.nodes.values()) == 2)
-        hand.forward(2 * 3600)  # longer than it takes to replace one of them alone
+        hand.forward(2 * 3600)  # longer than the replacement of a single node takes
         planned = plans[0]
         await until_holds(lambda: plans[0] >= planned + 3)
         assert held(nodes) == Counter({name: before[name] for name in names[:3]})
@@ -299,7 +298,7 @@ async def test_transfer_makes_another_node_leader(tmp_path: Path) -> None:
 
 
 async def test_configured_node_without_its_disk_is_added_again(tmp_path: Path, quick_to_fail: None) -> None:
-    """Nodes of a list, without gossip."""
+    """The nodes are configured as a list, without gossip."""
     async with three_nodes(tmp_path) as nodes:
         async with nodes.connect("node1") as client:
             await client.admin.create_topic("t", partitions=4, replicas=3)

@@ -55,7 +55,7 @@ async def test_keys_move_with_their_partition(tmp_path: Path) -> None:
                 async with client.kv("t").watch(prefix="counter", start="earliest", latest=True) as changes:
                     async for change in changes:
                         assert change.value is not None
-                        assert int(change.value) > seen.get(change.key, 0), "each later than the one before"
+                        assert int(change.value) > seen.get(change.key, 0), "versions must rise"
                         seen[change.key] = int(change.value)
 
             async with trio.open_nursery() as nursery:
@@ -67,7 +67,7 @@ async def test_keys_move_with_their_partition(tmp_path: Path) -> None:
                     await nodes.until_registered("node1", "node2", "node3", "node4")
                     await drain(nodes, "node1")
                     await until_settled(nodes)
-                    assert not nodes.running["node1"].broker.catalog.by_group, "it holds nothing any more"
+                    assert not nodes.running["node1"].broker.catalog.by_group, "the drained node must hold no replica"
                     await until_holds(lambda: min(done.values()) > 30)
                     stop.set()
                 await until_holds(lambda: {key.decode(): number for key, number in seen.items()} == done)

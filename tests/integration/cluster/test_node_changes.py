@@ -25,12 +25,12 @@ PARTITIONS = 6
 
 
 async def node_rows(client: sandq.Client) -> dict[str, dict[str, Any]]:
-    """Ask what the cluster says of each node."""
+    """Return the cluster's report of each node."""
     return {row["node"]: row for row in (await client.admin.cluster())["nodes"]}
 
 
 async def until_row(client: sandq.Client, node: str, wanted: dict[str, Any]) -> None:
-    """Wait until the cluster says this of a node."""
+    """Wait until the cluster reports this state of a node."""
     await until_answer(partial(node_rows, client), lambda rows: wanted.items() <= rows.get(node, {}).items())
 
 
@@ -105,14 +105,14 @@ async def test_members_of_a_group_are_reported(tmp_path: Path) -> None:
         await nodes.stop(away)
         for _ in range(3):
             await client.produce("t", b"y")
-        with trio.fail_after(PATIENCE_S):  # for an election to be over
+        with trio.fail_after(PATIENCE_S):  # until an election is over
             while members() != [(name, True, name == away) for name in NAMES]:
                 (told,) = await client.admin.stats("t")
         assert all(row["incarnation"] > 0 and "snapshot_sent" not in row for row in told["members"])
 
 
 async def test_progress_of_a_snapshot_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its chunks go one by one, each when it was looked how far it is."""
+    """Send the chunks one by one, each after its progress was read."""
     goes = trio.Semaphore(0)
 
     async def one_by_one(self: Throttle, size: int, times: int) -> None:
@@ -126,7 +126,8 @@ async def test_progress_of_a_snapshot_is_reported(tmp_path: Path, monkeypatch: p
             for _ in range(100):
                 await producer.send(random.Random(5).randbytes(30_000), delay="1h")
         leader = await nodes.until_led()
-        await until_holds(lambda: nodes.host(leader).group.journal.first_index > 1)  # the log is not enough any more
+        # the log has been trimmed, so a snapshot is needed
+        await until_holds(lambda: nodes.host(leader).group.journal.first_index > 1)
         await client.admin.update_topic("t", replicas=2)
         seen: list[int] = []
         with trio.fail_after(PATIENCE_S):
@@ -141,7 +142,7 @@ async def test_progress_of_a_snapshot_is_reported(tmp_path: Path, monkeypatch: p
                         (learner,) = [one for one in row["members"] if one["node"] == found[1]]
                         assert not learner["voter"] and found[1] in row["nodes"]
                         assert learner["snapshot_sent"] >= 0 and learner["snapshot_bytes"] >= 3_000_000
-        # When it is there, and the leader has not heard of it yet, it may be offered once more.
+        # If the leader has not heard yet that the snapshot is complete, it may offer the snapshot once more.
         rising = seen[: seen.index(max(seen)) + 1]
         assert rising == sorted(rising) and len(set(rising)) > 3, seen
         # A topic's own record comes after what the node counts.
@@ -158,7 +159,7 @@ async def test_every_node_answers_over_http(tmp_path: Path) -> None:
     ):
         webs = [Web(one), Web(two), Web(three)]
         await webs[1].post("/topics", {"name": "t", "partitions": 2, "replicas": 1}, 201)
-        for web in webs:  # each knows of two partitions
+        for web in webs:  # each node knows two partitions
             await web.post("/topics/t", {"text": "x", "delay": "1h"}, 201)
         changed = await webs[2].patch("/topics/t", {"numPartitions": PARTITIONS, "replicationFactor": 2})
         assert (changed["partitions"], changed["replicas"]) == (PARTITIONS, 2)

@@ -15,7 +15,7 @@ MESSAGES = 120
 
 
 async def topics(nodes: ThreeNodes, client: sandq.Client) -> None:
-    """Topic "t", whose messages die of their first attempt, and where they go to."""
+    """Create topic "t", whose messages die after one attempt, and the topics that messages are sent to."""
     await until_holds(lambda: len(nodes.running) == 3)
     await client.admin.create_topic("failed", partitions=PARTITIONS, replicas=3)
     settings = {"max_attempts": 1, "dead_letter_topic": "failed"}
@@ -52,7 +52,7 @@ async def produce(client: sandq.Client) -> None:
 
 
 async def check(workers: Workers, client: sandq.Client) -> None:
-    """All messages have arrived, and after a last one nothing more arrives."""
+    """Check that all messages have arrived, and that none arrives after a last one."""
     with trio.fail_after(PATIENCE_S):
         await until_holds(lambda: len(set(workers.arrived)) == MESSAGES)
     await until_answer(client.dead("t", "g").counts, lambda counts: counts == {})

@@ -1,4 +1,5 @@
-"""Groups that are pushed by three nodes: each pushes what it leads, and others go on when it fails."""
+"""Groups that are pushed by three nodes. Each node pushes the partitions that it leads; if it fails, the others take
+over."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ SECRET = sandq.new_push_secret()
 
 
 async def pushed(nodes: ThreeNodes, client: sandq.Client, receiver: Receiver, **more: object) -> None:
-    """Topic "t" whose group "g" is pushed."""
+    """Create topic "t" and push its group "g"."""
     await client.admin.create_topic(
         "t", partitions=PARTITIONS, replicas=3, lease="2s", backoff={"kind": "none"}, max_attempts=None
     )
@@ -34,7 +35,7 @@ async def produce(client: sandq.Client, start: int, count: int) -> set[bytes]:
 
 
 async def who_pushes(client: sandq.Client) -> dict[int, list[str]]:
-    """The nodes that push each partition, as they tell."""
+    """Return, for each partition, the nodes that report to push it."""
     (row,) = await client.admin.pushes("t")
     found: dict[int, list[str]] = {}
     for node in row["nodes"]:
@@ -66,8 +67,8 @@ async def test_each_partition_is_pushed_by_the_node_that_leads_it(tmp_path: Path
         bodies = await produce(client, 0, MESSAGES)
         await receiver.until(MESSAGES)
         await until_all_acked(client)
-        assert sorted(got.body for got in receiver.got) == sorted(bodies), "each once: nobody else pushed it"
-        # Another node comes to lead one: that one pushes it then.
+        assert sorted(got.body for got in receiver.got) == sorted(bodies), "each message must be pushed exactly once"
+        # If another node becomes leader of a partition, that node pushes it.
         leader = await nodes.until_led()
         await nodes.hand_over(next(name for name in NAMES if name != leader))
         await until_answer(is_even, bool)
@@ -77,7 +78,7 @@ async def test_each_partition_is_pushed_by_the_node_that_leads_it(tmp_path: Path
 
 
 async def test_push_of_a_failed_node_continues_on_others(tmp_path: Path) -> None:
-    """Requests hang while a node goes away: what it had leased comes again, by the leases alone."""
+    """Requests hang while a node stops. Messages that it had leased are redelivered when their leases expire."""
     async with three_nodes(tmp_path, **LOOPBACK) as nodes, receiving() as receiver, nodes.connect() as client:
         receiver.hold = trio.Event()
         await pushed(nodes, client, receiver, concurrency=4, timeout="10m")

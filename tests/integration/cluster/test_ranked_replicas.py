@@ -25,7 +25,7 @@ async def created(client: sandq.Client, **settings: object) -> None:
 
 
 async def led_by_another(nodes: ThreeNodes) -> None:
-    """The node that leads the topic's partition stops."""
+    """Stop the node that leads the topic's partition."""
     await nodes.stop(await nodes.until_led())
     await nodes.until_led()
 
@@ -61,7 +61,7 @@ async def test_tenants_keep_their_shares_and_limits(nodes: ThreeNodes) -> None:
         held = [message for message in await leases.take(5, wait="30s") if message.tenant == "acme"]
         assert [message.value for message in held] == [b"acme 0", b"acme 1"]
         await led_by_another(nodes)
-        assert await leases.take(5) == [], "all of shop's are leased, and acme has in flight what it may"
+        assert await leases.take(5) == [], "all messages of shop are leased, and acme has reached its in-flight limit"
         await leases.ack(held[:1])
         again = await leases.take(5, wait="30s")
         assert [message.value for message in again if message.tenant == "acme"] == [b"acme 2"]

@@ -22,7 +22,7 @@ LIVE_BYTES = KEYS * len(VALUE)
 def store_bytes(nodes: ThreeNodes, name: str) -> int:
     size = 0
     for file in (nodes.data_dir(name) / "stores.level").glob("*.ldb"):
-        with contextlib.suppress(FileNotFoundError):  # a compaction removed it meanwhile
+        with contextlib.suppress(FileNotFoundError):  # a compaction removed the file meanwhile
             size += file.stat().st_size
     return size
 
@@ -35,7 +35,7 @@ async def test_stores_shrink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         kv = client.kv("t")
         for number in range(ROUNDS):
             await kv.put_many([(f"key{at}", bytes([number]) + VALUE) for at in range(KEYS)])
-        # The log has every write of each key, and the store its last value.
+        # The Raft log has every write of each key, the store only the last value.
         await until_holds(lambda: all(nodes.host(name).status.messages == KEYS for name in NAMES))
         await until_holds(lambda: all(0 < store_bytes(nodes, name) < 5 * LIVE_BYTES for name in NAMES))
         assert [entry.value[0] async for entry in kv.scan()] == [ROUNDS - 1] * KEYS

@@ -78,7 +78,8 @@ async def test_recover_with_a_majority_changes_nothing(tmp_path: Path) -> None:
 
 
 async def test_interrupted_recover_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed between its two passes: the metadata group has this node alone by then, and its partitions do not."""
+    """`recover` is killed between its two steps: this node is already the only member of the metadata group, but not
+    yet of its partitions."""
     async with three_nodes(tmp_path) as nodes:
         async with nodes.connect("node1") as client:
             await client.admin.create_topic("t", partitions=2, replicas=3)
@@ -100,7 +101,7 @@ async def test_interrupted_recover_is_continued(tmp_path: Path, monkeypatch: pyt
 
 
 async def test_a_level_that_is_not_known_is_found_before_anything_is_decided(tmp_path: Path) -> None:
-    """The stores do not know of it yet."""
+    """The stores do not know the topic yet."""
     async with three_nodes(tmp_path) as nodes:
         async with nodes.connect("node1") as client:
             await client.admin.create_topic("t", partitions=2, replicas=3)
@@ -119,5 +120,5 @@ async def test_a_level_that_is_not_known_is_found_before_anything_is_decided(tmp
 
 
 def written(data_dir: Path) -> bytes:
-    """All that the log holds; a segment that is only prepared holds nothing."""
+    """Return the whole content of the log. A prepared segment has no content."""
     return b"".join(path.read_bytes().rstrip(b"\0") for path in sorted(data_dir.rglob("*.wal")))

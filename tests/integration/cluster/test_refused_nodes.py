@@ -1,4 +1,4 @@
-"""Nodes that should not be there, or not where they are; and nodes that are too few."""
+"""Nodes that do not belong to the cluster, nodes at a wrong address, and a minority of nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ THREE = ("node1", "node2", "node3")
 
 
 async def test_a_second_node_of_the_same_id(tmp_path: Path) -> None:
-    """It is let in by nobody, as its store is another, and the first one goes on."""
+    """All nodes refuse the second node3, because its store differs. The first node3 continues."""
     async with found_nodes(tmp_path / "a", *THREE) as nodes:
         async with nodes.connect("node1") as client:
             await client.admin.create_topic("t", partitions=3, replicas=3)
@@ -37,7 +37,7 @@ async def test_a_second_node_of_the_same_id(tmp_path: Path) -> None:
         scope = nodes._scopes["node2"]
         with refusals() as count:
             nodes.launch("node2")
-            await until_holds(lambda: count("node3", "store"))  # node2 is the one that dials node3
+            await until_holds(lambda: count("node3", "store"))  # node2 dials node3
         await nodes.stop("node2")
         nodes._scopes["node2"], nodes.running["node2"] = scope, real
         await produced(nodes, 50)
@@ -72,8 +72,8 @@ async def test_node_with_wrong_cluster_name_or_secret_cannot_join(
 
 
 async def test_an_address_that_was_that_of_another(tmp_path: Path) -> None:
-    """node4 starts at the address of the stopped node3: the cluster distinguishes them, and node3 may return
-    elsewhere."""
+    """node4 starts at the address of the stopped node3: the cluster tells them apart, and node3 may return at another
+    address."""
     async with found_nodes(tmp_path, *THREE) as nodes:
         async with nodes.connect("node1") as client:
             await client.admin.create_topic("t", partitions=3, replicas=3)
@@ -103,7 +103,7 @@ async def test_minority_serves_reads_and_refuses_changes(tmp_path: Path) -> None
         async with nodes.connect("node2") as client:
             assert [topic.name for topic in await client.admin.list_topics()] == ["t"]
             assert {row["node"] for row in (await client.admin.cluster())["nodes"]} == set(THREE)
-        # A client would ask again until its time is over.
+        # A client would repeat the request until its timeout.
         raw = await RawClient.connect(nodes.client_ports["node2"])
         refused = await raw.create("u")
         assert refused[2] == "UNAVAILABLE" and re.search("of the 3 nodes that vote .*, 2 cannot be reached", refused[3])
@@ -118,7 +118,7 @@ async def test_minority_serves_reads_and_refuses_changes(tmp_path: Path) -> None
 
 
 async def test_known_peer_with_another_store_is_replaced_by_the_registered_node(tmp_path: Path) -> None:
-    """node2 met a node3 without its disk first, before it had heard of the right one."""
+    """node2 first met a node3 that had lost its disk, before it heard of the registered one."""
     async with found_nodes(tmp_path, *THREE) as nodes:
         await nodes.stop("node2")
         known = KnownPeers.open(RealFiles(nodes.data_dir("node2")))

@@ -1,4 +1,5 @@
-"""Replicas that cannot apply an entry, in a cluster: the others go on, and all come to the same rows (ADR 46)."""
+"""Replicas that cannot apply an entry, in a cluster: the other replicas continue, and in the end all have the same rows
+(ADR 46)."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from tests.support.waiting import until_holds
 
 
 async def send(nodes: ThreeNodes, value: bytes) -> None:
-    """Send a message to the leader once; whether it is stored is looked at by the test."""
+    """Send a message to the leader once. The test checks whether it is stored."""
     leader = await nodes.until_led()
     raw = await RawClient.connect(nodes.client_ports[leader])
     try:
@@ -34,7 +35,7 @@ async def send(nodes: ThreeNodes, value: bytes) -> None:
 
 
 def shut(nodes: ThreeNodes) -> set[str]:
-    """The nodes whose replicas are shut."""
+    """Return the nodes whose replicas are shut."""
     return {name for name in nodes.running if nodes.host(name).shut is not None}
 
 
@@ -83,7 +84,7 @@ async def test_replicas_that_all_fail_open_with_the_skip(tmp_path: Path, step: s
 
 
 async def until_skipped(nodes: ThreeNodes, client: sandq.Client) -> None:
-    """Skip what shut "t", again where a replica blames another entry, until it is open everywhere."""
+    """Skip the entry that shut "t". Repeat this if a replica blames another entry, until all replicas are open."""
     while shut(nodes):
         try:
             await client.admin.skip_entry("t", 0)
@@ -94,7 +95,7 @@ async def until_skipped(nodes: ThreeNodes, client: sandq.Client) -> None:
 
 @contextmanager
 def without_handing_over() -> Iterator[None]:
-    """A shut leader goes on leading, although another replica is not shut."""
+    """Keep a shut leader in leadership, although another replica is not shut."""
     with patch.object(ShutReplicas, "_hand_over", lambda self, host: None):
         yield
 
@@ -150,7 +151,7 @@ async def test_replica_with_unreadable_rows_gets_a_snapshot(tmp_path: Path) -> N
 async def test_skip_is_committed_where_replicas_have_as_much_log_as_shut_ones_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A busy partition has a long log below the failed entry; one that is proposed meanwhile stands above it."""
+    """A busy partition has a long log before the failed entry. Entries proposed meanwhile follow it."""
     monkeypatch.setattr(node_log, "SHUT_LOG_BYTES", 10_000)
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await created(nodes, client)

@@ -1,4 +1,4 @@
-"""How late messages are is of all nodes: what each has delivered, by its own clock."""
+"""The lateness report combines all nodes: each node measures its deliveries by its own clock."""
 
 from __future__ import annotations
 

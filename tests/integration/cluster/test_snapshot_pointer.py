@@ -18,7 +18,7 @@ from tests.support.waiting import until_holds
 
 
 class LosesItsDirectory(RealFiles):
-    """Once a snapshot is pointed to, the directory cannot be synced."""
+    """Make the directory sync fail once the pointer to a snapshot is written."""
 
     def replace(self, name: str, data: bytes) -> None:
         super().replace(name, data)

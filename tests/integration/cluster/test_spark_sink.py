@@ -1,4 +1,4 @@
-"""The Spark sink while the leader of a partition goes: each row once, and in order."""
+"""The Spark sink stores each row once and in order while the leader of a partition stops."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ async def ask(nodes: ThreeNodes, name: str, kind: int, *fields: Any) -> list[Any
 
 
 def is_fresh(reply: list[Any]) -> bool:
-    """As soon as nobody stands still: it is a few heartbeats old at most."""
+    """Return whether the reply is at most a few heartbeats old. This holds unless a node stalls."""
     return bool(reply[0] == Type.REPLY and reply[2] < 5000)
 
 
@@ -34,7 +34,7 @@ def value_of(reply: list[Any]) -> bytes:
 
 
 async def one_that_does_not_lead(nodes: ThreeNodes) -> str | None:
-    """A node that leaves what is not stale to the leader; None when two of three may lead."""
+    """Return a node that answers only stale reads, because it does not lead. None if two of three nodes may lead."""
     replies = {name: await ask(nodes, name, Type.KV_GET, False, [b"lamp"]) for name in NAMES}
     others = [name for name, reply in replies.items() if reply[2] == "NOT_LEADER"]
     return others[0] if len(others) == 2 else None
@@ -57,6 +57,6 @@ async def test_every_replica_answers_and_says_how_old_that_is(tmp_path: Path) ->
         stale = partial(ask, nodes, left, Type.KV_GET, True, [b"lamp"])
         reply = await stale()
         assert value_of(reply) == b"on"
-        # It grows old while nobody leads.
+        # The reply becomes older while there is no leader.
         older = await until_answer(stale, lambda later: later[0] != Type.REPLY or later[2] >= reply[2] + 250)
         assert value_of(older) == b"on"

@@ -56,7 +56,7 @@ async def test_three_nodes_form_one_cluster(nodes: ThreeNodes) -> None:
     assert len({info["cluster_uuid"] for info in told}) == 1
     assert told[0]["cluster_uuid"]
     rows = [(row["version"], row["gossip"]) for info in told for row in info["nodes"]]
-    assert rows == [(sandq.__version__, None)] * 9, "each node knows the versions of all, and none has gossip"
+    assert rows == [(sandq.__version__, None)] * 9, "each node must know the versions of all nodes, without gossip"
     for name in NAMES:
         assert (nodes.data_dir(name) / "identity").exists()
 
@@ -67,7 +67,7 @@ async def test_every_node_serves_every_topic(nodes: ThreeNodes) -> None:
             await registered(client)
             topic = f"t{number}"
             await client.admin.create_topic(topic, partitions=6, replicas=3)
-            # Each is to lead as many as any other, and does once elections are over.
+            # Each node leads the same number of partitions once elections are over.
             await until_answer(
                 lambda client=client, topic=topic: client.admin.topic(topic),  # type: ignore[misc]
                 lambda record: Counter(row.leader for row in record.partitions) == dict.fromkeys(NAMES, 2),
@@ -134,7 +134,7 @@ async def test_a_leader_goes_and_nothing_is_lost(nodes: ThreeNodes) -> None:
             await nodes.stop(leader)
         assert await nodes.until_led() != leader
         async with client.subscribe("t", group="g") as subscription:
-            # Not in order: should another node lead meanwhile, what the two of them leased comes by two connections.
+            # Compare without order: if leadership moves meanwhile, messages arrive over two connections.
             assert sorted(values(await take(subscription, 200))) == sorted(sent), "each once"
 
 
@@ -156,7 +156,7 @@ async def test_cluster_continues_after_all_nodes_stopped(nodes: ThreeNodes) -> N
 
 
 async def test_returning_node_catches_up_and_may_lead(nodes: ThreeNodes) -> None:
-    """It first learns old metadata: a topic that it has not heard of again is not a deleted one."""
+    """The node first learns old metadata. A topic that is missing there must not be taken for deleted."""
     async with nodes.connect() as client:
         await created(nodes, client)
         for number in range(20):
@@ -183,7 +183,7 @@ async def test_returning_node_learns_of_a_deleted_topic(nodes: ThreeNodes) -> No
         catalog = nodes.running["node3"].broker.catalog
         pointers = nodes.running["node3"].broker.node_log.pointers
         await until_holds(lambda: set(catalog.topics) == {"u"})
-        await until_holds(lambda: len(pointers.all()) == 3)  # metadata and two partitions
+        await until_holds(lambda: len(pointers.all()) == 3)  # the metadata group and two partitions
 
 
 async def test_node_far_behind_gets_a_snapshot(
@@ -221,12 +221,12 @@ LARGE = 50_000
 
 
 async def test_outrun_snapshot_is_sent_again_faster(nodes: ThreeNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its leader meanwhile keeps no more of the log than the budget allows."""
+    """Meanwhile, the leader keeps only as much of the log as the budget allows."""
     taken, rates = trio.Event(), []
 
     async def take(throttle: Throttle, size: int, times: int = 1) -> None:
         if size < LARGE:
-            return  # of the metadata group
+            return  # snapshot of the metadata group
         rates.append(times)
         taken.set()
         if times == 1:
@@ -278,7 +278,7 @@ async def test_a_wiped_node_takes_part_in_nothing(nodes: ThreeNodes) -> None:
         with refusals() as count:
             nodes._nursery.start_soon(nodes._start, "node3", {})
             await until_holds(lambda: count("node3", "store"))
-        assert "node3" not in nodes.running, "it is not let in"
+        assert "node3" not in nodes.running, "the node must not be admitted"
         await client.produce("t", b"more")
         info = await client.admin.cluster()
         assert {node["node"]: node["up"] for node in info["nodes"]}["node3"] is False
@@ -300,7 +300,7 @@ async def test_leases_outlive_their_leader(nodes: ThreeNodes) -> None:
             await held[0].ack()
             await held[1].ack()
             await client.produce("t", b"d")
-            assert values(await take(subscription, 1)) == [b"d"], "what is held is not delivered again"
+            assert values(await take(subscription, 1)) == [b"d"], "held messages must not be delivered again"
             await held[2].ack()
         groups = await client.admin.groups("t")
         assert [(row["group"], row["ready"], row["leased"]) for row in groups] == [("g", 0, 0)]

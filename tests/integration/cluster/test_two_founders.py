@@ -1,4 +1,4 @@
-"""Nodes that are to found the cluster, and have each other for seeds: one does."""
+"""Several nodes may found the cluster and are each other's seeds: exactly one founds it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_next_candidate_founds_after_the_first_is_lost(tmp_path: Path, mon
         nodes.own["node3"] = {"CLUSTER__SEEDS": f"[{nodes.gossip('node1')}, {nodes.gossip('node2')}]"}
         for name in ("node1", "node2"):
             nodes.launch(name)
-        await is_stuck.wait()  # they have met: a third that came before might have made node2 found it
+        await is_stuck.wait()  # the two have met. With an earlier third node, node2 might have founded the cluster
         nodes.launch("node3")
         await checks.until_more("node2")
         assert not nodes.running

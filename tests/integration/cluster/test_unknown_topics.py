@@ -62,7 +62,7 @@ async def test_node_with_old_metadata_does_not_reply_unknown_topic(
                 await asking.send(kind, request_id, *fields)
             await asking.send(Type.PING, 200)
             answers = [await asking.receive()]
-            while answers[-1][1] != 200:  # it has been asked all of it while it heard nothing
+            while answers[-1][1] != 200:  # all requests were sent while the node received no Raft messages
                 answers.append(await asking.receive())
         while len(answers) < 1 + len(asked):
             answers.append(await asking.receive())

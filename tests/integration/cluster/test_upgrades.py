@@ -1,4 +1,4 @@
-"""A cluster is upgraded node by node, from the level of this version to one that only tests know."""
+"""A cluster is upgraded node by node, from the feature level of this version to a level that only tests know."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def until_registered(nodes: FoundNodes, name: str, levels: Levels) -> None
 
 async def test_cluster_with_manual_finalize_can_return_until_finalized(tmp_path: Path) -> None:
     async with found_nodes(tmp_path, *NAMES[:2], CLUSTER__FINALIZE="manual") as nodes, nodes.connect() as client:
-        await until_at(nodes, KNOWN.highest)  # it had no topic
+        await until_at(nodes, KNOWN.highest)  # the cluster had no topic
         await client.admin.create_topic("t", replicas=2)
         await restart(nodes, "node1", levels=NEXT)
         await until_registered(nodes, "node1", NEXT)
@@ -49,7 +49,7 @@ async def test_cluster_with_manual_finalize_can_return_until_finalized(tmp_path:
         await until_registered(nodes, "node2", NEXT)
         info = await client.admin.cluster()
         assert (info["feature_level"], info["feature_level_next"]) == (KNOWN.highest, NEXT.highest)
-        await restart(nodes, "node2")  # back to the version before
+        await restart(nodes, "node2")  # back to the previous version
         await until_registered(nodes, "node2", KNOWN)
         await client.produce("t", "read by both")
         await restart(nodes, "node2", levels=NEXT)
@@ -71,7 +71,7 @@ async def test_feature_level_rises_after_the_last_node_is_upgraded(tmp_path: Pat
             await client.produce("t", f"while {name} is upgraded")
         await until_at(nodes, KNOWN.highest)
 
-        # Upgraded and back again: nothing of the new version was stored.
+        # node2 returns to the previous version: nothing of the new version was stored.
         await restart(nodes, "node2")
         await until_registered(nodes, "node2", KNOWN)
         for name in NAMES[1:]:
@@ -81,7 +81,7 @@ async def test_feature_level_rises_after_the_last_node_is_upgraded(tmp_path: Pat
         assert [row["feature_levels"] for row in (await client.admin.cluster())["nodes"]] == [list(NEXT)] * 3
         await client.produce("t", "afterwards")
 
-        # There is no way back then: its log says so, if its stores do not yet.
+        # A downgrade is refused now: the log has the new level, even if the stores do not have it yet.
         await nodes.stop("node3")
         with pytest.raises(BaseExceptionGroup) as failure:
             async with run_node(nodes.config("node3")):
@@ -129,12 +129,13 @@ async def test_command_of_the_level_is_refused_below_it_and_applied_by_all_repli
             await nodes.until_even()
             await nodes.stop(*NAMES)
             await nodes.start(*NAMES, levels=NEXT)
-            # The log is replayed: these nodes were ended without a checkpoint.
+            # These nodes ended without a checkpoint, so the log is replayed.
             await until_holds(lambda: all(b"with all" in found for found in stored_marks(nodes)))
 
 
 async def test_apply_follows_the_level_of_the_partition(tmp_path: Path) -> None:
-    """TOUCH, a command that both versions know, stores a row of the level from one entry on, in all replicas."""
+    """The command TOUCH is known to both versions. From one entry on, it stores a row of the new level in all
+    replicas."""
     with next_version():
         async with found_nodes(tmp_path, *NAMES[:2]) as nodes, nodes.connect() as client:
             await client.admin.create_topic("t", replicas=2)
@@ -159,7 +160,7 @@ async def test_frame_of_the_level_is_sent_to_nodes_that_know_it(tmp_path: Path) 
             assert not version.announce("node1", "below the level")
             await restart(nodes, "node2", levels=NEXT)
             await until_at(nodes, NEXT.highest)
-            nodes.launch("node3")  # of the version before: it gets no link
+            nodes.launch("node3")  # this node has the previous version, so its links are refused
             await until_holds(lambda: version.announce("node1", "at the level") and bool(version.heard))
             assert set(version.heard) == {("node2", "node1", "at the level")}
             await nodes.stop("node3")
@@ -205,7 +206,7 @@ def cluster_levels(nodes: FoundNodes) -> set[int | None]:
 
 @pytest.mark.parametrize("is_clean", [True, False])
 async def test_data_of_a_level_that_is_not_known_is_refused(tmp_path: Path, is_clean: bool) -> None:
-    """After a clean stop the stores hold the level; else the log does, from which it is applied."""
+    """After a clean stop, the stores have the level. Otherwise the log has it and is replayed."""
     config = small_config(tmp_path)
     with trio.CancelScope() as scope:
         async with run_node(config, levels=NEXT) as node:

@@ -54,7 +54,7 @@ async def info(nodes: ThreeNodes, name: str) -> dict[str, Any]:
 
 
 async def until_met(nodes: FoundNodes, name: str, *others: str) -> None:
-    """It knows that the others wait as well, and is linked with them."""
+    """Wait until the node is linked with the others, and knows that they wait as well."""
 
     def has_met(found: dict[str, Any]) -> bool:
         return {row["node"] for row in found["others"] if row["up"]} == set(others)
@@ -87,7 +87,7 @@ async def test_init_founds_the_cluster_and_the_other_node_joins(tmp_path: Path) 
 
 
 async def test_waiting_node_replies_to_few_requests_until_it_is_founded(tmp_path: Path) -> None:
-    """And on the same connection everything, once it does not wait any more."""
+    """Once the cluster is founded, the same connection can send every request."""
     async with waiting_nodes(tmp_path, "node1") as nodes:
         async with nodes.connect("node1") as client:
             found = await client.admin.cluster()
@@ -114,7 +114,7 @@ async def test_waiting_node_replies_to_few_requests_until_it_is_founded(tmp_path
 async def test_a_client_says_why_nothing_goes(tmp_path: Path) -> None:
     async with (
         waiting_nodes(tmp_path, "node1") as nodes,
-        # Longer than this machine may stand still: it has been answered by then, and says so.
+        # This timeout exceeds possible stalls of the machine, so the node has replied by then.
         sandq.connect(f"127.0.0.1:{nodes.client_ports['node1']}", timeout="5s") as client,
     ):
 
@@ -150,9 +150,7 @@ async def test_founded_cluster_survives_a_restart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("turn", few_of([0, 3, 1, 2], 2))
 async def test_two_operators_at_once(tmp_path: Path, turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of the nodes learns that the other one was first."""
-    monkeypatch.setattr(
-        founder_election, "ANSWER_S", PATIENCE_S
-    )  # it does not come to its end because this machine stood still
+    monkeypatch.setattr(founder_election, "ANSWER_S", PATIENCE_S)  # stalls of this machine must not end the wait
     names = ("node1", "node2", "node3")
     async with waiting_nodes(tmp_path, *names) as nodes:
         for name in names[:2]:
@@ -178,9 +176,9 @@ async def test_two_operators_at_once(tmp_path: Path, turn: int, monkeypatch: pyt
 
 
 async def test_node_that_knows_a_cluster_refuses_to_found_another(tmp_path: Path) -> None:
-    """It returned with an empty disk: it may not join, and must not found a second cluster either."""
+    """node3 returned with an empty disk: it may not join, and must not found a second cluster."""
     async with found_nodes(tmp_path, "node1", "node2", "node3") as nodes:
-        await until_holds(lambda: len(nodes.voters("node1")) == 3)  # of two, one must not lose its disk
+        await until_holds(lambda: len(nodes.voters("node1")) == 3)  # in a cluster of two, no node may lose its disk
         await nodes.stop("node3")
         shutil.rmtree(nodes.data_dir("node3"))
         nodes.launch("node3")
@@ -196,7 +194,7 @@ async def test_node_that_knows_a_cluster_refuses_to_found_another(tmp_path: Path
         error = await refused()
         assert isinstance(error, Conflict) and "there is a cluster already" in error.message
         assert "asks to join" in (await info(nodes, "node3"))["waiting"]
-        # A client that gets its address first, then those of others, is not delayed by it.
+        # A client that tries this node's address before the others is not delayed by it.
         async with sandq.connect(*[f"127.0.0.1:{nodes.client_ports[f'node{n}']}" for n in (3, 1, 2)]) as client:
             assert (await client.admin.cluster())["node"] == "node1"
             await client.admin.create_topic("t")

@@ -1,4 +1,4 @@
-"""Many who wait for messages of a group, without subscriptions, while partitions are led by other nodes in between."""
+"""Many LEASE requests wait for messages of one group while the leaders of its partitions change."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ WAITING = 30
 
 
 def waiting(nodes: ThreeNodes) -> int:
-    """LEASE requests that wait, on all nodes."""
+    """Return the number of waiting LEASE requests on all nodes."""
     waiters = [waiters for at in nodes.running.values() for waiters in at.broker._waiters.values()]
     return sum(len(one._waiting) for one in waiters)
 
 
 async def led_by_each(nodes: ThreeNodes, client: sandq.Client) -> None:
-    """Topic "t" is there, with a partition for each node to lead."""
+    """Create topic "t" with one partition for each node, and wait until each node leads one."""
     await until_answer(client.admin.cluster, lambda info: len(info["nodes"]) == 3)
     await client.admin.create_topic("t", partitions=3, replicas=3)
     await until_answer(
@@ -44,7 +44,7 @@ async def test_waiting_lease_ends_with_the_first_message_of_any_node(tmp_path: P
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(take)
                 await until_holds(lambda: waiting(nodes) == 3)
-                # To one after the other of the nodes.
+                # Produce to each node's partition in turn.
                 await client.produce("t", b"%d" % number, partition=number)
             assert [message.value for message in got] == [b"%d" % number]
             await until_holds(lambda: waiting(nodes) == 0)
@@ -55,7 +55,7 @@ async def test_waiting_lease_ends_with_the_first_message_of_any_node(tmp_path: P
 
 
 async def test_surplus_lease_is_given_back_and_taken_by_others(tmp_path: Path) -> None:
-    """One of them is given back, as if it had never been leased."""
+    """Two nodes lease a message for the same request. One message is given back, and its attempt does not count."""
     async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
         await led_by_each(nodes, client)
         leases = client.leases("t", "g")
@@ -95,7 +95,8 @@ async def test_waiting_leases_receive_messages_after_leadership_changes(tmp_path
                 leader = await until_led(client, partition=partition)
                 other = next(name for name in NAMES if name != leader)
                 await until_answer(
-                    lambda partition=partition, other=other: client.admin.transfer("t", partition, other)  # type: ignore[misc]
+                    # type: ignore[misc]
+                    lambda partition=partition, other=other: client.admin.transfer("t", partition, other)
                 )
                 await until_led(client, partition=partition, but=leader)
             sent = [b"%d" % number for number in range(WAITING)]

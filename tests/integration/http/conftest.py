@@ -16,7 +16,7 @@ from tests.support.waiting import PATIENCE_S
 
 @pytest.fixture
 async def web_node(tmp_path: Path, hand: HandClock) -> AsyncIterator[Serving]:
-    """A node in this process whose clock `hand` moves."""
+    """A node in this process whose clock is moved by `hand`."""
     config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", LIMITS__HTTP_BODY_BYTES="2MiB")
     async with run_node(config, clock=hand.guarded()) as serving:
         yield serving
@@ -32,6 +32,6 @@ async def web(web_node: Serving) -> AsyncIterator[Web]:
 
 @pytest.fixture
 async def keys(web: Web) -> Web:
-    """It has a compacted topic "t" of three partitions."""
+    """HTTP client of a node with a compacted topic "t" of three partitions."""
     await web.post("/topics", {"name": "t", "kind": "compacted", "partitions": 3}, 201)
     return web

@@ -1,4 +1,4 @@
-"""Backups by HTTP: to where the configuration says, and nowhere else."""
+"""Backups over HTTP are stored only at the configured location."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.waiting import PATIENCE_S, until_answer
 
 @pytest.fixture
 async def backed(tmp_path: Path) -> AsyncIterator[Serving]:
-    """A node that says where backups go."""
+    """A node with a configured backup location."""
     key = tmp_path / "key"
     key.write_text(os.urandom(32).hex())
     key.chmod(0o600)
@@ -38,7 +38,7 @@ async def backed(tmp_path: Path) -> AsyncIterator[Serving]:
 
 @pytest.fixture
 async def backing(backed: Serving) -> AsyncIterator[Web]:
-    """Its HTTP."""
+    """HTTP client of that node."""
     assert backed.http is not None
     host, port = backed.http
     async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=PATIENCE_S) as client:

@@ -96,14 +96,14 @@ async def test_nacked_message_can_be_changed_and_deleted(doq: Web) -> None:
 
 
 async def test_a_fair_queue_goes_round_its_groups(doq: Web) -> None:
-    """Groups are served in turn, even if their names have dots; by priority within a group."""
+    """Groups are served in turn, even if their names have dots; within a group, messages go by priority."""
     await create(doq, "fair")
     for tenant, count in (("a", 4), ("b.x", 2), ("b.y", 2), ("c", 2)):
         for number in range(count):
             await enqueue(doq, f"{tenant}{number}", tenant=tenant, priority=-number)
     await enqueue(doq, "d0")
     found = await texts(doq, 11)
-    assert found[:3] == ["a3", "b.x1", "c1"] and found[3] == "d0", "the default tenant among them"
+    assert found[:3] == ["a3", "b.x1", "c1"] and found[3] == "d0", "the default tenant must be listed too"
     assert [text for text in found if text.startswith("b")] == ["b.x1", "b.y1", "b.x0", "b.y0"]
     assert [text for text in found if text.startswith("a")] == ["a3", "a2", "a1", "a0"]
 

@@ -70,7 +70,7 @@ async def one_answer(stream: trio.SocketStream) -> bytes:
     """Return a request with a JSON object as its body."""
     answer = b""
     with trio.fail_after(PATIENCE_S):
-        while not answer.endswith(b"}"):  # its head may come alone
+        while not answer.endswith(b"}"):  # the head of the response may arrive alone
             answer += await stream.receive_some(65536)
     return answer
 
@@ -157,7 +157,7 @@ async def test_longest_idle_connection_is_closed_first(at: Address) -> None:
         await stream.send_all(HEALTH)
         assert (await one_answer(stream)).startswith(b"HTTP/1.1 200 ")
         streams.append(stream)
-    assert await everything(streams[0]) == b"", "three of four are for one address"
+    assert await everything(streams[0]) == b"", "one address may use three of four slots"
     await streams[-1].send_all(LAST)
     assert (await everything(streams[-1])).startswith(b"HTTP/1.1 200 ")
     for stream in streams:
@@ -165,7 +165,7 @@ async def test_longest_idle_connection_is_closed_first(at: Address) -> None:
 
 
 async def test_request_beyond_the_limit_is_refused(at: Address) -> None:
-    """When all have requests, spare places too."""
+    """Every connection has a request, and the spare slots are used too."""
     waits = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
     async with AsyncExitStack() as opened:
 
@@ -177,7 +177,7 @@ async def test_request_beyond_the_limit_is_refused(at: Address) -> None:
         for _ in range(3 + SPARE_SLOTS - SPARE_SLOTS // 4):
             first.append(await connect("127.0.0.2"))
             await first[-1].send_all(waits)
-            assert (await first[-1].receive_some(1000)).startswith(b"HTTP/1.1 100 "), "it is under way"
+            assert (await first[-1].receive_some(1000)).startswith(b"HTTP/1.1 100 "), "the request must be in progress"
         assert await everything(await connect("127.0.0.2")) == FULL
         other = await connect("127.0.0.3")
         await other.send_all(HEALTH)
@@ -234,7 +234,7 @@ async def test_posts_that_come_together_are_few_produces(tmp_path: Path, monkeyp
             return int(float(line.removeprefix(told)))
 
         streams = [await stack.enter_async_context(await trio.open_tcp_stream(*at)) for _ in range(20)]
-        for stream in streams:  # each is known to the gateway, and so is the topic
+        for stream in streams:  # the gateway must know each connection and the topic first
             await stream.send_all(post)
             assert (await one_answer(stream)).startswith(b"HTTP/1.1 201 ")
         before = await produces()

@@ -67,7 +67,7 @@ async def test_giving_up_and_snoozing(web: Web) -> None:
     assert (letter["text"], letter["reason"], letter["error"], letter["attempts"]) == ("a", "rejected", "410 gone", 1)
     (letter,) = (await web.get("/topics/t/groups/g/dead", reason="nacked"))["messages"]
     outcomes = [(attempt["attempt"], attempt["outcome"]) for attempt in letter["history"]]
-    assert outcomes == [(1, "snoozed"), (1, "nacked")], "beyond max_snoozes the attempt counts"
+    assert outcomes == [(1, "snoozed"), (1, "nacked")], "above max_snoozes, the attempt must count"
     assert (await web.post("/topics/t/groups/g/dead/redrive", {"reason": "rejected"}))["done"] == 1
     for wrong in ({"delay": 5}, {"headers": {}}, {"error": 5}):
         await web.post("/topics/t/groups/g/dead", {**held(a), **wrong}, 400)
@@ -212,7 +212,7 @@ async def test_closed_connection_gives_leases_back(web: Web, web_node: Serving) 
 
 
 async def test_a_waiting_client_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    """It loses no message either: the client gets an error that asks it to retry."""
+    """The limit loses no message: the client gets a retriable error."""
     answers: list[httpx.Response] = []
     config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0")
     with trio.fail_after(PATIENCE_S):
@@ -383,7 +383,7 @@ async def test_limits_of_a_group(web: Web) -> None:
     await topic(web, *"abcde")
     limits = "/topics/t/groups/g/limits"
     await web.ask("PUT", limits, {"max_in_flight": 2, "rate": "3/m"}, 204)
-    assert len(await lease(web, 5)) == 1, "a burst is a tenth of a second's worth, and one at least"
+    assert len(await lease(web, 5)) == 1, "the default burst is the rate of a tenth of a second, and at least 1"
     found = await web.get("/topics/t/groups/g")
     stands = {"max_in_flight": 2, "rate": "3/m", "burst": 1, "in_flight": 1, "given": None}
     assert found["limits"] == stands and found["reason"].startswith("it waits for the rate of the group, 3/m: free in")

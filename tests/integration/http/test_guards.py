@@ -60,7 +60,7 @@ async def test_pages_of_others(web: Web) -> None:
 
 
 async def test_pages_of_other_sites_open_no_stream(web: Web) -> None:
-    """A page asks for an image without an Origin; the stream would lease messages for it."""
+    """A page can request an image without an Origin header. The stream would lease messages for that request."""
     await web.post("/topics", {"name": "t"}, 201)
     for path in ("/topics/t/groups/g/stream", "/overview/stream"):
         for site in ("cross-site", "same-site"):
@@ -98,7 +98,7 @@ async def test_pages_may_read_that_they_ask_too_much(open_web: Web) -> None:
     assert (await open_web.raw("POST", "/topics", headers=headers, json=topic)).status_code == 201
     assert (await open_web.raw("POST", "/topics/t", headers=headers, json={"text": "x"})).status_code == 201
     before = {**headers, "access-control-request-method": "GET"}
-    for _ in range(3):  # to ask whether it may ask is no request about the topic
+    for _ in range(3):  # a CORS preflight does not reach the topic
         assert (await open_web.raw("OPTIONS", "/topics/t/messages", headers=before)).status_code == 200
     found = [await open_web.raw("GET", "/topics/t/messages", headers=headers) for _ in range(3)]
     assert found[-1].status_code == 429 and found[0].status_code == 200
@@ -161,7 +161,7 @@ async def test_body_that_is_not_json_is_rejected(web: Web) -> None:
     ids=["arrays", "numbers", "objects", "depth"],
 )
 async def test_json_of_too_many_parts(web: Web, content: bytes) -> None:
-    """Reading it would delay all other clients."""
+    """Reading this body would delay all other clients."""
     response = await web.raw("POST", "/topics/t", content=content)
     assert (response.status_code, response.json()["code"]) == (413, "TOO_LARGE"), response.text
 
@@ -183,7 +183,7 @@ async def test_a_name_twice_is_found_at_once(web: Web, monkeypatch: pytest.Monke
     monkeypatch.setattr(json_values, "twice", counted)
     response = await web.raw("POST", "/topics/t", content=b"{" + b",".join([*names, names[-1]]) + b"}")
     assert response.status_code == 400 and "'9998' is there twice" in response.json()["detail"]
-    assert 0 < looks <= 10_000, "each is looked at once"
+    assert 0 < looks <= 10_000, "each mistake is checked once"
 
 
 async def test_first_wrong_message_of_many_is_reported(web: Web) -> None:
@@ -227,7 +227,7 @@ async def test_too_large(web: Web, web_node: Serving, monkeypatch: pytest.Monkey
     head = b"POST /topics HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert (await wire(web_node, head + chunk * 3 + b"0\r\n\r\n")).startswith(b"HTTP/1.1 413 ")
     huge = b"POST /topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + b"9" * 17 + b"\r\n\r\n{}"
-    monkeypatch.setattr(guards, "DISCARD_S", 0.2)  # all that comes of it has been sent
+    monkeypatch.setattr(guards, "DISCARD_S", 0.2)  # the whole response has been sent
     assert b" 413 " in await wire(web_node, huge)
 
 
@@ -275,7 +275,7 @@ async def test_unknown_paths_and_methods_are_refused(web: Web) -> None:
 async def test_slow_clients_do_not_delay_others(
     web: Web, web_node: Serving, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Half of a head, half of a body, a response that is not read."""
+    """Clients send half of a head, half of a body, or do not read the response."""
     assert web_node.http is not None
     await web.post("/topics", {"name": "t"})
     for _ in range(3):
@@ -295,11 +295,11 @@ async def test_slow_clients_do_not_delay_others(
     for stream in streams:
         await trio.aclose_forcefully(stream)
     assert [topic["name"] for topic in (await web.get("/topics"))["topics"]] == ["t"]
-    assert "unexpected error" not in capsys.readouterr().out, "that they went away is no fault of ours"
+    assert "unexpected error" not in capsys.readouterr().out, "a client that disconnects is no error of the server"
 
 
 async def test_head_pipelining_expect_http_1_0_and_upgrade(web: Web, web_node: Serving) -> None:
-    """HEAD, several requests at once, a body that is asked for first, a client of HTTP/1.0, one that upgrades."""
+    """HEAD requests, pipelined requests, `Expect: 100-continue`, an HTTP/1.0 client, and upgrade requests."""
     head = await web.raw("HEAD", "/healthz")
     assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", "15")
     assert (await web.raw("HEAD", "/nope")).status_code == 404
@@ -318,7 +318,7 @@ async def test_head_pipelining_expect_http_1_0_and_upgrade(web: Web, web_node: S
         assert not answer or answer.split()[1] in (b"400", b"431"), answer[:200]
     upgrade = b"GET /topics HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     keys = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-    assert (await wire(web_node, upgrade + keys)).split()[1] in (b"200", b"403"), "no other protocol is begun"
+    assert (await wire(web_node, upgrade + keys)).split()[1] in (b"200", b"403"), "no upgrade may happen"
     assert await web.get("/healthz") == {"status": "ok"}
 
 
@@ -335,7 +335,7 @@ async def test_ambiguous_requests_and_other_protocols_are_rejected(web: Web, web
         answer = await wire(web_node, data)
         assert answer.split()[1] == status and answer.count(b"HTTP/1.1 ") == 1, answer
     upgrade = b"Connection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n"
-    assert b"HTTP/1.1 200 " in await wire(web_node, one + upgrade), "it goes on as it is"
+    assert b"HTTP/1.1 200 " in await wire(web_node, one + upgrade), "the connection must continue without an upgrade"
     assert (await web.get("/topics"))["topics"] == []
 
 
@@ -356,7 +356,7 @@ async def test_waiting_requests_are_limited(tmp_path: Path) -> None:
                     nursery.start_soon(wait)
                 await until_holds(lambda: len(statuses) == 3)
                 assert statuses == [503, 503, 503]
-                # Requests that wait use no slot of the others.
+                # Waiting requests do not use the slots of other requests.
                 for _ in range(20):
                     assert (await client.get("/topics")).status_code == 200
                 assert (await client.post("/topics/t/groups/g/lease", json={})).json()["messages"] == []
@@ -378,7 +378,7 @@ async def test_documentation_without_the_internet(web: Web) -> None:
     assert (await web.raw("GET", "/")).headers["location"] == "/docs"
     page = await web.raw("GET", "/docs")
     assert page.headers["content-type"].startswith("text/html")
-    assert "//" not in page.text.replace("<!DOCTYPE", ""), "nothing comes from elsewhere"
+    assert "//" not in page.text.replace("<!DOCTYPE", ""), "no file may be loaded from another origin"
     for name in ("swagger-ui.css", "swagger-ui-bundle.js", "favicon-32x32.png", "start.js"):
         assert f'"docs/{name}"' in page.text
         assert len((await web.raw("GET", f"/docs/{name}")).content) > 50
@@ -400,7 +400,7 @@ async def test_node_routes_return_health_cluster_and_clock(web: Web) -> None:
 
 
 LOOP: Final = "sandq-http"
-"""Thread of HTTP's event loop."""
+"""Return the id of the thread that runs the event loop of HTTP."""
 
 
 async def test_many_messages_are_read_in_a_thread_and_sent_in_parts(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:

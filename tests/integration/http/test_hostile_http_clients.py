@@ -74,7 +74,7 @@ async def test_connections_beyond_the_limit(tmp_path: Path) -> None:
         for path in ("/topics", "/healthz", "/metrics"):
             assert (await client.get(path)).status_code == 200, path
         with trio.fail_after(PATIENCE_S):
-            assert await floods[0].receive_some(1) == b"", "who has been without a request for longest goes"
+            assert await floods[0].receive_some(1) == b"", "the connection that was idle for longest is closed"
         for stream in floods:
             await trio.aclose_forcefully(stream)
 
@@ -87,7 +87,7 @@ async def test_health_is_answered_when_all_connections_have_requests(tmp_path: P
         waiting = []
 
         async def status() -> int:
-            """Send one more, in case the node did not know yet that the previous ones had requests."""
+            """Send one more request, in case the node did not know yet that the earlier connections had requests."""
             assert node.http is not None
             waiting.append(await trio.open_tcp_stream("127.0.0.1", node.http[1]))
             with suppress(trio.BrokenResourceError):
@@ -107,7 +107,7 @@ async def test_health_is_answered_when_all_connections_have_requests(tmp_path: P
 
 
 def test_connections_leave_descriptors_for_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This holds whatever the limits are."""
+    """This is true for any limits."""
     for files in (64, 256, 1024, 20_000, 1_000_000):
         monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
         found: Limits = process_tuning.limits_within_files(DEFAULT)
@@ -145,7 +145,7 @@ async def test_duplicate_fields_and_parameters_are_rejected(web: Web) -> None:
 
 
 async def test_bytes_of_all_bodies_are_limited(web: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that accepts bodies of 2 MiB, and eight times as much at a time."""
+    """The node accepts bodies of 2 MiB, and 16 MiB in total at a time."""
     assert web_node.http is not None
     head = b"POST /topics/t HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2097152\r\n\r\n"
     streams: list[trio.SocketStream] = []
@@ -154,7 +154,7 @@ async def test_bytes_of_all_bodies_are_limited(web: Web, web_node: Serving, monk
         return (await web.raw("POST", "/topics/t", content=b" " * 1_500_000)).status_code
 
     async def refused_beside_more() -> int:
-        """A connection that should block others may itself have been refused: there is always one more."""
+        """A connection that should block others may have been refused itself, so open one more."""
         streams.append(await trio.open_tcp_stream("127.0.0.1", web_node.http[1]))
         with suppress(trio.BrokenResourceError):
             await streams[-1].send_all(head + b" " * 2_000_000)

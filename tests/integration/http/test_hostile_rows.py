@@ -31,7 +31,7 @@ NAMES = [*CELLS, *NO_HEADERS, *HEADERS]
 
 
 def columns() -> dict[int, list[Any]]:
-    """Return the rows: cells as value, key and unique key, headers that are none, and headers that are strange."""
+    """Return the rows: odd bytes as value, key and unique key, invalid headers, and strange headers."""
     cells = [*CELLS.values()]
     others = [*NO_HEADERS.values(), *HEADERS.values()]
     keys = cells + [f"key {number}".encode() for number in range(len(others))]
@@ -210,7 +210,7 @@ async def test_headers_that_are_no_map_are_refused_everywhere(web: Web, web_node
                 [["s", None, {"every_ms": 60_000}, encode({Column.VALUE: [b"x"], Column.HEADERS: [cell]}), None]],
             ),
         ]
-        if cell:  # no bytes mean no headers here
+        if cell:  # empty bytes mean that there are no headers
             target = [0, offsets.from_text(later["id"])]
             told.append(await raw.call(Type.MOVE, "t", 0, [[target, None, False, None, {"headers": len(cell)}]], cell))
             told.append(
@@ -218,7 +218,7 @@ async def test_headers_that_are_no_map_are_refused_everywhere(web: Web, web_node
             )
         for answer in told:
             assert answer[0] == Type.ERROR and answer[2] == "INVALID" and "headers" in answer[3], (name, answer)
-    assert (await raw.ack(pushed))[0] == Type.REPLY, "the lease is held still"
+    assert (await raw.ack(pushed))[0] == Type.REPLY, "the lease must still be held"
     rows = (await web.get("/topics/t/messages", values="true"))["messages"]
     assert {row["text"] for row in rows} <= {"held", "later"}
     assert (await web.get("/topics/other/messages"))["messages"] == (await web.get("/topics/kv/keys"))["keys"] == []

@@ -37,7 +37,7 @@ async def test_changes(keys: Web) -> None:
     quiet = await keys.get("/topics/t/changes", after=position, prefix="a", wait="200ms")
     assert quiet["changes"] == [] and trio.current_time() - began > 0.1, "it waited"
     again = await keys.get("/topics/t/changes", after=now["position"], wait="5s", limit=1)
-    assert len(again["changes"]) == 1, "and from there on the rest"
+    assert len(again["changes"]) == 1, "the rest must follow from that position"
     rest: list[str] = []
     while len(rest) < 2:
         again = await keys.get("/topics/t/changes", after=again["position"], wait="5s")
@@ -91,7 +91,7 @@ async def test_changes_after_compacted_position_return_history_gone(web: Web) ->
 
 async def test_a_change_ends_the_wait(keys: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     wait_for_ever(monkeypatch)
-    version = await put(keys, "a", "early")  # no `position`: who asked for that one would count as waiting still
+    version = await put(keys, "a", "early")  # do not read `position`: the request for it would still count as waiting
 
     async def put_later() -> None:
         await until_waiting(web_node, partitions=3)
@@ -142,7 +142,7 @@ async def test_a_compacted_topic(web: Web) -> None:
     rest |= {"max_request_rate", "max_request_burst", "partition_delimiter"}
     assert made["settings"].keys() == {*settings, *rest}
     again = await web.post("/topics", {"name": "u", "kind": "compacted", "settings": made["settings"]}, 201)
-    assert again["settings"] == made["settings"], "what is written can be read again"
+    assert again["settings"] == made["settings"], "the returned change can be produced again"
     changed = await web.patch("/topics/t", {"settings": {"ttl": None, "history": 0}})
     assert (changed["settings"]["ttl"], changed["settings"]["history"]) == (None, "0s")
     assert "2 partitions for ever" in (await web.patch("/topics/t", {"partitions": 3}, 400))["detail"]

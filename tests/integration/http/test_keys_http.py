@@ -18,7 +18,7 @@ WRONG = "01HN7K2B6R0000000001000000"
 
 
 async def code(web: Web, method: str, at: str, body: Any = None, **headers: str) -> int:
-    """The status of a request with headers; a problem is one."""
+    """Send a request with headers and return its status. Check that an error is a problem document."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     options: dict[str, Any] = {} if body is None else {"json": body}
     response = await web.raw(method, at, headers=named, **options)
@@ -41,7 +41,7 @@ async def test_put_get_delete(keys: Web) -> None:
     assert gone.keys() == {"version"} and gone["version"] > made["version"]
     missing = await keys.get(f"{KEYS}/a", 404)
     assert (missing["code"], missing["topic"], missing["key"]) == ("NOT_FOUND", "t", "a")
-    assert (await keys.delete(f"{KEYS}/a", 200))["version"] > gone["version"], "deleting nothing is no error"
+    assert (await keys.delete(f"{KEYS}/a", 200))["version"] > gone["version"], "deleting a missing key is not an error"
 
 
 VALUES: list[tuple[dict[str, Any], bytes]] = [

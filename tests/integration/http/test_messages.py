@@ -128,7 +128,7 @@ async def test_message_fields_round_trip(web: Web) -> None:
     listed = (await web.get("/topics/t/messages"))["messages"]
     assert "text" not in listed[0]
     again = await web.post("/topics/t", found)
-    assert again["id"] != stored["id"], "what was read can be sent as it is"
+    assert again["id"] != stored["id"], "a message that was read can be produced unchanged"
 
 
 async def test_many(web: Web) -> None:
@@ -213,7 +213,7 @@ async def test_invalid_messages_are_rejected(web: Web) -> None:
             ("/topics/t/0", body),
             ("/topics/t", {"messages": [{"text": "fine"}, body]}),
         ):
-            # As ASCII: half of a surrogate pair can only be written so.
+            # Encode as ASCII, because a lone surrogate can only be written that way.
             response = await web.raw("POST", path, content=json.dumps(sent))
             assert response.status_code in (400, 413) and words in response.json()["detail"], response.text
         assert (await web.get("/topics/t/messages"))["messages"] == [], "nothing half done"
@@ -384,7 +384,7 @@ async def test_bulk_changes_without_a_filter_are_refused(web: Web) -> None:
 
 
 async def test_pages_have_every_message_once(web: Web) -> None:
-    """Also where partitions hold offsets of the same instant and index."""
+    """Partitions also have offsets with the same time and index."""
     await topic(web, partitions=3)
     at = "2031-01-01T00:00:00Z"
     for partition in range(3):

@@ -30,7 +30,7 @@ SECRET: Final = b"what nodes and gateways share"
 NONCE: Final = bytes(range(32))
 GREEDY, MODEST = "127.0.0.2", "127.0.0.3"
 REQUESTS: Final = 2
-"""A request of a caller, in progress at a node."""
+"""One request of a caller that is in progress at a node."""
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Serving]:
 
 @asynccontextmanager
 async def web_from(address: str, node: Serving) -> AsyncIterator[Web]:
-    """A client of HTTP on a machine of this address."""
+    """An HTTP client with this local address."""
     assert node.http is not None
     transport = httpx.AsyncHTTPTransport(local_address=address)
     base_url = f"http://{node.http[0]}:{node.http[1]}"
@@ -199,7 +199,9 @@ async def test_client_over_its_limit_is_refused_and_others_are_served(raw: Nodes
         await client.send(Type.ON_BEHALF, 0, principal, address)
         assert (await client.call(Type.FORECAST, "t", "hour", 1))[0] == Type.REPLY
     await client.send(Type.ON_BEHALF, 0, None, GREEDY)
-    assert (await client.call(Type.FORECAST, "t", "hour", 1))[0] == Type.REPLY, "what waits is counted by itself"
+    assert (await client.call(Type.FORECAST, "t", "hour", 1))[0] == Type.REPLY, (
+        "waiting requests have their own account"
+    )
     await client.send(Type.LEASE, 20, "t", "g", "c", 1, 60_000, None, "earliest", False)
     assert (await client.receive())[1:3] == [20, "OVERLOADED"]
 

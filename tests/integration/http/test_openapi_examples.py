@@ -12,7 +12,7 @@ METHODS = {"get", "post", "put", "patch", "delete"}
 FIRST = ("createTopic", "produce", "leaseMessages", "createSchedules")
 PLACES = {"topic": "orders", "group": "g", "partition": "0", "key": "ada", "name": "stand-up", "node": "node1",
           "principal": "cert:till-7", "backup": "20300131T080000Z-0a1b2c"}  # fmt: skip
-# They name nothing that is there: what they are refused with shows that they were understood.
+# These requests name nothing that exists. Their errors show that they were understood.
 FIXED_NAMES = {
     "ackMessages": "LEASE_LOST",
     "nackMessages": "LEASE_LOST",
@@ -56,7 +56,7 @@ async def test_every_body_has_an_example_that_can_be_sent(web: Web) -> None:
         topic = "config" if "{key}" in path else "orders"
         message = "" if stored is None else stored["id"]
         url = path.format(**PLACES | {"topic": topic, "message": message})
-        # Nothing is due, and nothing is waited for here.
+        # No message is due, and the request does not wait.
         body = example | {"wait": 0} if name == "leaseMessages" else example
         response = await web.raw(method, url, json=body)
         code = None if response.is_success else response.json()["code"]
@@ -80,11 +80,17 @@ async def test_schemas_suit_code_generators(web: Web) -> None:
     found = schemas_of(document)
     assert len(found) > 300
     for schema in found:
-        assert not isinstance(schema.get("title"), str), "it would be a comment that repeats the name"
-        assert schema.get("type") != "integer" or schema["format"] == "int64", "it would have 32 bits in Java"
-        assert schema.get("type") != "number" or schema["format"] == "double", "it would have 32 bits in Go"
+        assert not isinstance(schema.get("title"), str), "a title would become a comment that repeats the name"
+        assert schema.get("type") != "integer" or schema["format"] == "int64", (
+            "without a format it would have 32 bits in Java"
+        )
+        assert schema.get("type") != "number" or schema["format"] == "double", (
+            "without a format it would have 32 bits in Go"
+        )
         assert not ("properties" in schema and schema.get("additionalProperties") is True), "typos would pass"
-        assert schema.get("type") != "integer" or isinstance(schema.get("maximum", 0), int), "a bound as 4095.0"
+        assert schema.get("type") != "integer" or isinstance(schema.get("maximum", 0), int), (
+            "a bound must not be written as 4095.0"
+        )
 
 
 async def test_choices_have_names_and_queries_no_null(web: Web) -> None:
@@ -96,7 +102,7 @@ async def test_choices_have_names_and_queries_no_null(web: Web) -> None:
                 assert not {"anyOf", "oneOf"} & content["schema"].keys(), name
     schemas = (await web.get("/openapi.json"))["components"]["schemas"]
     assert {"ProduceIn", "ProduceAnswer", "CreateSchedulesIn", "CreateSchedulesAnswer"} <= schemas.keys()
-    assert "ProduceToIn" not in schemas, "the same choice has one name"
+    assert "ProduceToIn" not in schemas, "equal choices must have one name"
 
 
 async def test_message_fields_are_in_the_document(web: Web) -> None:
@@ -112,4 +118,4 @@ async def test_message_fields_are_in_the_document(web: Web) -> None:
     for name, answer in (("Stored", stored), ("Leased", leased), ("StoredMessage", found), ("DeadLetter", dead)):
         assert answer.keys() <= schemas[name]["properties"].keys(), name
         assert set(schemas[name]["required"]) <= answer.keys(), name
-        assert None not in answer.values() or name != "Leased", "what a message does not have is left out"
+        assert None not in answer.values() or name != "Leased", "missing fields of a message must be left out"

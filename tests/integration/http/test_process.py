@@ -43,7 +43,7 @@ async def everything(stream: trio.SocketStream) -> bytes:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It uses the machine's clock, whatever clock the test has."""
+    """The HTTP process uses the machine's clock, even if the test replaces the clock of the node."""
     monkeypatch.setattr(node_web, "Begin", partial(Begin, stale_s=PATIENCE_S, timeout_s=PATIENCE_S, deadlines=PATIENT))
 
 

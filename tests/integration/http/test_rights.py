@@ -118,7 +118,7 @@ def asked(tokens: Iterable[str], method: str, path: str, *, is_all: bool) -> lis
     refused = [name for name in fit if not allowed(name, method, path)]
     let = [name for name in fit if name not in refused and not (waits and name != "elsewhere")]
     if path == "/overview/stream":
-        let = []  # it has no end, and is for everybody: tests/integration/http/test_overview.py
+        let = []  # this stream has no end and is open to everybody: see tests/integration/http/test_overview.py
     return [*refused, *let] if is_all else [*refused[:1], *let[:1]]
 
 

@@ -17,7 +17,7 @@ DAILY = {"name": "daily", "text": "report", "cron": "0 9 * * *", "zone": "Europe
 
 @pytest.fixture
 async def timers(web: Web) -> Web:
-    """It has a timer topic "t" of three partitions."""
+    """HTTP client of a node with a timer topic "t" of three partitions."""
     await web.post("/topics", {"name": "t", "partitions": 3}, 201)
     return web
 

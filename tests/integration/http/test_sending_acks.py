@@ -1,4 +1,4 @@
-"""Acks that send messages, by HTTP."""
+"""Acks that send messages, over HTTP."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_invalid_messages_in_acks_are_refused(
     answer = await web.post("/topics/steps/groups/g/ack", held | {"then": then}, status=status)
     assert words in str(answer)
     assert not [one for one in answer["errors"] if one["where"].startswith("path")]
-    assert await web.post("/topics/steps/groups/g/nack", held) == {"settled": 1}, "it is held still"
+    assert await web.post("/topics/steps/groups/g/nack", held) == {"settled": 1}, "the message must still be held"
 
 
 async def test_ack_of_several_messages_sends_all_or_nothing(web: Web) -> None:

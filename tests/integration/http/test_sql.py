@@ -33,7 +33,7 @@ async def give(node: Serving, name: str, *grants: str) -> str:
 
 @pytest.fixture
 async def asked(node: Serving) -> AsyncIterator[Web]:
-    """HTTP of a gateway that answers SQL."""
+    """HTTP client of a gateway that answers SQL."""
     server = f"127.0.0.1:{node.client_port}"
     async with (
         gateway(server, Limits(), sql=SqlSection(http=True)) as address,

@@ -1,4 +1,4 @@
-"""The processes that answer SQL for HTTP: what a statement needs too much of ends it, and nothing else."""
+"""The processes that answer SQL over HTTP: a statement that exceeds a limit ends alone."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.support.nodes.http_requests import Web
 from tests.support.waiting import PATIENCE_S, until_holds
 
 ENDLESS = "WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n FROM r) SELECT COUNT(*) FROM r"
-"""It takes no more memory as it goes on."""
+"""A statement that never ends and needs constant memory."""
 
 
 GONE_AT_ONCE = replace(PATIENT, leave_s=0.01)
-"""A client that says nothing more is believed to have gone."""
+"""Deadlines with which a silent client counts as disconnected almost at once."""
 
 
 @asynccontextmanager
@@ -99,7 +99,7 @@ async def test_process_that_ends_takes_its_statement_alone(node: Serving) -> Non
         os.kill(idle, signal.SIGKILL)
         await until_holds(lambda: not workers())
         assert (await web.post("/sql", {"statement": "SELECT 2"}))["rows"] == [[2]]
-    assert not workers(), "they end with HTTP"
+    assert not workers(), "the processes must end with HTTP"
 
 
 async def test_statement_ends_with_its_client(node: Serving) -> None:
