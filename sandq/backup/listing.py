@@ -94,9 +94,9 @@ async def delete_backup(location: Location, backup_id: str) -> None:
 def outlived(backups: Sequence[Listed], keep: int, last: Manifest) -> list[Listed]:
     """Return the backups that are older than the last `keep` good ones of the cluster and topics of `last`.
 
-    `last` was made just now. A backup with a later begin was made while the clock was wrong, and is deleted first.
-    Never returned: the last `keep` good ones, backups of other clusters or topics, and unreadable ones, which a person
-    should check.
+    `last` was made just now. A backup that began later than `last` was made while the clock was wrong, and is deleted
+    first. Never returned: the last `keep` good ones, backups of other clusters or topics, and unreadable ones, which a
+    person should check.
     """
     good = [
         (one.manifest.begun_ms <= last.begun_ms, one.manifest.begun_ms, one)

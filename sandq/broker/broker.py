@@ -486,7 +486,8 @@ def _check_lease(lease_ms: int, own: TopicLimits | None) -> None:
 
 
 def _waiters_key(request: Lease) -> _WaitersKey:
-    """Return the key of the shared state. Requests for different partitions do not share it: none is woken in vain."""
+    """Return the key of the shared state. Requests for different partitions do not share state, because they would wake
+    each other in vain."""
     return request.topic, request.group, tuple(sorted(request.partitions or ()))
 
 

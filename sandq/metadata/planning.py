@@ -78,8 +78,8 @@ def next_changes(
     If the nodes that keep their partitions differ from `balanced`, even out the load, then record them as balanced.
     The first such move clears `balanced`, so that a node that returns before the load is even gets its share, too.
 
-    `led`: groups that have a leader. `capacity`: number of partitions from which on other nodes are preferred; a full
-    node takes a partition only if no other node has free capacity.
+    `led`: groups that have a leader. `capacity`: see `Candidate`; a full node takes a partition only if no other node
+    has free capacity.
     """
     there = candidates(nodes, now_ms, reassign_after_ms, capacity)
     halted = too_many_failed(nodes)

@@ -25,7 +25,7 @@ class Limits:
     batch_messages: int = 65_536
     consumer_id_chars: int = 255
     # How far ahead a message may be. This catches clients that pass milliseconds instead of seconds: without it, their
-    # messages would be due around 2090, unnoticed.
+    # messages would be due many years later, unnoticed.
     delay_days: int = 3660
 
     # Limits of a topic.

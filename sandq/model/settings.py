@@ -8,7 +8,7 @@
       first              duration
       factor             number          for exponential
       cap                duration        longest wait, before the jitter
-      jitter_percent     number          the wait is longer or shorter by up to this part, at random
+      jitter_percent     number          the wait is longer or shorter by up to this part of it
     ttl                  duration, none  how long after its delivery time an unleased message is dead ("expired")
     delete_on_ack        yes, no         whether a batch is deleted once every group acked it
     retention            duration        how long messages are kept after every group acked them

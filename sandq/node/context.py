@@ -49,7 +49,7 @@ class Context:
 
     started: Started
     config: NodeConfig
-    """The configuration of `started`, with limits that this process can hold."""
+    """The configuration of `started`, with fewer connections if this process may not open enough files."""
     open_stores: Callable[..., Stores]
     clock: GuardedClock
     timers: Timers

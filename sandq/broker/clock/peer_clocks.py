@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 SAMPLES_KEPT: Final = 8
-"""Number of samples kept of a peer. Its clock is where all their intervals overlap."""
+"""Number of samples that are kept of each peer. Its clock lies where the intervals of all samples overlap."""
 FRESH_S: Final = 10.0
 """Age in s above which a sample or report does not count."""
 COMPARED_WITHIN_S: Final = 10.0

@@ -132,7 +132,7 @@ class PeerDispatch:
     def _heard(self, node: str, kind: int, body: Any, size: int) -> bool:
         """Handle a frame from a node of this cluster. Return whether its kind is known here and it is well-formed."""
         if kind == PeerFrame.RAFT and isinstance(body, tuple):
-            if self._node_log.failed is None:  # otherwise no one would read it
+            if self._node_log.failed is None:  # after a failure no one reads what is received
                 self._node_log.group_commit.receive(node, body, size)
         elif kind == PeerFrame.ROUTES and isinstance(body, tuple):
             self._routes.heard(node, body)

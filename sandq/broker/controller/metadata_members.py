@@ -2,7 +2,7 @@
 
 - Every registered node becomes a learner, and a voter if it should vote and has all of the log.
 - A learner that is being removed leaves.
-- Only then do surplus voters leave, unreachable ones first. The leader is last: it hands over the leadership first.
+- Only then do surplus voters leave, unreachable ones first. The leader leaves last, after handing over the leadership.
 """
 
 from __future__ import annotations

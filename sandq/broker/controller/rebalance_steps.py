@@ -2,7 +2,7 @@
 
 - A learner that is not wanted leaves.
 - A wanted node that is missing is added as a learner. It gets the log or a snapshot, and then a vote.
-- Only then do unwanted voters leave, unreachable ones first. The leader is last: it hands over the leadership first.
+- Only then do unwanted voters leave, unreachable ones first. The leader leaves last, after handing over the leadership.
 """
 
 from __future__ import annotations

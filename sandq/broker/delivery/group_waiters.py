@@ -20,7 +20,7 @@ from sandq.broker.leader.partition_leader import RETRY_MS, PartitionLeader
 from sandq.model.errors import SandqError, Unavailable, UnknownTopic
 
 Opens = Callable[[Sequence[PartitionLeader]], Awaitable[None]]
-"""Creates the group in those of these partitions where it does not exist."""
+"""Creates the group in each of these partitions in which it does not exist."""
 
 
 class Bell:

@@ -76,7 +76,7 @@ class Ask:
     group: int | None = None
     """The call follows everything submitted for that group.
 
-    None: it follows everything submitted so far, and the rows of all that are handed over first."""
+    None: it follows everything submitted so far, and all rows that this has changed are handed over before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,8 @@ class Applier:
                 self._open_answers -= 1
                 run.answers.append((task, answer))
         if not run.is_here and self._must_write(run.changed.values()):
-            self.write()  # before publishing: the unwritten rows decide what may be proposed next
+            # Write before publishing: whether more may be proposed depends on the number of unwritten rows.
+            self.write()
         self._report(run)
         self._runs.pop()
         self._on_applied(run.entries, time.perf_counter() - run.began_s - run.yielded_s)
@@ -282,7 +283,7 @@ class Applier:
     def yield_now(self) -> None:
         """Run tasks of other groups if the current entry or query has used up its time slice.
 
-        Called by the state machine where everything but its own group may change."""
+        The state machine calls it at points at which the state of all other groups may change."""
         self.steps += 1  # one entry may take longer than the stall timeout, and it is making progress
         began_s = time.perf_counter()
         if began_s < self._until_s or len(self._runs) > DEPTH or self._unfinished_bytes > UNFINISHED_BYTES:

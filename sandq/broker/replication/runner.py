@@ -263,7 +263,7 @@ class Runner:
             self._wakeup.set()
 
     def _end_batches(self, error: StorageFailed) -> None:
-        """Fail the calls that wait for the end of a commit batch, as there will be none any more."""
+        """Fail the calls that wait for the end of a commit batch, because no batch will end any more."""
         between, self._between = self._between, []
         for _, reply in between:
             reply.settle(outcome.Error(error))
