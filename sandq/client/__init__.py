@@ -5,8 +5,9 @@ producers or requests), `admin`, `consumer`, `kv` and `schedules` (helpers of th
 `json_format` (messages and settings as JSON), `options` (servers, limits), `positions` (positions in delivery order)
 and `signals` (to wait for events).
 
-An offset or id is always text here: 26 characters of Crockford's base32, which sort in the order of the offsets.
-`offset_bytes` and `offset_text` convert between text and the 16 bytes of the wire; `offset_time_ms` returns its time.
+In the client, an offset or id is always text: 26 characters of Crockford's base32, which sort in the order of the
+offsets. `offset_bytes` and `offset_text` convert between text and the 16 bytes of the wire; `offset_time_ms` returns
+the delivery time in an offset.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The single requests of backups and restores; `sandq.backup` combines them.
 
-Requests are retried within the client's `timeout`, wherever a partition moves meanwhile.
+Requests are retried within the client's `timeout`, even if a partition moves to another node.
 """
 
 from __future__ import annotations
@@ -39,28 +39,29 @@ class Piece(NamedTuple):
     """Position after which to continue."""
     is_last: bool
     data: bytes
-    """In the format that `put_rows` accepts."""
+    """The rows, in the format that `put_rows` accepts."""
 
 
 class LogPiece(NamedTuple):
     """Consecutive entries of a partition's log."""
 
     gone: str | None
-    """Why the requested entries are not available (any more); None if they are."""
+    """Why the requested entries are not available (any more). None if they are available."""
     applied: int
     """Index of the last existing entry; more entries may remain to be read."""
     time_ms: int
-    """Cluster time: all entries up to `applied` include everything that was acknowledged up to this time, in ms."""
+    """Cluster time in ms. The entries up to `applied` include everything that was acknowledged up to this time."""
     term_before: int
     """Term of the entry after which entries were requested."""
     used: float
     """Approximate used share, 0 to 1, of the log space that the node keeps for readers."""
     entries: list[Any]
-    """Term and command, alternating; an empty command is an internal entry of Raft."""
+    """Term, command, term, command, ... An empty command is an internal entry of Raft."""
 
 
 class BackupTransfer:
-    """Sends the requests over a client. All require the right `cluster`, and rights on the topic or `security`."""
+    """Sends the requests through a client. Each requires the right `cluster`, and rights on the topic or the right
+    `security`."""
 
     def __init__(self, client: Client) -> None:
         self._cluster = client._cluster
@@ -121,10 +122,10 @@ class BackupTransfer:
         term: int | None = None,
         max_bytes: int = LOG_BYTES,
     ) -> LogPiece:
-        """Read log entries after the one at index `after`, which has this term.
+        """Read log entries after the entry at index `after`, which has the term `term`.
 
-        Entries after `pin` are kept from now on (None: future entries), within limits, until no request comes for five
-        minutes.
+        From now on, the node keeps entries after `pin` (None: only future entries), within limits. It stops five
+        minutes after the last request.
         """
         request = BackupLog(topic, partition, reader, pin, after, term, max_bytes)
         piece = _log_piece(await call_leader(self._cluster, request))
@@ -139,7 +140,8 @@ class BackupTransfer:
     # -- restoring ------------------------------------------------------------------------------------------------
 
     async def restore_topic(self, name: str, topic: Mapping[str, Any], replicas: int, restore_id: str) -> int:
-        """Create a topic for a restore, or continue one; return its number. The topic accepts no messages yet."""
+        """Create a topic for a restore, or continue a restore. Return the topic's number. The topic accepts no messages
+        yet."""
         request = RestoreTopic(
             name,
             topic["kind"],
@@ -178,8 +180,8 @@ class BackupTransfer:
         await call(self._cluster, RolePut(name, grants))
 
     async def put_identity(self, identity: Mapping[str, Any], *, is_new: bool) -> None:
-        """Create an identity of a backup, or change an existing one to its state there. Conflict if `is_new` and it
-        exists."""
+        """Create an identity of a backup, or change an existing identity to its state in the backup. Raises Conflict if
+        `is_new` and the identity exists."""
         changes = {name: identity[name] for name in ("grants", "expires_ms", "quota", "note")}
         if identity["secret_hash"] is not None:
             changes["secret_hash"] = identity["secret_hash"]

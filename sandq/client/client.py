@@ -1,4 +1,4 @@
-"""`connect` and the client, from which a program reaches everything else."""
+"""`connect`, and the client that it returns: the entry point of the library."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Client:
 
         `sandq.SendOptions` describes the options. Concurrent calls share batches; for many messages use `producer`.
         Retriable errors are raised after `delivery_timeout`; the text then says whether the outcome is unknown. The
-        message is stored once, however often it is retried after lost replies. DuplicateKey: another message has the
+        message is stored once, even if it is retried after lost replies. Raises DuplicateKey if another message has the
         `unique_key`.
 
         `timeout`: maximum time to wait, if `delivery_timeout` is too long (for example in a web request). After
@@ -122,8 +122,8 @@ class Client:
     ) -> Receipt:
         """Store one message like `produce`, without waiting for it.
 
-        `await receipt` returns its offset or raises the error; `receipt.outcome` then says what `on_conflict` did. The
-        arguments are those of `produce`.
+        `await receipt` returns the offset or raises the error. Afterwards, `receipt.outcome` says what `on_conflict`
+        did. The arguments are those of `produce`.
         """
         producer = await self._producer_of(topic)
         return await producer.send(value, json=json, **options)
@@ -160,21 +160,21 @@ class Client:
         Use it as `async with client.subscribe(topic, group="workers") as subscription: async for message in
         subscription:`.
 
-        `topic`: a name, a list of names, or `sandq.pattern("orders.*")`. With a pattern, new topics are joined and
-        deleted ones are left, as are topics that refuse the subscription (`subscription.refused`). Each message has its
-        `topic`.
+        `topic`: a name, a list of names, or `sandq.pattern("orders.*")`. With a pattern, new topics are joined, and
+        deleted topics are left. Topics that refuse the subscription are skipped (`subscription.refused`). Each message
+        has its `topic`.
 
         `credit`: maximum number of held, unsettled messages, shared among the nodes that lead partitions (at least one
-        each). None: 10, and more while they are settled quickly; 10,000 with `subscription.batches()`. `lease`: how
-        long a message is held (None: the topic's setting). `auto_extend`: extend leases until their messages are
-        settled. `start` of a new group: "earliest", "latest", an instant, or an offset to begin with (in its partition;
-        other partitions begin at its time).
+        per node). None: 10, and more while messages are settled quickly; 10,000 with `subscription.batches()`. `lease`:
+        how long a message is held (None: the topic's setting). `auto_extend`: extend leases until their messages are
+        settled. `start`: where a new group begins: "earliest", "latest", an instant, or an offset (it applies to its
+        own partition; other partitions begin at its time).
 
-        `consumer_id`: a lasting name of this worker: letters, digits, ".", "_" and "-". After a crash, a worker with
-        the same name gets its held messages back at once (up to five times as the same attempt), instead of when their
-        leases end. The former process can settle nothing any more (LeaseLost). Only one process has the name: an
-        earlier one that still runs fails with ConsumerFenced. `partitions`: numbers of the partitions to consume; None
-        for all.
+        `consumer_id`: a permanent name of this worker: letters, digits, ".", "_" and "-". After a crash, a worker with
+        the same name gets its held messages back immediately (up to five times as the same attempt). Without it, the
+        messages come back when their leases end. The former process can no longer settle anything (LeaseLost). Only one
+        process may have the name: an earlier process that still runs fails with ConsumerFenced. `partitions`: numbers
+        of the partitions to consume; None for all.
         """
         options = {"credit": credit, "lease": lease, "start": start, "auto_extend": auto_extend}
         return self._subscribe(topic, group, consumer_id=consumer_id, partitions=partitions, **options)
@@ -203,27 +203,29 @@ class Client:
         """Call `handler(message)` for every message, `concurrency` of them at a time, until this call is cancelled.
 
         If the handler returns, the message is acked. If it raises, the message is nacked with the error (type and
-        message); the traceback is logged ("sandq.client"). `Retry` sets the delay; `Dead` makes the message dead. A
-        message that the handler has settled itself is left alone. The lease is extended while the handler works;
-        `message.is_held` tells the handler whether the lease is still held.
+        message); the traceback is logged ("sandq.client"). `Retry` sets the delay; `Dead` makes the message dead. If
+        the handler has settled the message itself, nothing else happens to it. The lease is extended while the handler
+        works; `message.is_held` tells the handler whether the lease is still held.
 
-        `dead_on`: an exception class or a tuple of them, after which the message is dead at once. `retry_on`:
-        exceptions after which the message is retried; all others are then dead, too. An exception in both is dead. An
-        exception group is dead if all its exceptions are. An exception that is no `Exception` is retried.
+        `dead_on`: an exception class or a tuple of classes. If the handler raises one of them, the message is dead
+        immediately. `retry_on`: if it is given, only these exceptions lead to a retry; after all others the message is
+        dead. `dead_on` takes precedence. An exception group makes the message dead if all its exceptions do. An
+        exception that is no `Exception` leads to a retry.
 
-        `timeout`: how long the handler may work on a message. After that it is cancelled and the message is nacked
-        ("took longer than 30s"), independent of `retry_on` and `dead_on`. A worker thread cannot be cancelled: it goes
-        on without effect on the message, and counts against `concurrency` until it ends.
+        `timeout`: how long the handler may work on a message. After that, the handler is cancelled and the message is
+        nacked ("took longer than 30s"), independent of `retry_on` and `dead_on`. A worker thread cannot be cancelled:
+        it continues without effect on the message, and counts against `concurrency` until it ends.
 
-        An async function runs in the event loop; a plain one in a worker thread, with a message that may be settled
-        there (that of `sandq.sync`). `credit`: maximum number of held messages. None: those being worked on, and those
-        that will be started soon; so no message waits long here while another consumer is idle. `lease`, `start`,
-        `consumer_id` and `partitions` are those of `subscribe`.
+        An async handler runs in the event loop. A plain function runs in a worker thread; it gets a message of
+        `sandq.sync`, which can be settled in that thread. `credit`: maximum number of held messages. None: as many as
+        are being processed or will be started soon, so that no message waits long in this process while another
+        consumer is idle. `lease`, `start`, `consumer_id` and `partitions`: see `subscribe`.
 
-        When cancelled, it starts no more handlers and gives running ones `grace` to end. Their acks are confirmed.
-        Handlers that take longer are cancelled (a thread continues on its own), and their messages are given back
-        without counting the attempt. Raises permanent errors (UnknownTopic if the topic was deleted; ConsumerFenced),
-        ClosedError if the client is closed, and exceptions of a handler that are no Exception (SystemExit).
+        When cancelled, `run` starts no more handlers and gives running handlers `grace` to end. Their acks are
+        confirmed. Handlers that take longer are cancelled (a thread continues on its own), and their messages are given
+        back without counting the attempt. Raises permanent errors (UnknownTopic if the topic was deleted;
+        ConsumerFenced), ClosedError if the client is closed, and exceptions of a handler that are no Exception
+        (SystemExit).
         """
         self._check_open()
         check_options(handler, concurrency)
@@ -236,7 +238,7 @@ class Client:
     def processing(self, message: Delivered, *, group: str | None = None) -> AbstractContextManager[None]:
         """Make a span for a message that is handled in the block: `with client.processing(message):`.
 
-        It has no effect unless the client traces (`connect(tracing=True)`). `run` does this automatically.
+        Without tracing (`connect(tracing=True)`), it has no effect. `run` makes these spans automatically.
         """
         return processing(self._cluster.options.tracing, message, group)
 
@@ -257,7 +259,7 @@ class Client:
         return Schedules(self._cluster, check_name("topic", topic))
 
     def dead(self, topic: str, group: str) -> DeadLetters:
-        """Return the dead letters of a group: list, counts, redrive, purge, and the last two by ids."""
+        """Return the dead letters of a group: list, counts, redrive, purge, redrive_ids, purge_ids."""
         self._check_open()
         return DeadLetters(self._cluster, self.admin, check_name("topic", topic), check_name("group", group))
 
@@ -279,9 +281,9 @@ class Client:
     ) -> Fetched:
         """Read the log of a partition without a lease: `async for message in client.fetch("orders", 0, start, end):`.
 
-        `start` and `end` (excluded) are instants or offsets. None for `start` is the beginning; None for `end` is the
-        end of the closed part, in which no message can appear any more. `pending`: also read the part that is not
-        closed, in its current state; messages may still be added, moved and cancelled there.
+        `start` and `end` (excluded) are instants or offsets. None for `start` is the beginning. None for `end` is the
+        end of the closed part, to which no message can be added. `pending`: also read the part that is not closed, in
+        its current state; messages in it may still be added, moved and cancelled.
         """
         self._check_open()
         check_limit(limit)
@@ -299,10 +301,10 @@ class Client:
         pending: bool = False,
         timeout: Duration | None = None,
     ) -> FetchReply:
-        """Return the first messages that `fetch` would return, as they are stored, for callers that build columns of
-        them.
+        """Return the first messages that `fetch` would return, in their stored form, for callers that build columns
+        from them.
 
-        To continue, call it again from `next`.
+        To continue, call `page` again with `next` as `start`.
         """
         self._check_open()
         return await read_page(self._cluster, Stretch.of(check_name("topic", topic), partition, start, end, pending))
@@ -321,8 +323,8 @@ class Client:
     ) -> MeasureReply:
         """Return the approximate number of messages that `fetch` would return, without reading them.
 
-        With a `limit`, `next` is the position after that many messages. It may come after fewer; then continue from
-        there.
+        With a `limit`, `next` is the position after at most that many messages. If fewer were counted, continue from
+        `next`.
         """
         self._check_open()
         check_limit(limit)
@@ -338,17 +340,17 @@ class Client:
         producer = self._producers.get(topic)
         if producer is None:
             new = Producer(self._cluster, self._tasks, check_name("topic", topic), linger_s=0.0, keep_failures=False)
-            await used_topic(self._cluster, topic)  # so that entering the producer does not wait
+            await used_topic(self._cluster, topic)  # so that entering the producer need not wait
             producer = self._producers.get(topic)  # another task may have created it
             if producer is None:
                 producer = await self._stack.enter_async_context(new)
                 self._producers[topic] = producer
         elif self._cluster.record(topic) is None:
-            await used_topic(self._cluster, topic)  # it was deleted, and may be created again
+            await used_topic(self._cluster, topic)  # the topic was deleted, and may be created again
         return producer
 
     async def _close(self, timeout_s: float) -> None:
-        """Refuse new calls; finish the queued work, as far as time permits."""
+        """Refuse new calls. Finish the queued work, within `timeout_s`."""
         self._is_open = False
         with anyio.CancelScope(shield=True), anyio.move_on_after(timeout_s):
             await self._stack.aclose()
@@ -358,12 +360,12 @@ class Client:
 
 
 def cluster_of(client: Client) -> Cluster:
-    """Return a client's view of its cluster with its connections, for requests that the client has no method for."""
+    """Return a client's view of its cluster, with its connections. For requests for which the client has no method."""
     return client._cluster
 
 
 async def producer_of(client: Client, topic: str) -> Producer:
-    """Return the producer of a topic that `client.produce` uses. Raises the errors of finding the topic."""
+    """Return the producer of a topic that `client.produce` uses. Raises the errors of looking up the topic."""
     return await client._producer_of(topic)
 
 
@@ -383,22 +385,22 @@ async def connect(
 ) -> AsyncIterator[Client]:
     """Connect to a cluster, under trio or asyncio: `async with sandq.connect() as client:`.
 
-    `servers`: "host:port" of one or more nodes (default: the local one); the client finds the others from there.
-    `timeout` limits connecting and each request; `delivery_timeout` limits how long a produce or a queued ack is
-    retried. Raises ConnectionLost if no server can be reached at first. Later, the client reconnects automatically as
-    long as it is open. All its tasks end with the block.
+    `servers`: "host:port" of one or more nodes (default: a node on this machine); these name the other nodes. `timeout`
+    limits connecting and each request; `delivery_timeout` limits how long a produce or a queued ack is retried. Raises
+    ConnectionLost if no server can be reached at first. Later, the client reconnects automatically as long as it is
+    open. All its tasks end with the block.
 
-    `tls=True` uses TLS, and so does any of these PEM files: `ca`, the trusted authorities (default: those of the
-    machine); `cert` and `key`, the client's certificate. They are read again when they change. `tls` may be an
-    `ssl.SSLContext`. Arguments that are left out are read from the environment: SANDQ_TLS=1, SANDQ_CA, SANDQ_CERT,
-    SANDQ_KEY. `tls=False` turns TLS off.
+    `tls=True`, or any of these PEM files, turns TLS on. `ca`: the trusted authorities (default: those of the machine).
+    `cert` and `key`: the client's certificate. Changed files are read again. `tls` may be an `ssl.SSLContext`. Omitted
+    arguments are read from the environment: SANDQ_TLS=1, SANDQ_CA, SANDQ_CERT, SANDQ_KEY. `tls=False` turns TLS off.
 
     `token`: text, or a function (plain or async) that returns it for each connection. None: `SANDQ_TOKEN`, or the file
-    `SANDQ_TOKEN_FILE`. It is not sent unencrypted to another machine unless `insecure` is set. Raises Unauthenticated
-    if no node accepts this client.
+    `SANDQ_TOKEN_FILE`. The token is sent unencrypted to another machine only if `insecure` is set. Raises
+    Unauthenticated if no node accepts this client.
 
-    `tracing=True` makes OpenTelemetry spans (the extra `otel`): where a message is produced, and, with `run` or
-    `processing`, where it is handled, in a trace of its own that is linked to the first. "parent": in the same trace.
+    `tracing=True` makes OpenTelemetry spans (requires the extra `otel`): where a message is produced, and, with `run`
+    or `processing`, where it is handled. The second span is in a trace of its own that is linked to the first.
+    `tracing="parent"`: both spans are in the same trace.
     """
     timeout_s = seconds_of("timeout", timeout)
     options = Options(
@@ -425,7 +427,8 @@ async def connect_with(options: Options, servers: tuple[str, ...], name: str) ->
     async with anyio.create_task_group() as outer:
         background = _Background()
         try:
-            # Shielded like the task that it starts: a cancelled start would wait for a task that nothing can end.
+            # Shielded like the task that it starts: a cancelled start would wait for ever for a task that is not
+            # cancelled.
             with anyio.CancelScope(shield=True):
                 tasks = await outer.start(background.run)
             await cluster.start(tasks)
@@ -454,8 +457,8 @@ async def connect_with(options: Options, servers: tuple[str, ...], name: str) ->
 
 
 class _Background:
-    """The client's tasks. Cancelling the caller does not cancel them, so that acks can still be sent while it
-    leaves."""
+    """The client's tasks. Cancelling the caller does not cancel them, so that acks can still be sent while the caller
+    leaves the block."""
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope(shield=True)

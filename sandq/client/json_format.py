@@ -12,8 +12,8 @@
     "priority": -3, "tenant": "acme"      in priority and fair topics
 
 A value whose headers mark it as JSON is written as `json`, so that JSON input becomes JSON output. The JSON of a
-message can be read again: fields that only a broker sets (offset, id, state, ...) are ignored. Times (`..._ms`) are
-written as RFC 3339 (`..._at`), durations as text.
+message can be used to produce it again: fields that only a broker sets (offset, id, state, ...) are ignored. Times
+(`..._ms`) are written as RFC 3339 (`..._at`), durations as text.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ REPORTED_FIELDS = frozenset(
         *("group", "reason", "attempts", "error", "dead_at", "history", "life", "lives", "not_forwarded"),  # dead
     )
 )
-"""Fields that a broker reports, and that a producer does not set."""
+"""Fields that a broker reports. Producers do not set them."""
 _VALUES = ("text", "value", "json")
 _COMPACTED = {
     "lease_ms": "lease_ms",
@@ -105,7 +105,7 @@ _COMPACTED = {
 }
 """Settings in the record of a compacted topic, with the names under which they are set."""
 _NEVER_SET = ("ordering", "rank")
-"""Keys in the record of a priority or fair topic that follow from its kind."""
+"""Keys in the record of a priority or fair topic that its kind determines."""
 _TIMES = ("deliver_at", "delay", "delay_ms", "ttl")
 _WHEN = ("deliver_at", "delay", "delay_ms")
 _RANKS = ("priority", "tenant")
@@ -117,7 +117,7 @@ KNOWN = frozenset((*_VALUES, *_KEYS, *(f"{name}_base64" for name in _KEYS), "hea
 def read_message(found: object) -> dict[str, Any]:
     """Return the arguments of `Producer.send` for a JSON object.
 
-    Raises InvalidRequest that names the wrong fields; its `mistakes` lists all of them.
+    Raises InvalidRequest with the wrong fields; `mistakes` of the error lists all mistakes.
     """
     if not isinstance(found, dict):
         raise InvalidRequest("a message: a JSON object is expected")
@@ -142,7 +142,7 @@ def message_errors(found: Mapping[str, Any]) -> list[tuple[str, InvalidRequest]]
 
 
 UNKNOWN_REPORTED: Final = 20
-"""Maximum number of unknown fields that are reported; the search for similar names is expensive."""
+"""Maximum number of unknown fields that are reported, because the search for similar names is expensive."""
 
 
 def _read_parts(found: Mapping[str, Any], arguments: dict[str, Any]) -> Iterator[tuple[str, InvalidRequest]]:
@@ -186,9 +186,9 @@ def _combine(wrong: Sequence[InvalidRequest]) -> InvalidRequest:
 
 
 def at_once(arguments: dict[str, Any], now_ms: int) -> dict[str, Any]:
-    """Return a message's arguments for a compacted topic, without a delivery time that has passed.
+    """Return a message's arguments for a compacted topic. Leave out a delivery time that has passed.
 
-    A message that was consumed elsewhere has such a time.
+    The JSON of a consumed message has such a time.
     """
     try:
         is_over = "deliver_at" in arguments and instant_ms(arguments["deliver_at"]) <= now_ms
@@ -266,7 +266,7 @@ def _decoded(name: str, text: object) -> bytes:
 
 
 def entry_json(entry: Entry, *, value: bool = True, as_text: bool = False) -> dict[str, Any]:
-    """Return a key of a compacted topic and its value; `value`: include value and headers.
+    """Return a key of a compacted topic and its value. `value`: include value and headers.
 
     `as_text`: never return the value as `json`.
     """
@@ -294,7 +294,7 @@ def change_json(change: Change) -> dict[str, Any]:
 
 
 def topic_json(record: TopicRecord) -> dict[str, Any]:
-    """Return a topic; its settings have the names and units in which they are set."""
+    """Return a topic. Its settings have the names and units with which callers set them."""
     return {
         "name": record.name,
         "kind": record.kind,
@@ -314,9 +314,9 @@ def group_limits_json(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def group_limits_of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the state of one group's limits over all partitions, from its rows; None if it has none.
+    """Return the state of one group's limits over all partitions, from its rows. None if the group has no limits.
 
-    `given`: number of messages in flight that partitions have or may have.
+    `given`: number of messages in flight that the partitions may have.
     """
     known = [(row, row["limits"]) for row in rows if row.get("limits")]
     if not known:
@@ -331,8 +331,8 @@ def group_limits_of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | 
 
 
 def blocked_by_key_of_rows(rows: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the number of messages of one group that wait for others of their keys, from its rows; None without a
-    limit."""
+    """Return the number of messages of one group that wait for other messages of their keys, from its rows. None if
+    there is no limit per key."""
     known = [row["blocked_by_key"] for row in rows if row.get("blocked_by_key") is not None]
     return sum(known) if known else None
 
@@ -343,7 +343,7 @@ def _without_empty_rate(rule: dict[str, Any]) -> dict[str, Any]:
 
 
 def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any]:
-    """Return settings of a record with the names and units in which they are set."""
+    """Return settings of a record with the names and units with which callers set them."""
     is_of_topic = "lease_ms" in record
     if kind == COMPACTED:
         record = {name: record[key] for key, name in _COMPACTED.items() if key in record}
@@ -366,7 +366,7 @@ def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any
         else:
             found[key] = value
         if key == "max_attempts" and is_of_topic:
-            # A record has no entry for settings without a limit.
+            # A setting without a limit has no entry in the record.
             found[MAX_SNOOZES] = record.get(MAX_SNOOZES)
             limits = (*(LIMITS if kind != COMPACTED else (MAX_MESSAGE_BYTES, MAX_LEASE_MS)), *REQUEST_RATES)
             found |= {name.removesuffix("_ms").removesuffix("_us"): None for name in limits if name not in record}
@@ -468,7 +468,7 @@ def consumer_json(row: GroupConsumer) -> dict[str, Any]:
 
 
 def why_json(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the result of `why`: its `groups` have a `reason`, a `history` and the former `lives`."""
+    """Return the result of `why`. Each of its `groups` has a `reason`, a `history` and the former `lives`."""
     message = {name: value for name, value in found.items() if name != "groups"}
     return {**_readable(message), "groups": [_group_json(row) for row in found["groups"]]}
 
@@ -479,7 +479,7 @@ def _group_json(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lives_json(lives: Sequence[Life], history: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Return the attempts with their lives, the number of the last life, and the ends of the former ones."""
+    """Return the attempts with their lives, the number of the last life, and how the former lives ended."""
     last = lives[-1].life + 1 if lives else 1
     numbers = [life.life for life in lives for _ in life.history]
     numbers += [last] * (len(history) - len(numbers))
@@ -515,7 +515,7 @@ def history_json(row: Any, life: int = 1) -> dict[str, Any]:
 
 
 def _readable(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert times (`..._ms`) to instants (`..._at`), the ttl to a duration, and keys to text; ids are text
+    """Convert times (`..._ms`) to instants (`..._at`), the ttl to a duration, and keys to text. Ids are text
     already."""
     record: dict[str, Any] = {}
     for name, value in fields.items():
@@ -540,7 +540,8 @@ def when(ms: int | None) -> str | None:
 def value_fields(value: bytes | None, headers: bytes | None = None) -> dict[str, Any]:
     """Return the value as `json`, `text`, or `value` in base64; None, a deletion, as `"value": null`.
 
-    `headers`: as they are stored. The value is returned as JSON if they mark it as JSON and it can be parsed.
+    `headers`: in their stored form. If they mark the value as JSON, and it can be parsed, the value is returned as
+    JSON.
     """
     if value is None:
         return {"value": None}
@@ -559,7 +560,7 @@ def key_fields(name: str, key: bytes | None) -> dict[str, Any]:
 
 
 def content_fields(key: bytes | None, headers: bytes | None) -> dict[str, Any]:
-    """Return key and headers, if there are any. `headers`: as they are stored."""
+    """Return key and headers, if there are any. `headers`: in their stored form."""
     return key_fields("key", key) | headers_fields(headers)
 
 
@@ -585,7 +586,7 @@ def rank_fields(priority: int, tenant: str | None) -> dict[str, Any]:
 
 
 def _reads_as_bytes(value: Any) -> bool:
-    """Return whether a header's value contains a map that looks like bytes in JSON."""
+    """Return whether a header's value contains a map that a JSON reader would take for bytes."""
     if isinstance(value, dict):
         return value.keys() == {"base64"} or any([_reads_as_bytes(part) for part in value.values()])
     return isinstance(value, list) and any([_reads_as_bytes(part) for part in value])

@@ -1,4 +1,4 @@
-"""The named limits and times of a client, and its back-off."""
+"""The limits and times of a client, and its back-off."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Options:
     # Timeout of connecting to one address, and of a request other than a produce or an ack.
     connect_timeout_s: float = 10.0
     timeout_s: float = 10.0
-    # Start although no server answers yet, and keep trying; requests wait until one does.
+    # Start even if no server replies yet, and keep trying. Requests wait until a server replies.
     starts_alone: bool = False
     # The secret with which a gateway proves to nodes that it may name the callers of its requests.
     gateway_secret: Callable[[], bytes] | None = None
@@ -39,31 +39,31 @@ class Options:
     token: Token | None = field(default=None, repr=False)
     # Whether the token may be sent unencrypted to other machines.
     insecure: bool = False
-    # Pause of a rejected client before it connects again: its token may be known by then.
+    # Pause of a rejected client before it connects again, because the node may know its token by then.
     refused_pause_s: float = 5.0
     # How long a produce or a queued ack is retried; then it fails with the last error.
     delivery_timeout_s: float = 120.0
 
-    # If a node with outstanding requests is silent for `standstill_s`, ask other nodes for the new leader and resend to
-    # it.
-    # Check again every `leader_check_s`.
+    # If a node with outstanding requests is silent for `standstill_s`, ask other nodes for the new leader, and send the
+    # requests to it. Repeat this check every `leader_check_s`.
     standstill_s: float = 2.0
     leader_check_s: float = 0.5
 
-    # Back-off of reconnecting and retrying: the first pause, doubled up to the maximum. Each is jittered to 50-100 %.
+    # Back-off of reconnecting and retrying: the first pause, doubled up to the maximum. Each pause is multiplied by a
+    # random factor of 50 to 100 %.
     back_off_first_s: float = 0.05
     back_off_max_s: float = 0.5
-    # A refusal may say when to retry. Retry after at most this time: the limit may have been raised meanwhile.
+    # A refusal may say when to retry. Retry after at most this time, because the limit may have been raised meanwhile.
     retry_after_max_s: float = 5.0
-    # Whether to retry requests that exceed a quota. A gateway does not; it reports the pause to its callers.
+    # Whether to retry requests that exceed a quota. A gateway does not retry; it reports the pause to its callers.
     waits_for_quota: bool = True
 
-    # Interval of PINGs, and their timeout. The connection is lost if nothing at all is received within the timeout.
+    # Interval of PINGs, and their timeout. The connection counts as lost if no data is received within the timeout.
     keepalive_s: float = 10.0
     keepalive_timeout_s: float = 10.0
     # Interval of refreshing the metadata without a cause, to find new partitions and leaders.
     metadata_interval_s: float = 30.0
-    # Interval in which the subscription to a pattern looks for new topics.
+    # Interval at which the subscription to a pattern looks for new topics.
     topics_interval_s: float = 5.0
 
     # Limits of a producer. Batches are per partition; `buffer_bytes` covers all messages without an outcome.
@@ -86,7 +86,8 @@ class Options:
         return longest * random.uniform(0.5, 1.0)
 
     def pause_s(self, attempt: int, error: SandqError) -> float:
-        """Like `back_off_s`, but at least as long as the error's `retry_after_ms`, up to `retry_after_max_s`."""
+        """Return a pause like `back_off_s`, but at least the error's `retry_after_ms` (limited to
+        `retry_after_max_s`)."""
         wait_ms = error.details.get("retry_after_ms")
         retry_after_s = min(wait_ms / 1000, self.retry_after_max_s) if type(wait_ms) is int else 0.0
         return max(self.back_off_s(attempt), retry_after_s)
@@ -96,7 +97,7 @@ DEFAULTS: Final = Options()
 
 
 def again(error: SandqError, message: str | None = None) -> SandqError:
-    """Return a copy of an error, to be raised by itself: an exception raised twice would gather both tracebacks."""
+    """Return a copy of an error. Raise the copy: if one exception is raised twice, it collects both tracebacks."""
     copy = type(error)(error.message if message is None else message, **error.details)
     copy.code, copy.retriable, copy.http_status = error.code, error.retriable, error.http_status
     return copy

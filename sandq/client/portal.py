@@ -1,4 +1,4 @@
-"""Let other threads use a client, through a mailbox that its event loop empties.
+"""Allows other threads to use a client, through a mailbox that the client's event loop empties.
 
     thread --post(job)--> box --one wake-up--> pump (a task of the loop): job(), job(), ...
     thread --call(f)----> box -------------------> a task: await f() --future--> thread
@@ -7,8 +7,9 @@ Jobs of one thread run in the order in which it posted them, so a call runs afte
 is requested only if none is pending, so one wake-up serves many posts. (anyio's BlockingPortal waits for the loop twice
 per call and cannot post without waiting: 79 us per call instead of 63 us, and 0.2 us per post.)
 
-References go in one direction only: threads hold the `Portal`, which refers to the `Pump` of the loop. So a client that
-its threads have dropped is garbage-collected, and a forked child, which has no loop, gets an error from the portal.
+References go in one direction only: threads hold the `Portal`, which refers to the `Pump` of the loop. So a client is
+garbage-collected once its threads have dropped it. A forked child process has no loop, and gets an error from the
+portal.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Job = Callable[[], object]
 
 
 class Pump:
-    """The loop's half. Must be created in the event loop that threads are to reach, and served there by `run`."""
+    """The loop's half. Create it in the event loop that threads will use, and serve it there with `run`."""
 
     def __init__(self) -> None:
         native: Any = anyio.lowlevel.current_token().native_token
@@ -53,7 +54,7 @@ class Pump:
         self.tasks: anyio.abc.TaskGroup
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Run the jobs in the box until `stop`; then cancel the running calls."""
+        """Run the jobs in the box until `stop`. Then cancel the running calls."""
         try:
             async with anyio.create_task_group() as self.tasks:
                 task_status.started()
@@ -66,7 +67,7 @@ class Pump:
             self.stopped = True
             self.ended.set()
             self._box.clear()
-            for call in list(self.calls):  # also calls that were not begun
+            for call in list(self.calls):  # this includes calls that were not begun
                 call.future.cancel()
 
     def empty(self) -> None:
@@ -81,7 +82,7 @@ class Pump:
                 log.exception("a bug of sandq: %r failed", job)
 
     def stop(self) -> None:
-        """Ask `run` to end. May be called from any thread; no effect if it has ended."""
+        """Ask `run` to end. May be called from any thread. Has no effect if `run` has ended."""
 
         def stop() -> None:
             self._stopping = True
@@ -89,7 +90,7 @@ class Pump:
         self.put(stop)
 
     def put(self, job: Job) -> bool:
-        """Put a job into the box, from any thread; return whether the loop still runs."""
+        """Put a job into the box. May be called from any thread. Return whether the loop still runs."""
         self._box.append(job)
         if not self._armed:
             self._armed = True
@@ -143,13 +144,13 @@ class Call(Generic[T]):
             finish()
 
     def cancel(self) -> None:
-        """Cancel the task: the caller has gone. Call it in the loop's thread."""
+        """Cancel the task, because the caller no longer waits. Call it in the loop's thread."""
         if self._scope is not None:
             self._scope.cancel()
 
 
 class Portal:
-    """The threads' half; any number of threads may use it. `owner`: name of the used object in errors ("the
+    """The threads' half; any number of threads may use it. `owner`: name of the object in error messages ("the
     client")."""
 
     def __init__(self, pump: Pump, owner: str = "the client") -> None:
@@ -159,7 +160,7 @@ class Portal:
 
     @property
     def is_closed(self) -> bool:
-        """True if calls are not possible any more."""
+        """True if calls are no longer possible."""
         return self._pump.stopped or self.is_foreign
 
     @property
@@ -182,8 +183,9 @@ class Portal:
     def call(self, function: Callable[[], Awaitable[T]], *, patience_s: float = 0.0) -> T:
         """Run an async function in the loop and wait for it; return its result or raise its error.
 
-        If the wait is interrupted (Ctrl-C, a signal handler that raises), the function is cancelled. This waits for its
-        end, at most `patience_s`, and raises the interruption. Raises ClosedError if the client is closed meanwhile.
+        If the wait is interrupted (Ctrl-C, a signal handler that raises), the function is cancelled. Then `call` waits
+        up to `patience_s` for the function's end, and raises the interruption. Raises ClosedError if the client is
+        closed meanwhile.
         """
         pump = self._pump
         if threading.get_ident() == pump.thread_id and os.getpid() == self._pid:
@@ -219,8 +221,7 @@ class Portal:
 
 
 class Confirmation(Generic[T]):
-    """The result of `ack`, `nack` and `extend`: it may be ignored, or use `wait()` to wait for the broker's
-    confirmation."""
+    """The result of `ack`, `nack` and `extend`. It may be ignored; `wait()` waits for the broker's confirmation."""
 
     __slots__ = ("_begin", "_error", "_inner", "_portal")
 
@@ -232,8 +233,8 @@ class Confirmation(Generic[T]):
         portal.post(self._do)
 
     def wait(self, timeout: Duration | None = None) -> T:
-        """Wait for the broker's reply. Raises LeaseLost if the lease was lost; TimedOut if there is no reply in
-        `timeout`."""
+        """Wait for the broker's reply. Raises LeaseLost if the lease was lost. Raises TimedOut if there is no reply
+        within `timeout`."""
         return self._portal.call(lambda: bounded(self._result, timeout))
 
     def _do(self) -> None:

@@ -1,4 +1,5 @@
-"""Positions in a topic's delivery order, as callers write them: an instant, an offset, or "earliest" and "latest"."""
+"""Positions in a topic's delivery order, in the form that callers give them: an instant, an offset, "earliest" or
+"latest"."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ Start = Point
 
 
 def is_offset(point: Any) -> bool:
-    """Return whether this has the form of an offset. No instant has that many alphanumeric characters."""
+    """Return whether a point has the form of an offset. An instant never has as many alphanumeric characters."""
     return isinstance(point, str) and len(point) == offset_model.TEXT_CHARS and point.isascii() and point.isalnum()
 
 
@@ -38,7 +39,7 @@ def start_of(start: Start) -> str | int | bytes:
 
 
 def offset_of(point: Point | None, default: bytes | None) -> bytes | None:
-    """Return the first offset that is not before a point; `default` if it is None."""
+    """Return the lowest offset at or after a point. Return `default` if the point is None."""
     if point is None:
         return default
     if is_offset(point):
@@ -47,7 +48,7 @@ def offset_of(point: Point | None, default: bytes | None) -> bytes | None:
 
 
 def span_ms(since: Instant | None, until: Instant | None) -> tuple[int, int]:
-    """Return `(from_ms, until_ms)` of a request: from `since` on, before `until`. None means no bound."""
+    """Return `(from_ms, until_ms)` of a request: from `since` on, before `until`. None: no bound."""
     return 0 if since is None else instant_ms(since), TIME_MAX_MS if until is None else instant_ms(until)
 
 

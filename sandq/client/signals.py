@@ -10,7 +10,7 @@ __all__ = ["Signal"]
 
 
 class Signal:
-    """Wakes every task that is waiting at that moment; a `set` without waiting tasks has no effect.
+    """Wakes all tasks that wait when it is set. A `set` without waiting tasks has no effect.
 
     So a task must check its condition and then wait, without an await in between.
     """

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def seconds_of(name: str, duration: Duration) -> float:
-    """Return a timeout in seconds. Raises InvalidRequest if it is not a valid one."""
+    """Return a timeout in seconds. Raises InvalidRequest if the timeout is not valid."""
     seconds = duration_ms(duration) / 1000
     if not seconds:
         raise InvalidRequest(f"{name}: it must be greater than 0")
@@ -25,7 +25,7 @@ def seconds_of(name: str, duration: Duration) -> float:
 
 
 def check_timeout(timeout: Duration | None) -> None:
-    """Raise InvalidRequest unless it is a timeout, or None. For callers that use it later."""
+    """Raise InvalidRequest unless `timeout` is a valid timeout or None. For callers that use the timeout later."""
     if timeout is not None:
         seconds_of("timeout", timeout)
 

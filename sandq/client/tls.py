@@ -37,7 +37,8 @@ class ClientTls:
         name_of: Callable[[str], str] = lambda host: host,
         falls_back: bool = False,
     ) -> None:
-        """`context`: use this context. Without it, build one from the files (no `ca`: the authorities of the machine).
+        """`context`: the context to use. None: build a context from the files (without `ca`, trust the authorities of
+        the machine).
 
         `name_of`: returns the name against which a host's certificate is checked. `falls_back`: connect without TLS to
         a server that does not speak TLS. Raises InvalidRequest if a file cannot be used.
@@ -54,7 +55,7 @@ class ClientTls:
     def context(self) -> ssl.SSLContext:
         """Return the context for the next connection; read changed files again."""
         if self._own and self._file_versions() != self._versions:
-            # An unusable file, which may be half written, changes nothing.
+            # If a file is unusable, for example half written, keep the present context.
             with contextlib.suppress(InvalidRequest):
                 self._context = self._build_context()
         context = self._context
@@ -92,7 +93,7 @@ def tls_of(
     environ: Mapping[str, str],
     prefix: str = "SANDQ_",
 ) -> ClientTls | None:
-    """Return the TLS configuration from the arguments, and from the environment for those that are left out.
+    """Return the TLS configuration from the arguments. Omitted arguments are read from the environment.
 
     The variables are `SANDQ_TLS`, `SANDQ_CA`, `SANDQ_CERT`, `SANDQ_KEY`. Returns None without TLS. Raises
     InvalidRequest.

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans for messages: one where each is produced and one where it is handled, linked by its headers.
+"""OpenTelemetry spans for messages: one where a message is produced, and one where it is handled. Headers link both.
 
 `traceparent` and `tracestate` (W3C Trace Context) travel as headers, so that consumers in any language can continue the
 trace. A message that already has a `traceparent` keeps it. Attributes follow OpenTelemetry's conventions for messaging.
@@ -41,8 +41,8 @@ class Delivered(Protocol):
 class Tracing:
     """Makes the spans.
 
-    `ties`: how the span of a handled message relates to its producer's span. LINK: it is in a new trace with a link to
-    the producer's (it may be days later). PARENT: it is in the producer's trace.
+    `ties`: how the span of a handled message relates to its producer's span. LINK: a new trace with a link to the
+    producer's span, because the message may be handled days later. PARENT: the same trace.
     """
 
     def __init__(self, ties: str) -> None:
@@ -92,7 +92,7 @@ class Tracing:
     def _tied(self, headers: Headers) -> tuple[Context | None, list[Link]]:
         if TRACEPARENT not in headers:
             return None, []
-        # Pass only the trace headers on: the producer's other headers are neither read nor logged.
+        # Pass on only the trace headers, so that the producer's other headers are neither read nor logged.
         carrier = {name: value for name in TRACE_HEADERS if isinstance(value := headers.get(name), str)}
         context = self._propagate.extract(carrier)
         producer = self._trace.get_current_span(context).get_span_context()

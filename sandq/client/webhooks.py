@@ -1,4 +1,4 @@
-"""For receivers of pushed messages: create secrets, and verify that a request was signed with one of them."""
+"""For receivers of pushed messages: create secrets, and verify the signatures of requests."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ class Identity:
     used: Mapping[str, int] = field(default_factory=dict)
     """Current usage, for an identity with a quota.
 
-    `topics`, `partitions`, `stored_bytes` and `pending_messages` are those of the cluster. `connections`, `requests`
-    and `bytes` are those of the node that was asked; the last two since it started.
+    `topics`, `partitions`, `stored_bytes` and `pending_messages` cover the whole cluster. `connections`, `requests` and
+    `bytes` cover only the node that replied; the last two count since it started.
     """
 
     @classmethod
@@ -95,7 +95,7 @@ class Whoami:
 
 @suggesting
 class AccessAdmin:
-    """The part of `client.admin` for permissions. All methods but `whoami` require the right `security`."""
+    """The part of `client.admin` for permissions. All methods except `whoami` require the right `security`."""
 
     _cluster: Cluster
 
@@ -188,9 +188,9 @@ class AccessAdmin:
         note: str | None = None,
         timeout: Duration | None = None,
     ) -> Identity:
-        """Change the permissions of an identity; arguments that are left out change nothing.
+        """Change the permissions of an identity. An omitted argument changes nothing.
 
-        `grants` replaces all grants; `add` and `remove` change single ones. `quota`: changes the named values; None
+        `grants` replaces all grants; `add` and `remove` change single grants. `quota`: changes the given values; None
         removes a value. Raises NotFound, InvalidRequest.
         """
         changes = _given(grants=grants, add=add, remove=remove, quota=quota, note=note)
@@ -248,7 +248,7 @@ def _rows(frame: Frame) -> list[Any]:
 
 
 def _given(**named: Any) -> dict[str, Any]:
-    """Return the given arguments as the request has them, checked."""
+    """Check the given arguments, and return them in the form that the request needs."""
     changes = {name: value for name, value in named.items() if value is not None}
     for name in ("grants", "add", "remove"):
         if name in changes:
@@ -259,7 +259,8 @@ def _given(**named: Any) -> dict[str, Any]:
 
 
 def _quota(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return quotas as the request has them: durations in ms, None for values to remove. Raises InvalidRequest."""
+    """Return quotas in the form that the request needs: durations in ms, None for values to remove. Raises
+    InvalidRequest."""
     record = Quota().changed(given).record()
     removed = {"max_delay_ms" if name == "max_delay" else name: None for name, value in given.items() if value is None}
     return {**record, **removed}

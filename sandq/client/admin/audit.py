@@ -18,8 +18,8 @@ _LIST: Final = 5
 class AuditPage(NamedTuple):
     """Lines of the audit logs, oldest first.
 
-    `position`: pass it as `after` to get later lines. `lost`: number of lines that each node could not store since it
-    started, for nodes that lost some. `missing`: for nodes whose lines are missing, the reason.
+    `position`: pass it as `after` to get later lines. `lost`: by node, the number of lines that the node could not
+    store since it started; only for nodes that lost lines. `missing`: by node, the reason why its lines are missing.
     """
 
     lines: list[dict[str, Any]]
@@ -72,7 +72,8 @@ def parse_reply(frame: Frame) -> NodeReply:
 def merge(
     replies: Mapping[str, NodeReply], before: Mapping[str, str], missing: dict[str, str], last: int | None
 ) -> AuditPage:
-    """Merge the replies. `before`: positions of nodes that may not reply now; `last`: number of lines, None for all."""
+    """Merge the replies. `before`: positions of the last page, kept for nodes that do not reply now. `last`: number of
+    lines; None for all."""
     lines = [line for found in replies.values() for line in found.lines]
     lines.sort(key=lambda line: str(line.get("time")))
     positions = {**before, **{node: found.position for node, found in replies.items()}}

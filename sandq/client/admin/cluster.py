@@ -56,11 +56,11 @@ class ClusterAdmin:
     async def cluster(self, node: str | None = None, *, timeout: Duration | None = None) -> dict[str, Any]:
         """Return the view that `node` has of the cluster; None for any node.
 
-        `waiting`: why that node belongs to no cluster yet, or None. `nodes`: a row for each node, with `standing`,
-        `replicas` (those that it holds or will hold) and `voter` (in the metadata group). `moving`: partitions whose
-        replicas are moving.
+        `waiting`: why that node belongs to no cluster yet, or None. `nodes`: one row per node, with `standing`,
+        `replicas` (number of replicas that the node holds or will hold) and `voter` (in the metadata group). `moving`:
+        partitions whose replicas are moving.
 
-        The leader of the metadata group (`metadata_leader`) is the first to know changes.
+        The leader of the metadata group (`metadata_leader`) sees changes first.
         """
         return map_of(await self._at(node, ClusterInfo(), idempotent=True))
 
@@ -71,10 +71,10 @@ class ClusterAdmin:
         """Return the latest lines of the audit logs of all nodes, or of one node: actions and refusals, with their
         callers.
 
-        `after`: the `position` of an earlier answer; then up to `last` lines of each node that were written since.
+        `after`: the `position` of an earlier reply; the result then has up to `last` newer lines of each node.
 
-        Raises Conflict if a node that is given by name keeps no audit log. For several nodes, `missing` has the reasons
-        why lines of a node are missing.
+        Raises Conflict if `node` is given and keeps no audit log. For all nodes, `missing` has the reasons why lines of
+        a node are missing.
         """
         audit.check_last(last)
         positions = audit.positions_of(after)
@@ -88,8 +88,9 @@ class ClusterAdmin:
         """Return how late messages were delivered, compared with the objective of the nodes (`slo` in their
         configuration).
 
-        Covers all nodes, or one. Raises Conflict if a node that is given by name does not measure. For several nodes,
-        `missing` has the reasons why a node's part is missing. Raises Unavailable if all are missing.
+        Covers all nodes, or only `node`. Raises Conflict if `node` is given and does not measure. For all nodes,
+        `missing` has the reasons why a node's part is missing. Raises Unavailable if the parts of all nodes are
+        missing.
         """
         replies, missing = await self._ask_nodes(node, lambda name: Slo(), slo.parse_reply, Slo.type)
         if not replies:
@@ -100,7 +101,8 @@ class ClusterAdmin:
     async def _ask_nodes(
         self, node: str | None, request: Callable[[str], Request], parse: Callable[[Frame], T], kind: Type
     ) -> tuple[dict[str, T], dict[str, str]]:
-        """Send a request to all nodes or one; return the replies, and the reasons why replies are missing, by node."""
+        """Send a request to all nodes, or to one node. Return (replies by node, reasons why replies are missing by
+        node)."""
         rows: list[dict[str, Any]] = (await self.cluster()).get("nodes") or []
         up = {str(row.get("node")) for row in rows if row.get("up")}
         replies: dict[str, T] = {}
@@ -130,8 +132,8 @@ class ClusterAdmin:
         """Return the log level of a node. With `level` (debug, info, warning, error), change it first.
 
         The change lasts for `for_` (at most a day), or until the node stops. The result has `node`, `level`, the
-        `configured` level, and `until_ms`. `node`: None for the node that is asked. Connections that are already open
-        keep their level.
+        `configured` level, and `until_ms`. `node`: None for the node to which the client sends the request. Connections
+        that are already open keep their level.
         """
         for_ms = None if for_ is None else duration_ms(for_)
         request = LogLevel(level, for_ms)
@@ -143,7 +145,7 @@ class ClusterAdmin:
 
         It contains `process`, `threads` and `tasks` with their stacks, `loop_stalls`, `memory`, `raft_groups`,
         `connections`, the `configuration` without secrets, and the last lines of the `log`. It contains names, but no
-        values, keys, headers or secrets. `node`: None for the node that is asked.
+        values, keys, headers or secrets. `node`: None for any node.
         """
         return map_of(await self._at(node, DebugDump(), idempotent=True))
 
@@ -157,8 +159,8 @@ class ClusterAdmin:
     async def drain_node(self, node: str, *, undo: bool = False, timeout: Duration | None = None) -> None:
         """Move all replicas of a node to the other nodes; the node stays registered. `undo`: use the node again.
 
-        Returns once the request is recorded, not when it is done: see `replicas` in `cluster()`. Raises NotFound if
-        there is no such node, InvalidRequest if too few other nodes would be left.
+        Returns once the request is recorded. The replicas move afterwards: see `replicas` in `cluster()`. Raises
+        NotFound if there is no such node, InvalidRequest if too few other nodes would be left.
         """
         request = NodeChange(check_name("node", node), UNDRAIN if undo else DRAIN)
         await call(self._cluster, request)
@@ -168,9 +170,9 @@ class ClusterAdmin:
         """Remove a node that was drained or has failed from the cluster. The replicas of a failed node are recreated
         first.
 
-        Returns once the request is recorded; the node is gone when `cluster()` does not list it any more. Raises
-        NotFound if there is no such node, Conflict while it is up and holds replicas, or if it is the last such node.
-        After TimedOut or ConnectionLost, the outcome is unknown.
+        Returns once the request is recorded. The node is removed when `cluster()` no longer lists it. Raises NotFound
+        if there is no such node. Raises Conflict while the node is up and holds replicas, or if no other node could
+        hold replicas. After TimedOut or ConnectionLost, the outcome is unknown.
         """
         await call(self._cluster, NodeChange(check_name("node", node), REMOVE), idempotent=False)
 
@@ -178,7 +180,8 @@ class ClusterAdmin:
     async def transfer(self, topic: str, partition: int, node: str, *, timeout: Duration | None = None) -> None:
         """Make a node that holds a replica of a partition its leader; returns once it leads.
 
-        Raises InvalidRequest if the node holds no replica; TimedOut if it does not lead yet, but it will once it can.
+        Raises InvalidRequest if the node holds no replica. Raises TimedOut if the node does not lead yet; it will lead
+        as soon as it can.
         """
         request = Transfer(check_name("topic", topic), check_partition(partition), check_name("node", node))
         await call(self._cluster, request)
@@ -186,13 +189,13 @@ class ClusterAdmin:
 
     @timed_change
     async def rebuild(self, topic: str, partition: int, node: str, *, timeout: Duration | None = None) -> None:
-        """Let a node delete its replica of a partition and copy it from the others.
+        """Make a node delete its replica of a partition, and copy the partition from the other replicas.
 
         Use it for a replica that differs from the others (`different` of `cluster()`). Returns once the replica is
-        deleted and its copy has begun; `topic()` shows when it is complete (`moving` is over). Until then there is one
-        replica less. Raises InvalidRequest if the node holds no replica or the only one; Conflict if not all other
-        replicas are available. After TimedOut or ConnectionLost it is unknown whether the replica was deleted; a
-        deleted one is restored.
+        deleted and the copy has begun. `topic()` shows when the copy is complete (`moving` is over); until then there
+        is one replica less. Raises InvalidRequest if the node holds no replica or the only one. Raises Conflict unless
+        all other replicas are available. After TimedOut or ConnectionLost it is unknown whether the replica was
+        deleted; if so, it is restored.
         """
         request = Rebuild(check_name("topic", topic), check_partition(partition), check_name("node", node))
         await call(self._cluster, request, idempotent=False)
@@ -214,11 +217,12 @@ class ClusterAdmin:
         The skipped commands are lost; their callers got no reply. `topic`: None for the metadata. `index`: index of the
         entry; None for the one that shut the partition. `commands`: positions of the commands to skip; None for the
         command that failed, or for the whole entry if that is unknown. `dry_run`: only return the content of the entry:
-        `index`, `error` and `commands`, a row for each. `force`: skip it even if a replica that may have applied the
-        entry is unreachable.
+        `index`, `error`, and `commands` (one row per command). `force`: skip the entry even if a replica that may have
+        applied it is unreachable.
 
-        Raises Conflict if there is nothing to skip, or if such a replica is unreachable; InvalidRequest if the entry
-        differs. After TimedOut or ConnectionLost the outcome is unknown; `cluster()` shows it (`shut`).
+        Raises Conflict if there is nothing to skip, or if a replica that may have applied the entry is unreachable.
+        Raises InvalidRequest if the entry differs from the arguments. After TimedOut or ConnectionLost the outcome is
+        unknown; `cluster()` shows it (`shut`).
         """
         name = None if topic is None else check_name("topic", topic)
         request = EntrySkip(name, check_partition(partition), index, commands, dry_run, force)
@@ -228,10 +232,10 @@ class ClusterAdmin:
     async def finalize(self, *, dry_run: bool = False, timeout: Duration | None = None) -> tuple[int, int]:
         """Raise the feature level of the cluster, permanently, to the highest level that all nodes know.
 
-        Returns the levels before and after. It is for clusters with `cluster.finalize: manual`; others do it
-        automatically. Afterwards, no node of a version without that level can start. `dry_run`: only return the levels.
-        Raises Conflict if no higher level is known to all nodes, or if a node is older. After TimedOut or
-        ConnectionLost the outcome is unknown; `cluster()` shows it (`feature_level`).
+        Returns the levels before and after. For clusters with `cluster.finalize: manual`; other clusters raise the
+        level automatically. Afterwards, nodes of a version without that level cannot start. `dry_run`: only return the
+        levels. Raises Conflict if no higher level is known to all nodes, or if a node has an older version. After
+        TimedOut or ConnectionLost the outcome is unknown; `cluster()` shows it (`feature_level`).
         """
         # A retry would report that there is nothing to do, although the first attempt did it.
         levels = map_of(await call(self._cluster, Finalize(dry_run), idempotent=dry_run))
@@ -239,11 +243,11 @@ class ClusterAdmin:
 
     @timed_change
     async def init_cluster(self, *, timeout: Duration | None = None) -> str:
-        """Create the cluster with the node that is asked as its only member; return the cluster's UUID.
+        """Create the cluster with the node that receives the request as its only member; return the cluster's UUID.
 
         The node must be waiting to join a cluster; Conflict is raised if it belongs to a cluster or knows one. Other
-        waiting nodes then join. Two clusters of one name never merge. After TimedOut or ConnectionLost the outcome is
-        unknown; `cluster()` shows it.
+        waiting nodes then join. Two clusters of the same name never merge. After TimedOut or ConnectionLost the outcome
+        is unknown; `cluster()` shows it.
         """
         uuid = field_of(await call(self._cluster, ClusterInit(), idempotent=False))
         if type(uuid) is not str:
@@ -254,9 +258,9 @@ class ClusterAdmin:
     async def clock(self, *, accept: bool = False, timeout: Duration | None = None) -> dict[str, Any]:
         """Return the state of a node's guarded clock.
 
-        It contains `guarded_ms`, `wall_ms`, `drift_ms`, `alarm` and its `reason`, and `peers` and `median_ms`: the
-        guarded clocks of the other nodes, relative to this one. `accept`: follow a step of the wall clock that the node
-        did not trust.
+        It contains `guarded_ms`, `wall_ms`, `drift_ms`, `alarm` and its `reason`. `peers` and `median_ms` are the
+        guarded clocks of the other nodes, relative to this node's clock. `accept`: follow a step of the wall clock that
+        the node did not trust.
         """
         request = ClusterClock(ACCEPT if accept else SHOW)
         return map_of(await call(self._cluster, request, idempotent=not accept))
@@ -265,10 +269,10 @@ class ClusterAdmin:
     async def reset_clock(self, topic: str, partition: int, *, timeout: Duration | None = None) -> dict[str, Any]:
         """Set the time of a partition back to its leader's clock, after a wrong clock has moved it far ahead.
 
-        The result has the `outcome`: "begun"; "under_way" if it had begun before; "not_ahead" if there is nothing to
-        reset. It also has the partition's former `floor_ms`, and its new `now_ms` and `clock_epoch`. Until the reset is
-        done, the partition responds with `Unavailable`. `stats` shows its progress (`clock_reset`) and how far
-        partitions are ahead (`ahead_ms`).
+        The result has the `outcome`: "begun"; "under_way" if an earlier reset is in progress; "not_ahead" if there is
+        nothing to reset. It also has the partition's former `floor_ms`, and its new `now_ms` and `clock_epoch`. Until
+        the reset is done, the partition responds with `Unavailable`. `stats` shows its progress (`clock_reset`) and how
+        far partitions are ahead (`ahead_ms`).
 
         Raises Conflict if the leader's clock is in alarm; InvalidRequest for a compacted topic; UnknownTopic,
         UnknownPartition.

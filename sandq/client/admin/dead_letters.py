@@ -1,4 +1,4 @@
-"""`client.dead(topic, group)`: the messages that a group does not get any more."""
+"""`client.dead(topic, group)`: the messages that a group no longer gets, because their last attempt failed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class DeadLetters:
 
     - `reason`: "nacked" or "lease_expired" (at the last attempt), "expired" (its ttl had passed), "rejected" (a
       consumer made it dead);
-    - `since` and `until`: the time of its death, without `until` itself;
+    - `since` and `until`: its time of death, from `since` on and before `until`;
     - `error`: a part of its last error, case-sensitive;
     - `key_prefix`: the beginning of its key.
     """
@@ -73,8 +73,8 @@ class DeadLetters:
     ) -> Merged[DeadRecord, DeadLetter]:
         """Iterate over dead letters of all partitions in delivery order: `async for letter in dead.list():`.
 
-        `after`: the offset after which to begin. `newest`: the latest delivery time comes first; this requires that
-        every node runs a version with this feature.
+        `after`: the offset after which to begin. `newest`: the latest delivery time comes first; all nodes must run a
+        version with this feature.
         """
         check_limit(limit)
         which = _which(reason, since, until, error, key_prefix)
@@ -96,7 +96,7 @@ class DeadLetters:
             )
             try:
                 frame = await call_leader(self._cluster, request)
-            except UnknownGroup:  # a group may be unknown in some partitions, but not in all
+            except UnknownGroup:  # some partitions may not know the group, but at least one must
                 known.discard(partition)
                 if not known:
                     raise
@@ -116,7 +116,7 @@ class DeadLetters:
 
     @timed_read
     async def counts(self, *, timeout: Duration | None = None) -> dict[str, int]:
-        """Return the number of dead letters for each reason that occurs."""
+        """Return the number of dead letters by reason."""
         rows = [row for row in await self._admin.groups(self.topic) if row.get("group") == self.group]
         if not rows:
             raise UnknownGroup(f"topic {self.topic!r} has no group {self.group!r}")
@@ -168,7 +168,7 @@ class DeadLetters:
         progress: Progress | None = None,
         timeout: Duration | None = None,
     ) -> JobResult:
-        """Delete the selected dead letters. Otherwise like `redrive`."""
+        """Delete the selected dead letters. The arguments are those of `redrive`."""
         if key_prefix is not None:
             key_prefix = bulk_prefix("key_prefix", key_prefix)
         arguments = self._arguments(_which(reason, since, until, error, key_prefix), dry_run)
@@ -179,8 +179,8 @@ class DeadLetters:
         """Deliver dead letters again, starting with attempt 1; return their outcomes, in order.
 
         At most 10,000 ids per call. Outcomes `not_dead` and `not_found` do not affect the other ids. After a lost
-        reply, the request is retried. Then a letter that was already redriven has the outcome `not_dead`, or
-        `not_found` if it was acked. Raises InvalidRequest for an invalid id before anything is done.
+        reply, the request is retried. If the first attempt has redriven a letter, its outcome is then `not_dead`, or
+        `not_found` if it was acked meanwhile. Raises InvalidRequest for an invalid id before anything is done.
         """
         return await self._each(DeadRedrive, ids)
 
@@ -188,7 +188,8 @@ class DeadLetters:
     async def purge_ids(self, ids: Iterable[str], *, timeout: Duration | None = None) -> builtins.list[DeadOutcome]:
         """Delete dead letters; return their outcomes, in order.
 
-        Otherwise like `redrive_ids`. After a lost reply, a letter that was already purged has the outcome `not_found`.
+        Limits and errors are as for `redrive_ids`. After a lost reply, a letter that was already purged has the outcome
+        `not_found`.
         """
         return await self._each(DeadPurge, ids)
 
@@ -230,9 +231,9 @@ class DeadLetters:
 def _which(
     reason: str | None, since: Instant | None, until: Instant | None, error: str | None, key_prefix: Value | None
 ) -> dict[str, Any]:
-    """Return the conditions on dead letters as the request has them. Raises InvalidRequest.
+    """Return the conditions on dead letters in the form that the request needs. Raises InvalidRequest.
 
-    Error and key are included only if they are given, because older brokers do not know them.
+    `error` and `key_prefix` are included only if they are given, because older brokers do not know them.
     """
     if reason is not None and reason not in DEAD_REASONS:
         raise InvalidRequest(f"reason: one of {', '.join(DEAD_REASONS)} is expected, not {reason!r}")

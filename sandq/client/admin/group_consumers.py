@@ -24,9 +24,9 @@ _FIELDS: Final[dict[str, tuple[type, ...]]] = {
 class GroupConsumer(NamedTuple):
     """One consumer of a group.
 
-    `address`, `since_ms` and `credit` (messages that it may still receive) are None if it leases by requests, without a
-    subscription. `partitions`: number of partitions that it is subscribed to. `messages`: number of messages that it
-    holds. `leased_ms`: time at which the oldest of them was leased.
+    `address`, `since_ms` and `credit` (number of messages that it may still receive) are None if the consumer leases by
+    requests, without a subscription. `partitions`: number of partitions that it is subscribed to. `messages`: number of
+    messages that it holds. `leased_ms`: time at which the oldest of these messages was leased.
     """
 
     consumer: str
@@ -39,7 +39,8 @@ class GroupConsumer(NamedTuple):
 
 
 class GroupConsumers(NamedTuple):
-    """The consumers of a group, ordered by number of held messages. `left_out`: minimum number of further consumers."""
+    """The consumers of a group, ordered by number of held messages. `left_out`: there are at least this many further
+    consumers."""
 
     consumers: list[GroupConsumer]
     left_out: int

@@ -47,8 +47,7 @@ class GroupAdmin:
 
     @timed_read
     async def groups(self, topic: str, *, timeout: Duration | None = None) -> list[dict[str, Any]]:
-        """Return the groups of a topic, a row for each partition and group; offsets (`cursor`, `committed`) are
-        text."""
+        """Return the groups of a topic: one row per partition and group. Offsets (`cursor`, `committed`) are text."""
         rows = await rows_of_leaders(self._cluster, GroupList(topic))
         return sorted(rows, key=lambda row: (str(row.get("group")), row.get("partition", 0)))
 
@@ -61,9 +60,9 @@ class GroupAdmin:
     async def seek_group(self, topic: str, group: str, to: Start, *, timeout: Duration | None = None) -> dict[int, str]:
         """Move a group to "earliest", "latest", an instant, or an offset; return its new cursor for each partition.
 
-        All messages from there on are delivered again; messages that are skipped by seeking forward count as acked.
-        Leases and pending retries of the group are revoked. An offset belongs to one partition; the other partitions
-        stay unchanged.
+        All messages after the new position are delivered again. Messages that a seek forward skips count as acked.
+        Leases and pending retries of the group are revoked. An offset belongs to one partition; the group's cursors in
+        other partitions do not change.
         """
         request = GroupSeek(topic, check_name("group", group), start_of(to))
         rows = [row for found in await ask_leaders_of_group(self._cluster, request) for row in rows_of(found, list)]
@@ -88,11 +87,11 @@ class GroupAdmin:
         await ask_leaders_of_group(self._cluster, request, idempotent=False)
 
     async def _check_finished(self, request: GroupDelete) -> None:
-        """Raise Conflict if a group has unfinished messages in any partition; nothing is deleted then."""
+        """Raise Conflict, without deleting anything, if a group has unfinished messages in any partition."""
         try:
             frames = await ask_leaders_of_group(self._cluster, request._replace(mode=CHECK))
         except InvalidRequest:
-            return  # nodes of a version without modes; the next request is refused if it is bad
+            return  # these nodes have a version without modes; if the request is invalid, the next one fails
         unfinished = sum(count_of(frame) for frame in frames)
         if unfinished:
             raise unfinished_conflict(request.group, unfinished)
@@ -101,10 +100,10 @@ class GroupAdmin:
     async def update_group(
         self, /, topic: str, group: str, *, timeout: Duration | None = None, **settings: Unpack[GroupSettings]
     ) -> None:
-        """Replace the group's own settings; without any, the settings of the topic apply.
+        """Replace the group's own settings. For all other settings, the topic's settings apply.
 
-        Possible settings: `max_attempts`, `max_snoozes`, `backoff`, `max_in_flight_per_key` (at most that of the
-        topic).
+        Possible settings: `max_attempts`, `max_snoozes`, `backoff`, `max_in_flight_per_key` (at most the topic's
+        value).
         """
         request = GroupUpdate(topic, check_name("group", group), plain_settings(settings))
         await ask_leaders_of_group(self._cluster, request)
@@ -113,9 +112,9 @@ class GroupAdmin:
     async def pause_group(self, topic: str, group: str, *, timeout: Duration | None = None) -> None:
         """Stop deliveries to a group until `resume_group`. Raises UnknownGroup.
 
-        Consumers keep the messages that they hold, and can ack them. The group stays paused across restarts, and does
-        not expire for lack of consumers. After TimedOut or ConnectionLost it is unknown in which partitions it was
-        paused; it is safe to repeat the call.
+        Consumers keep the messages that they hold, and can ack them. The group stays paused across restarts. While
+        paused, it does not expire for lack of consumers. After TimedOut or ConnectionLost it is unknown in which
+        partitions the group was paused; repeating the call is safe.
         """
         await ask_leaders_of_group(self._cluster, GroupPause(topic, check_name("group", group), True))
 
@@ -136,12 +135,12 @@ class GroupAdmin:
         burst: int | None = None,
         timeout: Duration | None = None,
     ) -> None:
-        """Replace the limits of a group, which apply over all partitions of a topic; without any, the limits are
+        """Replace the limits of a group. They apply over all partitions of a topic. Without arguments, the limits are
         removed.
 
         `max_in_flight`: maximum number of leased messages. `rate`: maximum deliveries, as a number per second or as
-        text such as "5/s" or "100/m". `burst`: maximum number of deliveries at once after a pause (default: those of a
-        tenth of a second, at least 1). The group need not exist yet. Messages in flight are not taken back.
+        text such as "5/s" or "100/m". `burst`: maximum number of deliveries at once after a pause (default: a tenth of
+        a second's deliveries, at least 1). The group need not exist yet. Messages in flight stay with their consumers.
         """
         limits = {"max_in_flight": max_in_flight, "rate": rate, "burst": burst}
         given = {name: value for name, value in limits.items() if value is not None}
@@ -162,14 +161,14 @@ class GroupAdmin:
         request_timeout: Duration | None = None,
         timeout: Duration | None = None,
     ) -> dict[str, Any]:
-        """Send the messages of a group to a URL by POST, each at its time, or change this; return the resulting
+        """Send the messages of a group to a URL by POST, each at its time, or change this setting. Return the resulting
         setting.
 
-        Arguments that are left out change nothing. The result contains only hints of the secrets. `secrets`: 1 to 4
-        secrets, each of which signs the requests (`sandq.new_push_secret()` creates one). With `keep_secrets` the
-        former ones sign, too, while a receiver changes over. `concurrency`: concurrent requests of each node that leads
-        partitions (10). `request_timeout`: for a request to the URL and its response (30 s). The group need not exist
-        yet.
+        An omitted argument changes nothing. The result contains only hints of the secrets. `secrets`: 1 to 4 secrets,
+        each of which signs the requests (`sandq.new_push_secret()` creates one). With `keep_secrets`, the former
+        secrets sign as well, while a receiver changes to the new ones. `concurrency`: maximum number of concurrent
+        requests per node that leads partitions (default 10). `request_timeout`: timeout of a request to the URL,
+        including the response (default 30 s). The group need not exist yet.
 
         Raises InvalidSetting, also for a URL that the nodes' configuration (`push.allow`) does not allow.
         """
@@ -190,7 +189,7 @@ class GroupAdmin:
         """Stop pushing the messages of a group; the group keeps its position. Requests in progress have ten seconds to
         end.
 
-        It is no error if the group is not pushed.
+        If the group is not pushed, nothing happens.
         """
         await call(self._cluster, GroupPush(check_name("topic", topic), check_name("group", group), None))
 
@@ -199,15 +198,15 @@ class GroupAdmin:
         """Return the groups of a topic that are pushed, ordered by name.
 
         Each row has `url`, `secrets` (hints), `concurrency`, `request_timeout`, `state`, the last `error` and its
-        `error_ms`. The states are "pushing"; "waiting" while all requests to the receiver fail, then "probing";
-        "looking" for its address; "starting". `nodes` has a row for each node that pushes, with its counts since it
-        started (`acked`, `retried`, `snoozed`, `dead`).
+        `error_ms`. The states are: "pushing"; "waiting" and "probing" while all requests to the receiver fail;
+        "looking" while its address is resolved; "starting". `nodes` has one row per node that pushes, with counts since
+        the node started (`acked`, `retried`, `snoozed`, `dead`).
         """
         return merge(await rows_of_leaders(self._cluster, PushList(check_name("topic", topic))))
 
 
 def merge(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each group: its setting, the worst `state` of all nodes, the last `error` with `error_ms`,
+    """Return one row per group: its setting, the worst `state` of all nodes, the last `error` with `error_ms`, and
     `nodes`.
 
     `nodes` has a row for each node that pushes.

@@ -32,14 +32,14 @@ from sandq.protocol.requests_overview import (
 
 T = TypeVar("T")
 UNREACHABLE: Final = "it cannot be reached"
-"""Reason in `missing`: the node that was asked is not connected to that node."""
+"""Reason in `missing` for a node to which the queried node is not connected."""
 NODE_S: Final = 5.0
-"""Timeout for the reply of one of several nodes, in seconds; a silent node is reported as missing."""
+"""Timeout for the reply of one node, in seconds, if several nodes are queried. A silent node is reported as missing."""
 
 
 class Lateness(NamedTuple):
-    """Histogram of the lateness of first deliveries. `counts`: for each upper bound in seconds, the last for larger
-    ones."""
+    """Histogram of the lateness of first deliveries. `counts`: number of deliveries up to each bound in seconds, the
+    last count for deliveries above all bounds."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -75,18 +75,19 @@ class GroupOverview:
     consumers: int = 0
     paused: bool = False
     reason: str | None = None
-    """Why it gets no new messages; None if it does."""
+    """Why the group gets no new messages. None if it gets them."""
     oldest_ms: int | None = None
-    """Due time of its oldest message that is not acked, in epoch ms."""
+    """Due time of the group's oldest message that is not acked, in epoch ms."""
     held_up_by: int = 0
-    """Bit set: due messages wait for its `max_in_flight` (1), for its `rate` (2)."""
+    """Bit set. Due messages wait for the group's `max_in_flight` (1), or for its `rate` (2)."""
     push: str | None = None
-    """The worst state of its push on any node (`sandq.model.health.PUSH_STATES`); None if the group is not pushed."""
+    """The worst state of the group's push on any node (`sandq.model.health.PUSH_STATES`); None if the group is not
+    pushed."""
     push_error: str | None = None
-    """The latest error of its receiver on any node."""
+    """The latest error of the push receiver on any node."""
     push_error_ms: int | None = None
     unfinished: int | None = None
-    """Messages that the group keeps since it expired (`group_ttl`); None if it has not expired."""
+    """Number of messages that the group still keeps after it has expired (`group_ttl`). None if it has not expired."""
 
     @property
     def lag(self) -> int:
@@ -136,9 +137,9 @@ class TopicOverview:
     """Lateness of the last minute."""
     group_count: int = 0
     groups: dict[str, GroupOverview] = field(default_factory=dict)
-    """The groups that are furthest behind, up to 50 of each node."""
+    """The groups that are furthest behind, up to 50 per node."""
     replicas: int = 0
-    """Replicas of each partition."""
+    """Number of replicas per partition."""
 
     @property
     def lag(self) -> int:
@@ -163,8 +164,8 @@ class TopicOverview:
 class ClusterOverview(NamedTuple):
     """All topics that the caller may read, by name.
 
-    `over_ms`: length of the interval for rates, which ends at about `now_ms`. `missing`: nodes that reported nothing,
-    with the reason.
+    `over_ms`: length of the interval for rates, which ends at about `now_ms`. `missing`: by node, the reason why it
+    reported nothing.
     """
 
     now_ms: int
@@ -198,7 +199,7 @@ class OverviewAdmin(ClusterAdmin):
 
     @timed_read
     async def overview(self, *, timeout: Duration | None = None) -> ClusterOverview:
-        """Return counts and rates of all topics, from measurements that the nodes make anyway."""
+        """Return counts and rates of all topics. The nodes measure these continuously, so this call is cheap."""
         missing: dict[str, str] = {}
         topics: dict[str, TopicOverview] = {}
         now_ms = over_ms = 0
@@ -243,7 +244,7 @@ class OverviewAdmin(ClusterAdmin):
         return History(slot_ms, [slot for _, slot in sorted(slots.items())], missing)
 
     async def _nodes_up(self, missing: dict[str, str]) -> list[tuple[str, str | None]]:
-        """Return the reachable nodes, each with the id to use; a single node gets None (any node)."""
+        """Return (name, id for requests) of each reachable node. The id of a single node is None (any node)."""
         rows: list[dict[str, Any]] = (await self.cluster()).get("nodes") or []
         if len(rows) == 1:
             return [(str(rows[0].get("node")), None)]
@@ -268,7 +269,7 @@ async def _of_each(
     request: int,
     missing: dict[str, str],
 ) -> list[T]:
-    """Ask all nodes at once, so that a hanging node does not delay the others; record failures in `missing`.
+    """Query all nodes at the same time, so that a hanging node does not delay the others. Record failures in `missing`.
 
     Raises errors that do not concern a single node.
     """
@@ -315,9 +316,9 @@ def _why(error: Conflict | Retriable | NotFound | InvalidRequest, request: int) 
 
 
 def _plus(known: Lateness, sparse: Sequence[int], bounds: Sequence[float]) -> Lateness:
-    """Add the counts of a node, given as pairs of bucket number and count in one sequence."""
+    """Add the counts of a node. `sparse`: bucket numbers and counts, alternating."""
     if known.bounds and known.bounds != tuple(bounds):
-        return known  # another version with different bounds
+        return known  # the node has another version with different bounds
     counts = Counter(dict(enumerate(known.counts)))
     for number, count in zip(sparse[::2], sparse[1::2], strict=True):
         counts[number] += count

@@ -21,8 +21,8 @@ async def partition_rows(
     """Return rows for the partitions of a topic, or of all topics.
 
     `most`: stop after the topic that reaches this number of rows. `moving`: only partitions that are moving. `sees`:
-    returns whether a listed topic is wanted; no node is asked about others. Raises UnknownTopic if the named topic does
-    not exist.
+    returns whether to include a listed topic; the nodes are not queried about other topics. Raises UnknownTopic if the
+    named topic does not exist.
     """
     rows: list[dict[str, Any]] = []
     for record in await admin.list_topics() if topic is None else [await admin.topic(topic)]:
@@ -60,7 +60,7 @@ def _row(record: TopicRecord, row: Partition, held: Mapping[str, Any]) -> dict[s
 def steps(row: Partition, members: Sequence[Mapping[str, Any]] | None) -> list[str]:
     """Return the current and remaining steps of a partition's move, as text.
 
-    `members`: the members of its Raft group, as in TOPIC_STATS; None if no node could be asked.
+    `members`: the members of its Raft group, as in TOPIC_STATS; None if no node has replied.
     """
     if not row.moving:
         return []

@@ -1,4 +1,4 @@
-"""Send requests of administration to the right nodes, and read their replies."""
+"""Send administration requests to the right nodes, and read their replies."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ async def rows_of_leaders(cluster: Cluster, request: TopicRequest) -> list[dict[
 
 
 async def ask_leaders_of_group(cluster: Cluster, request: TopicRequest, *, idempotent: bool = True) -> list[Frame]:
-    """Like `ask_leaders`, for a group that may be unknown to some of the nodes, but not to all."""
+    """Like `ask_leaders`, for a group that some nodes may not know. Raises an error only if all nodes do not know
+    it."""
     frames: list[Frame] = []
     unknown: SandqError | None = None
     for node_id in await _leaders(cluster, request.topic):
@@ -108,7 +109,7 @@ def map_of(frame: Frame) -> dict[str, Any]:
 
 
 def shown(value: Any) -> Any:
-    """Return a value with offsets as text, also in nested rows."""
+    """Return a value in which offsets are text, also in nested rows."""
     if type(value) is list:
         return [shown(one) for one in value]
     if type(value) is dict:

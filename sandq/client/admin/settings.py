@@ -1,6 +1,7 @@
 """The settings of topics and groups as keyword arguments, for type checkers.
 
-`sandq.model.settings` describes their meaning and ranges; the broker checks them with it. A test compares the two.
+`sandq.model.settings` defines their meaning and ranges, and the broker checks them with it. A test compares both
+modules.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Tenant(TypedDict, total=False):
 
 
 class TopicSettings(TypedDict, total=False):
-    """Settings of topics of all kinds; the broker checks which settings a kind has."""
+    """Settings of topics of all kinds. The broker checks whether a setting applies to the topic's kind."""
 
     lease: Duration
     max_attempts: int | OrNone
@@ -73,7 +74,7 @@ class GroupSettings(TypedDict, total=False):
 
 
 def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as msgpack can encode them: a timedelta becomes text. The broker checks their values."""
+    """Return settings in a form that msgpack can encode: a timedelta becomes text. The broker checks their values."""
     plain: dict[str, Any] = {}
     for name, value in settings.items():
         _check_text("the name of a setting", name)

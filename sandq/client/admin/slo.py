@@ -25,15 +25,15 @@ _REASONS: Final = {
 class SloReport(NamedTuple):
     """How late messages were delivered in the last `window_ms`, for all nodes that replied.
 
-    `target`: the share of deliveries that should come within `lateness_ms`. `in_time`: the share that did.
-    `budget_left`: the remaining share of the late deliveries that the target allows, below 0 if there were more. Both
-    are None if nothing was delivered. `burn_rates`: for each time span ("1h"), how many times faster than allowed the
-    budget was used; None if nothing was delivered. `early`: early deliveries, always 0. `histogram`: pairs (bound in
-    ms, deliveries above the previous bound up to this one); the bound is None for deliveries above all bounds.
+    `target`: the share of deliveries that should come within `lateness_ms`. `in_time`: the actual share. `budget_left`:
+    share of the allowed late deliveries that is left; below 0 if too many were late. `in_time` and `budget_left` are
+    None if nothing was delivered. `burn_rates`: by time span ("1h"), the budget's rate of use relative to the allowed
+    rate; None if nothing was delivered. `early`: early deliveries, always 0. `histogram`: pairs (bound in ms,
+    deliveries above the previous bound up to this one); the bound is None for deliveries above all bounds.
 
-    `is_proven`: all nodes replied, and their clocks were trusted; otherwise `doubts` has the reasons. `nodes`: a row
-    for each node. `topics`: the topics with the most late deliveries since the nodes started. `missing`: for nodes
-    without a reply, the reason.
+    `is_proven`: all nodes replied, and their clocks were trusted; otherwise `doubts` has the reasons. `nodes`: one row
+    per node. `topics`: the topics with the most late deliveries since the nodes started. `missing`: by node, the reason
+    why it did not reply.
     """
 
     lateness_ms: int
@@ -156,7 +156,7 @@ def merge(replies: Mapping[str, NodeSlo], missing: Mapping[str, str]) -> SloRepo
 
 
 def _shares(deliveries: int, late: int, target_ppm: int) -> tuple[float | None, float | None]:
-    """Return the share of deliveries in time, and the ratio of late deliveries to those that the target allows."""
+    """Return (share of deliveries in time, ratio of late deliveries to the late deliveries that the target allows)."""
     if not deliveries:
         return None, None
     return round(1 - late / deliveries, 9), round(late / deliveries / (1 - target_ppm / PPM), 6)
@@ -179,7 +179,7 @@ def _row(name: str, found: NodeSlo, lateness_ms: int) -> dict[str, Any]:
 
 
 def _doubts(name: str, found: NodeSlo, first: NodeSlo) -> list[str]:
-    """Return the reasons why the reply of a node proves nothing."""
+    """Return the reasons why the reply of a node is no proof of the objective."""
     doubts = []
     if not found.clock.get("trusted"):
         reason = found.clock.get("reason")

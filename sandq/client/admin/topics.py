@@ -43,10 +43,11 @@ _EVERYTHING = {"from_ms": 0, "until_ms": TIME_MAX_MS, "dry_run": False}
 
 
 class Forecast(NamedTuple):
-    """Number of messages that become due: `(start_ms, messages)` for each second, minute or hour that has any.
+    """Number of messages that become due: `(start_ms, messages)` for each second, minute or hour with messages.
 
-    `later`: messages that become due after the requested time. `scheduled`: messages that schedules will send in that
-    time, which do not exist yet. `is_complete`: False if there were too many of them to count.
+    `later`: messages that become due after the requested time. `scheduled`: messages that schedules will send in the
+    requested time; they do not exist yet. `is_complete`: False if `scheduled` is incomplete, because there were too
+    many to count.
     """
 
     now_ms: int
@@ -89,9 +90,9 @@ class TopicAdmin:
 
         `replicas`: copies of each partition; None for 3 if the cluster has 3 nodes or more, else 1.
 
-        Raises TopicExists; InvalidSetting, which names every mistake in the settings. Probable mistakes (two replicas
-        do not survive the loss of one node) are in `warnings` of the result, and are logged. After TimedOut or
-        ConnectionLost the outcome is unknown.
+        Raises TopicExists, or InvalidSetting with all mistakes in the settings. Probable mistakes (for example two
+        replicas, which do not survive the loss of a node) are in `warnings` of the result, and are logged. After
+        TimedOut or ConnectionLost the outcome is unknown.
         """
         check_name("topic", name)
         check_count("partitions", partitions)
@@ -136,12 +137,12 @@ class TopicAdmin:
         timeout: Duration | None = None,
         **settings: Unpack[TopicSettings],
     ) -> TopicRecord:
-        """Change a topic's settings (`backoff` key by key), its number of partitions (it can only grow) and its
-        replicas.
+        """Change a topic's settings (of `backoff`, only the given keys), its number of partitions (it can only grow)
+        and its replicas.
 
-        Arguments that are left out change nothing. Returns the new record. Raises InvalidSetting, which names every
-        mistake; `ordering` and `max_in_flight_per_key` cannot be changed. With more partitions, some keys go to
-        different partitions; unique keys do not. Replicas are added and removed after this method has returned.
+        An omitted argument changes nothing. Returns the new record. Raises InvalidSetting with all mistakes; `ordering`
+        and `max_in_flight_per_key` cannot be changed. After partitions were added, some keys go to different
+        partitions, but unique keys stay in theirs. Replicas are added and removed after this method has returned.
         """
         check_name("topic", name)
         for count_name, count in (("partitions", partitions), ("replicas", replicas)):
@@ -157,7 +158,7 @@ class TopicAdmin:
     async def purge_topic(self, name: str, *, timeout: Duration | None = None) -> JobResult:
         """Delete every message that no consumer holds: delayed and ready messages, and the dead letters of all groups.
 
-        Messages that are leased or wait for a retry stay (`too_late` counts them), and so do the groups.
+        Messages that are leased or wait for a retry stay (`too_late` counts them). The groups stay, too.
         """
         check_name("topic", name)
         results = [await run_job(self._cluster, name, "cancel", {**_EVERYTHING, "key_prefix": None})]
@@ -168,7 +169,7 @@ class TopicAdmin:
 
     @timed_read
     async def stats(self, topic: str, *, timeout: Duration | None = None) -> list[dict[str, Any]]:
-        """Return statistics of a topic's partitions, a row for each."""
+        """Return statistics of a topic: one row per partition."""
         rows = await rows_of_leaders(self._cluster, TopicStats(topic))
         return sorted(rows, key=lambda row: row.get("partition", 0))
 
@@ -182,14 +183,14 @@ class TopicAdmin:
         *,
         timeout: Duration | None = None,
     ) -> dict[int, str]:
-        """Protect messages above these offsets from trimming, for `ttl` or until the hold is renewed or released by its
+        """Protect messages above these offsets from trimming, for `ttl`. A hold can be renewed and released by its
         name.
 
-        `offsets`: an offset as text for each partition; it may be lower than before. Returns the offset up to which
-        each partition is already trimmed. If that is above the given offset, the messages in between are gone.
+        `offsets`: by partition, an offset as text; it may be lower than before. Returns the offset up to which each
+        partition is already trimmed. If this is above the given offset, the messages in between are gone.
 
         Raises Conflict if a partition has too many holds; InvalidRequest for a compacted topic. After TimedOut or
-        ConnectionLost it is unknown in which partitions it was done; it is safe to repeat the call.
+        ConnectionLost it is unknown which partitions have the hold; repeating the call is safe.
         """
         at = {partition: offset_model.from_text(text) for partition, text in offsets.items()}
         ttl_ms = duration_ms(ttl)

@@ -56,7 +56,7 @@ _NOTHING_DONE: Final = (NotLeader, Overloaded, Unavailable, DiskFull)
 
 
 class NackKey(NamedTuple):
-    """Identifies nacks that share one item of a request."""
+    """The key by which nacks are merged into one item of a request."""
 
     lease: Lease
     terms: NackTerms
@@ -68,13 +68,13 @@ class Sent(NamedTuple):
     nack: NackKey | None
     parts: list[Part]
     then: list[list[Any]] | None = None
-    """Messages that the ack sends. Such an ack is a request of its own."""
+    """Messages that the ack sends. An ack that sends messages is a request of its own."""
     may_be_done: bool = False
-    """True if an earlier attempt got no reply, so that it may have been done even if this one is refused."""
+    """True if an earlier attempt got no reply. The item may then have been done, even if a later attempt is refused."""
 
     @property
     def settled(self) -> int:
-        """The state of its messages once it is done."""
+        """The state of the messages once the item is done."""
         if self.nack is None:
             return ACKED
         return REJECTED if self.nack.terms.end == DEAD else NACKED
@@ -158,8 +158,8 @@ class AckQueue(RequestQueue):
             parts = list(chunks.items())
             row = key.terms.item(key.lease.token, ranges_or_all(key.lease, parts)), Sent(key, parts)
             by_feature.setdefault(key.terms.feature, []).append(row)
-        # A broker that does not know a feature of an item refuses the whole frame. So items of different features are
-        # separate.
+        # A broker that does not know a feature of an item refuses the whole frame. So items with different features go
+        # into separate frames.
         for rows in by_feature.values():
             for items, sent in frames_of(rows):
                 self._request(connection, Nack(held.group_number, held.partition, items).frame, sent, since)
@@ -202,7 +202,7 @@ class AckQueue(RequestQueue):
             log.warning("topic %s partition %d: %d %s came too late: the lease was lost", *where, unseen, kind)
 
     def _without_refused(self, sent: Sent, lost: list[tuple[bytes, int]]) -> Sent:
-        """Return an ack that sends messages, reduced to its lost messages; the others are held as before.
+        """Return an ack that sends messages, reduced to its lost messages. Mark its other messages as held again.
 
         The broker does nothing if any message of such an ack is lost.
         """
@@ -224,7 +224,7 @@ class AckQueue(RequestQueue):
         self._warn(unseen, error)
 
     def _mark_lost(self, chunk: Chunk, spans: list[Span], lost: list[tuple[bytes, int]]) -> int:
-        """Mark messages as lost; return how many of them nobody awaits. Awaited ones get the error."""
+        """Mark messages as lost. Tasks that await them get the error. Return how many messages no task awaits."""
         unseen = 0
         gone = chunk.within(lost)
         for position in positions_of(spans):
@@ -284,7 +284,7 @@ class AckQueue(RequestQueue):
             log.warning("topic %s partition %d: %d acks or nacks failed: %s", *where, unseen, error)
 
     def give_up(self, error: SandqError) -> None:
-        """Fail all queued acks and nacks; nothing is sent any more."""
+        """Fail all queued acks and nacks. Nothing is sent afterwards."""
         dirty, self._dirty = self._dirty, {}
         nacks, self._nacks = self._nacks, {}
         sending, self._sending = self._sending, []

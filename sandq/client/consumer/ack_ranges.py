@@ -1,7 +1,7 @@
-"""Encode the messages that an ACK or NACK names compactly, whether or not they are consecutive.
+"""Encode the messages of an ACK or NACK compactly, even if they are not consecutive.
 
-A *run* is `(number, count)`: the first offset as a number, and the count of consecutive offsets. Runs near one another
-become one bitmap if that is shorter than a range for each.
+A *run* is `(number, count)`: the first offset as a number, and the count of consecutive offsets. Adjacent runs become
+one bitmap if it is shorter than one range per run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OFFSET_STEP: Final = 1 << 12  # distance between two consecutive offsets, as num
 _PREFIX_BITS: Final = 32  # the bits above are equal for all offsets of one log entry and instant
 _ROW_BYTES: Final = 22  # approximate size of one range
 _GAP_MAX: Final = 8 * _ROW_BYTES
-"""Maximum number of offsets between two runs that a bitmap covers; a larger gap is as expensive as a new range."""
+"""Maximum gap, in offsets, between two runs of one bitmap. A larger gap costs as much as a new range."""
 
 
 def merged(runs: Iterable[Run]) -> list[Run]:
@@ -38,7 +38,7 @@ def merged(runs: Iterable[Run]) -> list[Run]:
 
 
 def ranges_of(runs: Iterable[Run]) -> list[list[Any]]:
-    """Return the rows `[base, count | bitmap]` that name exactly these runs, none of them twice."""
+    """Return rows `[base, count | bitmap]` that name exactly these runs, each offset once."""
     rows: list[list[Any]] = []
     group: list[Run] = []
     for run in merged(runs):

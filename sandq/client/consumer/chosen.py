@@ -24,8 +24,9 @@ _SHOWN: Final = 10
 def pattern(*patterns: str) -> TopicPattern:
     """Return a pattern of topic names for `client.subscribe` and `client.run`.
 
-    A topic matches if its name matches one of the patterns: `*` stands for any characters, `?` for one, `[ab]` for one
-    of these. New topics are joined within seconds, deleted topics are left. Raises InvalidName for an invalid pattern.
+    A topic matches if its name matches one of the patterns: `*` stands for any characters, `?` for one character,
+    `[ab]` for a or b. New topics are joined within seconds, deleted topics are left. Raises InvalidName for an invalid
+    pattern.
     """
     return TopicPattern(patterns)
 
@@ -57,9 +58,9 @@ class ChosenTopics(NamedTuple):
         return _text(self.listed) if self.pattern is None else str(self.pattern)
 
     async def names(self, cluster: Cluster) -> list[str]:
-        """Return the names of these topics now; for a pattern, one more than the maximum at most.
+        """Return the current names of these topics. For a pattern, return at most one name more than the maximum.
 
-        Raises the errors of asking a node.
+        Raises the errors of the request to a node.
         """
         if self.pattern is None:
             return self.listed

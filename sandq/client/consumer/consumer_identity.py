@@ -10,18 +10,20 @@ from sandq.model.errors import ConsumerFenced
 from sandq.model.names import check_name
 
 _EPOCH_BITS: Final = 20
-"""Number of random low bits of an epoch: two processes that start in the same millisecond get different epochs."""
+"""Number of random low bits of an epoch, so that two processes that start in the same millisecond get different
+epochs."""
 
 
 class ConsumerIdentity:
     """The consumer id and epoch of one subscription, the same on all nodes."""
 
     def __init__(self, client_name: str, consumer_id: str | None) -> None:
-        """`consumer_id`: a lasting id; None for an id of this subscription alone. Raises InvalidName."""
+        """`consumer_id`: a permanent id; None: a new id, only for this subscription. Raises InvalidName."""
         self._lasts = consumer_id is not None
         self._epoch = 0
         self.is_accepted = False
-        """True once the subscription was accepted. From then on, a process with a later epoch replaces this one."""
+        """True once a node has accepted the subscription. From then on, a process with a later epoch replaces this
+        process."""
         if consumer_id is None:
             self.id = f"{client_name[:200]}-{secrets.token_hex(8)}"
         else:

@@ -5,10 +5,10 @@ one message, so that its node can show that there are messages. The busy session
 more than its share gets nothing more, and its held messages reduce the credit of the others. So one busy topic can use
 all of the credit while the others are idle, and no topic reserves credit that it does not use.
 
-`Prefetch` decides how many messages to hold beyond those being worked on. Leasing each message on demand costs a round
-trip and a log entry per message; holding many keeps them from other consumers. So the client holds as many as it
-settles in a moment (`KEEP_S`): none if work is slow, many if it is quick. If work becomes slow, messages that waited
-for `STALE_S` are given back.
+`Prefetch` decides how many messages to hold in addition to those being processed. Leasing each message on demand costs
+a round trip and a log entry per message; holding many messages keeps them from other consumers. So the client holds as
+many as it settles within `KEEP_S`: none if processing is slow, many if it is quick. If processing becomes slow,
+messages that waited for `STALE_S` are given back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def equal_share(credit: int, sessions: int) -> int:
 def shares(credit: int, held: Sequence[int | None]) -> list[int]:
     """Return how many messages each session of several topics may hold.
 
-    `held`: how many each of them holds now; None if it is idle.
+    `held`: number of messages that each session holds now; None if the session is idle.
     """
     if credit <= 0:
         return [0] * len(held)
@@ -51,22 +51,24 @@ def shares(credit: int, held: Sequence[int | None]) -> list[int]:
 
 
 def is_crowded(held: Sequence[int | None], targets: Sequence[int]) -> bool:
-    """Return whether any session holds more than its share; the others get that credit once it is settled."""
+    """Return whether any session holds more than its share. Other sessions get this credit once the messages are
+    settled."""
     return any(count is not None and count > target for count, target in zip(held, targets, strict=True))
 
 
 KEEP_S: Final = 0.02
-"""How long a message should wait in the client before it is worked on, in seconds."""
+"""Time that a message should wait in the client before it is processed, in seconds."""
 STALE_S: Final = 0.25
-"""How long a message may wait before it is given back to other consumers, in seconds."""
+"""Time that a message may wait before it is given back, so that other consumers can get it, in seconds."""
 MOST: Final = 1000
-"""Maximum number of messages that are held beyond those being worked on."""
+"""Maximum number of messages held in addition to those being processed."""
 _WINDOW_S: Final = 0.005
 """Minimum interval between two measurements of the rate, in seconds."""
 
 
 class Prefetch:
-    """Computes from the rate of settled messages how many more than those being worked on may be held (`extra`)."""
+    """Computes `extra` from the rate of settled messages: how many messages may be held in addition to those being
+    processed."""
 
     def __init__(self) -> None:
         self.extra = 0

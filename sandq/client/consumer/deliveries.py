@@ -1,4 +1,4 @@
-"""Chunks of messages that the nodes delivered, waiting for the iterator, each with its partition's consumer."""
+"""Chunks of delivered messages that wait for the iterator. Each chunk has its partition's consumer."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class Arrival:
 
     @property
     def needs_report(self) -> bool:
-        """True if the broker must store that the next message was begun, before the iterator takes it."""
+        """True if the broker must store that the next message was begun before the iterator takes the message."""
         return self.begin_first and self.chunk.state.find(HELD, self.position) >= self.chunk.begun
 
     async def report(self, *, whole: bool) -> None:
-        """Report the next message, or all of them if `whole`, as begun, and wait until the broker has stored that.
+        """Report the next message, or all messages if `whole`, as begun. Wait until the broker has stored the report.
 
         A message whose lease is lost is not held afterwards. If the report fails for another reason, or takes longer
         than `REPORT_S`, the message still counts as begun: the report only keeps the count of attempts correct, and

@@ -59,7 +59,8 @@ class Rule(NamedTuple):
 
     is_dead: bool
     is_expected: bool
-    """True if the handler chose this end (Retry or Dead); such an exception is not logged with its traceback."""
+    """True if the handler chose this end by raising Retry or Dead. Such an exception is logged without its
+    traceback."""
     error: str
     delay: Duration | None = None
     counts: bool = True
@@ -67,12 +68,12 @@ class Rule(NamedTuple):
 
 
 class EndRules:
-    """The exceptions of a handler that make its message dead.
+    """Decides which exceptions of a handler make its message dead.
 
-    `Retry` and `Dead` decide for themselves. Other exceptions are dead if they are in `dead_on`. With `retry_on`, all
-    exceptions outside of it are dead, too; an exception in both is dead. An exception that is no `Exception` (a
-    cancellation, SystemExit) says nothing about the message: it is retried. An exception group is dead if all
-    exceptions in it are, unless the group's own class is listed.
+    `Retry` and `Dead` decide for themselves. An exception in `dead_on` makes the message dead. If `retry_on` is given,
+    all exceptions outside of it do so as well; `dead_on` takes precedence. An exception that is no `Exception` (a
+    cancellation, SystemExit) is not the message's fault: the message is retried. An exception group makes the message
+    dead if all exceptions in it do, unless the group's own class is listed.
     """
 
     def __init__(self, retry_on: Types | None = None, dead_on: Types = ()) -> None:
@@ -107,8 +108,8 @@ class EndRules:
 def _together(retries: Sequence[Retry]) -> Rule:
     """Combine the Retry exceptions of several tasks of one handler.
 
-    The longest delay applies, or the topic's back-off if one of them has no delay. The attempt counts if it counts for
-    one of them.
+    The longest delay applies, or the topic's back-off if one of the exceptions has no delay. The attempt counts if any
+    of the exceptions counts it.
     """
     longest = max(retries, key=lambda one: one.delay_ms or 0)
     delay = None if any([one.delay is None for one in retries]) else longest.delay
@@ -124,7 +125,7 @@ def _types_of(name: str, given: object) -> tuple[type[BaseException], ...]:
 
 
 def _groups_of(types: tuple[type[BaseException], ...]) -> tuple[type[BaseException], ...]:
-    """Return the classes that are exception groups: they match a group as a whole."""
+    """Return the classes that are exception groups. Such a class matches a group as a whole."""
     return tuple([one for one in types if issubclass(one, BaseExceptionGroup)])
 
 
@@ -138,9 +139,9 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def failure_text(error: str | BaseException) -> str:
-    """Return an error as a nack carries it: type and message, bounded in length.
+    """Return the error text of a nack: type and message, bounded in length.
 
-    For an exception group, this is its first exception, with the number of the others.
+    For an exception group, use its first exception, and add the number of the others.
     """
     more = 0
     while isinstance(error, BaseExceptionGroup):

@@ -1,4 +1,4 @@
-"""Track the state of each message that a subscription holds of one partition, by lease; this module sends nothing."""
+"""Track, by lease, the state of each message that a subscription holds of one partition. This module sends nothing."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ class HeldMessages:
     ) -> None:
         """`finished_leases`: number of leases to remember after their end.
 
-        `on_held_again` is called when the broker refused to settle messages, so that their lease must be extended
-        again.
+        `on_held_again` is called if the broker refused to settle messages. Their lease must then be extended again.
         """
         self.topic = topic
         self.partition = partition
@@ -64,7 +63,7 @@ class HeldMessages:
         return lease
 
     def deliver(self, chunk: Chunk) -> int:
-        """Add a delivered chunk; return how many of its messages are new. These are held from now on."""
+        """Add a delivered chunk. Its new messages are held from now on. Return their number."""
         lease = chunk.lease
         lease.filter_seen(chunk)
         count = chunk.state.count(HELD)
@@ -78,7 +77,7 @@ class HeldMessages:
         return count
 
     def _finish(self, lease: Lease) -> None:
-        """Remember a lease without unsettled messages for a while, because the broker may push it again."""
+        """Remember a lease whose messages are all settled for a while, because the broker may push it again."""
         if lease.unsettled == 0 and self.leases.pop(lease.token, None) is not None:
             self._finished[lease.token] = lease
             while len(self._finished) > self._finished_leases:
@@ -124,7 +123,7 @@ class HeldMessages:
     def hold_again(self, chunk: Chunk, spans: list[Span]) -> None:
         """Hold messages again that the broker refused to settle.
 
-        A message that nobody awaits can still be settled but is not kept for its caller: its lease runs out.
+        A message that no task awaits can still be settled, but its lease is not extended any more.
         """
         lease = chunk.lease
         for first, stop in spans:
@@ -141,7 +140,7 @@ class HeldMessages:
         self._on_held_again()
 
     def begin(self, chunk: Chunk, position: int, settling: int) -> bool:
-        """Begin to settle a message; return False if it was settled in this way before or its lease is known to be
+        """Begin to settle a message. Return False if it was already settled in this way, or if its lease is known to be
         lost."""
         self.check_open()
         state = chunk.state[position]
@@ -193,7 +192,7 @@ class HeldMessages:
         self.leases[chunk.lease.token] = chunk.lease
 
     async def confirmed(self, chunk: Chunk, position: int) -> None:
-        """Wait until the ack or nack of a message is answered; raise the error of a refusal."""
+        """Wait for the reply to the ack or nack of a message. If the broker refused it, raise the error."""
         while chunk.state[position] in SETTLING:
             event = chunk.events.get(position)
             if event is None:
@@ -230,17 +229,17 @@ class HeldMessages:
         return self._closed is not None
 
     def close(self, error: SandqError) -> None:
-        """Refuse all settling from now on, with this error: the subscription was left."""
+        """Refuse all settling from now on with this error, because the subscription was left."""
         self._closed = error
 
 
 def acked_before() -> InvalidRequest:
-    """Return the error for an ack that sends messages, if its message was acked before."""
+    """Return the error for an ack that sends messages, if its message was already acked."""
     return InvalidRequest("it was acked before, so nothing is sent: ack it once, with the messages to send")
 
 
 def settled_otherwise(state: int, settling: int) -> InvalidRequest:
-    """Return the error for acking a nacked message, or the reverse."""
+    """Return the error for acking a message that was nacked, or the reverse."""
     return InvalidRequest(f"the message was {_STATE_TEXTS[state]} already, it cannot be {_STATE_TEXTS[settling]}")
 
 

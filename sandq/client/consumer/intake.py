@@ -4,10 +4,10 @@
     held        messages from this node that are neither settled nor lost
     target      this node's share of the subscription's credit; credit + held is kept at the target
 
-An acked, nacked or lost message frees its credit. CREDIT is sent after the acks with the next send: at once while a
-task waits for a message, otherwise when a quarter of the target is free. Without that rule, credit in small pieces
-would lead to leases of small size, because a lease is at most as large as the free credit when it is made. TCP avoids
-the same "silly window syndrome" (RFC 1122, 4.2.3.3).
+An acked, nacked or lost message frees its credit. CREDIT is sent after the acks with the next send: immediately while a
+task waits for a message, otherwise when a quarter of the target is free. Otherwise credit in small pieces would lead to
+small leases, because a lease is at most as large as the free credit. TCP avoids the same "silly window syndrome" (RFC
+1122, 4.2.3.3).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sandq.model.limits import DEFAULT
 from sandq.protocol.requests import Credit
 
 LUMPS: Final = 4
-"""While no task waits, credit is given back in at most this many parts of the target."""
+"""While no task waits, credit is sent in parts of at least 1/`LUMPS` of the target."""
 
 
 class Wakeups:
@@ -38,16 +38,16 @@ class Wakeups:
 
     def __init__(self) -> None:
         self.due_at = -math.inf
-        """Next run of the task if no event comes before, on anyio's clock."""
+        """Time of the next run of the task if no event comes before, on anyio's clock."""
         self.task = Signal()
         """Signal to run the task at once."""
         self.changed = Signal()
-        """Signal that something changed that entering the subscription waits for."""
+        """Signal for tasks that enter the subscription: something changed that they wait for."""
         self.quiet = Signal()
-        """Signal that a partition has no queued or unanswered request any more."""
+        """Signal that a partition has no more queued or unanswered requests."""
 
     def wake(self) -> None:
-        """Run the task: something changed that it reacts to."""
+        """Run the task, because something changed that it handles."""
         self.task.set()
         self.changed.set()
 
@@ -85,8 +85,7 @@ class Intake:
             self.waiting -= 1
 
     def receive(self, chunk: DeliveredChunk, crossed: int) -> None:
-        """Add an arrived chunk. `crossed`: for this many of its messages the credit had been taken back before they
-        came."""
+        """Add an arrived chunk. `crossed`: number of its messages whose credit was taken back before they arrived."""
         if self._is_stopped:
             give_back(chunk, 0)
             return
@@ -108,7 +107,7 @@ class Intake:
         """Recompute the shares: nodes were added or removed, or became busy or idle."""
         self.give_credit()
         if not self._is_one_topic:
-            self._wakeups.task.set()  # it notices when they become idle
+            self._wakeups.task.set()  # the task notices when nodes become idle
 
     def hold_by_batch(self, credit: int) -> None:
         """Hold up to `credit` messages, independent of the rate at which they are settled."""
@@ -116,11 +115,11 @@ class Intake:
         self.give_credit()
 
     def hold_no_more(self) -> None:
-        """Hold no messages beyond those that are being worked on."""
+        """Hold no messages in addition to those being processed."""
         self.prefetch = None
 
     def stop(self) -> None:
-        """Accept no more messages: give back those that were not taken yet, and those that still come."""
+        """Accept no more messages. Give back messages that were not taken yet, and messages that still arrive."""
         self._is_stopped, self.prefetch = True, None
         self.credit = 0
         self.give_credit()
@@ -129,7 +128,7 @@ class Intake:
             give_back(arrival.chunk, arrival.position)
 
     def tend(self, now: float) -> float:
-        """Take back messages that wait too long and credit that is unused; return the time of the next call."""
+        """Give back messages that wait too long, and take back unused credit. Return the time of the next call."""
         return min(self._return_stale(now), self._find_idle(now))
 
     def _in_use(self) -> list[NodeCredit]:
@@ -168,13 +167,13 @@ class Intake:
         return now + BUSY_S if len(idle) < len(busy) else math.inf
 
     def _return_stale(self, now: float) -> float:
-        """Give messages back that wait because work has become slow; return the time of the next call."""
+        """Give back messages that wait because processing has become slow. Return the time of the next call."""
         if self.prefetch is None or not self.arrivals:
             return math.inf
         stale_at = self.arrivals[0].since + STALE_S
         if now < stale_at:
             return stale_at
-        prefetch, self.prefetch = self.prefetch, None  # messages that are given back do not count as settled
+        prefetch, self.prefetch = self.prefetch, None  # returned messages do not count as settled
         self.give_credit()
         held = sum([node.held for node in self.nodes])
         beyond = held - self.credit
@@ -191,10 +190,11 @@ class Intake:
         return now + STALE_S if self.arrivals else math.inf
 
     def _give_back_beyond(self, chunk: DeliveredChunk, crossed: int) -> bool:
-        """Give back messages that crossed a withdrawal of their credit, the last first; return whether any are left.
+        """Give back messages that arrived after their credit was taken back, the last first. Return whether any
+        messages are left.
 
-        Credit of one topic is given to others as soon as it is taken back, but messages in transit still arrive. Only
-        the messages beyond the total that may be held are given back.
+        Other topics get the credit as soon as it is taken back, but messages in transit still arrive. Give back only as
+        many messages as exceed the total that may be held.
         """
         nodes = self.nodes
         most = self.credit + (self.prefetch.extra if self.prefetch is not None else 0) + len(nodes)
@@ -207,17 +207,17 @@ class Intake:
 
 
 class NodeCredit:
-    """The credit of one node for one topic, and how many messages that it pushed are held."""
+    """The credit of one node for one topic, and the number of held messages from this node."""
 
     def __init__(self, intake: Intake) -> None:
         self.target = 0
         self.held = 0
         self.is_retired = False
-        """True if the node seems to lead no partition of the topic: it gets no more credit."""
+        """True if the node seems to lead no partition of the topic. It then gets no more credit."""
         self.is_busy = False
         """True if the node pushed messages recently, or if messages from it are held."""
         self.came_at = -math.inf
-        """Time of its last delivery, on anyio's clock."""
+        """Time of the node's last delivery, on anyio's clock."""
         self.is_accepted = False
         """True once the node has accepted the subscription."""
         self._intake = intake
@@ -245,22 +245,23 @@ class NodeCredit:
         self.is_accepted = False
 
     def drop(self) -> None:
-        """Remove the node: its topic or the node is left for good."""
+        """Remove the node, because the subscription leaves its topic or the node for good."""
         if self in self._intake.nodes:
             self._intake.nodes.remove(self)
 
     def pushed(self, pushed: int, held: int) -> None:
-        """Record a delivery of `pushed` messages, `held` of which had not been pushed before."""
+        """Record a delivery of `pushed` messages. `held` of them are new."""
         self._credit -= pushed
         self.held += held
         self.came_at = anyio.current_time()
 
     def crossed(self, count: int) -> int:
-        """Return for how many of `count` messages just pushed the credit had been taken back."""
+        """Return how many of the `count` messages that were just pushed had their credit taken back before."""
         return min(count, self._taken_back, max(-self._credit, 0))
 
     def give_back(self, count: int) -> None:
-        """Count messages that are not held any more. A negative count holds that many again, even beyond the target."""
+        """Count messages that are no longer held. A negative count: messages that are held again, even beyond the
+        target."""
         self.held -= count
         if count > 0:
             self._intake.freed(count)
@@ -298,6 +299,6 @@ class NodeCredit:
 
 
 def give_back(chunk: DeliveredChunk, start: int) -> None:
-    """Give back the messages of a chunk from position `start` on; they were not begun."""
+    """Give back the messages of a chunk from position `start` on, which were not begun."""
     with suppress(ClosedError):  # if the subscription was left, all its messages are given back anyway
         chunk.consumer.give_back_from(chunk, start)

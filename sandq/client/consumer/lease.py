@@ -7,9 +7,8 @@ A `Chunk` holds the messages of one DELIVER frame and their states:
       |  --dead--> REJECTING --ok--> REJECTED
       +--deadline passed, by our clock--> LAPSED --ack--> ACKING (the broker decides)
 
-Each state is one byte per message, so that operations on many messages need no work for each of them. A *span* is
-`(first position, stop)`. The classes here are data: `HeldMessages` changes the states, `PartitionConsumer` decides
-when.
+Each message has one byte for its state, so that one operation handles many messages. A *span* is `(first position,
+stop)`. The classes of this module are data: `HeldMessages` changes the states, `PartitionConsumer` decides when.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from sandq.protocol.replies import Deliver
 T = TypeVar("T")
 
 FRAME_RANGES: Final = 16_384
-"""Approximate maximum number of ranges in one ACK or NACK frame; more go into another frame."""
+"""Approximate maximum number of ranges in one ACK or NACK frame. Further ranges go into the next frame."""
 
 ABSENT: Final = 0  # not live, or pushed before
 HELD: Final = 1
@@ -86,21 +85,21 @@ class Lease:
         self.attempt = attempt
         self.expires_at = expires_at  # on anyio's clock
         self.chunks: dict[Chunk, None] = {}  # chunks with messages that are held or being settled
-        # offsets and count of every frame: all messages that were ever pushed
+        # (offsets, count) of each frame: all messages that were ever pushed
         self.extents: list[tuple[bytes, int]] = []
         self.seen: set[bytes] | None = None
         self.held = 0
         self.unsettled = 0  # number of messages that are held or being settled
-        self.complete = False  # the broker said that no more messages of it will come
+        self.complete = False  # the broker has sent all messages of the lease
         self.superseded = False  # a later lease of the partition came on the same connection
-        self.abandoned = False  # the broker considers some messages held that are neither held nor being settled here
+        self.abandoned = False  # the broker considers messages held that this client neither holds nor settles
         self.lapsed = False
-        self.blocked = False  # it lapsed before an extension was requested: the event loop was blocked
+        self.blocked = False  # the lease lapsed before an extension was requested, because the event loop was blocked
         self.lost = False
         self.recheck = False  # the connection was lost: frames may be pushed again
         self.extending = False
-        self.asked_until = -math.inf  # end that the last extension asked for, on anyio's clock
-        self.begin_first = False  # each message must be reported as begun before it is begun
+        self.asked_until = -math.inf  # end of the lease that the last extension requested, on anyio's clock
+        self.begin_first = False  # report each message as begun before it is begun
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -108,11 +107,11 @@ class Lease:
 
     @property
     def text(self) -> str:
-        """The lease as text, as in HTTP, JSON and logs."""
+        """The lease as text: its form in HTTP, JSON and logs."""
         return offset_model.lease_text(*self.key)
 
     def filter_seen(self, chunk: Chunk) -> None:
-        """Mark messages as absent that were pushed before: after a reconnect, a broker may push them again."""
+        """Mark messages that were pushed before as absent: after a reconnect, a broker may push them again."""
         if self.recheck:
             if self.seen is None:
                 self.seen = set()
@@ -145,7 +144,7 @@ class Chunk(LogPiece):
     )
 
     def __init__(self, lease: Lease, deliver: Deliver, on_free: Callable[[int], None]) -> None:
-        """`on_free(count)` is called when messages are not held any more; a negative count means held again."""
+        """`on_free(count)` is called when messages are no longer held. A negative count: messages are held again."""
         super().__init__(deliver.offsets, deliver.ids, deliver.created_ms, deliver.batch)
         self.lease = lease
         self.on_free = on_free
@@ -155,7 +154,7 @@ class Chunk(LogPiece):
         self.events: dict[int, anyio.Event] = {}  # events of tasks that await one message
         self.answered: anyio.Event | None = None  # event of tasks that await all messages
         self.errors: dict[int, SandqError] = {}
-        self.taken = 0  # messages before this position were begun, or are about to be
+        self.taken = 0  # messages before this position were begun, or will be begun next
         self.begun = 0  # messages before this position were reported to the broker as begun
         self._positions: dict[bytes, int] | None = None
 
@@ -169,7 +168,7 @@ class Chunk(LogPiece):
             self.state[first:stop] = bytes((state,)) * (stop - first)
 
     def ranges_begun(self) -> list[list[Any]]:
-        """Return the ranges of messages that were begun and are still held, as EXTEND names them."""
+        """Return the ranges of messages that were begun and are still held, in the form of an EXTEND."""
         begun = [match.span() for match in OF_HELD.finditer(self.state, 0, self.taken)]
         return self.ranges(begun) if begun else []
 
@@ -182,7 +181,7 @@ class Chunk(LogPiece):
         return self.answered is not None or position in self.events
 
     def notify(self, spans: Iterable[Span]) -> None:
-        """Wake the tasks that await these messages: they were settled, or cannot be."""
+        """Wake the tasks that await these messages, because the messages were settled, or cannot be."""
         if self.events:
             for position in positions_of(spans):
                 event = self.events.pop(position, None)
@@ -193,7 +192,7 @@ class Chunk(LogPiece):
             self.answered = None
 
     def within(self, ranges: Iterable[tuple[bytes, int]]) -> set[int]:
-        """Return the positions that offset ranges `(base, count)` name."""
+        """Return the positions of the messages in offset ranges `(base, count)`."""
         if self._positions is None:
             self._positions = {
                 offset: position for position, offset in enumerate(each_offset(self.offsets, self.count))
@@ -262,16 +261,16 @@ def count_of(parts: Iterable[Part]) -> int:
 
 
 def ranges_or_all(lease: Lease, parts: list[Part]) -> list[list[Any]] | None:
-    """Return the ranges of an item, or None if it is certain that the item is about the whole lease."""
+    """Return the ranges of an item. None if the item certainly covers the whole lease."""
     if lease.complete and not (lease.lapsed or lease.abandoned) and count_of(parts) == lease.unsettled:
         return None
     return [row for chunk, spans in parts for row in chunk.ranges(spans)]
 
 
 def frames_of(rows: list[tuple[list[Any], T]], *, at: int = 1) -> list[tuple[list[list[Any]], list[T]]]:
-    """Split items into frames of about FRAME_RANGES ranges; `rows` has each item with a value that accompanies it.
+    """Split items into frames of about FRAME_RANGES ranges. `rows`: (item, accompanying value).
 
-    `at`: index of the item's field with its ranges.
+    `at`: index of the field with the ranges in an item.
     """
     frames: list[tuple[list[list[Any]], list[T]]] = []
     ranges = FRAME_RANGES
@@ -286,7 +285,7 @@ def frames_of(rows: list[tuple[list[Any], T]], *, at: int = 1) -> list[tuple[lis
 
 
 def _live(live: Sequence[Sequence[int]] | None, count: int) -> bytearray:
-    """Return one state per position: HELD if the frame names it as live."""
+    """Return one state per position: HELD if the frame lists the position as live."""
     if live is None:
         return bytearray((HELD,)) * count
     states = bytearray(count)

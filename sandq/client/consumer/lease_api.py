@@ -1,7 +1,7 @@
-"""`client.leases`: lease and settle messages call by call, for callers that ask from time to time.
+"""`client.leases`: lease and settle messages by single calls, for callers that request messages from time to time.
 
-With a subscription, nodes push messages and the client extends the leases. Here each call is independent. A held
-message is identified by texts that can be stored, sent elsewhere, and settled there.
+With a subscription, nodes push messages and the client extends the leases. With `client.leases`, each call is
+independent. Texts identify a held message: they can be stored and sent to another process, which settles the message.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from sandq.protocol.requests import LEASE_WAIT_MAX_MS, Ack, AckThen, Extend, Lea
 
 SETTLE_ITEMS: Final = 10_000
 """Maximum number of messages that one call settles."""
-_SPARE_S = 10.0  # how much longer than the requested wait a node may take to answer
+_SPARE_S = 10.0  # a node may take this much longer to reply than the requested wait
 _SLICE_MS = 10_000
 """Maximum time that one LEASE request waits, in ms. After that, the client checks again which nodes lead."""
 _UNLED_SLICE_MS = 200
-"""The same while a partition has no leader, in ms."""
+"""Maximum time of one LEASE request while a partition has no leader, in ms."""
 
 
 class Held(NamedTuple):
@@ -61,7 +61,7 @@ class Held(NamedTuple):
 
 
 class LeasedMessage(LogMessage[LogPiece]):
-    """A message that `take` leased: held until it is settled or the lease ends."""
+    """A message that `take` leased. It is held until it is settled or the lease ends."""
 
     __slots__ = ("_lease", "topic")
 
@@ -82,7 +82,7 @@ class LeasedMessage(LogMessage[LogPiece]):
 
     @property
     def lease_token(self) -> str:
-        """The lease: group number, partition, token. It may cover other messages, too."""
+        """The lease: group number, partition, token. The lease may cover other messages, too."""
         return offset_model.lease_text(self._lease.group_number, self._lease.partition, self._lease.token)
 
     @property
@@ -92,7 +92,7 @@ class LeasedMessage(LogMessage[LogPiece]):
 
     @property
     def held(self) -> Held:
-        """The value that identifies this message when it is settled elsewhere."""
+        """The value by which another process can settle this message."""
         return Held(self.lease_token, self.offset)
 
     def __repr__(self) -> str:
@@ -113,7 +113,7 @@ class Taken(list[LeasedMessage]):
 
 @suggesting
 class Leases:
-    """Leases messages of a topic for a consumer group, call by call. Created by `client.leases`."""
+    """Leases messages of a topic for a consumer group by single calls. Created by `client.leases`."""
 
     def __init__(self, cluster: Cluster, client_name: str, topic: str, group: str) -> None:
         self.topic = topic
@@ -136,12 +136,12 @@ class Leases:
         """Lease up to `max` ready messages (1 to 1,000). If none is ready, wait up to `wait` (at most 1 min) for the
         first.
 
-        Returns [] if there are none. `lease`: how long the messages are held (None: the topic's setting). `start`:
-        where a new group begins. `ack`: ack the messages before they are sent, so that a message lost in transit is
-        lost. `partitions`: numbers of the partitions to lease from; None for all.
+        Returns [] if no message is ready. `lease`: how long the messages are held (None: the topic's setting). `start`:
+        where a new group begins. `ack`: ack the messages before they are sent; a message that is lost in transit is
+        then not delivered again. `partitions`: numbers of the partitions to lease from; None for all.
 
-        The result's `without_leader` has the partitions that had no leader, whose messages are missing. A cancelled
-        call gives back what it leased. Retriable errors are raised after the client's `timeout`.
+        The result's `without_leader` has the partitions without a leader; their messages are missing. A cancelled call
+        gives back the messages that it leased. Retriable errors are raised after the client's `timeout`.
         """
         if type(max) is not int or not 1 <= max <= FIXED.grant_messages:
             raise InvalidRequest(f"max: an int within 1..{FIXED.grant_messages} is expected, not {max!r}")
@@ -158,7 +158,7 @@ class Leases:
             left_ms = round((waits_until - anyio.current_time()) * 1000)
             try:
                 if not is_current:
-                    # The known leaders may be out of date, and this caused the failure.
+                    # The known leaders may be outdated, which may have caused the failure.
                     await self._cluster.fetch_topic(self.topic)
                     is_current = True
                 found = await self._take_round(request, left_ms if left_ms > 0 else 0)
@@ -174,9 +174,9 @@ class Leases:
                 attempt += 1
 
     async def _take_round(self, request: Lease, wait_ms: int) -> Taken:
-        """Ask all nodes that lead partitions, one after the other, until there are enough messages.
+        """Request messages from all nodes that lead partitions, one after the other, until there are enough.
 
-        If none of them has any, ask all of them at once to wait.
+        If no node has ready messages, ask all nodes at the same time to wait for some.
         """
         try:
             wanted = chosen_of(await used_topic(self._cluster, self.topic), request.partitions)
@@ -216,9 +216,10 @@ class Leases:
                 return
 
     async def _take_first(self, request: Lease, leaders: Sequence[str], found: Taken) -> None:
-        """Ask all nodes at once to wait, and take the messages of the first; keep at most the requested number."""
+        """Ask all nodes at the same time to wait, and take the messages of the first node that has some. Keep at most
+        the requested number."""
         errors: list[SandqError] = []
-        lease = request._replace(ack=False)  # messages that a node acked itself could not be given back
+        lease = request._replace(ack=False)  # if the node acked them, surplus messages could not be given back
 
         async def take(node_id: str) -> None:
             try:
@@ -239,11 +240,12 @@ class Leases:
             del found[request.max :]
         if request.ack:
             taken = list(found)
-            found.clear()  # return only messages that are certainly acked
+            found.clear()  # return only messages that were certainly acked
             await self._ack_each(taken, found)
 
     async def _ack_each(self, taken: Sequence[LeasedMessage], acked: Taken) -> None:
-        """Ack lease by lease, and return the acked messages even if others fail. Raises if none could be acked."""
+        """Ack lease by lease. Add the acked messages to `acked`, even if other acks fail. Raises an error if no message
+        could be acked."""
         failure: SandqError | None = None
         for messages in _by_lease(taken):
             try:
@@ -257,7 +259,7 @@ class Leases:
             raise failure
 
     async def _give_back_soon(self, messages: Sequence[LeasedMessage]) -> None:
-        """Give back messages that are not returned to the caller; if that fails now, their lease runs out."""
+        """Give back messages that the caller does not get. If this fails, their lease runs out."""
         if not messages:
             return
         timeout_s = self._cluster.options.cancel_timeout_s
@@ -281,12 +283,12 @@ class Leases:
     async def ack(
         self, items: Sequence[Item], *, then: Sequence[Outgoing] | None = None, timeout: Duration | None = None
     ) -> list[Held]:
-        """Ack messages: the group does not get them again. Returns those whose lease was lost or belongs to another
-        topic.
+        """Ack messages: the group does not get them again. Returns the messages whose lease was lost or belongs to
+        another topic.
 
-        Such messages may be delivered again. At most 10,000 items per call, as in `nack`, `dead` and `extend`. `then`:
-        messages to send together with the ack of messages of one lease, as with `Message.ack`. If any message of the
-        lease was lost, nothing is sent and nothing is acked.
+        The returned messages may be delivered again. At most 10,000 items per call, as in `nack`, `dead` and `extend`.
+        `then`: messages to send together with the ack, as with `Message.ack`; all acked messages must have the same
+        lease. If any of them was lost, nothing is sent and nothing is acked.
         """
         if then:
             return await self._ack_then(items, rows_of(self._cluster, then))
@@ -339,7 +341,7 @@ class Leases:
     async def dead(
         self, items: Sequence[Item], error: str | BaseException | None = None, *, timeout: Duration | None = None
     ) -> list[Held]:
-        """Make messages dead for the group at once, however many attempts remain.
+        """Make messages dead for the group immediately, even if attempts remain.
 
         Their dead letters have the `error` and the reason "rejected". Returns the messages whose lease was lost.
         """
@@ -347,7 +349,7 @@ class Leases:
 
     @timed_change
     async def give_back(self, items: Sequence[Item], *, timeout: Duration | None = None) -> list[Held]:
-        """Give messages back that were not begun: they are ready at once, and the attempt does not count.
+        """Give back messages that were not begun: they are ready immediately, and the attempt does not count.
 
         Returns the messages whose lease was lost.
         """
@@ -357,7 +359,7 @@ class Leases:
     async def extend(
         self, items: Sequence[Item], lease: Duration, *, timeout: Duration | None = None
     ) -> list[int | None]:
-        """Hold messages, and all others of their leases, until `lease` from now.
+        """Extend the leases of messages until `lease` from now. All other messages of these leases are extended, too.
 
         Returns the new deadline of each item (epoch ms), or None if its lease was lost.
         """
@@ -392,14 +394,14 @@ class Leases:
                 lost.update(*tokens.values())
                 continue
             rows = [row(token, _ranges(ones)) for token, ones in tokens.items()]
-            # A repeated nack would be reported as lost, because the first one ended the lease.
+            # Do not repeat a nack: the second one would be reported as lost, because the first one ended the lease.
             found = await self._results(request(group_number, partition, rows), len(rows), idempotent=request is Ack)
             for ones, result in zip(tokens.values(), found, strict=True):
                 lost.update(_lost(ones, result))
         return [one for one in held if one in lost]
 
     async def _elsewhere(self, keys: Collection[tuple[int, int]]) -> set[tuple[int, int]]:
-        """Return those of the (Raft group, partition) pairs that this topic does not have.
+        """Return the (Raft group, partition) pairs that this topic does not have.
 
         Their leases belong to another topic, or were lost with a deleted topic of the same name.
         """
@@ -433,7 +435,7 @@ class _Taking:
             with anyio.move_on_after(self._request.wait_ms / 1000 + _SPARE_S):
                 await self._done.wait()
         except BaseException:
-            self._give_back(request_id)  # also messages that have arrived: the caller will not get them
+            self._give_back(request_id)  # also arrived messages: the caller will not get them
             raise
         finally:
             connection.listeners.pop(request_id, None)
@@ -469,7 +471,7 @@ class _Taking:
         ]
 
     def on_end(self, error: SandqError) -> None:
-        """Do nothing: if the connection is lost, the request's callback gets the error, too."""
+        """Do nothing: if the connection is lost, the callback of the request also gets the error."""
 
 
 def _held(items: Sequence[Item]) -> list[Held]:
@@ -492,7 +494,7 @@ _Tokens = dict[int, list[Held]]
 
 
 def _by_partition(held: Iterable[Held]) -> dict[tuple[int, int], _Tokens]:
-    """Group by (group number, partition), then by token."""
+    """Group the items by (group number, partition), then by token."""
     found: dict[tuple[int, int], _Tokens] = {}
     for one in held:
         lease = offset_model.parse_lease(one.lease_token)
@@ -501,7 +503,7 @@ def _by_partition(held: Iterable[Held]) -> dict[tuple[int, int], _Tokens]:
 
 
 def are_elsewhere(leases: Leases, lost: Iterable[Held]) -> bool:
-    """Return whether one of the items that `ack` and the other methods returned belongs to a different topic."""
+    """Return whether any of the lost items that `ack` or another method returned belongs to a different topic."""
     record = leases._cluster.record(leases.topic)
     return record is not None and bool(_not_in(record, _by_partition(lost)))
 
@@ -525,7 +527,7 @@ def _ranges(ones: Iterable[Held]) -> list[list[Any]] | None:
 
 
 def _lost(ones: Sequence[Held], result: object) -> list[Held]:
-    """Return the items of a lease that the reply names as lost."""
+    """Return the items of a lease that the reply reports as lost."""
     ranges = lost_ranges(result)
     if ranges is None:
         return []

@@ -35,7 +35,7 @@ class LeaseExtensions(RequestQueue):
         return bool(self._queued)
 
     def add(self, lease: Lease, lease_ms: int) -> Extension:
-        """Queue an extension; it fails at once if the lease is known to be lost."""
+        """Queue an extension. It fails immediately if the lease is known to be lost."""
         extension = Extension(lease_ms)
         if lease.lost:
             extension.finish(None, self._held.lost_error(lease))
@@ -45,8 +45,8 @@ class LeaseExtensions(RequestQueue):
         return extension
 
     def flush(self, connection: Connection) -> None:
-        """Send the queued extensions. If a lease has several, the last duration counts, and all of them get its
-        reply."""
+        """Send the queued extensions. If a lease has several extensions, the duration of the last one is sent, and all
+        of them get the reply."""
         queued, self._queued = self._queued, {}
         rows = [(_item_of(lease, queued[lease][-1].lease_ms), lease) for lease in queued]
         for items, leases in frames_of(rows, at=2):
@@ -58,7 +58,7 @@ class LeaseExtensions(RequestQueue):
         connection.request(request.frame, lambda reply: self._answered(connection, waiting, reply))
 
     def give_up(self, error: SandqError) -> None:
-        """Fail all queued extensions; nothing is sent any more."""
+        """Fail all queued extensions. Nothing is sent afterwards."""
         waiting, self._queued = self._queued, {}
         for lease, extensions in waiting.items():
             self._finish(lease, extensions, None, error)
@@ -83,7 +83,8 @@ class LeaseExtensions(RequestQueue):
         self._sender.wake()
 
     def _failed(self, waiting: Waiting, error: SandqError) -> None:
-        """Queue extensions again if the error is retriable and their leases have not ended; fail the others."""
+        """Queue extensions again if the error is retriable and their leases have not ended. Fail all other
+        extensions."""
         now = anyio.current_time()
         failed = 0
         for lease, extensions in waiting.items():
@@ -98,7 +99,7 @@ class LeaseExtensions(RequestQueue):
     def _finish(
         self, lease: Lease, extensions: list[Extension], deadline_ms: int | None, error: SandqError | None
     ) -> bool:
-        """Finish the extensions of a lease; return whether they failed and nobody awaits them."""
+        """Finish the extensions of a lease. Return whether they failed and no task awaits them."""
         lease.extending = False
         for extension in extensions:
             extension.finish(deadline_ms, error and again(error))
@@ -117,6 +118,6 @@ class LeaseExtensions(RequestQueue):
 
 
 def _item_of(lease: Lease, lease_ms: int) -> list[Any]:
-    """Return the item of an EXTEND, with the messages that were begun and are not settled, if any."""
+    """Return the item of an EXTEND. It names the messages that were begun and are not settled, if any."""
     begun = [row for chunk in lease.chunks for row in chunk.ranges_begun()]
     return [lease.token, lease_ms, begun] if begun else [lease.token, lease_ms]

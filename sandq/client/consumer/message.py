@@ -39,22 +39,22 @@ class HeldMessage(LogMessage[DeliveredChunk]):
 
     @property
     def lease_token(self) -> str:
-        """The lease, as HTTP and sandctl write it: group number, partition, token."""
+        """The lease in the form of HTTP and sandctl: group number, partition, token."""
         return self._piece.lease.text
 
     @property
     def is_held(self) -> bool:
-        """True if it is neither settled nor lost, as far as this client knows; a long handler may check it."""
+        """True if the message is neither settled nor lost, as far as this client knows. Useful in long handlers."""
         return self._piece.state[self._position] == HELD
 
     @property
     def is_settled(self) -> bool:
-        """True if it was acked, nacked or made dead here; the broker may not have answered yet."""
+        """True if this client has acked, nacked or rejected the message. The broker may not have replied yet."""
         return self._piece.state[self._position] in SETTLED
 
     @property
     def is_lost(self) -> bool:
-        """True if the broker said that the lease is over: settling the message has no effect."""
+        """True if the broker has reported that the lease is over: settling the message has no effect."""
         return self._piece.state[self._position] == LOST
 
     def __repr__(self) -> str:
@@ -69,8 +69,8 @@ class Message(HeldMessage):
     """One delivered message, held under a lease until it is settled, or the lease ends.
 
     `ack`, `nack`, `dead` and `extend` need not be awaited: they are queued and sent within about a millisecond, many in
-    one frame. Awaiting the result waits for the broker's reply, and raises LeaseLost if the lease was lost. A failure
-    that nobody awaits is logged as a warning ("sandq.client").
+    one frame. Awaiting the result waits for the broker's reply, and raises LeaseLost if the lease was lost. If no task
+    awaits a failure, it is logged as a warning ("sandq.client").
     """
 
     __slots__ = ()
@@ -79,7 +79,7 @@ class Message(HeldMessage):
         """Ack the message: this group does not get it again. Acking twice has the effect of one ack.
 
         `then`: messages to send together with the ack, at most 100 and 1 MiB. Once the ack is confirmed, each of them
-        is delivered exactly once, whatever fails. If the lease was lost or one of them is refused, none is sent and
+        is stored exactly once, even after failures. If the lease was lost or one of them is refused, none is sent and
         nothing is acked. Raises InvalidRequest for a message that could not be produced.
         """
         consumer = self._piece.consumer
@@ -112,7 +112,7 @@ class Message(HeldMessage):
         return Settlement(self._piece, self._position)
 
     def dead(self, error: str | BaseException | None = None) -> Settlement:
-        """Make the message dead for this group at once, however many attempts remain.
+        """Make the message dead for this group immediately, even if attempts remain.
 
         Its dead letter has the `error` and the reason "rejected".
         """
@@ -120,7 +120,8 @@ class Message(HeldMessage):
         return Settlement(self._piece, self._position)
 
     def extend(self, lease: Duration) -> Extension:
-        """Hold the message until `lease` from now. Other messages of the same lease are extended, too."""
+        """Extend the lease of the message until `lease` from now. Other messages of the same lease are extended,
+        too."""
         return self._piece.consumer.extend(self._piece.lease, extension_ms(lease))
 
 

@@ -43,7 +43,7 @@ class HeldBatch:
 
     @property
     def deleted(self) -> list[bool]:
-        """For each message, whether it says that its key was deleted; its value is b"" then."""
+        """For each message: whether it is the deletion of its key. The value of a deletion is b""."""
         return self._of_ours([value is None for value in self._chunk.values()])
 
     @property
@@ -71,7 +71,7 @@ class HeldBatch:
 
     @property
     def partition(self) -> int:
-        """Number of the partition that the whole batch is from."""
+        """Number of the partition of the whole batch."""
         return self._chunk.consumer.partition
 
     @property
@@ -81,7 +81,7 @@ class HeldBatch:
 
     @property
     def lease_token(self) -> str:
-        """The lease, as HTTP and sandctl write it: group number, partition, token."""
+        """The lease in the form of HTTP and sandctl: group number, partition, token."""
         return self._chunk.lease.text
 
     def __repr__(self) -> str:
@@ -102,8 +102,8 @@ class HeldBatch:
 class MessageBatch(HeldBatch):
     """Messages of one partition that arrived together, under one lease.
 
-    There are no message objects until `messages` is used, and settling the whole batch is one item of a request. `ack`,
-    `nack` and `dead` apply to the messages that are not settled yet. They are queued; awaiting the result waits for the
+    Message objects exist only once `messages` is used. Settling the whole batch is one item of a request. `ack`, `nack`
+    and `dead` apply to the messages that are not settled yet. They are queued; awaiting the result waits for the
     broker's reply, as with a message.
     """
 
@@ -111,15 +111,15 @@ class MessageBatch(HeldBatch):
 
     @property
     def messages(self) -> list[Message]:
-        """A message object for each message: for other attributes, or to settle some messages in a different way."""
+        """One object per message, for its other attributes, or to settle some messages in a different way."""
         return [Message(self._chunk, *row) for row in self._rows()]
 
     def ack(self, *, then: Sequence[Outgoing] | None = None) -> BatchSettlement:
         """Ack the whole batch.
 
-        `then`: messages to send together with the ack, at most 100 and 1 MiB. Either all messages that are not settled
-        yet are acked and each of `then` is delivered exactly once, or nothing is acked and none is sent. The latter
-        happens if a message of the batch was lost or one of `then` is refused.
+        `then`: messages to send together with the ack, at most 100 and 1 MiB. If a message of the batch was lost, or
+        one of `then` is refused, nothing is acked and nothing is sent. Otherwise all messages that are not settled yet
+        are acked, and each of `then` is stored exactly once.
         """
         consumer = self._chunk.consumer
         if then:
@@ -141,8 +141,8 @@ class MessageBatch(HeldBatch):
         """Nack the whole batch: it is retried after `delay`, or `delay_ms` whole milliseconds, or is dead after the
         last attempt.
 
-        Without a delay the topic's back-off applies. `priority`, `headers` and `count` apply to all of it, as with a
-        message.
+        Without a delay the topic's back-off applies. `priority`, `headers` and `count` apply to all messages, as in
+        `Message.nack`.
         """
         consumer = self._chunk.consumer
         terms = retry_terms(delay, delay_ms, error, count, consumer.nack_change(priority, headers))
@@ -150,19 +150,19 @@ class MessageBatch(HeldBatch):
         return BatchSettlement(self._chunk, self._start)
 
     def dead(self, error: str | BaseException | None = None) -> BatchSettlement:
-        """Make the whole batch dead for this group at once, as with a message."""
+        """Make the whole batch dead for this group immediately, as `Message.dead` does."""
         self._chunk.consumer.nack_from(self._chunk, self._start, dead_terms(error))
         return BatchSettlement(self._chunk, self._start)
 
     def extend(self, lease: Duration) -> Extension:
-        """Hold the batch until `lease` from now. Other messages of the same lease are extended, too."""
+        """Extend the lease of the batch until `lease` from now. Other messages of the same lease are extended, too."""
         return self._chunk.consumer.extend(self._chunk.lease, extension_ms(lease))
 
 
 class BatchSettlement:
     """The result of a batch's `ack`, `nack` and `dead`: it may be ignored or awaited.
 
-    Awaiting it waits until the broker has confirmed every message, and raises LeaseLost if any was lost.
+    Awaiting it waits until the broker has confirmed all messages. Raises LeaseLost if any message was lost.
     """
 
     __slots__ = ("_chunk", "_start")

@@ -1,4 +1,4 @@
-"""The terms of a nack, and the changes that it makes to its messages for the group that nacks them."""
+"""The terms of a nack, and its changes of the messages, which apply only to the group that nacks them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class NackChange(NamedTuple):
 
     @classmethod
     def of(cls, cluster: Cluster, topic: str, priority: int | None, headers: Headers | None) -> NackChange | None:
-        """Return the checked change that a caller asks for; None for no change. May be called from any thread.
+        """Check and return the change that a caller requests; None for no change. May be called from any thread.
 
-        Raises InvalidRequest: the broker would refuse the whole frame.
+        Raises InvalidRequest for an invalid change, because the broker would refuse the whole frame.
         """
         if priority is None and headers is None:
             return None
@@ -38,7 +38,7 @@ class NackChange(NamedTuple):
         return cls(priority, packed)
 
     def to_map(self) -> dict[str, int | bytes]:
-        """Return the changed fields, as an item of a NACK request has them."""
+        """Return the changed fields, in the form of an item of a NACK request."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
@@ -49,14 +49,14 @@ class NackTerms(NamedTuple):
     """None for the topic's back-off."""
     error: str | None = None
     begun: bool = True
-    """False if the messages were not begun: they are ready at once, and the attempt does not count."""
+    """False if the messages were not begun. They are then ready immediately, and the attempt does not count."""
     change: NackChange | None = None
     end: int = RETRY
     """How the attempt ends: see `model.nack_ends`."""
 
     @property
     def feature(self) -> int:
-        """The feature level that a broker needs for these terms; one that is older refuses the whole request."""
+        """The feature level that a broker needs for these terms. An older broker refuses the whole request."""
         return 2 if self.end != RETRY else 1 if self.change is not None else 0
 
     def item(self, token: int, ranges: list[list[Any]] | None) -> list[Any]:
@@ -96,7 +96,7 @@ def dead_terms(error: str | BaseException | None) -> NackTerms:
 
 
 def error_text(error: str | BaseException) -> str:
-    """Return the error text of a nack. Text that UTF-8 cannot encode, as in some file names, is escaped."""
+    """Return the error text of a nack. Characters that UTF-8 cannot encode, as in some file names, are escaped."""
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     return text[: FIXED.error_chars].encode(errors="backslashreplace").decode()[: FIXED.error_chars]
 

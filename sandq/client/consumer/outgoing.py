@@ -21,7 +21,8 @@ from sandq.model.times import Duration, Instant
 class Outgoing:
     """A message that `message.ack(then=[...])` sends, with the options of `produce`.
 
-    `topic`: None for the topic of the acked message. It has no unique key, because the ack itself takes effect once.
+    `topic`: None for the topic of the acked message. It has no unique key: the ack takes effect only once, so the
+    message is not duplicated.
     """
 
     value: Value | None = MISSING
@@ -36,7 +37,7 @@ class Outgoing:
     tenant: str | None = field(default=None, kw_only=True)
 
     def row(self, checks: MessageValidation) -> list[Any]:
-        """Return the message as ACK_THEN has it. Raises InvalidRequest, InvalidTime, TooLarge."""
+        """Check the message, and return it in the form of ACK_THEN. Raises InvalidRequest, InvalidTime, TooLarge."""
         if self.topic is not None:
             check_name("topic", self.topic)
         value, key, headers, traits, at_ms, _, ttl_ms, _, rank = checks.message(
@@ -64,7 +65,7 @@ class Outgoing:
 
 
 def rows_of(cluster: Cluster, then: Sequence[Outgoing]) -> list[list[Any]]:
-    """Return checked messages as ACK_THEN has them. May be called from any thread.
+    """Check messages, and return them in the form of ACK_THEN. May be called from any thread.
 
     Raises InvalidRequest with the position of a wrong message.
     """

@@ -1,7 +1,7 @@
 """Settle the messages that a subscription holds of one partition, and extend their leases.
 
-Messages and batches call it. `HeldMessages` has the state of each message. `AckQueue` (acks and nacks) and
-`LeaseExtensions` have the requests, which `PartitionSender` sends to the leader of the partition.
+Messages and batches call `PartitionConsumer`. `HeldMessages` has the state of each message. `AckQueue` (acks and nacks)
+and `LeaseExtensions` have the requests, which `PartitionSender` sends to the leader of the partition.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PartitionConsumer:
             self._ack_queue.ack_one(chunk, position)
 
     def then_rows(self, then: Sequence[Outgoing]) -> list[list[Any]]:
-        """Return the checked messages that an ack sends. Changes nothing; may be called from any thread."""
+        """Check and return the messages that an ack sends. Changes nothing; may be called from any thread."""
         return rows_of(self._cluster, then)
 
     def ack_then(self, chunk: Chunk, position: int, then: list[list[Any]]) -> None:
@@ -68,7 +68,7 @@ class PartitionConsumer:
     def ack_then_from(self, chunk: Chunk, start: int, then: list[list[Any]]) -> None:
         """Ack all unsettled messages from position `start` on, and send other messages with them.
 
-        Does nothing if one of them is known to be lost.
+        Does nothing if one of the messages is known to be lost.
         """
         self.held.check_open()
         if chunk.state.find(LOST, start) >= 0:
@@ -95,11 +95,11 @@ class PartitionConsumer:
             self._ack_queue.nack(chunk, spans, terms)
 
     def nack_change(self, priority: int | None, headers: Headers | None) -> NackChange | None:
-        """Return the checked change that a nack makes. Changes nothing; may be called from any thread."""
+        """Check and return the change that a nack makes. Changes nothing; may be called from any thread."""
         return NackChange.of(self._cluster, self.topic, priority, headers)
 
     def give_back_from(self, chunk: Chunk, start: int) -> None:
-        """Give back the messages from position `start` on: they were not begun, and their attempt does not count."""
+        """Give back the messages from position `start` on, which were not begun. Their attempt does not count."""
         self.nack_from(chunk, start, NOT_BEGUN)
 
     def extend(self, lease: Lease, lease_ms: int) -> Extension:
@@ -112,13 +112,13 @@ class PartitionConsumer:
     def report_begun(self, lease: Lease) -> Extension:
         """Extend a lease in order to report which of its messages were begun.
 
-        This never shortens the lease, since its other messages may be needed for longer.
+        This never shortens the lease, because its other messages may need more time.
         """
         left_s = max(lease.expires_at, lease.asked_until) - anyio.current_time()
         return self.extend(lease, max(self._lease_ms(), int(left_s * 1000)))
 
     def give_up_all(self, error: SandqError) -> None:
-        """Fail all queued requests, and refuse new ones: the subscription has ended."""
+        """Fail all queued requests, and refuse new requests, because the subscription has ended."""
         self.held.close(error)
         self._ack_queue.give_up(error)
         self._extensions.give_up(error)

@@ -43,7 +43,7 @@ class PartitionSender:
     def __init__(
         self, cluster: Cluster, topic: str, partition: int, on_quiet: Signal, wake: Callable[[], None]
     ) -> None:
-        """`on_quiet` is set when nothing is queued or unanswered any more.
+        """`on_quiet` is set when all requests are sent and answered.
 
         `wake` runs the subscription's task, which calls `poke` when it is due.
         """
@@ -63,7 +63,7 @@ class PartitionSender:
 
     @property
     def is_quiet(self) -> bool:
-        """True if nothing is queued or unanswered."""
+        """True if all requests are sent and answered."""
         return not any([queue.is_queued or queue.in_flight for queue in self.queues])
 
     @property
@@ -71,7 +71,7 @@ class PartitionSender:
         return any([queue.is_queued for queue in self.queues])
 
     def poke(self) -> None:
-        """Send the queued requests, unless the partition has no leader or a pause after a failure is not over."""
+        """Send the queued requests, unless the partition has no leader, or sending pauses after a failure."""
         if anyio.current_time() < self._resume_at:
             self.wake()
             return
@@ -90,7 +90,7 @@ class PartitionSender:
                 queue.flush(connection)
 
     def answered(self) -> None:
-        """Set `on_quiet` if the last reply was processed."""
+        """Set `on_quiet` if all requests are sent and answered."""
         if self.is_quiet:
             self._on_quiet.set()
 

@@ -46,22 +46,21 @@ BATCH_CREDIT: Final = 10_000
 _REFUSALS: Final = (InvalidRequest, Conflict, Forbidden)
 """Errors with which a topic refuses a subscription."""
 YIELD_S: Final = 0.001
-"""The iterator lets other tasks run at least this often (in seconds), so that acks are sent while the caller
-computes."""
+"""Maximum time in seconds until the iterator lets other tasks run, so that acks are sent while the caller computes."""
 
 
 class Subscription:
     """Messages of topics for a consumer group. Created by `client.subscribe`; an async context manager and iterator.
 
     Entering waits until the nodes that lead partitions have accepted the subscription. Leaving waits until queued acks
-    are confirmed (at most 5 s, or 1 s when cancelled), then gives back the messages that were not settled: they are
-    ready for other consumers at once, and their attempt does not count.
+    are confirmed (at most 5 s, or 1 s when cancelled). Then it gives back the messages that were not settled: they are
+    ready for other consumers immediately, and their attempt does not count.
 
     Broken connections are reopened, without a limit on attempts, and held messages stay held. The iterator raises only
-    permanent errors (a topic was deleted, unless it belongs to a pattern), and ClosedError after the block was left. If
-    topics of a pattern refuse the subscription, for example because of a lease above their `max_lease`, they are
-    skipped with a warning and retried; `refused` lists them. If all topics of a pattern refuse it, the iterator raises
-    the reason.
+    permanent errors, for example if a topic was deleted that no pattern includes. It raises ClosedError after the block
+    was left. If topics of a pattern refuse the subscription, for example because of a lease above their `max_lease`,
+    they are skipped with a warning and retried; `refused` lists them. If all topics of a pattern refuse it, the
+    iterator raises the reason.
     """
 
     def __init__(
@@ -81,10 +80,10 @@ class Subscription:
         consumer_id: str | None = None,
         partitions: Partitions | None = None,
     ) -> None:
-        """`credit`: maximum number of held messages. None: `worked_on`, and more as long as they are settled quickly.
+        """`credit`: maximum number of held messages. None: `worked_on`, and more while messages are settled quickly.
 
-        `handlers`: the usual number of messages that are worked on at the same time. `consumer_id`: a lasting id; None
-        for an id of this subscription alone. `partitions`: None for all.
+        `handlers`: usual number of messages that are processed at the same time. `consumer_id`: a permanent id; None: a
+        new id, only for this subscription. `partitions`: None for all.
         """
         if credit is not None and (type(credit) is not int or not 1 <= credit <= DEFAULT.credit_max):
             raise InvalidRequest(f"credit: an int within 1..{DEFAULT.credit_max} is expected, not {credit!r}")
@@ -113,7 +112,7 @@ class Subscription:
         self._tasks = tasks
         self._consumers: dict[str, TopicConsumer] = {}
         self._refused: dict[str, SandqError] = {}
-        """Topics of a pattern that refused the subscription, with the reason, until they accept it."""
+        """By topic of a pattern: the reason why it refused the subscription. Removed once the topic accepts it."""
         self._scope = anyio.CancelScope()
         self._follower = anyio.CancelScope()
         self._error: SandqError | None = None
@@ -176,20 +175,20 @@ class Subscription:
         return self
 
     async def __anext__(self) -> Message:
-        """Return the next message. Several tasks may iterate over one subscription; each message goes to one of
-        them."""
+        """Return the next message. Several tasks may iterate over one subscription; each message goes to one task."""
         message = self.take_ready()
         return message if message is not None else await self._next(self._take_message)
 
     def take_ready(self) -> Message | None:
-        """Return the next message without waiting, or None if `__anext__` must be used (for instance, to yield
-        first)."""
+        """Return the next message without waiting. None if the caller must use `__anext__`, for instance to let other
+        tasks run."""
         return self.take_arrived() if time.monotonic() - self._yielded_at <= YIELD_S else None
 
     def take_arrived(self) -> Message | None:
         """Return the next message if it has arrived; never wait.
 
-        Also returns None if the broker must first store that the message was begun: only `__anext__` can wait for that.
+        Also returns None if the broker must first store that the message was begun, because only `__anext__` can wait
+        for the broker.
         """
         while self._arrivals and self._is_open and self._error is None:
             if self._arrivals[0].needs_report:
@@ -201,7 +200,7 @@ class Subscription:
 
     @property
     def has_arrived(self) -> bool:
-        """True if messages have arrived that were not taken yet."""
+        """True if there are arrived messages that were not taken yet."""
         return bool(self._arrivals)
 
     @property
@@ -236,8 +235,8 @@ class Subscription:
         return self.cluster.options
 
     def batches(self) -> Batches:
-        """Iterate over batches, as the nodes pushed them: `async for batch in subscription.batches():`. Cheap per
-        message.
+        """Iterate over batches in the form in which the nodes pushed them: `async for batch in
+        subscription.batches():`. This is cheap per message.
 
         Unless `credit` was given, up to 10,000 messages are held from now on.
         """
@@ -250,23 +249,22 @@ class Subscription:
         return await self._next(self._take_batch, whole=True)
 
     async def next_arrivals(self) -> list[Arrival]:
-        """Return all arrived chunks, to be read elsewhere, for example in another thread. They cannot be given back
-        later."""
+        """Return all arrived chunks, for callers that read them in another thread. They cannot be given back later."""
         self._intake.hold_no_more()
         return await self._next(self._take_all, whole=None)
 
     async def flush(self) -> None:
-        """Wait until every queued ack, nack and extension was answered, or can no longer be."""
+        """Wait until each queued ack, nack and extension has a reply, or can no longer get one."""
         while self._error is None and not all(consumer.is_quiet for consumer in self._consumers.values()):
             await self._wakeups.quiet.wait()
 
     def stop(self) -> None:
-        """Stop receiving: give back the messages that were not taken yet, and those that still come."""
+        """Stop receiving: give back the messages that were not taken yet, and messages that still arrive."""
         self._intake.stop()
 
     def check_open(self) -> None:
-        """Raise the error that the iterator would raise: the subscription was left or failed. May be called from any
-        thread."""
+        """Raise the error that the iterator would raise if the subscription was left or has failed. May be called from
+        any thread."""
         if self._error is not None:
             raise again(self._error)
         if not self._is_open:
@@ -275,8 +273,8 @@ class Subscription:
     async def _next(self, take: Callable[[], T | None], *, whole: bool | None = False) -> T:
         """Return the next result of `take` that is not None.
 
-        `whole`: True if all messages of a chunk are begun together, False if only the next one, None if none is begun
-        yet.
+        `whole`: True if all messages of a chunk are begun together; False if only the next message is begun; None if no
+        message is begun yet.
         """
         while True:
             self.check_open()
@@ -323,10 +321,10 @@ class Subscription:
         return True
 
     def _topic_failed(self, topic: str, error: SandqError) -> None:
-        """Handle a topic's permanent error: fail the iterator, or continue without the topic.
+        """Handle a permanent error of a topic: fail the iterator, or continue without the topic.
 
-        The subscription continues only if the topic belongs to a pattern, and it is gone or refuses the subscription
-        while other topics accept it.
+        The subscription continues only if the topic belongs to a pattern. It must also be gone, or refuse the
+        subscription while other topics accept it.
         """
         self.cluster.forget_if_unknown(topic, error)
         if not self._goes_on_without(topic, error):
@@ -380,7 +378,7 @@ class Subscription:
                 self._give_up()
 
     def _tend(self, now: float) -> float:
-        """Extend leases, drop expired ones, send what was delayed, and give back what waits too long.
+        """Extend leases, drop expired leases, send delayed requests, and give back messages that wait too long.
 
         Return the time of the next call.
         """
@@ -419,7 +417,7 @@ class Subscription:
 
     async def _join(self, name: str) -> None:
         try:
-            await self.cluster.fetch_topic(name)  # the cached answer may be that there is no such topic
+            await self.cluster.fetch_topic(name)  # the cache may have the reply that there is no such topic
         except SandqError as error:
             log.info("subscription to %s: topic %s: %s", self.topic, name, error)
             return

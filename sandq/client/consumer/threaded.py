@@ -1,4 +1,4 @@
-"""Messages for other threads than the client's: for plain functions as handlers, and for `sandq.sync`."""
+"""Messages for use outside of the client's thread: for plain functions as handlers, and for `sandq.sync`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Message(HeldMessage):
     """One delivered message, held under a lease until it is settled, or the lease ends.
 
     `ack`, `nack`, `dead` and `extend` only queue their request, and may be called from any thread.
-    `message.ack().wait()` waits for the broker's reply, and raises LeaseLost if the lease was lost. A failure that
-    nobody waits for is logged as a warning ("sandq.client").
+    `message.ack().wait()` waits for the broker's reply, and raises LeaseLost if the lease was lost. If nothing waits
+    for a failure, it is logged as a warning ("sandq.client").
     """
 
     __slots__ = ("_asked", "_portal")
@@ -34,13 +34,13 @@ class Message(HeldMessage):
     def __init__(self, portal: Portal, piece: DeliveredChunk, position: int, value: bytes) -> None:
         super().__init__(piece, position, value)
         self._portal = portal
-        self._asked = _OPEN  # the end queued through this object; the chunk's state may not show it yet
+        self._asked = _OPEN  # state that this object has queued; the chunk's state may not show it yet
 
     def ack(self, *, then: Sequence[Outgoing] | None = None) -> Confirmation[None]:
         """Ack the message: this group does not get it again. Acking twice has the effect of one ack.
 
         `then`: messages to send together with the ack, at most 100 and 1 MiB. Once the ack is confirmed, each of them
-        is delivered exactly once, whatever fails. If the lease was lost or one of them is refused, none is sent and
+        is stored exactly once, even after failures. If the lease was lost or one of them is refused, none is sent and
         nothing is acked. Raises InvalidRequest for a message that could not be produced.
         """
         if not then:
@@ -79,15 +79,15 @@ class Message(HeldMessage):
         return self._nack(NACKING, retry_terms(delay, delay_ms, error, count, change))
 
     def dead(self, error: str | BaseException | None = None) -> Confirmation[None]:
-        """Make the message dead for this group at once, however many attempts remain.
+        """Make the message dead for this group immediately, even if attempts remain.
 
         Its dead letter has the `error` and the reason "rejected".
         """
         return self._nack(REJECTING, dead_terms(error))
 
     def extend(self, lease: Duration) -> Confirmation[int]:
-        """Hold the message until `lease` from now; waiting for the result returns the new deadline in epoch
-        milliseconds.
+        """Extend the lease of the message until `lease` from now. `wait()` of the result returns the new deadline in
+        epoch ms.
 
         Other messages of the same lease are extended, too.
         """
@@ -109,7 +109,7 @@ class Message(HeldMessage):
         return Confirmation(self._portal, begin)
 
     def _ask(self, settling: int) -> None:
-        """Raise at once if this settling is known to be wrong. The event loop checks it again."""
+        """Raise immediately if this settling is known to be wrong. The event loop checks it again."""
         if self._portal.is_foreign:
             self._portal.check()
         if self._asked == _OPEN or self._piece.was_refused(self._position):
@@ -123,9 +123,9 @@ class Message(HeldMessage):
 class MessageBatch(HeldBatch):
     """Messages of one partition that arrived together, under one lease.
 
-    There are no message objects until `messages` is used, and settling the whole batch is one item of a request. `ack`,
-    `nack` and `dead` apply to the messages that are not settled yet. They are queued; `batch.ack().wait()` waits for
-    the broker's reply.
+    Message objects exist only once `messages` is used. Settling the whole batch is one item of a request. `ack`, `nack`
+    and `dead` apply to the messages that are not settled yet. They are queued; `batch.ack().wait()` waits for the
+    broker's reply.
     """
 
     __slots__ = ("_portal",)
@@ -136,15 +136,15 @@ class MessageBatch(HeldBatch):
 
     @property
     def messages(self) -> list[Message]:
-        """A message object for each message: for other attributes, or to settle some messages in a different way."""
+        """One object per message, for its other attributes, or to settle some messages in a different way."""
         return [Message(self._portal, self._chunk, *row) for row in self._rows()]
 
     def ack(self, *, then: Sequence[Outgoing] | None = None) -> Confirmation[None]:
         """Ack the whole batch.
 
-        `then`: messages to send together with the ack, at most 100 and 1 MiB. Either all messages that are not settled
-        yet are acked and each of `then` is delivered exactly once, or nothing is acked and none is sent. The latter
-        happens if a message of the batch was lost or one of `then` is refused.
+        `then`: messages to send together with the ack, at most 100 and 1 MiB. If a message of the batch was lost, or
+        one of `then` is refused, nothing is acked and nothing is sent. Otherwise all messages that are not settled yet
+        are acked, and each of `then` is stored exactly once.
         """
         chunk, start = self._chunk, self._start
         consumer = chunk.consumer
@@ -173,14 +173,14 @@ class MessageBatch(HeldBatch):
         """Nack the whole batch: it is retried after `delay`, or `delay_ms` whole milliseconds, or is dead after the
         last attempt.
 
-        Without a delay the topic's back-off applies. `priority`, `headers` and `count` apply to all of it, as with a
-        message.
+        Without a delay the topic's back-off applies. `priority`, `headers` and `count` apply to all messages, as in
+        `Message.nack`.
         """
         change = self._chunk.consumer.nack_change(priority, headers)
         return self._nack(retry_terms(delay, delay_ms, error, count, change))
 
     def dead(self, error: str | BaseException | None = None) -> Confirmation[None]:
-        """Make the whole batch dead for this group at once, as with a message."""
+        """Make the whole batch dead for this group immediately, as `Message.dead` does."""
         return self._nack(dead_terms(error))
 
     def _nack(self, terms: NackTerms) -> Confirmation[None]:
@@ -194,7 +194,7 @@ class MessageBatch(HeldBatch):
         return Confirmation(self._portal, begin)
 
     def extend(self, lease: Duration) -> Confirmation[int]:
-        """Hold the batch until `lease` from now. Other messages of the same lease are extended, too."""
+        """Extend the lease of the batch until `lease` from now. Other messages of the same lease are extended, too."""
         return extension_of(self._portal, self._chunk, lease)
 
 

@@ -1,4 +1,5 @@
-"""One topic of a subscription: its sessions on the nodes that lead its partitions, and the messages held of each."""
+"""One topic of a subscription: its sessions on the nodes that lead its partitions, and the held messages of each
+partition."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ from sandq.protocol.requests import Subscribe, Unsubscribe
 
 log = logging.getLogger("sandq.client")
 
-_LEASE_DEFAULT_MS: Final = 30_000  # used if a topic record has no lease, which does not happen
+_LEASE_DEFAULT_MS: Final = 30_000  # fallback: every topic record has a lease
 _EXTEND_PART: Final = 3  # a lease is extended when a third of it remains
 
 
@@ -54,7 +55,7 @@ class Terms:
     """Numbers of the partitions to consume; None for all."""
     auto_extend: bool
     handlers: int
-    """The usual number of messages that are worked on at the same time."""
+    """Usual number of messages that are processed at the same time."""
 
 
 class TopicConsumer:
@@ -74,7 +75,7 @@ class TopicConsumer:
         """`on_failed(topic, error)` is called when the topic cannot continue.
 
         `on_fenced(error)` is called when a node knows a later process of this consumer. It returns whether to subscribe
-        again, with a still later epoch.
+        again, with an even later epoch.
         """
         self.topic = topic
         self.cluster = cluster
@@ -87,7 +88,8 @@ class TopicConsumer:
         self._partition_consumers: dict[tuple[int, int], PartitionConsumer] = {}
 
     async def check(self, *, makes: bool) -> None:
-        """Check that the topic and its partitions exist. `makes`: create the topic if the nodes create such topics.
+        """Check that the topic and its partitions exist. `makes`: create a missing topic, if the nodes create topics on
+        demand.
 
         Raises UnknownTopic, UnknownPartition, or the error that kept the cluster from answering.
         """
@@ -110,7 +112,7 @@ class TopicConsumer:
     # The sessions call these.
 
     def partition_consumer(self, group_number: int, partition: int) -> PartitionConsumer:
-        """Return the consumer of a partition; it is created when the first message of the partition comes."""
+        """Return the consumer of a partition. The first call for a partition creates it."""
         found = self._partition_consumers.get((group_number, partition))
         if found is None:
             found = self._partition_consumers[group_number, partition] = PartitionConsumer(
@@ -146,7 +148,7 @@ class TopicConsumer:
     # The subscription's task calls these.
 
     def update_sessions(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Open a session on every node that leads a partition, and retire the others."""
+        """Open a session on each node that leads a partition, and retire all other sessions."""
         missing = self.cluster.missing(self.topic)
         if missing is not None:
             self.fail(missing)
@@ -155,7 +157,7 @@ class TopicConsumer:
         if record is None:
             return
         if record.settings.get("max_attempts") == 1:
-            self.intake.hold_no_more()  # with one attempt, messages that are held when this process dies are dead
+            self.intake.hold_no_more()  # with one attempt, messages held at a crash would be dead
         try:
             wanted = chosen_of(record, self.terms.partitions)
         except UnknownPartition as error:
@@ -183,13 +185,13 @@ class TopicConsumer:
             self.intake.nodes_changed()
 
     def tend(self, now: float) -> float:
-        """Extend leases, drop expired ones, send what was delayed; return the time of the next call."""
+        """Extend leases, drop expired leases, and send delayed requests. Return the time of the next call."""
         due_at = math.inf
         for partition_consumer in self._partition_consumers.values():
             partition_consumer.sender.poke()
             due_at = min(due_at, partition_consumer.sender.next_time(now))
         for partition_consumer, lease in self.leases():
-            if lease.held and not lease.lost:  # includes leases that had lapsed and were pushed again
+            if lease.held and not lease.lost:  # this includes lapsed leases that were pushed again
                 due_at = min(due_at, self._tend_lease(partition_consumer, lease, now))
         return due_at
 
@@ -281,7 +283,7 @@ class Session:
                 while True:
                     connection = cluster.connection(self.node_id)
                     if connection is None:
-                        # Ask even if the node is known: the node that named it may not have noticed yet that it is
+                        # Refresh even if the node is known: the node that named it may not have noticed that it is
                         # gone.
                         cluster.refresh(self._consumer.topic)
                         await self._wake.wait()
@@ -289,8 +291,8 @@ class Session:
                     started_at = anyio.current_time()
                     error = await self._serve(connection)
                     if isinstance(error, ConsumerFenced) and self._consumer.on_fenced(error):
-                        # Two processes that start at the same time may outrank each other in turn. The pause limits the
-                        # rate.
+                        # Two processes that start at the same time may outrank each other alternately. The pause limits
+                        # the rate.
                         await anyio.sleep(options.back_off_s(attempt))
                         attempt += 1
                         continue
@@ -299,7 +301,7 @@ class Session:
                         return
                     log.info("subscription to %s on %s: %s", self._consumer.topic, self.node_id, error)
                     cluster.refresh(self._consumer.topic, self.node_id)
-                    self._consumer.wakeups.wake()  # the node may lead nothing any more
+                    self._consumer.wakeups.wake()  # the node may no longer lead any partition
                     if anyio.current_time() - started_at > options.back_off_max_s:
                         attempt = 0
                     await anyio.sleep(options.back_off_s(attempt))
@@ -336,7 +338,8 @@ class Session:
                 await self._wake.wait()
             return self._ended
         except SandqError as error:
-            # The next SUBSCRIBE replaces one that was not answered. UNSUBSCRIBE would give back the held messages.
+            # If a SUBSCRIBE got no reply, the next SUBSCRIBE replaces it. UNSUBSCRIBE would give back the held
+            # messages.
             self._ended = error if self.credit.held or error.code != "TIMED_OUT" else None
             return error
         finally:
@@ -350,12 +353,12 @@ class Session:
             self._last_tokens.clear()
 
     def retire(self) -> bool:
-        """Give the node no more credit, because it seems to lead nothing of the topic; return whether the session
+        """Give the node no more credit, because it seems to lead no partition of the topic. Return whether the session
         ended.
 
-        The session ends at once if there is no subscription on the node. Otherwise it stays: to unsubscribe would give
-        back the messages held from the node, and its leadership may just be unknown for a moment. A node that ceases to
-        lead ends the subscription itself.
+        The session ends immediately if there is no subscription on the node. Otherwise it stays: unsubscribing would
+        give back the messages that the node has pushed, and the node may only seem to have lost leadership for a
+        moment. If a node stops leading, it ends the subscription itself.
         """
         self.credit.target, self.credit.is_retired = 0, True
         if self._connection is not None:
@@ -365,7 +368,8 @@ class Session:
         return True
 
     async def leave(self) -> None:
-        """Give back the messages leased here. Returns when the node has done it or cannot be reached."""
+        """Give back the messages that this node has leased to the client. Returns when the node has done so, or cannot
+        be reached."""
         connection = self._connection
         if connection is not None and connection.is_open:
             self._left = True
@@ -396,11 +400,11 @@ class Session:
         lease.complete, lease.begin_first = lease.complete or deliver.last, deliver.begin_first
         self.credit.pushed(pushed, count)
         if count and anyio.current_time() >= lease.expires_at:
-            held.lapse(lease)  # it was in transit for long: another consumer may have leased the messages by now
+            held.lapse(lease)  # the frame was in transit for long: another consumer may have leased the messages by now
         elif count:
             consumer.intake.receive(chunk, self.credit.crossed(count))
         if count < pushed:
-            self.credit.top_up()  # messages that were pushed before are not held twice, so their credit is given back
+            self.credit.top_up()  # messages that were pushed before do not count twice, so send their credit again
         consumer.watch(lease)
         if not self.credit.is_busy and pushed:
             self.credit.is_busy = True

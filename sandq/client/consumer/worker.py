@@ -5,8 +5,8 @@
     took too long                nacked           raised another   decided by `EndRules`; logged with its traceback
 
 Workers are tasks that pull from one subscription; there is no task per message. Idle workers queue up, so that a
-message wakes one of them. Each worker has its own cancel scope, shielded from cancellation of `run`. At the end, idle
-workers are cancelled at once, the others when the grace time is over.
+message wakes only one of them. Each worker has its own cancel scope, shielded from cancellation of `run`. At the end,
+idle workers are cancelled immediately, busy workers when the grace time is over.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from sandq.model.times import Duration, duration_ms, format_duration
 log = logging.getLogger("sandq.client")
 
 ThreadHandler = Callable[[ThreadedMessage], object]
-"""A plain function: it is called in a worker thread, with a message that may be settled there."""
+"""A plain function. It is called in a worker thread, with a message that can be settled in that thread."""
 Handler = Callable[[Message], Awaitable[object]] | ThreadHandler
-"""An async function, or a plain one."""
+"""An async function, or a plain function."""
 
 CONCURRENCY: Final = 10
 CONCURRENCY_MAX: Final = FIXED.handlers
@@ -72,8 +72,8 @@ class Runner:
         self._threads = None if is_async(handler) else _Threads(concurrency)
 
     async def run(self) -> NoReturn:
-        """Run until cancelled or until a permanent failure, which is raised after the grace time of the other
-        workers."""
+        """Run until cancelled, or until a permanent failure. The failure is raised after the grace time of the running
+        handlers."""
         async with self._subscription, anyio.create_task_group() as others:
             if self._threads is not None:
                 others.start_soon(self._threads.serve)
@@ -91,12 +91,13 @@ class Runner:
         raise self._failure
 
     async def _wait(self) -> None:
-        """Wait for a reason to stop. Then no handler is started any more, and running ones get the grace time."""
+        """Wait for a reason to stop. After that, no more handlers are started, and running handlers get the grace
+        time."""
         try:
             await self._failed.wait()
         except anyio.get_cancelled_exc_class():
             raise
-        except BaseException as error:  # Ctrl-C under trio: raise it as it is, without the group of a task group
+        except BaseException as error:  # Ctrl-C under trio: raise the error itself, without an exception group
             self._fail(error)
         finally:
             self._stopping = True
@@ -147,7 +148,7 @@ class Runner:
         except GeneratorExit:
             raise  # the event loop is being torn down
         except (KeyboardInterrupt, _NotAHandler):
-            raise  # not the message's fault: it is given back
+            raise  # not the message's fault: the message is given back
         except BaseException as error:
             cancelled, failure = _split(error)
             if cancelled is not None and (scope.cancel_called or _is_task_cancelled()):
@@ -158,10 +159,10 @@ class Runner:
                     log.warning("%s did not end in %g s and was cancelled%s", _of(message), self._grace_s, outcome)
                 raise cancelled from None
             if limit.cancel_called and isinstance(failure, Exception) and not self._rules.rule(failure).is_expected:
-                # raised because of the cancellation: it says nothing about the message
+                # the cancellation caused the error, so the message is not at fault
                 self._time_out(message, failure)
                 return
-            # Cancelled, but not by this runner: the handler awaited something that was cancelled.
+            # The cancellation does not come from this runner: the handler awaited something that was cancelled.
             self._failed_on(message, error)
             if not isinstance(error, Exception) and cancelled is None:
                 raise
@@ -182,7 +183,7 @@ class Runner:
         with limit, processing(self._tracing, message, self._subscription.group):
             _check_has_run(self._handler, await self._handler(message))
         self._warn_if_it_blocked(message)
-        # even if the handler swallowed the cancellation: its work is incomplete, so it is retried
+        # also if the handler swallowed the cancellation: its work is incomplete, so the message is retried
         if limit.cancel_called:
             self._time_out(message)
 
@@ -200,8 +201,8 @@ class Runner:
             )
 
     def _time_out(self, message: Message, failure: Exception | None = None) -> None:
-        """Nack a message whose handler took too long, unless it is settled. `failure`: raised by the cancelled
-        handler."""
+        """Nack a message whose handler took too long, unless the message is settled. `failure`: error that the
+        cancelled handler raised."""
         assert self._timeout_s is not None
         error = f"took longer than {format_duration(round(self._timeout_s * 1000))}"
         if failure is not None:
@@ -261,7 +262,7 @@ class _Threads:
         self._limiter = anyio.CapacityLimiter(concurrency)
 
     async def serve(self) -> None:
-        """Run the jobs that those threads post for their messages, until the pump is stopped."""
+        """Run the jobs that worker threads post for their messages, until the pump is stopped."""
         with anyio.CancelScope(shield=True):
             await self.pump.run()
 
@@ -274,7 +275,7 @@ class _Threads:
     ) -> None:
         """Call a handler, and call `on_late` after `timeout_s`.
 
-        The call is awaited all the same: its thread counts against the limit on concurrent threads until it ends.
+        The call is awaited to its end, because its thread counts against the limit on concurrent threads until then.
         """
 
         async def watch() -> None:
@@ -290,13 +291,13 @@ class _Threads:
             except anyio.get_cancelled_exc_class():
                 raise
             except BaseException as error:
-                failure = error  # raised below: as it is, without the group of a task group
+                failure = error  # raised below, without an exception group
             tasks.cancel_scope.cancel()
         if failure is not None:
             raise failure
 
     async def call(self, handler: Callable[[ThreadedMessage], object], message: Message) -> None:
-        """Call a handler in a thread. On cancellation the thread goes on, because it cannot be cancelled."""
+        """Call a handler in a thread. A thread cannot be cancelled, so it continues after a cancellation."""
         threaded = ThreadedMessage(self._portal, message._piece, message._position, message.value)
         # The result is wrapped in a tuple, because trio rejects functions that return coroutines.
         (found,) = await anyio.to_thread.run_sync(
@@ -307,7 +308,8 @@ class _Threads:
 
 
 def _check_has_run(handler: Callable[[Any], object], found: object) -> None:
-    """Raise _NotAHandler if a handler returned something that has yet to run: its message would be acked too early."""
+    """Raise _NotAHandler if a handler returned an object that has yet to run (a coroutine, a generator). Its message
+    would be acked too early."""
     if inspect.isgenerator(found) or inspect.isasyncgen(found):
         kind = "a generator, whose lines run only when it is iterated over"
     elif inspect.isawaitable(found):
@@ -338,7 +340,8 @@ def check_options(handler: object, concurrency: object) -> None:
 
 
 def _check_signature(handler: Callable[..., object]) -> None:
-    """Raise InvalidRequest unless it can be called with a message as the only argument; accept unknown signatures."""
+    """Raise InvalidRequest unless the handler can be called with a message as its only argument. Accept unknown
+    signatures."""
     try:
         signature = inspect.signature(handler)
     except (TypeError, ValueError):
@@ -356,7 +359,7 @@ def _name_of(handler: object) -> str:
 
 
 def timeout_s_of(timeout: Duration | None) -> float | None:
-    """Return for how long a handler may work on a message, in seconds. Raises InvalidRequest."""
+    """Return how long a handler may work on a message, in seconds. Raises InvalidRequest."""
     if timeout is None:
         return None
     timeout_ms = duration_ms(timeout)
@@ -376,7 +379,7 @@ def _of(message: Message) -> str:
 
 
 def _split(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
-    """Split an exception into cancellation and the rest."""
+    """Split an exception into (cancellation, all other exceptions)."""
     cancelled = anyio.get_cancelled_exc_class()
     if isinstance(error, BaseExceptionGroup):
         ended, rest = error.split(cancelled)
@@ -385,7 +388,7 @@ def _split(error: BaseException) -> tuple[BaseException | None, BaseException | 
 
 
 def _is_task_cancelled() -> bool:
-    """Return whether this task is being cancelled by asyncio itself, as the loop does at its end."""
+    """Return whether asyncio itself is cancelling this task, as it does when the loop ends."""
     asyncio = sys.modules.get("asyncio")
     try:
         task = asyncio.current_task() if asyncio is not None else None

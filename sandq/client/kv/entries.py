@@ -13,7 +13,7 @@ from sandq.protocol.requests_keys import KeyValue
 
 
 class Entry:
-    """A key and its value. Two entries are equal if their key, version and value are."""
+    """A key and its value. Two entries are equal if their key, version and value are equal."""
 
     __slots__ = ("_found", "key", "partition", "stale_ms", "value")
 
@@ -56,7 +56,7 @@ class Entry:
 
     @property
     def expires_ms(self) -> int | None:
-        """End of its time to live, in epoch milliseconds; None if it does not expire."""
+        """Time at which the value expires, in epoch milliseconds. None if it does not expire."""
         return self._found.expires_ms or None
 
     def __eq__(self, other: object) -> bool:
@@ -151,7 +151,7 @@ class Change:
 
     @property
     def created_ms(self) -> int:
-        """Time at which the broker stored it, in epoch milliseconds."""
+        """Time at which the broker stored the write, in epoch milliseconds."""
         return self._piece.created_ms(self._position)
 
     def __repr__(self) -> str:

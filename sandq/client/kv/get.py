@@ -1,4 +1,5 @@
-"""Read keys by name, in frames of up to 1,000 keys, several at a time; ask again for keys that an answer left out."""
+"""Read keys by name, in frames of up to 1,000 keys, several frames at a time. Request keys again that a reply left
+out."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from sandq.protocol.requests_keys import KvGet, KvValues
 
 FRAME_KEYS: Final = 1000
 FRAME_BYTES: Final = 1 << 20
-"""Maximum number of keys per request, and of their bytes (a single key may be longer); a node accepts 4 MiB."""
+"""Maximum bytes of the keys of one request; a single key may be longer. A node accepts 4 MiB."""
 
 LINEARIZABLE: Final = "linearizable"
 STALE: Final = "stale"
@@ -47,7 +48,7 @@ async def _read(cluster: Cluster, topic: str, partition: int, keys: Sequence[byt
     while len(rows) < len(keys):
         asked = _part(keys, len(rows))
         frame = await call(cluster, KvGet(topic, partition, stale, asked))
-        age_ms, found = KvValues.parse(frame, len(asked))  # of the first keys: the size of a reply is limited
+        age_ms, found = KvValues.parse(frame, len(asked))  # the reply may have only the first keys
         rows += [
             None if value is None else Entry(key, value, partition, age_ms)
             for key, value in zip(asked, found, strict=False)

@@ -48,12 +48,12 @@ class Keys:
     """The keys of one compacted topic. Created by `client.kv`; may be used by any number of tasks.
 
     Keys and values are bytes, or text that is encoded as UTF-8. A *version* is the offset of a write (26 characters);
-    no two values of a key have the same version. Writes use the topic's producer of `client.produce`: each is stored
+    no two values of a key have the same version. Writes use the same producer as `client.produce`: each write is stored
     once, even if it is retried, and concurrent writes share batches. Retriable errors are raised after
     `delivery_timeout` (writes) and `timeout` (reads). Raises InvalidRequest if the topic is of another kind.
 
-    A read is "linearizable" (it includes all writes that were acknowledged before it) or "stale": any replica answers
-    from its own state, and `stale_ms` is the maximum age of the result.
+    A read is "linearizable" or "stale". A linearizable read includes all writes that were acknowledged before it. For a
+    stale read, any replica replies from its own state, and `stale_ms` is the maximum age of the result.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Keys:
     ) -> str:
         """Set the value of a key, and return the new version once it is safely stored.
 
-        `ttl`: time to live (None: the topic's setting). `json` is stored in place of a value, as `produce` sends it.
+        `ttl`: time to live (None: the topic's setting). `json`: a value in JSON, as in `produce`.
         """
         value, headers = content_of(value, json, headers)
         return await self._write(key, _no_null(value), headers, ttl)
@@ -98,8 +98,8 @@ class Keys:
         """Set many keys in batches; return their versions, in the given order.
 
         `items`: a mapping of keys to values, or an iterable of such pairs. A value of None deletes the key. Writes to
-        the same key are stored in this order. An invalid item raises at once, with its position in the text; the items
-        before it are written all the same.
+        the same key are stored in this order. An invalid item raises an error immediately, with its position in the
+        text. The items before it are written nevertheless.
         """
         producer = await self._producer()
         receipts = Receipts()
@@ -119,7 +119,7 @@ class Keys:
 
     @timed_change
     async def delete(self, key: Value, *, expected: str | None = None, timeout: Duration | None = None) -> str:
-        """Delete a key, and return the version of the deletion. Deleting a key without a value is no error.
+        """Delete a key, and return the version of the deletion. A key without a value can be deleted, too.
 
         `expected`: delete only if the key has this version. Otherwise VersionChanged is raised; its
         `details["version"]` is the current version, or None if the key has no value.
@@ -138,7 +138,7 @@ class Keys:
         ttl: Duration | None = None,
         timeout: Duration | None = None,
     ) -> str:
-        """Compare and set: `put` (or `delete` for None) only if the key has the version `expected` (None: has no
+        """Compare and set: `put` (a value of None: `delete`) only if the key has the version `expected` (None: has no
         value).
 
         Otherwise VersionChanged is raised; its `details["version"]` is the current version, or None if the key has no
@@ -170,7 +170,7 @@ class Keys:
     async def get_many(
         self, keys: Iterable[Value], *, consistency: str = LINEARIZABLE, timeout: Duration | None = None
     ) -> Entries:
-        """Return the entries of many keys, in the given order. Each key is read on its own: the result is no
+        """Return the entries of many keys, in the given order. Keys are read at different times: the result is no
         snapshot."""
         stale = is_stale(consistency)
         if isinstance(keys, (str, bytes, bytearray, memoryview)):
@@ -232,11 +232,11 @@ class Keys:
         - a version: writes after it in its partition, and from its time on in the other partitions;
         - a former `watch.position`.
 
-        Changes of one key are returned in order, each once, also across reconnects and failovers.
+        Changes of one key are returned in order, and each change once, also across reconnects and failovers.
 
-        With `latest=False`, every change is returned. HistoryGone is raised if some of them are compacted away (the
-        topic's `history`); this also happens to a watch from "earliest" that falls too far behind. With `latest=True`,
-        a change may be left out if the key was written again later: from "earliest" on, the current values come first.
+        With `latest=False`, every change is returned. HistoryGone is raised if changes were compacted before the watch
+        read them (see the topic's `history`), for example because the watch is too slow. With `latest=True`, a change
+        may be left out if its key has a later write; a watch from "earliest" begins with the current values.
         HistoryGone then means that deletions may have been missed (`tombstone_retention`).
         """
         if key is not None and prefix is not None:
@@ -261,7 +261,7 @@ class Keys:
         return self._compacted(await self._cluster.topic(self.topic))
 
     async def _fresh_record(self) -> TopicRecord:
-        """Return a newly fetched record, for requests whose partition the node cannot check: the topic may be
+        """Return a newly fetched record, for requests whose partition the node cannot check: the topic may have been
         recreated."""
         self._cluster.check_open()
         return self._compacted(await fresh_topic(self._cluster, self.topic))
@@ -269,7 +269,8 @@ class Keys:
     async def _with_routing(
         self, record_of: Callable[[], Awaitable[TopicRecord]], work: Callable[[TopicRecord], Awaitable[T]]
     ) -> T:
-        """Call `work` with the topic's record; repeat with a newer one if a node says that a key belongs elsewhere.
+        """Call `work` with the topic's record. Repeat it with a newer record if a node reports that a key belongs to
+        another partition.
 
         In that case the topic was recreated with other partitions or another delimiter, and nothing was done.
         """
@@ -281,9 +282,9 @@ class Keys:
                 is_elsewhere = isinstance(error, UnknownPartition) or BELONGS_TO in error.details
                 if not is_elsewhere or attempt == _ATTEMPTS - 1:
                     raise
-            if self._cluster.record(self.topic) is record:  # it was not fetched again since
+            if self._cluster.record(self.topic) is record:  # no newer record was fetched
                 fresh = await fresh_topic(self._cluster, self.topic)
-                if _routing(fresh) == _routing(record):  # the node that refused it lags behind
+                if _routing(fresh) == _routing(record):  # the node that refused the key lags behind
                     await anyio.sleep(self._cluster.options.back_off_s(attempt))
         raise AssertionError("the last attempt raises")
 

@@ -1,8 +1,8 @@
 """A scan: the keys of all partitions in order, read page by page.
 
-The next page of a partition is requested as soon as one arrives. Pages are merged as a whole, not row by row: below the
-smallest key that any partition has not read yet, all rows are known and only need to be sorted. So the scan holds at
-most two pages per partition in memory.
+When a page of a partition arrives, the next page is requested immediately. Pages are merged as a whole, not row by row:
+all rows below the smallest unread key of any partition are known, and only need to be sorted. The scan holds at most
+two pages per partition in memory.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from sandq.protocol.requests_keys import KvPage, KvScan
 
 PAGE_ROWS = 2_000
 PAGE_BYTES = 1 << 20
-"""Maximum rows and bytes of one page."""
+"""Maximum bytes of one page."""
 ALL_ROWS = 40_000
 ALL_BYTES = 16 << 20
-"""Approximate maximum rows and bytes of the pages of all partitions together."""
+"""Approximate maximum bytes of the pages of all partitions together."""
 _LEAST_ROWS = 10
 _LEAST_BYTES = 16 << 10
 
@@ -36,7 +36,7 @@ _key_of = attrgetter("key")
 
 
 class KeyRange:
-    """The keys from `start` up to, but excluding, `stop`; without a limit if `stop` is None."""
+    """The keys from `start` up to, but excluding, `stop`. No upper bound if `stop` is None."""
 
     __slots__ = ("start", "stop")
 
@@ -67,7 +67,7 @@ class _Page:
 
 
 class _Source:
-    """One partition: the rows that were read but not returned, and the page after them."""
+    """One partition: the rows that were read but not returned, and the following page."""
 
     __slots__ = ("coming", "next", "partition", "rows")
 
@@ -75,15 +75,15 @@ class _Source:
         self.partition = partition
         self.rows: list[Entry] = []
         self.next: bytes | None = start
-        """First key that was not read yet; None if all rows were read."""
+        """First unread key. None if all rows were read."""
         self.coming: _Page | None = None
 
 
 class Scan:
     """An async iterator over entries, in the order of their keys.
 
-    Each page shows its partition at the time of reading, slightly ahead of the iterator; there is no snapshot of the
-    whole. Only one task may iterate; it may stop at any time.
+    Each page shows its partition at the time of reading, slightly ahead of the iterator. The scan as a whole is no
+    snapshot. Only one task may iterate; it may stop at any time.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Scan:
         self._left = limit
         self._stale = stale
         self.stale_ms = 0
-        """Age of the oldest page read so far, in ms: a stale scan shows all writes that are older than this."""
+        """Age of the oldest page that was read, in ms. A stale scan includes all writes that are older than this."""
         self._page_rows, self._page_bytes = PAGE_ROWS, PAGE_BYTES
         self._sources: list[_Source] | None = None
         self._ready: list[Entry] = []  # in reverse order: the next one is last
@@ -141,7 +141,7 @@ class Scan:
             self._sources = sources = [source for source in self._sources if source.rows or source.next is not None]
             if not sources:
                 return []
-            # Nothing can be returned until the partitions with the smallest unread key have sent their next page.
+            # No row can be returned until the partitions with the smallest unread key have sent their next page.
             bound = min((source.next for source in sources if source.next is not None), default=None)
             for source in sources:
                 if bound is not None and source.next == bound:
@@ -165,7 +165,7 @@ class Scan:
 
     @staticmethod
     def _merged(sources: list[_Source]) -> list[Entry]:
-        """Remove and return the rows below the smallest unread key: no row can come before them."""
+        """Remove and return the rows below the smallest unread key, because no unread row precedes them."""
         bound = min((source.next for source in sources if source.next is not None), default=None)
         parts: list[list[Entry]] = []
         for source in sources:

@@ -1,8 +1,9 @@
 """A watch: the writes to the keys of a compacted topic, as they happen.
 
-One task per partition sends KV_WATCH in a loop (the node waits for the first change) and continues after the end of the
-last answer, whichever node leads. Answers wait for the consumer in one queue, at most two per partition; then the task
-pauses. So a slow consumer costs only the memory of a few answers, and nothing is lost, since the log keeps the rest.
+One task per partition sends KV_WATCH in a loop. The node waits for the first change. Each request continues after the
+end of the last reply, even if another node leads now. Replies wait for the consumer in one queue, at most two per
+partition; then the task pauses. So a slow consumer costs only the memory of a few replies, and no change is lost,
+because the log keeps the rest.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from sandq.protocol.replies import TopicRecord
 from sandq.protocol.requests_keys import KvChanges, KvWatch
 
 ANSWERS_AHEAD: Final = 2
-"""Maximum number of answers of one partition that wait for the consumer."""
+"""Maximum number of replies of one partition that wait for the consumer."""
 ANSWER_MESSAGES: Final = 1000
 ANSWER_BYTES: Final = 1 << 20
 ALL_BYTES: Final = 32 << 20
-"""Approximate maximum size of all waiting answers, in bytes."""
+"""Approximate maximum size of all waiting replies, in bytes."""
 _LEAST_BYTES: Final = 64 << 10
 _WAIT_S: Final = 5.0
 """How long a node waits for a change, in seconds; limited to half of the client's timeout."""
 _YIELD_S: Final = 0.001
-"""The iterator lets other tasks run at least this often, in seconds."""
+"""Maximum time in seconds until the iterator lets other tasks run."""
 
 
 class Answer:
@@ -57,7 +58,7 @@ class Answer:
         self._taken = 0
 
     def take(self) -> Change:
-        """Return the next change. Must not be called once `is_through`."""
+        """Return the next change. Do not call it if `is_through` is True."""
         change = self._changes[self._taken]
         self._taken += 1
         self.source.current = self
@@ -68,7 +69,7 @@ class Answer:
 
     @property
     def position(self) -> WatchPosition | None:
-        """Position after the last taken change; None if nothing was taken, or all was."""
+        """Position after the last taken change. None if no change was taken, or all changes were."""
         if not self._taken or self.is_through:
             return None
         return WatchPosition(self._changes[self._taken - 1].offset, self._mark)
@@ -80,7 +81,8 @@ class _Source:
     def __init__(self, partition: int, position: WatchPosition | None) -> None:
         self.partition = partition
         self.reached = position
-        """Position of the consumer, unless it is within `current`; None if no node has reported yet where "now" is."""
+        """Position of the consumer, unless it is within `current`. None if "now" is not known yet, because no node has
+        replied."""
         self.current: Answer | None = None
         self.asked = position
         """Position after which the next answer continues."""
@@ -92,7 +94,7 @@ class _Source:
 
     @property
     def position(self) -> WatchPosition | None:
-        """Position up to which everything was returned to the consumer."""
+        """Position up to which the consumer has received all changes."""
         current = self.current
         return (current.position if current is not None else None) or self.reached
 
@@ -109,7 +111,7 @@ class Watch:
     """Changes of keys. Created by `kv.watch`; an async context manager and iterator. Only one task may iterate.
 
     Broken connections are reopened, without a limit on attempts. The iterator raises only permanent errors (the topic
-    was deleted; HistoryGone), after the changes that came before the error, and ClosedError after the block was left.
+    was deleted; HistoryGone), after all changes before the error. It raises ClosedError after the block was left.
     Entering raises Unavailable if a partition does not report within the client's `timeout` where "now" is.
     """
 
@@ -183,9 +185,9 @@ class Watch:
 
     @property
     def position(self) -> dict[int, str]:
-        """Position up to which changes were returned, by partition. Can be saved as JSON.
+        """By partition: position up to which changes were returned. Can be saved as JSON.
 
-        It can be the `start` of another watch, which continues from there.
+        If it is the `start` of another watch, that watch continues from there.
         """
         positions = {source.partition: source.position for source in self._sources}
         found = {partition: position.text for partition, position in positions.items() if position is not None}
@@ -200,7 +202,7 @@ class Watch:
         return self._take() if self._answers else None
 
     async def next_answers(self) -> list[Answer]:
-        """Return all arrived answers, to be read elsewhere, for example in another thread."""
+        """Return all arrived replies, for callers that read them in another thread."""
         await self._until_arrived()
         answers = list(self._answers)
         self._answers.clear()
@@ -209,7 +211,7 @@ class Watch:
         return answers
 
     def check_open(self) -> None:
-        """Raise the error that the iterator raises after the last change: the watch was left or has failed."""
+        """Raise the error that the iterator raises after the last change if the watch was left or has failed."""
         if self._error is not None:
             raise again(self._error)
         if not self._is_open:
@@ -265,7 +267,7 @@ class Watch:
 
     def _request(self, source: _Source) -> KvWatch:
         after, mark = source.asked if source.asked is not None else (None, None)
-        # The first answer comes at once: it reports up to where there are no changes.
+        # The first reply comes immediately, and reports the position up to which there are no changes.
         wait_ms = self._wait_ms if source.has_answered else 0
         return KvWatch(
             *(self.topic, source.partition, after, mark, self._every, self._keys.start, self._keys.stop),
@@ -302,7 +304,7 @@ class Watch:
     # Entering and leaving.
 
     async def _until_known(self) -> None:
-        """Wait until every partition has answered. After the timeout, go on if the starting positions are known."""
+        """Wait until all partitions have replied. After the timeout, continue if the starting positions are known."""
         timeout_s = self._cluster.options.timeout_s
         with anyio.move_on_after(timeout_s):
             while self._error is None and not all(source.has_answered for source in self._sources):

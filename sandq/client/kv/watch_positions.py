@@ -19,14 +19,15 @@ _SEPARATOR: Final = "."
 
 
 class WatchPosition(NamedTuple):
-    """A position in one partition: everything up to `after` is known. `mark`: of the last answer; None at first."""
+    """A position in one partition: all changes up to `after` are known. `mark`: mark of the last reply; None at
+    first."""
 
     after: bytes
     mark: bytes | None = None
 
     @property
     def text(self) -> str:
-        """The version, with the mark appended if it lies behind the version; otherwise the mark has no effect."""
+        """The version, with the mark appended if it is above the version. A lower mark has no effect."""
         text = offset_model.to_text(self.after)
         if self.mark is None or self.mark <= self.after:
             return text
@@ -64,7 +65,7 @@ class Beginning:
             )
 
     def positions(self, watched: Sequence[int], partitions: int) -> dict[int, WatchPosition | None]:
-        """Return the start of each watched partition; None means now. `partitions`: number of partitions of the
+        """Return the start position of each watched partition. None: now. `partitions`: number of partitions of the
         topic."""
         if self._positions is not None:
             return {**self._given(self._positions, watched, partitions)}
@@ -86,7 +87,8 @@ class Beginning:
 
     @staticmethod
     def _behind(version: bytes, partition: int, partitions: int) -> WatchPosition:
-        """Return the position after the version in its own partition; in another partition, from its time on."""
+        """Return the position after the version in its own partition. In another partition, the position at its
+        time."""
         its_own = offset_model.unpack(version).partition
         if its_own >= partitions:
             raise InvalidRequest(f"start: the version is of partition {its_own}, the topic has {partitions}")

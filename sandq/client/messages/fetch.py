@@ -22,14 +22,14 @@ from sandq.protocol.requests_log import Fetch, FetchReply, Measure, MeasureReply
 PAGE_MESSAGES = 10_000
 PAGE_BYTES = 4 * 1024 * 1024
 FIRST_PAGE_BYTES = 256 * 1024
-"""Size of the first page of an iterator, in bytes; each further page is twice as large, up to `PAGE_BYTES`.
+"""Size of the first page of an iterator, in bytes. Each further page is twice as large, up to `PAGE_BYTES`.
 
 So a caller that reads little, or stops early, uses little memory.
 """
 
 
 class Stretch(NamedTuple):
-    """A range of a partition's log, from `start` up to, but excluding, `end` (16 bytes each; None: all there is).
+    """A range of a partition's log, from `start` up to, but excluding, `end` (16 bytes each; None: no bound).
 
     `pending`: include the part that is not closed yet, in its current state.
     """
@@ -85,8 +85,8 @@ async def _check_partition(cluster: Cluster, of: Stretch) -> None:
 class Fetched:
     """An async iterator over the messages of one partition in a range.
 
-    It ends at the end of the range, or where the partition is not closed yet: it does not wait for later messages. Only
-    one task may iterate.
+    It ends at the end of the range, or at the end of the closed part: it does not wait for later messages. Only one
+    task may iterate.
     """
 
     def __init__(self, cluster: Cluster, stretch: Stretch, limit: int | None, timeout: Duration | None = None) -> None:

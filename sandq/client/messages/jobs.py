@@ -41,8 +41,8 @@ async def run_job(
 ) -> JobResult:
     """Run a job in all partitions of a topic; `progress` is called after the start and after each poll.
 
-    If this ends early (it is cancelled, or a partition fails), the running parts are stopped. Raises Conflict if
-    another client stopped the job.
+    If this call is cancelled, or a partition fails, the running parts are stopped. Raises Conflict if another client
+    stopped the job.
     """
     partitions = range(len((await fresh_topic(cluster, topic)).partitions))
     job = _Job(cluster, topic)
@@ -70,7 +70,7 @@ async def run_job(
 
 
 class _Job:
-    """One job in all partitions. Its id is random, so that a repeated request does not start it twice."""
+    """One job in all partitions. Its random id ensures that a repeated request does not start it twice."""
 
     def __init__(self, cluster: Cluster, topic: str) -> None:
         self.records: dict[int, JobRecord] = {}
@@ -94,7 +94,7 @@ class _Job:
         return [partition for partition, record in self.records.items() if record.state == RUNNING]
 
     async def start(self, partition: int, kind: str, arguments: Mapping[str, Any]) -> None:
-        """Start the job in a partition; the group may be unknown there, but not in all partitions."""
+        """Start the job in a partition. Raise UnknownGroup only if no partition knows the group."""
         self._asked.add(partition)
         try:
             await self._call(JobStart(self._topic, partition, self._job_id, kind, arguments))
@@ -109,12 +109,12 @@ class _Job:
         self.records[request.partition] = JobRecord.parse(await call_leader(self._cluster, request))
 
     async def stop(self) -> None:
-        """Stop the parts that may still be running, as far as that is possible quickly."""
+        """Stop the parts that may still be running, as far as this is possible in a short time."""
         left = [p for p in self._asked if p not in self.records or self.records[p].state == RUNNING]
         with anyio.CancelScope(shield=True), anyio.move_on_after(self._cluster.options.cancel_timeout_s):
             await each(self._stop_one, left)
 
     async def _stop_one(self, partition: int) -> None:
-        # It never began there, or the leader is unreachable: the original error is raised anyway.
+        # Ignore errors: the job never began there, or the leader is unreachable. The original error is raised anyway.
         with suppress(SandqError):
             await self._call(JobStop(self._topic, partition, self._job_id))

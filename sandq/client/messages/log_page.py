@@ -51,14 +51,14 @@ class LogPiece:
 
     @property
     def is_run(self) -> bool:
-        """True if the offsets are consecutive: that of position i is the first offset plus i."""
+        """True if the offsets are consecutive: the offset at position i is the first offset plus i."""
         return len(self.offsets) == BYTES
 
     def values(self) -> Sequence[bytes | None]:
         return self._batch.values()
 
     def is_deletion(self, position: int) -> bool:
-        """Return whether the message deletes its key: it has no value."""
+        """Return whether the message deletes its key, because it has no value."""
         validity, _, _ = self._batch.buffers(Column.VALUE)
         return validity is not None and not validity[position >> 3] >> (position & 7) & 1
 
@@ -135,8 +135,8 @@ class LogMessage(Generic[P]):
 
     @property
     def id(self) -> str:
-        """The offset at which it was first stored: unique in the topic, and kept when the message is moved. 26
-        characters."""
+        """The message's first offset, in 26 characters. Unique in the topic; stays the same when the message is
+        moved."""
         return offset_model.to_text(self._piece.id(self._position))
 
     @property
@@ -146,12 +146,12 @@ class LogMessage(Generic[P]):
 
     @property
     def deleted(self) -> bool:
-        """True if the message deletes its key, in a compacted topic; `value` is b"" then."""
+        """True if the message deletes its key, in a compacted topic. Its `value` is then b""."""
         return self._piece.is_deletion(self._position)
 
     @property
     def key(self) -> bytes | None:
-        """The key; messages with the same key are in the same partition. None if it has none."""
+        """The key. Messages with the same key are in the same partition. None if the message has no key."""
         return self._piece.key(self._position)
 
     @property
@@ -186,7 +186,7 @@ class LogMessage(Generic[P]):
 
     @property
     def created_ms(self) -> int:
-        """Time at which the broker stored it, in epoch milliseconds."""
+        """Time at which the broker stored the message, in epoch milliseconds."""
         return self._piece.created_ms(self._position)
 
 

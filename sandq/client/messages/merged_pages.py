@@ -1,4 +1,4 @@
-"""Merge the pages of many partitions into one sequence in the order of offsets, rising or falling."""
+"""Merge the pages of many partitions into one sequence, in ascending or descending order of offsets."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Merged(Generic[R, T]):
     async def _begin(self) -> None:
         partitions = await self._partitions()
         self._page = max(_LEAST_PAGE, min(PAGE_MAX, _ROWS // max(1, len(partitions)), self._left or PAGE_MAX))
-        # In falling order, an offset of any partition is a valid bound.
+        # In descending order, an offset of any partition is a valid bound.
         behind = (lambda after, _: after) if self._newest else _behind
         sources = [_Source[R](partition, behind(self._after, partition)) for partition in partitions]
         await each(self._fill, sources)
@@ -99,7 +99,7 @@ class Merged(Generic[R, T]):
             self._put(source)
 
     async def _fill(self, source: _Source[R]) -> None:
-        """Read pages until there is a row or no next page; a page may be empty and still have a next page."""
+        """Read pages until there is a row, or no next page. An empty page may have a next page."""
         while not source.rows and source.more:
             rows, source.after = await self._get(source.partition, source.after, self._page)
             source.more = source.after is not None
@@ -113,9 +113,9 @@ class Merged(Generic[R, T]):
 
 
 def _behind(after: bytes | None, partition: int) -> bytes | None:
-    """Return the last offset of a partition that is not after `after`, whether or not a message has it.
+    """Return the highest offset of a partition that is not above `after`. No message need have this offset.
 
-    It must be an offset of that partition: within a batch, a broker finds the position by counting.
+    The offset must belong to this partition, because a broker counts positions within a batch.
     """
     if after is None:
         return None

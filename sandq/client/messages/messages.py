@@ -60,7 +60,7 @@ async def _settle(
 
 
 async def _settle_updates(cluster: Cluster, topic: str, partition: int, items: list[Any]) -> list[Outcome]:
-    """Send updates, and repeat those that a partition postponed because they would write too much at once."""
+    """Send updates. Repeat the updates that a partition postponed because they would write too much at once."""
     found: dict[int, Outcome] = {}
     most = len(items)
     while left := [at for at in range(len(items)) if at not in found][:most]:
@@ -68,17 +68,17 @@ async def _settle_updates(cluster: Cluster, topic: str, partition: int, items: l
         results = zip(left, outcomes(frame, len(left), UPDATE_OUTCOMES), strict=True)
         done = {at: one for at, one in results if one.verdict != NOT_YET}
         found.update(done)
-        # Each item costs a transfer and a lookup in every request that contains it. So do not repeat a thousand large
-        # items if the partition handles three per request.
+        # Each repetition of an item costs a transfer and a lookup. So do not repeat a thousand large items if the
+        # partition handles three per request.
         most = max(2 * len(done), _LEAST_UPDATES)
     return [found[at] for at in range(len(items))]
 
 
 _LEAST_UPDATES: Final = 8
 KEY_WEIGHT: Final = 2
-"""Weight of a byte of a key, relative to other bytes of items that share a frame."""
+"""Weight of a byte of a key, relative to the other bytes of an item in a frame."""
 _CANCEL, _MOVE = partial(_settle, Cancel), partial(_settle, Move)
-# Priorities and updates have their own frames: a broker without that feature refuses the whole frame.
+# Priorities and updates have frames of their own, because a broker without such a feature refuses the whole frame.
 _RANK = partial(_settle, Move)
 _UPDATE = _settle_updates
 _VERDICTS: Final[dict[Ask[Any, Outcome], str]] = {_CANCEL: CANCELLED, _MOVE: MOVED, _RANK: MOVED, _UPDATE: UPDATED}
@@ -89,8 +89,8 @@ class Messages:
     """The stored messages of one topic, in all its partitions.
 
     A message is identified by its id (26 characters: the offset that `produce` returned) or by `unique_key=...`. In a
-    fair topic, a unique key needs the `tenant`, unless that is "default"; in other topics it needs the `key`, if there
-    is one.
+    fair topic, `unique_key` requires the `tenant`, unless the tenant is "default". In other topics it requires the
+    message's `key`, if there is one.
     """
 
     def __init__(self, cluster: Cluster, batcher: RequestBatcher, topic: str) -> None:
@@ -108,7 +108,7 @@ class Messages:
         key: Value | None = None,
         timeout: Duration | None = None,
     ) -> StoredMessage:
-        """Return a message with its value, whatever its state. Raises NotFound if it does not exist (any more)."""
+        """Return a message in any state, with its value. Raises NotFound if it does not exist (any more)."""
         target = target_of(id, unique_key, tenant, key)
         partition = await self._partition(target, tenant)
         frame = await call_leader(self._cluster, Get(self.topic, partition, target))
@@ -132,10 +132,11 @@ class Messages:
         """Iterate over messages of all partitions in delivery order: `async for message in messages.list():`.
 
         `state`: delayed, ready, leased, waiting or acked (None: any of these; dead letters are listed by
-        `client.dead`). `since` and `until`: range of the delivery time, without `until` itself. `key_prefix` and
+        `client.dead`). `since` and `until`: delivery times from `since` on and before `until`. `key_prefix` and
         `unique_key_prefix`: the beginning of the keys. `after`: the offset after which to begin. `values`: include the
         values. `value_bytes`: maximum number of bytes of each value; `size` is the size of the whole value. `newest`:
-        the latest delivery time comes first. The last two require that every node runs a version with this feature.
+        the latest delivery time comes first. For `value_bytes` and `newest`, all nodes must run a version with this
+        feature.
         """
         if state == "dead":
             raise InvalidRequest(f"state: {DEAD_ELSEWHERE}")
@@ -185,8 +186,8 @@ class Messages:
         it.
 
         Raises TooLate if a consumer holds the message or it is finished (`details["state"]`: leased, acked, dead or
-        gone); NotFound. It is safe to repeat: within ten minutes the result is the same. Concurrent cancels share
-        frames.
+        gone); NotFound. Repeating the call is safe: within ten minutes, the result is the same. Concurrent cancels
+        share frames.
         """
         target = target_of(id, unique_key, tenant, key)
         return await self._settled(target, tenant, _CANCEL, target)
@@ -205,16 +206,16 @@ class Messages:
         priority: int | None = None,
         timeout: Duration | None = None,
     ) -> str:
-        """Change the delivery time of a delayed or ready message, and return its new offset; its id stays.
+        """Change the delivery time of a delayed or ready message, and return its new offset. Its id stays the same.
 
         The new time is an instant, or a `delay` from now (`delay_ms`: in whole milliseconds). A message that waits for
         a retry is retried at that time, and keeps its offset. In a priority or fair topic, `priority` may
         be changed as well, or alone (`set_priority`).
 
         Raises TooLate and NotFound as `cancel`. TooLate with the state waiting is also raised if the message waits in
-        one group while another group has not received it yet. The request is retried after a lost reply. With
-        `deliver_at` this has no further effect. A `delay` is counted from the leader's clock at the retry: so the
-        message may be late by the time that the client waited for the first reply, but it is never early.
+        one group, while another group has yet to receive it. The request is retried after a lost reply. With
+        `deliver_at`, the retry has no further effect. A `delay` counts from the leader's clock at the retry: the
+        message may be late by the time that the client waited for the first reply, but is never early.
         """
         target = target_of(id, unique_key, tenant, key)
         if delay_ms is not None:
@@ -244,16 +245,16 @@ class Messages:
         priority: int | None = None,
         timeout: Duration | None = None,
     ) -> str:
-        """Change the value or the headers (`{}`: remove them) of a pending message, or both, in all groups; return its
+        """Change the value, the headers (`{}`: remove them), or both, of a pending message in all groups. Return its
         offset.
 
-        A pending message is delayed, ready or waiting for a retry. Everything else stays: its position, keys, ttl and
-        attempts. With `deliver_at`, `delay`, `delay_ms` or `priority` it is also moved, in one atomic step. `json` is a
-        value as `produce` sends it; without `headers`, the message keeps its headers, with the content type of JSON.
+        A pending message is delayed, ready or waiting for a retry. Its position, keys, ttl and attempts stay the same.
+        With `deliver_at`, `delay`, `delay_ms` or `priority`, it is also moved, in the same atomic step. `json`: a value
+        in JSON, as in `produce`; without `headers`, the message keeps its headers, and its content type becomes JSON.
 
-        After this, no consumer receives the old value. Raises TooLate and NotFound as `move`, but a change without a
-        new time or priority is never too late for a waiting message. Raises TooLarge for the value or the headers,
-        InvalidRequest for a compacted topic (put a new value of the key instead). The request is retried after a lost
+        After this, no consumer receives the old value. Raises TooLate and NotFound as `move`, except that a waiting
+        message can always get a new value or headers. Raises TooLarge for the value or the headers. Raises
+        InvalidRequest for a compacted topic: put a new value of the key instead. The request is retried after a lost
         reply. Concurrent updates share frames.
         """
         target = target_of(id, unique_key, tenant, key)
@@ -290,8 +291,8 @@ class Messages:
         """Change the priority of a message in a priority or fair topic (lower goes first); return its
         offset.
 
-        Offset, id and delivery time stay; within its new priority the message is ordered by age. Raises TooLate and
-        NotFound as `move`. Concurrent calls share frames.
+        Offset, id and delivery time stay the same. Within its new priority, the message is ordered by age. Raises
+        TooLate and NotFound as `move`. Concurrent calls share frames.
         """
         return await self.move(id, unique_key=unique_key, tenant=tenant, key=key, priority=priority)
 
@@ -311,10 +312,11 @@ class Messages:
         progress: Progress | None = None,
         timeout: Duration | None = None,
     ) -> JobResult:
-        """Cancel every pending message whose delivery time and keys match; without conditions, all pending messages.
+        """Cancel all pending messages whose delivery times and keys match. Without conditions, cancel all pending
+        messages.
 
         Raises InvalidRequest for an empty prefix. `dry_run` only counts. `progress(result)` is called repeatedly. If
-        this call is cancelled, the job stops; messages that were cancelled by then stay cancelled.
+        the call itself is cancelled, the job stops. Messages that it has cancelled stay cancelled.
         """
         return await run_job(
             self._cluster,
@@ -339,7 +341,7 @@ class Messages:
         progress: Progress | None = None,
         timeout: Duration | None = None,
     ) -> JobResult:
-        """Move every pending message that matches `to` an instant, or by a `shift` ("1h", "-30m", a timedelta).
+        """Move all matching pending messages `to` an instant, or by a `shift` ("1h", "-30m", a timedelta).
 
         Messages that would be moved into the past are due at once. In a priority or fair topic, `priority`
         may be changed as well, or alone; then the times stay. Otherwise like `cancel_all`.
@@ -370,9 +372,9 @@ class Messages:
     ) -> dict[str, Any]:
         """Explain what a message waits for: the fields of `get` without the value, and its state in each group.
 
-        Each row of "groups" has a `reason` as text, the `lease_token` under which it is held (or None), the history of
-        its attempts, and `lives` (each a `Life`): its former lives there, which a redrive ended. The history begins
-        with their attempts.
+        Each row of "groups" has a `reason` as text, the `lease_token` under which the message is held (or None), the
+        history of its attempts, and `lives` (each a `Life`): its former lives in the group, which a redrive ended. The
+        history begins with the attempts of the former lives.
         """
         target = target_of(id, unique_key, tenant, key)
         partition = await self._partition(target, tenant)
@@ -393,8 +395,9 @@ class Messages:
     async def _partition(self, target: Target, tenant: str | None) -> int:
         """Return the partition of a message.
 
-        The id contains it. A unique key is routed by its tenant in a fair topic, otherwise by its key or by itself.
-        Raises InvalidRequest if messages of the topic are not identified in this way.
+        An id contains the partition. In a fair topic, the tenant routes a unique key. In other topics, the key does,
+        or, if there is none, the unique key itself. Raises InvalidRequest if messages of the topic are not identified
+        in this way.
         """
         record = await self._cluster.topic(self.topic)
         kind, data, *_ = target
@@ -431,7 +434,7 @@ class Messages:
         return self._text_of(target, outcome, _VERDICTS[ask])
 
     def _text_of(self, target: Target, outcome: Outcome, wanted: str) -> str:
-        """Return the offset from an outcome, or raise its error. `wanted`: the verdict of success."""
+        """Return the offset in an outcome, or raise its error. `wanted`: the verdict that means success."""
         verdict, detail = outcome
         if verdict == TOO_LATE:
             state = str(detail)
@@ -445,7 +448,7 @@ class Messages:
     def _not_found(self, target: Target, *, is_fair: bool = False) -> NotFound:
         """Return the error for a message that does not exist.
 
-        `is_fair`: the topic is a fair one, where a target without a tenant means the tenant `default`.
+        `is_fair`: the topic is fair, so that a target without a tenant has the tenant `default`.
         """
         text = f"topic {self.topic!r} has no message {target_text(target)}"
         if target[0] == BY_ID or len(target) > 2:
@@ -474,7 +477,7 @@ def _arguments(
 
 
 def _move_item(verb: str, target: Target, deliver_at: Instant | None, delay: Duration | None) -> list[Any]:
-    """Return an item of a MOVE with the new time; None means that the time stays."""
+    """Return an item of a MOVE with the new time. None: the time does not change."""
     if deliver_at is not None and delay is not None:
         raise InvalidRequest(f"{verb}: one of deliver_at and delay is expected, not both")
     if delay is not None:
@@ -485,8 +488,8 @@ def _move_item(verb: str, target: Target, deliver_at: Instant | None, delay: Dur
 def _past_or_later_ms(instant: Instant | None) -> int:
     """Return the instant of a move in ms.
 
-    An instant far in the past (seconds instead of milliseconds) is replaced by the least one: it has the same effect,
-    and would make the broker reject the frame.
+    Replace an instant far in the past (seconds instead of milliseconds) by the lowest valid time. The effect is the
+    same, but the broker would reject a frame with the original instant.
     """
     assert instant is not None
     return max(instant_ms(instant), LEAST_INSTANT_MS)

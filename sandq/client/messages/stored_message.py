@@ -23,7 +23,7 @@ class StoredMessage:
     """A message and its state over all groups: delayed, ready, leased, waiting, acked or dead.
 
     `deliver_at_ms` is the current delivery time, `due_ms` the original one. `value` is None if values were not
-    requested or the message is a deletion. `tenant` is None if none is set.
+    requested, or if the message is a deletion. `tenant` is None if no tenant is set.
     """
 
     id: str
@@ -97,7 +97,8 @@ class Attempt(NamedTuple):
 
 
 class Life(NamedTuple):
-    """A life of a message in a group: its attempts until it died and was redriven. `life` 1 is the first."""
+    """A life of a message in a group: its attempts until it died and was redriven. `life`: number of the life, from 1
+    on."""
 
     life: int
     attempts: int
@@ -106,11 +107,11 @@ class Life(NamedTuple):
     dead_ms: int
     redriven_ms: int
     history: Sequence[Attempt]
-    """Its last attempts; attempts are numbered from 1 in each life."""
+    """The last attempts of this life. Attempts are numbered from 1 in each life."""
 
 
 def lives_of(rows: Sequence[Sequence[Any]], history: Sequence[Sequence[Any]]) -> list[Life]:
-    """Return the former lives of a message; each takes the next rows of the common history."""
+    """Return the former lives of a message. `history`: the attempts of all lives, in order."""
     lives: list[Life] = []
     start = 0
     for life, count, *ended in rows:
@@ -124,7 +125,7 @@ def lives_of(rows: Sequence[Sequence[Any]], history: Sequence[Sequence[Any]]) ->
 class DeadOutcome(NamedTuple):
     """The outcome for one dead letter: redriven, purged, not_dead or not_found.
 
-    For not_dead, `state` is its state in the group: leased, waiting or ready.
+    If the outcome is not_dead, `state` is the message's state in the group: leased, waiting or ready.
     """
 
     id: str
@@ -134,10 +135,10 @@ class DeadOutcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A message that a group does not get any more; `reason`: see `DeadLetters`.
+    """A message that a group no longer gets. `reason`: see `DeadLetters`.
 
-    `history` has the last attempts, oldest first, including those before earlier redrives. `lives` has the lives that
-    redrives ended, each with its part of the history. `attempts`, `reason` and `error` are those of the last life.
+    `history` has the last attempts, oldest first, including attempts before earlier redrives. `lives` has the lives
+    that redrives ended, each with its part of the history. `attempts`, `reason` and `error` belong to the last life.
     `not_forwarded`: why the topic's dead letter topic did not accept it.
     """
 
@@ -192,7 +193,7 @@ class DeadLetter:
 
     @property
     def life(self) -> int:
-        """Number of its last life in the group: 1 unless it was redriven before."""
+        """Number of the message's last life in the group: 1 unless it was redriven."""
         return self.lives[-1].life + 1 if self.lives else 1
 
     @property
@@ -236,7 +237,7 @@ class JobResult(NamedTuple):
 def target_of(
     id_text: str | None, unique_key: Value | None, tenant: str | None = None, key: Value | None = None
 ) -> Target:
-    """Return the wire form of a message's identification: its id, or its unique key with a tenant or a key.
+    """Return the wire form of a message's name: its id, or its unique key with a tenant or a key.
 
     Raises InvalidRequest, TooLarge.
     """

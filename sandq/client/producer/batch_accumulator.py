@@ -1,4 +1,5 @@
-"""Accumulate messages into batches: choose a message's batch, open and fill it, and seal it once it is full or due.
+"""Accumulate messages into batches: choose the batch of a message, open and fill batches, and seal a batch once it is
+full or due.
 
 A batch is sealed when it is full or when its linger time is over. Without a linger time it is sealed when the
 connection to its leader sends next. `PartitionProducer` then sends it. This module has no task: the producer's task
@@ -37,7 +38,7 @@ class BatchAccumulator:
         wake: Callable[[], None],
         on_done: Callable[[Batch], None],
     ) -> None:
-        """`most_bytes`: limit on the size of a batch, in addition to the option `batch_bytes`.
+        """`most_bytes`: limit of the size of a batch, in addition to the option `batch_bytes`.
 
         `wake` asks for a call of `tick`. `on_done(batch)` is called when a batch has offsets or an error.
         """
@@ -52,7 +53,7 @@ class BatchAccumulator:
         self._partition_producers: dict[int, PartitionProducer] = {}
         self._busy: dict[PartitionProducer, None] = {}
         self.buffered_bytes = 0
-        """Total size of all messages that have no outcome yet, in bytes."""
+        """Total size of all messages without an outcome, in bytes."""
         self.outstanding = 0
         """Number of batches that are not done."""
 
@@ -74,9 +75,9 @@ class BatchAccumulator:
         rank: Rank | None = None,
         expected: bytes | None = None,
     ) -> tuple[Batch, int, bool]:
-        """Add a message to its batch; return the batch, the position in it, and whether a batch was sealed.
+        """Add a message to its batch. Return (batch, position in the batch, whether any batch was sealed).
 
-        The arguments are the fields of `validation.Ready`. `expected` is the version that the message's key must have.
+        The arguments are the fields of `validation.Ready`. `expected`: version that the message's key must have.
         """
         partitioner = self.partitioner
         size = MESSAGE_OVERHEAD_BYTES
@@ -142,7 +143,7 @@ class BatchAccumulator:
             self.partitioner.update(record)
 
     def tick(self, now: float) -> float:
-        """Seal, send and expire the batches that are due; return the time of the next call."""
+        """Seal, send and expire the batches that are due. Return the time of the next call."""
         self.update_topic()
         due_at = math.inf
         for partition_producer in list(self._busy):
@@ -158,7 +159,7 @@ class BatchAccumulator:
         return due_at
 
     def abandon(self, error: Callable[[Batch], SandqError]) -> None:
-        """Fail all unfinished batches: the producer's block was left without waiting for them."""
+        """Fail all unfinished batches, because the producer's block was left without waiting for them."""
         for partition_producer in list(self._busy):
             partition_producer.abandon(error)
 
@@ -182,7 +183,8 @@ class BatchAccumulator:
         return self.partitioner.partition_of(key, unique_key, traits, partition)
 
     def _schedule(self, partition: int) -> None:
-        """Arrange for a new batch to be sealed. Without a linger time, the connection seals it before its next send."""
+        """Make sure that a new batch will be sealed. Without a linger time, the connection seals the batch before its
+        next send."""
         connection = self._cluster.leader(self._topic, partition) if not self._options.linger_s else None
         if connection is None:
             self._wake()

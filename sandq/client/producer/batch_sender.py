@@ -6,12 +6,12 @@
 
 At most `in_flight_batches` batches are in flight. While there are returned batches, no new batch is sent. So the
 batches of a partition reach the broker in the order of their numbers. A retry has the epoch and number of the first
-attempt; the broker recognizes it by them and stores the batch once. `NumberedBatch.unknown` says that a reply was lost,
-so that the batch may be stored.
+attempt, by which the broker recognizes it and stores the batch only once. `NumberedBatch.unknown`: a reply was lost, so
+the batch may be stored.
 
-Subclasses number the batches and handle the remaining batches after one has failed. `PartitionProducer` continues with
-them in a new epoch. The Spark sink compares them with the batches that an earlier attempt stored, and stops at the
-first error.
+Subclasses number the batches, and handle the remaining batches after one has failed. `PartitionProducer` sends the
+remaining batches in a new epoch. The Spark sink stops at the first error; it compares its batches with the batches that
+an earlier attempt stored.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ class NumberedBatch(ABC):
         self.epoch = self.sequence = 0  # 0 until numbered
         self.sent_at = NEVER  # time of the first attempt with this number
         self.returned_with: SandqError | None = None  # the error that caused the last retry
-        self.unknown = False  # true if it may have been stored although no reply came
+        self.unknown = False  # true if a reply was lost, so that the batch may be stored
         self.offsets: Offsets | None = None
         self.error: SandqError | None = None
         self.event: anyio.Event | None = None
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return the number of messages in it."""
+        """Return the number of messages in the batch."""
 
     @property
     def done(self) -> bool:
@@ -98,7 +98,7 @@ class NumberedBatch(ABC):
 
     @property
     def refused(self) -> bool:
-        """True if the broker's last reply was that earlier batches are missing."""
+        """True if the last reply of the broker says that earlier batches are missing."""
         return isinstance(self.returned_with, OutOfSequence)
 
     def order(self) -> tuple[int, int]:
@@ -110,11 +110,11 @@ class NumberedBatch(ABC):
         return self.sequence | RESENT if self.unknown else self.sequence
 
     def may_retry(self, error: SandqError) -> bool:
-        """Return whether the batch is retried after this error; otherwise the error is its outcome."""
+        """Return whether to retry the batch after this error. If not, the error is its outcome."""
         return error.retriable or isinstance(error, UnknownPartition)
 
     def finish(self, offsets: Offsets | None, error: SandqError | None) -> None:
-        """Set its offsets or its error, and wake the waiting tasks."""
+        """Set the batch's offsets or its error, and wake the waiting tasks."""
         self.offsets, self.error = offsets, error
         if self.event is not None:
             self.event.set()
@@ -133,8 +133,8 @@ B = TypeVar("B", bound=NumberedBatch)
 class BatchSender(Generic[B]):
     """Sends the batches of one producer to one partition; see the module's docstring.
 
-    It has no task. The owner calls `expire` and `pump` after `on_change`, after a change of the cluster, and at
-    `next_time`. Batches are added by `add`.
+    The sender has no task. Its owner adds batches with `add`, and calls `expire` and `pump` after `on_change`, after a
+    change of the cluster, and at `next_time`.
     """
 
     def __init__(
@@ -155,11 +155,11 @@ class BatchSender(Generic[B]):
         self.on_change = on_change
         self.clock = clock
         self.last_error: SandqError | None = None
-        self.waiting: deque[B] = deque()  # numbered batches first: they were sent before
+        self.waiting: deque[B] = deque()  # numbered batches, which were sent before, come first
         self.returned: list[B] = []
         self.in_flight: dict[B, tuple[Connection, int]] = {}
         """Batches in flight, in the order of their numbers: the connection and the request id."""
-        self._leader_check_at = math.inf  # if no reply comes until then, check for a new leader
+        self._leader_check_at = math.inf  # if no reply comes before this time, check for a new leader
         self._has_reply = False  # whether a reply came since the last check
         self.cluster = cluster
         self._failures = 0  # consecutive failures
@@ -192,19 +192,20 @@ class BatchSender(Generic[B]):
             self.send(connection, self.waiting.popleft(), now)
 
     def _gone(self) -> UnknownPartition | None:
-        """Return an error if the topic was recreated with fewer partitions and does not have this one."""
+        """Return an error if the topic was recreated with fewer partitions, so that this partition no longer exists."""
         record = self.cluster.record(self.topic)
         if record is None:
             return None
         if self.partition < len(record.partitions):
             self._topic_number = record.number
             return None
-        if not self._topic_number or record.number <= self._topic_number:  # a node that lags behind sent the record
+        if not self._topic_number or record.number <= self._topic_number:  # sent by a node that lags behind
             return None
         return UnknownPartition(f"{self.where}: the topic was recreated with {len(record.partitions)} partitions")
 
     def next_time(self, now: float) -> float:
-        """Return the earliest time at which something is due without an event: a pause, a deadline, a leader check."""
+        """Return the next time at which work is due without an event: the end of a pause, a deadline, a leader
+        check."""
         times = [self.deadline(batch) for batch in self._heads()]
         if self.in_flight:
             times.append(self._leader_check_at)
@@ -241,14 +242,14 @@ class BatchSender(Generic[B]):
         return bool(self.returned)
 
     def requeue(self) -> None:
-        """Put the returned batches back into the queue, first and in order. No batch may be in flight."""
+        """Put the returned batches back at the front of the queue, in order. No batch may be in flight."""
         self.waiting.extendleft(reversed(self.take_numbered()))
 
     def may_send(self, batch: B) -> bool:
-        """Return whether a batch may join those in flight.
+        """Return whether a batch may be sent in addition to the batches in flight.
 
-        All must have the same epoch, and their numbers must lie within `in_flight_batches`: the broker remembers only
-        that many replies per producer and partition.
+        All batches in flight must have the same epoch, and their numbers must span at most `in_flight_batches`: the
+        broker remembers only that many replies per producer and partition.
         """
         oldest = next(iter(self.in_flight), None)
         if oldest is None:
@@ -257,7 +258,7 @@ class BatchSender(Generic[B]):
         return epoch == oldest.epoch and number - oldest.sequence < self.options.in_flight_batches
 
     def number_of(self, batch: B) -> tuple[int, int]:
-        """Return the epoch and the number that a batch is sent with now."""
+        """Return the epoch and the number with which a batch is sent now."""
         return batch.order()
 
     def deadline(self, batch: B) -> float:
@@ -283,11 +284,11 @@ class BatchSender(Generic[B]):
         return again(last, f"{text} ({self.where}; last: {last.message})")
 
     def fail(self, batch: B, error: SandqError) -> None:
-        """Finish a batch, which was removed from all queues, with an error."""
+        """Finish a batch with an error. The batch must be removed from all queues."""
         self.settle(batch, None, error)
 
     def settle(self, batch: B, offsets: Offsets | None, error: SandqError | None) -> None:
-        """Finish a batch, which was removed from all queues."""
+        """Finish a batch. It must be removed from all queues."""
         batch.data = b""
         batch.finish(offsets, error)
         self.on_change()
@@ -318,14 +319,15 @@ class BatchSender(Generic[B]):
         self.in_flight[batch] = (connection, request_id)
 
     def take_numbered(self) -> list[B]:
-        """Take out the returned batches and the waiting numbered ones, in order. No batch may be in flight."""
+        """Remove and return the returned batches and the numbered batches in `waiting`, in order. No batch may be in
+        flight."""
         batches, self.returned = self.returned, []
         while self.waiting and self.waiting[0].sequence:
             batches.append(self.waiting.popleft())
         return sorted(batches, key=lambda batch: batch.order())
 
     def numbered(self) -> list[B]:
-        """Return all unfinished batches that have a number; there are only a few."""
+        """Return all unfinished batches with a number. There are only a few."""
         return [*self.in_flight, *self.returned, *takewhile(lambda batch: batch.sequence, self.waiting)]
 
     def remove(self, batch: B) -> None:
@@ -341,12 +343,13 @@ class BatchSender(Generic[B]):
     # Private methods.
 
     def _heads(self) -> list[B]:
-        """Return the batches whose deadline may come next: all numbered batches, and the oldest without a number."""
+        """Return the batches whose deadline may come next: all numbered batches, and the oldest batch without a
+        number."""
         unsent = next((batch for batch in self.waiting if not batch.sequence), None)
         return [batch for batch in (*self.numbered(), unsent) if batch is not None and not batch.done]
 
     def _follow(self, now: float) -> None:
-        """If a node has been silent for too long, take its batches back, to send them to a new leader."""
+        """If a node has been silent for too long, take back its batches, and send them to a new leader."""
         if not self.in_flight or now < self._leader_check_at:
             return
         if self._has_reply:
@@ -381,7 +384,7 @@ class BatchSender(Generic[B]):
         elif batch.may_retry(reply) and not self._is_final(batch, reply):
             self._return_for_retry(batch, reply)
         else:
-            # If a node's log failed during the write, the log may contain the batch all the same.
+            # If a node's log failed during the write, the log may nevertheless contain the batch.
             batch.unknown = batch.unknown or isinstance(reply, StorageFailed)
             self.cluster.forget_if_unknown(self.topic, reply)
             if BELONGS_TO in reply.details:
@@ -391,7 +394,7 @@ class BatchSender(Generic[B]):
     def _is_final(self, batch: B, error: SandqError) -> bool:
         """Return whether a quota error is final because this client does not wait for quotas.
 
-        A batch that may be stored already is retried all the same, until its outcome is known.
+        A batch that may be stored already is retried nevertheless, until its outcome is known.
         """
         return isinstance(error, QuotaExceeded) and not self.options.waits_for_quota and not batch.unknown
 

@@ -1,10 +1,9 @@
 """The parts of a producer that need no network: batches as columns of messages, and receipts.
 
 A batch is *open* while messages are added, *sealed* once it is encoded, and *done* once it has offsets or an error. All
-messages of a batch have the same traits (`validation.Traits`). These never share a batch:
+messages of a batch have the same traits (`validation.Traits`). So these messages never share a batch:
 
-- messages without a time (stored as one batch row), at an instant, and after a delay (times relative to the leader's
-  clock);
+- messages without a time (stored as one batch row), with an instant, and with a delay (relative to the leader's clock);
 - messages with different values of `on_conflict`;
 - writes to keys with and without an expected version;
 - messages with and without a rank.
@@ -25,7 +24,7 @@ from sandq.protocol.replies import IGNORED, STORED
 from sandq.protocol.requests import REJECT
 
 MESSAGE_OVERHEAD_BYTES = 32
-"""Memory counted for each message in addition to its bytes: the offsets of its cells, its receipt."""
+"""Bytes of memory to count per message in addition to its own bytes, for the offsets of its cells and its receipt."""
 CHANGED: Final = "changed"
 """The conflict reported for a write whose key does not have the expected version."""
 
@@ -61,12 +60,12 @@ class Batch(NumberedBatch):
         self.expected: list[bytes | None] = []
         self.ranks: list[Rank] = []
         self.size_bytes = 0
-        self.raised = 0  # receipts that already raised their error
+        self.raised = 0  # number of receipts that have raised their error
 
     def add_more(
         self, time: int, ttl_ms: int | None, unique_key: bytes | None, rank: Rank | None, expected: bytes | None
     ) -> None:
-        """Add the fields of the last message other than value, key and headers, as far as the traits include them."""
+        """Add the other fields of the last message (not value, key and headers), as far as the traits include them."""
         if self.traits & TIME_BITS:
             self.times.append(time)
         if self.traits > TIME_BITS:
@@ -81,7 +80,7 @@ class Batch(NumberedBatch):
         return len(self.values)
 
     def seal(self) -> bytes:
-        """Encode the batch once, and return its bytes. No message may be added after that."""
+        """Encode the batch on the first call, and return its bytes. Afterwards, no message may be added."""
         if self.data is None:
             columns: dict[int, Any] = {
                 Column.VALUE: self.values,
@@ -109,7 +108,7 @@ class Batch(NumberedBatch):
         return self._offset_text(position)
 
     def offset_texts(self, first: int, count: int) -> list[str] | None:
-        """Return the offsets of several messages, once the batch is done; None unless all of it was stored."""
+        """Return the offsets of several messages of a finished batch. None unless the whole batch was stored."""
         if self.offsets is None or self.offsets.conflicts:
             return None
         return [offset_model.to_text(offset) for offset in self._offsets(first, count)]
@@ -126,7 +125,7 @@ class Batch(NumberedBatch):
         return [column[at : at + size] for at in range(first * size, (first + count) * size, size)]
 
     def error_of(self, position: int) -> SandqError | None:
-        """Return the reason why a message was not stored, once the batch is done; None if it was stored."""
+        """Return why a message of a finished batch was not stored. None if it was stored."""
         if self.error is not None:
             return again(self.error)
         if self.offsets is None or position not in self.offsets.conflicts:
@@ -154,7 +153,7 @@ class Batch(NumberedBatch):
 
     @property
     def failures(self) -> int:
-        """Number of messages that were not stored and whose receipt has not raised the error."""
+        """Number of messages that were not stored, and whose receipt has not raised the error yet."""
         if self.error is not None:
             return len(self) - self.raised
         return len(self.offsets.conflicts) - self.raised if self.offsets is not None else 0
@@ -172,9 +171,9 @@ class SendOutcome(NamedTuple):
     `outcome` is "stored", "replaced" (it replaced a pending message with its unique key; `other` is the id of that
     message) or "ignored" (nothing was stored because a message with the unique key exists; `other` is its id).
 
-    `state` is the state of the message that has the unique key. It is set if this message was ignored. It is also set
-    if this message should have replaced the other one but came too late: `acked`, `dead` or `delivered` (finished, and
-    deleted since). This message is stored then.
+    `state` is the state of the other message, which has the unique key. It is set if the new message was ignored. It is
+    also set if the new message was too late to replace the other one, which is `acked`, `dead` or `delivered`
+    (finished, and deleted since). The new message is then stored, too.
     """
 
     outcome: str
@@ -185,8 +184,8 @@ class SendOutcome(NamedTuple):
 class Receipt:
     """The result of `send`: `await receipt` returns the message's offset (26 characters) or raises the error.
 
-    DuplicateKey means that another message has the unique key. With `on_conflict="ignore"`, the offset is the id of
-    that message instead. `outcome` says whether another message was replaced.
+    DuplicateKey means that another message has the unique key. With `on_conflict="ignore"`, the result is the id of the
+    other message instead. `outcome` says whether a message was replaced.
     """
 
     __slots__ = ("_batch", "_position", "_raised")
@@ -252,7 +251,7 @@ class Receipts:
         self._parts.append((batch, position, 1))
 
     def append(self, receipt: Receipt) -> None:
-        """Add a receipt that exists already, for the next message."""
+        """Add an existing receipt for the next message."""
         self.add(receipt._batch, receipt._position)
 
     def __len__(self) -> int:

@@ -1,8 +1,8 @@
 """One producer's batches for one partition: open batches, numbers, deadlines. `BatchSender` sends them.
 
-If a numbered batch is given up, its number leaves a gap, and the broker rejects every batch behind the gap. So the
-producer begins a new epoch with number 1. It does so only when no batch of the old epoch is in flight, because the
-first batch of a new epoch fences the old one. The other batches that were sent behind the gap are handled as follows:
+If a numbered batch is given up, its number leaves a gap, and the broker rejects all batches after the gap. So the
+producer begins a new epoch with number 1. It waits until no batch of the old epoch is in flight, because the first
+batch of a new epoch fences the old epoch. Batches that were sent after the gap are handled as follows:
 
 * If every attempt of the missing batch was rejected, no batch behind it can have been stored. They are sent in the new
   epoch, as if for the first time.
@@ -10,9 +10,9 @@ first batch of a new epoch fences the old one. The other batches that were sent 
   its position and is retried as long as there are batches behind it. These are stored behind it or not at all;
   otherwise their outcome could not be determined.
 
-OUT_OF_SEQUENCE for the oldest batch means that the broker has forgotten the producer. If every attempt of that batch
-was rejected, so was every batch behind it, and a new epoch begins. Otherwise it is unknown whether the batch is stored,
-and it fails with an error that says so.
+OUT_OF_SEQUENCE for the oldest batch means that the broker has forgotten the producer. If all attempts of that batch
+were rejected, all later batches were rejected, too, and a new epoch begins. Otherwise it is unknown whether the batch
+is stored, and it fails with an error that says so.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from sandq.model.limits import FIXED
 from sandq.protocol.replies import Offsets
 
 RETRY_S = FIXED.producer_retry_ms / 1000
-"""A batch that may be stored is not retried this long after its first attempt, in seconds; the broker relies on it."""
+"""A batch that may be stored is not retried later than this time after its first attempt, in seconds. The broker relies
+on this."""
 
 
 class PartitionProducer(BatchSender[Batch]):
@@ -54,9 +55,9 @@ class PartitionProducer(BatchSender[Batch]):
         self._epoch = 1
         self._sequence = 0
         self._on_done = on_done  # called when a batch has offsets or an error
-        self._given_up = False  # whether failed batches may still be queued, to fill their numbers
+        self._given_up = False  # whether failed batches may be in the queue, to fill their numbers
         self._gap: tuple[int, int] | None = None
-        """Epoch and number that will never arrive. Batches behind it cannot be stored."""
+        """(epoch, number) of a batch that will never arrive. Later batches of the epoch cannot be stored."""
 
     @property
     def idle(self) -> bool:
@@ -80,7 +81,8 @@ class PartitionProducer(BatchSender[Batch]):
         self.add(batch)
 
     def next_time(self, now: float) -> float:
-        """Return the earliest time at which something is due without an event: a linger time, a pause, a deadline."""
+        """Return the next time at which work is due without an event: the end of a linger time or a pause, or a
+        deadline."""
         lingers = [batch.opened_at + self.options.linger_s for batch in self.open.values()]
         return min([super().next_time(now), *lingers])
 
@@ -111,8 +113,8 @@ class PartitionProducer(BatchSender[Batch]):
         return bool(self.returned) or self._gap is not None
 
     def requeue(self) -> None:
-        """Queue the returned batches first, in order; give batches behind a gap a new number. No batch may be in
-        flight."""
+        """Put the returned batches at the front of the queue, in order. Batches after a gap get new numbers. No batch
+        may be in flight."""
         batches = self.take_numbered()
         forgotten = []
         while batches and batches[0].refused and batches[0].unknown and not self._is_behind_gap(batches[0]):
@@ -157,7 +159,7 @@ class PartitionProducer(BatchSender[Batch]):
         self.fail(batch, error)
 
     def _drop_given_up(self) -> None:
-        """Remove failed batches that are not needed to fill their number, or that may not be retried any more.
+        """Remove failed batches that are not needed to fill their number, or that may no longer be retried.
 
         A failed batch is needed as long as unfinished batches with later numbers exist.
         """
@@ -176,7 +178,7 @@ class PartitionProducer(BatchSender[Batch]):
 
     def fail(self, batch: Batch, error: SandqError) -> None:
         if batch.sequence and not isinstance(error, AlreadyStored):
-            # This number will never arrive, and the broker would wait for it.
+            # The broker would wait for this number, which will never arrive.
             self._begin_epoch(after=batch.epoch)
             if not batch.unknown and self._gap is None:
                 self._gap = batch.order()
@@ -184,7 +186,7 @@ class PartitionProducer(BatchSender[Batch]):
 
     def settle(self, batch: Batch, offsets: Offsets | None, error: SandqError | None) -> None:
         batch.data = b""
-        if batch.done:  # it failed before, and kept its position
+        if batch.done:  # the batch failed before, and kept its position
             self.on_change()
             return
         batch.finish(offsets, error)

@@ -13,7 +13,7 @@ from sandq.protocol.replies import TopicRecord
 
 
 def check_rank(topic: str, kind: str, priority: object, tenant: object) -> None:
-    """Raise InvalidRequest for a priority or a tenant that topics of this kind do not accept; None means not given."""
+    """Raise InvalidRequest for a priority or a tenant that topics of this kind do not accept. None: not given."""
     for name, given in (("tenant", tenant), ("priority", priority)):
         if given is not None and kind not in ACCEPTING_KINDS[name]:
             raise InvalidRequest(
@@ -24,20 +24,20 @@ def check_rank(topic: str, kind: str, priority: object, tenant: object) -> None:
 class Partitioner:
     """Chooses a partition of one topic for each message.
 
-    A message with a unique key is routed over the *initial* partitions of the topic, by its key if it has one, else by
-    the unique key. So it can be found again after partitions were added. Other keys are routed over all partitions.
-    Messages with neither stay with one partition for the length of a batch. In a fair topic only the tenant chooses,
-    over the initial partitions. In a compacted topic the partition key of the key chooses.
+    A message with a unique key is routed over the *initial* partitions of the topic: by its key, or, if it has none, by
+    the unique key. So it can be found after partitions were added. Other messages with a key are routed over all
+    partitions. Messages without any key go to one partition until their batch is full. In a fair topic, only the tenant
+    counts, over the initial partitions. In a compacted topic, the partition key of the key counts.
     """
 
     def __init__(self, topic: str, is_stuck: Callable[[int], bool]) -> None:
         self._topic = topic
-        self._is_stuck = is_stuck  # whether a partition accepts no batches at present
+        self._is_stuck = is_stuck  # returns whether a partition accepts no batches at present
         self.partitions = self._initial = 1
         self._keys = KeyPartitions(1)
         self._kind = TIMER
         self.is_compacted = self.is_fair = False
-        self.sticky: dict[Traits, int] = {}  # current partition of messages that may go to any, by traits
+        self.sticky: dict[Traits, int] = {}  # by traits: current partition of messages that may go to any partition
         self._round_robin = random.randrange(4096)
 
     def update(self, record: TopicRecord) -> None:
@@ -48,7 +48,7 @@ class Partitioner:
         self.is_compacted, self.is_fair = record.kind == COMPACTED, record.kind == FAIR
 
     def partition_of(self, key: bytes | None, unique_key: bytes | None, traits: Traits, partition: int | None) -> int:
-        """Return the partition of a message; `partition` is the one that the caller asked for."""
+        """Return the partition of a message. `partition`: the partition that the caller requested."""
         if partition is not None:
             self._check_asked_for(partition)
             if unique_key is not None and partition != (wanted := self._partition_of_unique(key, unique_key)):
@@ -69,7 +69,7 @@ class Partitioner:
         return partition_for(unique_key if key is None else key, self._initial)
 
     def partition_of_tenant(self, tenant: bytes | None, partition: int | None) -> int:
-        """Return the partition of a message in a fair topic; `partition` is the one that the caller asked for."""
+        """Return the partition of a message in a fair topic. `partition`: the partition that the caller requested."""
         wanted = partition_for(DEFAULT_TENANT.encode() if tenant is None else tenant, self._initial)
         if partition is not None:
             self._check_asked_for(partition)
@@ -108,7 +108,7 @@ class Partitioner:
             )
 
     def _next(self) -> int:
-        """Return the next partition in round-robin order, preferring one that is not stuck."""
+        """Return the next partition in round-robin order. Prefer partitions that are not stuck."""
         for _ in range(self.partitions):
             self._round_robin += 1
             if not self._is_stuck(self._round_robin % self.partitions):

@@ -1,4 +1,4 @@
-"""The producer that callers use: it checks messages, adds them to batches, returns receipts, and waits for the rest."""
+"""The producer that callers use: it checks messages, adds them to batches, returns receipts, and waits for outcomes."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Producer:
     """Sends messages to one topic. Created by `client.producer(topic)` and used as an async context manager.
 
     Leaving the block sends the remaining messages, waits until each is stored or has failed, and raises failures that
-    no receipt has raised. If the block is left by cancellation, unconfirmed messages are abandoned with a warning: they
-    may or may not be stored.
+    no receipt has raised. If the block is cancelled, unconfirmed messages are abandoned with a warning: it is unknown
+    whether they are stored.
 
-    `send` raises at once if the message itself is invalid. Later errors are raised by its receipt. Retriable errors are
-    raised only after `delivery_timeout`, and the text says whether the outcome is unknown. A message is stored once,
-    however often it is retried after lost replies.
+    `send` raises an error immediately if the message itself is invalid. Its receipt raises later errors. Retriable
+    errors are raised only after `delivery_timeout`, and the text says whether the outcome is unknown. A message is
+    stored once, even if it is retried after lost replies.
 
     Messages of one partition are stored in the order of their `send`, except that different kinds travel in separate
     batches: without a time, with an instant, with a delay, with a ttl, with a unique key (for each `on_conflict`), and
@@ -146,9 +146,9 @@ class Producer:
     ) -> Receipt:
         """Add a message to the next batch; waits only while the buffer is full.
 
-        `json` is sent in place of a value, as its compact text, with the header `content-type: application/json` unless
-        the headers have a content type. Consumers read it with `message.json()`. Raises InvalidRequest if it is not
-        valid JSON.
+        `json`: a value to send as compact JSON, with the header `content-type: application/json` unless the headers
+        have a content type. Consumers read it with `message.json()`. Raises InvalidRequest if JSON cannot represent the
+        value.
 
         `sandq.SendOptions` describes the options.
         """
@@ -166,14 +166,14 @@ class Producer:
             await self._refresh_partitions()
             batch, position, sealed = self.add(*message)
         if sealed:
-            # Let the connection send the sealed batch, even if the caller sends in a loop.
+            # Let the connection task send the sealed batch, even if the caller sends in a loop.
             await anyio.lowlevel.checkpoint()
         return Receipt(batch, position)
 
     async def send_ready(self, messages: Iterable[Ready]) -> Receipts:
-        """Send messages that `checks.message` has returned; they are not checked again.
+        """Send messages that `checks.message` has returned. They are not checked again.
 
-        Raises UnknownPartition; the messages before the wrong one are sent all the same.
+        Raises UnknownPartition. The messages before the wrong one are sent nevertheless.
         """
         receipts = Receipts()
         for message in messages:
@@ -197,8 +197,8 @@ class Producer:
     ) -> Receipts:
         """Send many messages: each is a value, or a mapping of `send`'s arguments ("value" or "json", "key", ...).
 
-        The options given here apply to values, and to arguments that a mapping leaves out. An invalid message raises at
-        once, with its position in the text; the messages before it are sent all the same.
+        The options given here apply to values, and to arguments that a mapping leaves out. An invalid message raises an
+        error immediately, with its position in the text. The messages before it are sent nevertheless.
         """
         checks = self.checks
         key, partition, delay = options.get("key"), options.get("partition"), options.get("delay")
@@ -251,12 +251,12 @@ class Producer:
     # Private methods.
 
     def _on_cluster_change(self) -> None:
-        """Update the partitioner after a change of the known cluster, so that no message is sent by old metadata."""
+        """Update the partitioner after a change of the known cluster, so that old metadata routes no message."""
         self._accumulator.update_topic()
         self._wake.set()
 
     async def _refresh_partitions(self) -> None:
-        """Ask for the topic again, since partitions may have been added."""
+        """Ask for the topic again, because partitions may have been added."""
         known = self._cluster.record(self.topic)
         if known is None or len(known.partitions) <= self._partitioner.partitions:
             known = await fresh_topic(self._cluster, self.topic)
@@ -322,7 +322,7 @@ class Producer:
                 self._give_up()
 
     def _stop(self) -> None:
-        """End the task; abandon unfinished messages, which exist only after cancellation."""
+        """End the task. Abandon unfinished messages, which exist only after a cancellation."""
         self._scope.cancel()
         self._cluster.on_change.pop(self._on_cluster_change, None)
         if self._accumulator.outstanding:

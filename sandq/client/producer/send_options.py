@@ -22,29 +22,30 @@ SEND_DEFAULTS: Final[Mapping[str, Any]] = {"on_conflict": "reject"}
 
 
 class SendOptions(TypedDict, total=False):
-    """Options of one message to send. All of them may be left out.
+    """Options of one message to send. All of them are optional.
 
     `key`: messages with the same key go to the same partition (unless partitions were added, and some of the messages
     have unique keys). A message without key and partition goes to any partition.
     `headers`: names and values that consumers get with the message.
 
     `deliver_at`: the instant of delivery. `delay`: seconds or text ("90s"), counted from the moment the broker stores
-    the message. `delay_ms`: the same in whole milliseconds. At most one of the three; without any the message is
-    delivered at once. A time more than ten years ahead raises InvalidTime, because it is usually a wrong unit; the
-    limit is the topic's `max_delay`, or else the node's `limits.delay_days`.
-    `ttl`: a message that no consumer holds is dead this long after its delivery time.
+    the message. `delay_ms`: the delay in whole milliseconds. Give at most one of the three; without any, the message is
+    delivered immediately. A time more than ten years ahead raises InvalidTime, because it usually has a wrong unit. The
+    limit is the topic's `max_delay`, or else the node's `limits.delay_days`. `ttl`: a message that no consumer holds is
+    dead this long after its delivery time.
 
     `partition`: the number of the partition to store the message in.
 
     `unique_key`: 1 to 1,024 bytes, unique until every group has leased the message, and for the topic's `dedup_window`
-    after that. With a `key` it is unique within that key, which chooses the partition; without one it chooses the
-    partition itself.
-    `on_conflict`: what to do if the unique key is taken. `receipt.outcome` says what was done.
+    after that. With a `key`, the unique key is unique within this key, and the key determines the partition. Without a
+    `key`, the unique key determines the partition. `on_conflict`: what to do if the unique key is taken.
+    `receipt.outcome` says what was done.
 
     - "reject" (the default): the receipt raises DuplicateKey.
-    - "replace": cancel the other message. The receipt raises DuplicateKey if a group holds that message. If all groups
-      are done with it, store this message in addition.
-    - "replace_pending": cancel the other message. The receipt raises DuplicateKey if any group has leased that message.
+    - "replace": cancel the other message. The receipt raises DuplicateKey if a group holds the other message. If all
+      groups are done with it, the new message is stored in addition.
+    - "replace_pending": cancel the other message. The receipt raises DuplicateKey if any group has leased the other
+      message.
     - "ignore": store nothing. The receipt gives the id of the message that has the key.
 
     `priority`: for priority and fair topics; lower numbers are delivered first, 0 is the default.

@@ -24,16 +24,16 @@ Headers = Mapping[str, HeaderValue]
 Traits = int
 """Bit set of the traits of a message. Only messages with equal traits share a batch.
 
-Bits 0 and 1 are the kind of time, see `NOW`. Bits 2 to 4 are the conflict: 0 without a unique key, else 1 + the action.
-One bit each: a ttl (`TTL_BIT`), an expected version of the key (`EXPECTED_BIT`), a rank (`RANK_BIT`), an instant so far
-ahead that the broker may reject it (`FAR_BIT`), and a unique key in addition to a different key (`PAIR_BIT`).
+Bits 0 and 1: kind of time (see `NOW`). Bits 2 to 4: 0 without a unique key, otherwise 1 + the `on_conflict` action. One
+bit each: a ttl (`TTL_BIT`), an expected version of the key (`EXPECTED_BIT`), a rank (`RANK_BIT`), an instant so far
+ahead that the broker may reject it (`FAR_BIT`), a unique key together with a different key (`PAIR_BIT`).
 
-So the broker checks messages one by one only where that is necessary. If it rejects a batch, only messages with the
+So the broker checks messages one by one only if their traits require it. If it rejects a batch, only messages with the
 same traits are affected.
 """
 
 Rank = tuple[int | None, bytes | None]
-"""A message's priority and tenant; None if the message does not set it."""
+"""Priority and tenant of a message. Each is None if the message does not set it."""
 
 Ready = tuple[bytes | None, bytes | None, bytes | None, Traits, int, int | None, int | None, bytes | None, Rank | None]
 """A checked message: value (None deletes the key), key, packed headers, traits, time, requested partition, ttl (ms),
@@ -60,7 +60,7 @@ def on_conflict_of(traits: Traits) -> int:
 
 
 def as_bytes(name: str, value: object) -> bytes:
-    """Return a value or key as bytes: bytes-like as it is, text as UTF-8. `name`: for errors."""
+    """Return a value or key as bytes: bytes-like objects unchanged, text encoded as UTF-8. `name`: name in errors."""
     if type(value) is bytes:
         return value
     if isinstance(value, str):
@@ -81,7 +81,7 @@ def too_large(name: str, limit: str, maximum: int, size: int) -> TooLarge:
 
 
 def as_unique_key(key: Value) -> bytes:
-    """Return a unique key as bytes; its limit is the same on every node."""
+    """Return a unique key as bytes. Its size limit is the same on every node."""
     data = as_bytes("unique_key", key)
     if not data:
         raise InvalidRequest("unique_key: it must not be empty")
@@ -91,7 +91,7 @@ def as_unique_key(key: Value) -> bytes:
 
 
 class MessageValidation:
-    """Checks messages against the limits that a node reports, with defaults for those that it does not report."""
+    """Checks messages against the limits that a node reports. A limit that the node does not report has a default."""
 
     __slots__ = ("batch_bytes", "delay_ms", "headers_bytes", "key_bytes", "message_bytes", "of_topic", "traced")
 
@@ -131,7 +131,7 @@ class MessageValidation:
         priority: int | None = None,
         tenant: str | None = None,
     ) -> Ready:
-        """Check a message whose value is given as a value or as JSON. May be called from any thread.
+        """Check a message, given with a value or with `json`. May be called from any thread.
 
         The options are those of `SendOptions`.
         """
@@ -153,9 +153,9 @@ class MessageValidation:
         return data, key_bytes, packed, traits, at, partition, ttl_ms, unique, rank
 
     def time(self, deliver_at: Instant | None, delay: Duration | None) -> tuple[Traits, int]:
-        """Return the traits of a time, and the instant (epoch ms), the delay (ms), or 0.
+        """Return (traits of a time, instant in epoch ms, delay in ms, or 0).
 
-        A delay beyond the limit raises InvalidTime. Only the broker can decide that about an instant, by its own clock.
+        A delay beyond the limit raises InvalidTime. Only the broker can check an instant, by its own clock.
         """
         if delay is not None:
             if deliver_at is not None:
@@ -211,7 +211,7 @@ class MessageValidation:
     def extras(
         self, ttl: Duration | None, unique_key: Value | None, on_conflict: str, key: bytes | None
     ) -> tuple[int, int | None, bytes | None]:
-        """Return the traits, the ttl (ms) and the unique key of a message that may have them. `key`: the message's
+        """Return (traits, ttl in ms, unique key) of a message that may have a ttl or a unique key. `key`: the message's
         key."""
         conflict = _ON_CONFLICT.get(on_conflict) if isinstance(on_conflict, str) else None
         if conflict is None:
@@ -244,7 +244,8 @@ def rank_of(priority: int | None, tenant: str | None) -> Rank:
 
 
 def delay_of(delay: Duration | None, delay_ms: int) -> Duration:
-    """Return the delay of a message given by `delay_ms` (whole milliseconds), which excludes a `delay`."""
+    """Return the delay of a message that gives `delay_ms` (whole milliseconds). Raises InvalidRequest if `delay` is
+    given as well."""
     if delay is not None:
         raise InvalidRequest("delay and delay_ms: one of them, not both")
     if type(delay_ms) is not int or not 0 <= delay_ms <= TIME_MAX_MS:

@@ -17,8 +17,8 @@ ACTIVE, PAUSED, ENDED = "active", "paused", "ended"
 class Occurrence(NamedTuple):
     """The outcome of one occurrence.
 
-    "sent": its message was sent. "skipped": the message of the previous occurrence was not acked. "missed": it would
-    have been too late. "triggered": an additional message that a caller asked for.
+    "sent": its message was sent. "skipped": not sent, because the message of the previous occurrence was not acked.
+    "missed": not sent, because it would have been too late. "triggered": an additional message that a caller requested.
     """
 
     occurrence_ms: int
@@ -32,9 +32,9 @@ class Occurrence(NamedTuple):
 class Schedule:
     """A schedule, its state, and its latest occurrences. All times are epoch milliseconds.
 
-    `next_ms` is the next occurrence. `fire_ms` is the delivery time of its message, later by the jitter. `next_id` is
-    the id of that message if it exists already. `fired` counts past occurrences; `missed` counts those that were left
-    out because no node could fire them in time. `state` is active, paused or ended.
+    `next_ms` is the next occurrence. `fire_ms` is the delivery time of its message: `next_ms` plus the jitter.
+    `next_id` is the id of this message, if it exists already. `fired` counts past occurrences. `missed` counts
+    occurrences that were left out, because no node could fire them in time. `state` is active, paused or ended.
     """
 
     name: str

@@ -29,7 +29,7 @@ SETTINGS: Final = (
     *("cron", "every", "zone", "start", "end", "count", "jitter"),
     *("misfire", "misfire_most", "overlap_group", "ttl", "priority"),
 )
-"""Fields whose JSON value `Schedules.create` accepts as it is."""
+"""Fields whose JSON value `Schedules.create` accepts unchanged."""
 FROM_BROKERS: Final = frozenset(
     (
         *("topic", "partition", "version", "state", "next_at", "fire_at", "next_id", "next_local"),
@@ -98,7 +98,7 @@ def fire_json(fire: Fire, zone: str) -> dict[str, Any]:
 def local(ms: int, zone: str) -> str | None:
     """Return an instant as local time with its offset: "2030-01-31T09:00:00+01:00".
 
-    None if the zone is unknown here, or if the calendar does not have that year.
+    None if this client does not know the zone, or if the calendar does not have the year.
     """
     from sandq.schedules.zones import zone as zone_of
 

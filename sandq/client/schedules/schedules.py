@@ -54,9 +54,9 @@ KEEP: Final[Any] = ...
 """The default of the arguments of `update`: leave the setting unchanged."""
 CHANGED_AGAIN_MOST: Final = 20
 SETTING_BYTES: Final = 1 << 10
-"""Maximum size of a text setting, in bytes. Brokers allow less, and report the reason."""
+"""Maximum size of a text setting that the client sends, in bytes. Brokers allow less, and report the reason."""
 PUT_BYTES: Final = 3 << 20
-"""Maximum size of the items of one request, as `_size_of` counts them, in bytes. A frame's arrays may have 4 MiB."""
+"""Maximum total size of the items of one request, in bytes (see `_size_of`). A frame's arrays may have 4 MiB."""
 
 
 class Fire(NamedTuple):
@@ -124,16 +124,16 @@ class Schedules:
     ) -> Schedule:
         """Create a schedule that sends a message at each occurrence, and return it.
 
-        Occurrences are defined by `cron`, an expression of five fields or six (seconds first) in the time zone `zone`
-        (default UTC), or by `every`, a duration. The schedule runs from `start` on, before `end`, `count` times. Each
-        message is delayed by up to `jitter`, always by the same amount for one occurrence. `misfire` handles
-        occurrences that no node could fire in time: "one" message for all of them, none ("skip"), or one for each
-        ("all", at most the last `misfire_most`). With `overlap_group`, an occurrence is skipped while that group has
-        not acked the message of the last one.
+        Give either `cron`, an expression of five or six fields (seconds first) in the time zone `zone` (default UTC),
+        or `every`, a duration. The schedule runs from `start` on, before `end`, `count` times. Each message is delayed
+        by up to `jitter`; the delay of one occurrence is always the same. `misfire`: for occurrences that no node could
+        fire in time, send "one" message for all of them, none ("skip"), or one for each ("all", at most the last
+        `misfire_most`). With `overlap_group`, an occurrence is skipped while that group has not acked the message of
+        the last one.
 
         The message has the options of `produce`, with a value or `json`. It gets the headers `sandq-schedule` and
-        `sandq-occurrence` (ms). Raises Conflict if a different schedule of this name exists. An identical one is
-        returned as it is, even if it is paused, unless `paused` is given.
+        `sandq-occurrence` (ms). Raises Conflict if a different schedule of this name exists. If an identical schedule
+        exists, it is returned unchanged, even if it is paused (unless `paused` is given).
         """
         settings = _settings(
             cron=cron,
@@ -211,7 +211,7 @@ class Schedules:
     ) -> Schedule:
         """Change the given settings of a schedule, and return it. None restores the default of `create`.
 
-        The message of an occurrence that has come is not changed; that of the next occurrence is. Raises NotFound.
+        Messages of past occurrences do not change; the message of the next occurrence does. Raises NotFound.
         """
         named: dict[str, Any] = {
             "cron": cron,
@@ -291,7 +291,8 @@ class Schedules:
 
     @timed_change
     async def trigger(self, name: str, *, tenant: str | None = None, timeout: Duration | None = None) -> str:
-        """Send an additional message of the schedule now, and return its id; also if it is paused. Raises NotFound."""
+        """Send an additional message of the schedule now, even if the schedule is paused. Return the message's id.
+        Raises NotFound."""
         result = await self._change(TRIGGER, name, tenant)
         if result.id is None:
             raise ProtocolError("an answer to a trigger without an id")
@@ -411,7 +412,7 @@ class Schedules:
 
     @staticmethod
     def _partition(record: TopicRecord, name: str, tenant: str | None) -> int:
-        """Return the partition of a schedule: that of its name, or of its tenant in a fair topic."""
+        """Return the partition of a schedule. The name determines it; in a fair topic, the tenant does."""
         routes = (tenant or DEFAULT_TENANT) if record.kind == FAIR else name
         return partition_for(routes.encode(), record.initial_partitions)
 
@@ -522,7 +523,7 @@ def _settings(
     misfire_most: int | None = None,
     overlap_group: str | None = None,
 ) -> dict[str, Any]:
-    """Return the settings as sent to the broker, without those that are None."""
+    """Return the settings in the form that the broker accepts, without settings that are None."""
     for name, text in (("cron", cron), ("zone", zone), ("misfire", misfire), ("overlap_group", overlap_group)):
         if text is not None:
             _check_text(name, text, SETTING_BYTES)
@@ -554,7 +555,7 @@ _WIRE: Final = {"every": "every_ms", "start": "start_ms", "end": "end_ms", "jitt
 
 
 def _kept(old: Schedule, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a schedule without those that are about to change."""
+    """Return the settings of a schedule, without the settings that `changes` replaces."""
     settings = {
         "cron": old.cron,
         "every_ms": old.every_ms,

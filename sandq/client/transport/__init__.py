@@ -1,6 +1,6 @@
 """Connections to the nodes, the client's view of the cluster, and single requests.
 
-The exported names are for programs that send their own requests to the cluster that `sandq.client.cluster_of` returns.
+The exported names are for programs that send their own requests through `sandq.client.cluster_of`.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     servers --connect--> link (node id, addresses, connection) --METADATA--> topic: partitions, their leaders
 
 A link reconnects with a bounded back-off, until its node leaves the metadata or the client is closed. The client asks
-for a topic again after `refresh` (a node was not the leader, a partition was unknown, a connection was lost), and
-periodically. After each change, `Cluster` calls the functions in `on_change`; these only wake tasks. A node is
-identified by its id, not by an address. A link keeps each address that worked in addition to the advertised one.
+for a topic again periodically, and after `refresh` (a node was not the leader, a partition was unknown, a connection
+was lost). After each change, `Cluster` calls the functions in `on_change`, which only wake tasks. The id identifies a
+node, not an address. A link keeps the advertised address, and each other address that worked.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sandq.protocol.requests import Metadata
 
 log = logging.getLogger("sandq.client")
 
-_REFUSALS = 3  # how often a token function may fail in a row before the refusal is reported to callers
+_REFUSALS = 3  # number of consecutive refusals of a token function's tokens after which callers get the error
 _ASK_AGAIN_S = 0.5  # maximum pause between two METADATA requests; a new leader usually exists within about a second
 _ASK_TIMEOUT_S = 1.0  # timeout of the first METADATA request; doubles, since a hung node may not answer but others will
 
@@ -54,10 +54,10 @@ class Cluster:
         self._links: dict[str, Link] = {}
         self._topics: dict[str, Known] = {}
         self.generation = 0
-        """Number of times that a topic was dropped from this view, for example because it was created or deleted
-        here."""
+        """Number of times that a topic was dropped from this view, for example because this client created or deleted
+        it."""
         self._asking: str | None = None
-        """Topic of the METADATA request in progress; None if that topic was created or deleted here meanwhile."""
+        """Topic of the METADATA request in progress. None if this client has created or deleted the topic meanwhile."""
         self._wanted: dict[str, str | None] = {}  # topics to ask for, in order; value: the node to ask first
         self._serial = 0
         self._unanswered: SandqError | None = None
@@ -72,8 +72,8 @@ class Cluster:
     async def start(self, tasks: anyio.abc.TaskGroup) -> None:
         """Connect to the first server that answers and belongs to a cluster.
 
-        If no server belongs to a cluster, connect to those that answer. If all servers fail, raise the only error as it
-        is, or one error that lists the message of each server.
+        If no server belongs to a cluster, connect to the servers that reply. If all servers fail, raise one error that
+        lists the message of each server, or, with a single server, its error.
         """
         self._tasks = tasks
         if self.options.starts_alone:
@@ -117,8 +117,8 @@ class Cluster:
     def missing(self, topic: str) -> SandqError | None:
         """Return the error with which requests for this topic must fail now, or None.
 
-        The topic was deleted or never created, this client may not use it, or no node accepts this client. None if the
-        topic exists or nothing is known about it.
+        The topic may be deleted or never created, this client may not use it, or no node accepts this client. None if
+        the topic exists, or if its state is not known.
         """
         if self.refusal is not None:
             return self.refusal
@@ -138,7 +138,7 @@ class Cluster:
         node_id = self.leader_id(topic, partition)
         found = self.connection(node_id) if node_id is not None else None
         if found is None:
-            # Ask even if a leader is known: the node that named it may not have noticed yet that it is gone.
+            # Ask even if a leader is known: the node that named this leader may not have noticed that it is gone.
             self.refresh(topic)
         return found
 
@@ -148,13 +148,13 @@ class Cluster:
         return link.open_connection if link else None
 
     def connections(self) -> list[Connection]:
-        """Return all open connections; nodes that belonged to no cluster when they connected come last."""
+        """Return all open connections. Connections to nodes that belonged to no cluster at that time come last."""
         found = [link.connection for link in self._links.values() if link.connection and link.connection.is_open]
         return sorted(found, key=lambda one: not one.hello.cluster_uuid)
 
     def forget(self, topic: str) -> None:
-        """Drop a topic from this view because it was just created or deleted here; replies in transit are ignored
-        too."""
+        """Drop a topic from this view, because this client has just created or deleted it. Replies in transit are
+        ignored, too."""
         self.generation += 1
         if self._asking == topic:
             self._asking = None
@@ -163,7 +163,7 @@ class Cluster:
     def forget_if_unknown(self, topic: str, error: SandqError) -> None:
         """Drop a topic from this view if `error` says that it does not exist.
 
-        The next user of the topic asks for it, and creates it again where that is allowed.
+        The next user of the topic asks for it, and creates it again if that is allowed.
         """
         if isinstance(error, UnknownTopic) and self.record(topic) is not None:
             self.forget(topic)
@@ -172,8 +172,8 @@ class Cluster:
     def learn(self, record: TopicRecord, generation: int) -> None:
         """Store a topic record that a node returned.
 
-        `generation`: that of this view when the request was sent. If a topic was created or deleted here since then,
-        the record may be about the old topic and is ignored.
+        `generation`: `self.generation` when the request was sent. If this client has created or deleted a topic since
+        then, the record may describe the old topic, and is ignored.
         """
         if generation != self.generation:
             return
@@ -182,10 +182,10 @@ class Cluster:
         self._notify()
 
     def learn_all(self, records: Sequence[TopicRecord], generation: int) -> None:
-        """Update the known topics from a listing of all topics; `generation` as in `learn`.
+        """Update the known topics from a listing of all topics. `generation`: as in `learn`.
 
-        Topics missing from the listing are forgotten, since other clients may have deleted or recreated them. A topic
-        that is not yet known here is not added. A record that differs only in its leaders is not stored.
+        Topics that the listing lacks are forgotten, because other clients may have deleted or recreated them. Unknown
+        topics are not added. A record that differs only in its leaders is not stored.
         """
         if generation != self.generation:
             return
@@ -200,13 +200,13 @@ class Cluster:
         self._notify()
 
     def refresh(self, topic: str, node_id: str | None = None) -> None:
-        """Ask for a topic again soon. `node_id`: ask this node first if it is connected, since it may know more."""
+        """Ask for a topic again soon. `node_id`: ask this node first, if it is connected, because it may know more."""
         if topic not in self._wanted:
             self._wanted[topic] = node_id
             self._refresh_now.set()
 
     def successor(self, topic: str, partition: int, node_id: str) -> Connection | None:
-        """Return a connection to the partition's new leader, if it is another node than the silent `node_id`.
+        """Return a connection to the partition's new leader, unless that is the silent node `node_id`.
 
         If no other leader is known, return None and ask another node.
         """
@@ -218,7 +218,7 @@ class Cluster:
         return found
 
     async def topic(self, name: str) -> TopicRecord:
-        """Return the topic's record; ask a node if it is not known.
+        """Return the topic's record. If it is not known, ask a node.
 
         Raises UnknownTopic, or the error that kept the cluster from answering.
         """
@@ -227,7 +227,7 @@ class Cluster:
         return await self.fetch_topic(name)
 
     async def fetch_topic(self, name: str) -> TopicRecord:
-        """Return the topic's record from a reply that arrives after this call; otherwise like `topic`."""
+        """Return the topic's record from a reply that arrives after this call. Raises the errors of `topic`."""
         before = self._serial
         with anyio.move_on_after(self.options.timeout_s):
             while True:
@@ -236,7 +236,7 @@ class Cluster:
                 if known is not None and known.serial > before:
                     if known.record is not None:
                         return known.record
-                    # Ignore a "no such topic" that answers an older request: the topic may have been created since.
+                    # Ignore a "no such topic" in a reply to an older request: the topic may have been created since.
                     if known.asked > before and known.error is not None:
                         raise again(known.error)
                 self.refresh(name)
@@ -246,7 +246,7 @@ class Cluster:
         )
 
     def is_lost(self, node_id: str) -> bool:
-        """Return whether a node is unreachable: the client tried, and there is no connection."""
+        """Return whether a node is unreachable: the client tried to connect, and there is no connection."""
         link = self._links.get(node_id)
         return link is None or (link.error is not None and link.open_connection is None)
 
@@ -260,7 +260,8 @@ class Cluster:
 
     @property
     def refusal(self) -> SandqError | None:
-        """The error with which every node rejected this client; None if one accepted it or none was reachable."""
+        """The error with which all nodes rejected this client. None if a node accepted it, or if no node was
+        reachable."""
         return None if self._refused is None or self.connections() else self._refused
 
     def check_open(self) -> None:
@@ -273,8 +274,8 @@ class Cluster:
     def _note_refusal(self, error: Unauthenticated) -> None:
         """Record that a node rejected this client.
 
-        If a function creates a token for each connection, its first few refusals are ignored: the token may be a moment
-        late.
+        If a function creates a token for each connection, the first few refusals are ignored, because nodes may learn
+        of a new token a moment later.
         """
         self._refusal_count += 1
         if callable(self.options.token) and self._refusal_count < _REFUSALS:
@@ -303,7 +304,8 @@ class Cluster:
     # Links.
 
     async def _try_server(self, server: Address) -> None:
-        """Connect to a configured address; use the node there as a new link, or as another address of its link."""
+        """Connect to a configured address. Add a link to the node at this address, or add the address to the node's
+        link."""
         timeout_s = self.options.connect_timeout_s / len(self._servers)
         connection = await self._open(server, timeout_s)
         node_id = connection.hello.node_id
@@ -385,8 +387,8 @@ class Cluster:
                         self.refresh(topic)
                     self._notify()
                 if anyio.current_time() - started_at > self.options.back_off_max_s:
-                    # Reset the back-off only after a connection that lasted. A node may accept connections and drop
-                    # them at once.
+                    # Reset the back-off only after a connection that lasted, because a node may accept connections and
+                    # drop them immediately.
                     attempt = 0
                 is_refused = self.refusal is not None
                 await anyio.sleep(self.options.refused_pause_s if is_refused else self.options.back_off_s(attempt))
@@ -438,7 +440,7 @@ class Cluster:
                 if not await self._ask(first or connections[attempt % len(connections)], topic, timeout_s):
                     self._wanted[topic] = None
             self._notify()
-            # Pause after a reply too: a caller may ask in a loop until there is a leader.
+            # Pause after a reply as well, because a caller may ask in a loop until there is a leader.
             await anyio.sleep(min(self.options.back_off_s(attempt), _ASK_AGAIN_S))
             attempt += 1
 
@@ -447,7 +449,7 @@ class Cluster:
         known = {address for link in self._links.values() for address in link.addresses}
         for server in self._servers:
             if server in known:
-                continue  # its link is already connecting
+                continue  # a link to this server is already connecting
             try:
                 await self._try_server(server)
                 return
@@ -455,7 +457,7 @@ class Cluster:
                 log.debug("%s", error)
 
     async def _ask(self, connection: Connection, topic: str, timeout_s: float) -> bool:
-        """Ask a node about a topic; return whether its reply was about the topic and still current."""
+        """Ask a node about a topic. Return whether the reply contains the topic and is still current."""
         self._serial += 1
         asked = self._serial
         self._asking = topic
@@ -476,8 +478,8 @@ class Cluster:
         return self._store_answer(topic, found[0], None, asked)
 
     def _store_answer(self, topic: str, record: TopicRecord | None, error: SandqError | None, asked: int) -> bool:
-        """Store a reply about a topic, unless the topic was created or deleted here after the request; return
-        whether."""
+        """Store a reply about a topic, unless this client has created or deleted the topic since the request. Return
+        whether it was stored."""
         if self._asking != topic:
             return False
         self._serial += 1
@@ -495,7 +497,7 @@ class Cluster:
 
 
 def _is_newer(record: TopicRecord, known: TopicRecord) -> bool:
-    """Return whether `record` describes a newer topic of that name, or the same topic with more partitions.
+    """Return whether `record` describes a newer topic of the same name, or the same topic with more partitions.
 
     The node that sent it may lag behind.
     """

@@ -76,20 +76,20 @@ class Connection:
         self._wake_writer = Signal()
         self._drained = Signal()
         self._writing = False
-        self._received = 0  # number of reads that returned data; tells keepalive that the node is alive
+        self._received = 0  # number of reads that returned data, which show keepalive that the node is alive
         self._clock = _Clock()
         self._is_proved = False
-        """True if the node accepts this client's statements about the caller that it acts for."""
+        """True if the node accepts ON_BEHALF frames of this client."""
         self._asker = OURSELVES
-        """The caller that was last sent to the node with an ON_BEHALF frame."""
+        """The caller in the last ON_BEHALF frame that was sent to the node."""
         self._scope: anyio.CancelScope | None = None
 
     @classmethod
     async def open(cls, host: str, port: int, *, client_name: str, timeout_s: float, options: Options) -> Connection:
         """Connect and send HELLO.
 
-        Raises ConnectionLost if that fails or takes longer than `timeout_s`; errors of HELLO (such as WrongVersion) as
-        they are.
+        Raises ConnectionLost if this fails or takes longer than `timeout_s`. Errors of HELLO (such as WrongVersion) are
+        raised unchanged.
         """
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         stream: anyio.abc.ByteStream | None = None
@@ -139,7 +139,7 @@ class Connection:
                 log.warning("%s does not accept this client as a gateway: %s", self.address, refusal.message)
         frame_bytes = self.hello.limits.get("frame_bytes")
         if type(frame_bytes) is int and DEFAULT.frame_bytes < frame_bytes < 2**32 and not self._reader.buffered_bytes:
-            self._reader = FrameReader(frame_bytes, frame_bytes)  # the operator allows larger ones
+            self._reader = FrameReader(frame_bytes, frame_bytes)  # the operator allows larger frames
 
     async def _ask_before_run(self, request: Hello | Prove) -> Frame:
         """Send a request before the reader task runs, and return its reply. Raises the error that the node replies
@@ -163,7 +163,7 @@ class Connection:
         return self.error is None
 
     def new_id(self) -> int:
-        """Return an id that no other request or subscription of this connection has."""
+        """Return an id that is unique among the requests and subscriptions of this connection."""
         self._next_id += 1
         return self._next_id - 1
 
@@ -190,8 +190,8 @@ class Connection:
     def request(self, build: Build, on_reply: OnReply, asker: OnBehalf = OURSELVES) -> int:
         """Queue a request on behalf of `asker`, and return its id.
 
-        `on_reply` is called exactly once, later, unless `forget` is called first. Raises the connection's error if it
-        is lost.
+        `on_reply` is called later, exactly once, unless `forget` is called first. Raises the connection's error if the
+        connection is lost.
         """
         if self.error is not None:
             raise again(self.error)
@@ -213,9 +213,10 @@ class Connection:
         self._pending.pop(request_id, None)
 
     def flush_soon(self, flusher: Callable[[], None], *, last: bool = False) -> None:
-        """Call `flusher` once before the next send, however often it is registered, so that it can queue frames.
+        """Call `flusher` before the next send, so that it can queue frames. Registering it repeatedly has no further
+        effect.
 
-        Acks coalesce this way. Flushers registered with `last` run after all others.
+        So acks are combined into few frames. Flushers registered with `last` run after all others.
         """
         if self.error is None:
             (self._last_flushers if last else self._flushers)[flusher] = None
@@ -232,11 +233,10 @@ class Connection:
     ) -> Frame:
         """Send a request and return its reply.
 
-        `wait_s` is how long the request asks the node to wait. If there is no reply for `standstill_s` beyond that,
-        `is_moved` is called, and again at each `leader_check_s`. It returns whether another node should be asked
-        instead.
+        `wait_s`: how long the request asks the node to wait. If there is no reply for `standstill_s` beyond this time,
+        `is_moved` is called, and then every `leader_check_s`. It returns whether to ask another node instead.
 
-        Raises TimedOut after `timeout_s` or if `is_moved` returns true; the outcome is unknown then.
+        Raises TimedOut after `timeout_s`, or if `is_moved` returns True. The outcome is then unknown.
         """
         box: list[Frame | SandqError] = []
         done = anyio.Event()
@@ -270,7 +270,7 @@ class Connection:
             self._scope.cancel()
 
     async def drain(self) -> None:
-        """Wait until all queued frames were passed to the socket, or the connection is lost."""
+        """Wait until all queued frames are passed to the socket, or the connection is lost."""
         while self.error is None and (self._queued or self._writing):
             self._wake_writer.set()
             await self._drained.wait()
@@ -354,7 +354,7 @@ class Connection:
                 if not self._queued:
                     self._drained.set()
                     await self._wake_writer.wait()
-                    # Let the other ready tasks run first, so that the frames that they queue are part of this send.
+                    # Let other ready tasks run first, so that this send includes the frames that they queue.
                     await anyio.lowlevel.checkpoint()
                 while self._flushers or self._last_flushers:
                     if self._flushers:
@@ -371,7 +371,7 @@ class Connection:
             self.close(ConnectionLost(f"the connection to {self.address} broke: {_why(problem)}"))
 
     def _pieces(self) -> list[bytes]:
-        """Return the queued frames, joined into sends of about 1 MiB; a larger frame is sent alone."""
+        """Return the queued frames, joined into sends of about 1 MiB. A larger frame is sent alone."""
         frames, self._out = self._out, []
         if len(frames) == 1:
             return frames
@@ -396,7 +396,7 @@ class Connection:
                     silent_s = self._options.keepalive_timeout_s
                     self.close(ConnectionLost(f"{self.address} has been silent for {silent_s:g} s"))
             except SandqError:
-                pass  # an error reply also shows that the node is alive; the reader notices a lost connection
+                pass  # an error reply also shows that the node is alive; the reader task notices a lost connection
             else:
                 if len(frame) > 2 and type(frame[2]) is int:
                     self._clock.note(frame[2], sent_at)
@@ -404,13 +404,14 @@ class Connection:
 
 
 class _Clock:
-    """Estimate a node's clock relative to ours from its replies; the sample with the shortest round trip wins.
+    """Estimates a node's clock relative to the client's clock from its replies, by the sample with the shortest round
+    trip.
 
     The uncertainty of a sample grows with its age, because clocks drift. So a later sample replaces it eventually.
     """
 
     def __init__(self) -> None:
-        self.offset_ms = 0.0  # the node's epoch milliseconds minus ours
+        self.offset_ms = 0.0  # the node's epoch milliseconds minus the client's
         self._error_ms = math.inf
         self._sampled_at = 0.0
 
@@ -446,7 +447,7 @@ def _ends_s(stream: anyio.abc.ByteStream) -> float | None:
 
 
 def _why(problem: BaseException) -> str:
-    """Return the reason for a failure, for an error message; anyio's errors have the system's error as their cause."""
+    """Return the reason for a failure, for an error message. The cause of an error of anyio is the system's error."""
     if isinstance(problem, ssl.SSLError):
         return refusal_of(problem)
     if isinstance(problem, anyio.EndOfStream):

@@ -38,7 +38,7 @@ def token_or_environment(token: Token | None) -> Token | None:
 def in_file(path: Path) -> Token:
     """Return a function that reads a token from a file.
 
-    It is called for each connection, so that the file may be replaced while the client runs.
+    The client calls it for each connection, so that the file may be replaced while the client runs.
     """
 
     async def read() -> str:
@@ -63,7 +63,7 @@ def check_token(token: object) -> str:
 
 
 async def token_of(token: Token | None) -> str | None:
-    """Return the token for one connection; call the function if `token` is one.
+    """Return the token for one connection. If `token` is a function, call it.
 
     Raises InvalidRequest, and errors of that function.
     """

@@ -1,8 +1,8 @@
-"""State the caller that a request is made for: a gateway serves many callers, and nodes apply quotas to each of them.
+"""Name the caller for whom a request is made: a gateway serves many callers, and nodes apply quotas to each of them.
 
-A node accepts this only from a client that has proved that it is a gateway (`Options.gateway_secret`); the client sends
-it to no other node. It applies to single requests, and to batches whose messages all have the same caller. Everything
-else counts as the gateway's own.
+A node accepts this only from a client that has proved to be a gateway (`Options.gateway_secret`); the client names
+callers only to such nodes. A caller can be named for single requests, and for batches whose messages all have the same
+caller. All other requests count as the gateway's own.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def on_behalf_of(address: str, principal: str | None = None, grants: Sequence[st
     """Make the requests inside this block on behalf of a caller.
 
     `address`: the address of the caller's machine, an IPv6 address in brackets. `principal`: the caller's identity,
-    once it is known. `grants`: what the caller may consume if that is less than all groups of a topic; the nodes then
-    check whose leases the caller settles.
+    once it is known. `grants`: the caller's rights, if it may not consume all groups of a topic. The nodes then check
+    whose leases the caller settles.
 
-    Raises InvalidRequest for values that a node would reject: the node would close the connection, which all callers
-    share.
+    Raises InvalidRequest for values that a node would reject, because the node would close the connection that all
+    callers share.
     """
     for field, text, most in (("address", address, ADDRESS_CHARS), ("principal", principal, PRINCIPAL_CHARS)):
         if text is not None and not 0 < len(text) <= most:

@@ -1,7 +1,7 @@
 """Combine single requests of many callers (a cancel, a move, the value of a key) into shared frames.
 
 A caller adds its item. After the other ready tasks have run once, all items of the same kind and partition are sent
-together, up to 1,000 per frame. An item whose caller was cancelled before that is not sent.
+together, up to 1,000 per frame. If a caller was cancelled before, its item is not sent.
 """
 
 from __future__ import annotations
@@ -63,12 +63,13 @@ class RequestBatcher:
         self._cluster = cluster
         self._tasks = tasks
         self._loads: dict[tuple[Counter[Any, Any], OnBehalf], _Load[Any, Any]] = {}
-        """Batches that accept more items, one for each caller that requests are made for."""
+        """Batches that still accept items. Callers of a gateway (`on_behalf_of`) have separate batches."""
 
     async def run(self, counter: Counter[I, R], item: I, size: int = 0) -> R:
         """Request one item, and return its outcome.
 
-        `size`: the item's size in bytes, if it may be large: one frame holds items of up to `ITEMS_BYTES` together.
+        `size`: the item's size in bytes, if it may be large. The items of one frame have at most `ITEMS_BYTES` in
+        total.
         """
         self._cluster.check_open()
         at = counter, asker()

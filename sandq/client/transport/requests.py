@@ -1,8 +1,8 @@
 """Send single requests: choose the node to ask, and decide whether to retry.
 
 A request is retried while its error is retriable and its time (`timeout_s`) is not over. A request that is not
-idempotent is retried only if the error proves that nothing was done. Other errors are raised at once, unchanged. Each
-attempt picks a node: a given node, the leader of a partition, or, for a stale read, any replica of it.
+idempotent is retried only if the error proves that nothing was done. Other errors are raised immediately and unchanged.
+Each attempt picks a node: a given node, the leader of a partition, or, for a stale read, any replica of the partition.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _AT_ONCE = 16
 """Maximum number of requests that one `each` runs at the same time."""
 
 _REPLICA_SHARE = 0.2
-"""Share of a stale read's time that one replica may take; after that, the next replica is asked."""
+"""Share of a stale read's time that one replica may take. After that, the next replica is asked."""
 
 
 class _Route(Protocol):
@@ -64,10 +64,10 @@ class _Route(Protocol):
     def pick(self, attempt: int) -> Connection | None: ...
 
     def failed(self, error: SandqError) -> bool:
-        """Handle the error of the last picked node; return whether to ask the next node without a pause."""
+        """Handle the error of the last picked node. Return whether to ask the next node without a pause."""
 
     def is_moved(self, connection: Connection) -> bool:
-        """Return whether another node is known to be the right one by now, although `connection` has not replied."""
+        """Return whether another node should be asked by now, while `connection` has not replied."""
 
 
 async def call(
@@ -92,7 +92,8 @@ async def call_leader_until_closed(cluster: Cluster, request: PartitionRequest, 
 
 
 async def call_replica(cluster: Cluster, request: PartitionRequest) -> Frame:
-    """Send a request to the replicas of its partition, one after the other until one replies; the leader is last."""
+    """Send a request to the replicas of its partition, one after the other, until one replies. The leader is asked
+    last."""
     return await _call(cluster, _Replica(cluster, request.topic, request.partition), request.frame, True)
 
 
@@ -104,7 +105,7 @@ async def settle(cluster: Cluster, topic: str, request: Ack | AckThen | Nack | E
 async def ask_topic(cluster: Cluster, name: str) -> TopicRecord:
     """Return the record of a topic from a node's reply to METADATA."""
     reply = MetadataReply.parse(await call(cluster, Metadata([name])))
-    for node in reply.nodes:  # a client that knows one node may have to ask these leaders next
+    for node in reply.nodes:  # a client that knows only one node may have to ask these leaders next
         cluster.introduce(node.node_id, (node.host, node.port))
     for record in reply.topics:
         if record.name == name:
@@ -113,7 +114,7 @@ async def ask_topic(cluster: Cluster, name: str) -> TopicRecord:
 
 
 async def fresh_topic(cluster: Cluster, name: str) -> TopicRecord:
-    """Return a topic's record from a new reply, and store it: partitions may have been added since the last one."""
+    """Return a topic's record from a new reply, and store it. Partitions may have been added since the last reply."""
     generation = cluster.generation
     record = await ask_topic(cluster, name)
     cluster.learn(record, generation)
@@ -177,7 +178,8 @@ async def each(work: Callable[[K], Awaitable[V]], items: Iterable[K]) -> list[V]
 
 
 class _Node:
-    """A given node, or any connected node; follows the hint of a node that names the leader."""
+    """A given node, or any connected node. If a node names the leader in a hint, the next attempt goes to the
+    leader."""
 
     share = 1.0
 
@@ -189,7 +191,7 @@ class _Node:
     def pick(self, attempt: int) -> Connection | None:
         found = self._cluster.connections()
         if self._hint is not None and self._cluster.is_lost(self._hint):
-            self._hint = None  # the node that gave the hint will notice, too, and give a new one
+            self._hint = None  # the node that gave the hint will also notice, and give a new hint
         wanted = self._hint or self._node_id
         if wanted is not None:
             found = [one for one in found if one.hello.node_id == wanted]
@@ -204,7 +206,7 @@ class _Node:
 
 
 class _Leader:
-    """The leader of a partition: the node of the last hint, once, and otherwise the leader in the metadata."""
+    """The leader of a partition: once the node of the last hint, otherwise the leader in the metadata."""
 
     share = 1.0
 
@@ -235,7 +237,7 @@ class _Leader:
 
 
 class _Replica:
-    """A random replica of a partition that was not asked yet; the leader if all were asked."""
+    """A random replica of a partition that was not asked yet. The leader, if all replicas were asked."""
 
     def __init__(self, cluster: Cluster, topic: str, partition: int) -> None:
         self._cluster = cluster
@@ -274,7 +276,7 @@ class _Replica:
 
 
 def _hint(cluster: Cluster, error: SandqError) -> str | None:
-    """Return the leader that a NotLeader error names, if it can be reached; the error contains its address."""
+    """Return the leader that a NotLeader error names, if it can be reached. The error contains the leader's address."""
     if not isinstance(error, NotLeader):
         return None
     node_id, host, port = (error.details.get(name) for name in ("node_id", "host", "port"))

@@ -16,7 +16,7 @@ Address = tuple[str, int]
 class Known(NamedTuple):
     """The last reply about a topic: its record, or the error that was returned instead.
 
-    `serial` and `asked` number the reply and its request, with one common counter.
+    `serial` and `asked` are the numbers of the reply and of its request, from one common counter.
     """
 
     record: TopicRecord | None
@@ -36,7 +36,7 @@ class Link:
         self.scope = anyio.CancelScope()
 
     def add(self, address: Address) -> None:
-        """Add an address of the node; the newest comes last."""
+        """Add an address of the node. The newest address comes last."""
         if address not in self.addresses:
             self.addresses.append(address)
 
