@@ -41,19 +41,20 @@ MB = 1 << 20
 BATCHES, BATCH_BYTES = 8, 256 << 10
 PING_ID = 2**40
 CALLS = 8
-"""The topic of the victim."""
+"""Name of the victim's topic."""
 ABUSERS = 3
 SLACK_BYTES = 40 * MB
 """Tolerance on top of an account: a reply of one step for each thread, and the minimum of every connection."""
 ABUSER_BYTES = 48 * MB
-"""Memory of an abuser itself: twenty batches of a MiB, twice."""
+"""Memory of one abuser itself, in bytes: twenty batches of 1 MiB, twice."""
 PING_ROUNDS = 8
-"""Median of loop iterations for the victim: receive, handle, send, receive. Small requests do not wait in a queue."""
+"""Maximum median of loop iterations per PING of the victim: receive, handle, send, receive. Small requests do not wait
+in a queue."""
 ROUND_FRAMES = (ABUSERS + 1) * FIRST_WORK + SLICE_WORK
 """Largest number of requests handled in one loop iteration: the first request of each connection, and a time slice of
 the queue."""
 ACCOUNTS = ("requests", "answers", "watchers", "http")
-"""Accounts that clients fill."""
+"""Memory accounts that clients fill."""
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ async def until_nothing_is_held(node: Serving) -> None:
     await until_holds(lambda: all(account.bytes == 0 for account in held(node).values()))
 
 
-# -- frames that are none ---------------------------------------------------------------------------------------------
+# -- invalid frames ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", few_of(range(100), 1))
@@ -134,7 +135,7 @@ async def _survives(raw: RawClient, one: Mutated, at: int) -> bool:
     """Send a request and a PING after it; return whether the connection answers the PING. The reply must not be a fault
     of the node."""
     ping_id = PING_ID + at
-    with suppress(trio.BrokenResourceError):  # it was closed because of the first part
+    with suppress(trio.BrokenResourceError):  # the connection was closed because of the first part
         await raw.send_bytes(one.data)
         if one.is_short:
             return False
@@ -173,7 +174,7 @@ def never_reads(kind: Type, *fields: Any, count: int = 1000) -> Abuse:
 
 
 def floods(kind: Type, *fields: Any, count: int = 50) -> Abuse:
-    """Do the same, and read the replies."""
+    """Send requests repeatedly, and read the replies."""
 
     async def abuse(node: Serving, dial: Dial) -> None:
         raw = await dial(node)
@@ -193,11 +194,11 @@ def floods(kind: Type, *fields: Any, count: int = 50) -> Abuse:
 
 
 Asked = Callable[[int], list[tuple[Any, ...]]]
-"""Function of a number to the requests (type, fields) that are sent together."""
+"""Function number -> requests (type, fields) that are sent together."""
 
 
 def asks(requests: Asked, *, reads: bool = True, rounds: int = 20) -> Abuse:
-    """Send them repeatedly, each time with a different number; read the replies, or none of them."""
+    """Send the requests repeatedly, each time with a different number. Read all replies, or none."""
 
     async def abuse(node: Serving, dial: Dial) -> None:
         raw = await dial(node)
@@ -252,7 +253,7 @@ async def proves_nothing(node: Serving, dial: Dial) -> None:
 
 async def asks_for_a_wide_topic(node: Serving, dial: Dial) -> None:
     raw = await dial(node)
-    await raw.call(Type.TOPIC_CREATE, "wide", "timer", 24, 1, {})  # the first of them does
+    await raw.call(Type.TOPIC_CREATE, "wide", "timer", 24, 1, {})  # the first of these requests waits
     await never_reads(Type.METADATA, ["wide"])(node, dial)
 
 
@@ -488,7 +489,7 @@ ABUSES: dict[str, Abuse] = {
 
 @asynccontextmanager
 async def abused(node: Serving, dial: Dial, abuse: Abuse) -> AsyncIterator[None]:
-    """While several clients are active; none of them is connected at the end."""
+    """Check the memory while several clients are active. At the end none of them is connected."""
 
     async def until_refused() -> None:
         with suppress(EOFError, trio.BrokenResourceError, trio.ClosedResourceError):
@@ -501,7 +502,7 @@ async def abused(node: Serving, dial: Dial, abuse: Abuse) -> AsyncIterator[None]
         nursery.cancel_scope.cancel()
 
 
-# Each type of requests -> the kind of abuse by which it comes.
+# Type of requests -> kind of abuse that sends it.
 ABUSED: dict[Type, str] = {
     Type.HELLO: "pings",
     Type.METADATA: "metadata, never read",
@@ -594,13 +595,13 @@ ABUSED: dict[Type, str] = {
 
 
 def test_every_type_of_requests_is_abused_and_mutated() -> None:
-    """A new case cannot be forgotten. (Its own test asserts that it occurs.)"""
+    """Every type of requests has a kind of abuse. (The test of a kind asserts that its requests occur.)"""
     assert {*ABUSED} == {Type(kind) for kind in REQUESTS} and {*ABUSED.values()} <= {*ABUSES}
     assert {one.what.split()[0] for one in mutated(0)} == {Type(kind).name for kind in REQUESTS}
 
 
 class Watch(trio.abc.Instrument):
-    """The work of the node, per loop iteration: counted, so it is the same on every machine."""
+    """Count the work of the node per loop iteration. The counts are the same on every machine."""
 
     def __init__(self, node: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rounds = self.steps = 0
@@ -609,7 +610,7 @@ class Watch(trio.abc.Instrument):
         self.most_frames = self._frames = 0
         """Frames handled in one iteration."""
         self.most_bytes = dict.fromkeys(ACCOUNTS, 0)
-        """Largest value of each account, in any iteration."""
+        """Maximum bytes of each account in any iteration."""
         self._accounts = held(node)
         handle = ClientSession.handle
 
@@ -641,8 +642,8 @@ async def watched(node: Serving, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 
 async def asks_beside(node: Serving, victim: RawClient, name: str, watch: Watch, dial: Dial) -> list[int]:
-    """Let the victim send PINGs while others abuse the node; return the loop iterations that each took. (Storing also
-    waits for a disk, for as many iterations as the disk takes.)"""
+    """Let the victim send PINGs while others abuse the node; return the loop iterations that each took. (A produce
+    would also wait for the disk, for an unknown number of iterations.)"""
     taken = []
     kinds = {kind for kind, by in ABUSED.items() if by == name} | ({Type.METADATA} if "wide" in name else set())
     async with abused(node, dial, ABUSES[name]):
@@ -694,7 +695,7 @@ async def test_client_is_served_despite_many_abusers(
     steps = watch.steps / watch.rounds
     told = f"rounds {taken}, {steps:.1f} steps in one, {watch.most_frames} frames at most, {watch.most_bytes}"
     print(told)
-    # A stray round comes now and then: the system may bring bytes later than they were sent.
+    # Tolerate a few extra iterations: the system may deliver bytes late.
     assert statistics.median(taken) <= PING_ROUNDS, told
     assert watch.most_frames <= ROUND_FRAMES, told
     for account, most in watch.most_bytes.items():

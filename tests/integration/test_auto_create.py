@@ -51,7 +51,7 @@ async def test_producing_makes_a_topic_as_the_node_says(making: Serving, maker: 
     topic = await maker.admin.topic("made.a")
     assert (topic.kind, len(topic.partitions)) == ("timer", 2)
     assert (topic.settings["ttl_ms"], topic.settings["max_attempts"]) == (3_600_000, 3)
-    assert "auto_created" not in topic.settings  # who copies the topic cannot set that
+    assert "auto_created" not in topic.settings  # a client that copies the topic cannot set this field
     assert await names(maker) == ["made.a", "made.b"]
     assert making.broker.administration.topics.auto_created == 2
 
@@ -96,10 +96,10 @@ async def test_a_name_that_is_like_none_of_them(maker: sandq.Client) -> None:
 
 
 async def test_number_of_auto_created_topics_is_limited(making: Serving, maker: sandq.Client) -> None:
-    await maker.admin.create_topic("made.by.hand")  # is not among them
+    await maker.admin.create_topic("made.by.hand")  # not counted as auto-created
     for number in range(3):
         await maker.produce(f"made.{number}", b"x")
-    await maker.admin.update_topic("made.0", ttl="2h")  # stays one of them
+    await maker.admin.update_topic("made.0", ttl="2h")  # still counted as auto-created
     with pytest.raises(TooLarge, match=r"limits\.auto_created_topics") as refused:
         await maker.produce("made.3", b"x")
     assert refused.value.details["limit"] == "auto_created_topics"
@@ -114,7 +114,7 @@ async def test_deleted_topic_is_created_again_on_use(maker: sandq.Client) -> Non
     await maker.admin.delete_topic("made.a")
     try:
         await maker.produce("made.a", b"2")
-    except UnknownTopic:  # that of before was under way
+    except UnknownTopic:  # the earlier topic was still known
         await maker.produce("made.a", b"2")
     assert [found.value async for found in maker.messages("made.a").list(values=True)] == [b"2"]
 
@@ -130,7 +130,7 @@ async def test_topic_deleted_by_another_client_is_created_again(making: Serving,
         await maker.produce("made.a", b"1")
         for use in (lambda: maker.produce("made.a", b"2"), leases.take, subscribe):
             await other.admin.delete_topic("made.a")
-            with pytest.raises(UnknownTopic):  # this client did not know yet
+            with pytest.raises(UnknownTopic):  # this client did not know the new topic yet
                 await use()
             await use()
             assert (await other.admin.topic("made.a")).name == "made.a"
@@ -161,7 +161,8 @@ async def test_many_new_names_are_refused_without_waiting(making: Serving, maker
             assert (await raw.call(Type.TOPIC_ENSURE, f"made.more.{number}"))[2] == "TOO_LARGE"
     await maker.admin.delete_topic("made.1")
     async with making.broker.administration.changes._one:
-        for number, name in enumerate(("made.x", "made.x", "made.y"), 71):  # who asks for the same waits for that
+        # a request for the same name waits for this attempt
+        for number, name in enumerate(("made.x", "made.x", "made.y"), 71):
             await raw.send(Type.TOPIC_ENSURE, number, name)
         answer = await raw.receive()
         assert answer[1] == 73 and answer[2] == "OVERLOADED" and "1 others are being created" in answer[3]

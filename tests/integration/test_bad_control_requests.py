@@ -1,4 +1,4 @@
-"""Replies to wrong requests about messages, jobs, groups and topics: they say what is wrong."""
+"""Wrong requests about messages, jobs, groups and topics get replies that name the mistake."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ WRONG: list[tuple[str, tuple[Any, ...], str]] = [
     ("INVALID", (Type.SCHEDULE_LIST, "t", 0, "", 0, None), "limit"),
     ("INVALID", (Type.SCHEDULE_PREVIEW, "s", {}, None, 10), "either cron or every"),
     ("INVALID", (Type.SCHEDULE_PREVIEW, "s", HOURLY | {"anchor_ms": "x"}, None, 10), "anchor_ms"),
-    # -- what is not there
+    # -- missing names
     ("NOT_FOUND", (Type.NODE_CHANGE, "node9", "drain"), "node9"),
     ("NOT_FOUND", (Type.NODE_CHANGE, "x" * 10_000, "undrain"), "no node"),
     ("UNKNOWN_TOPIC", (Type.TRANSFER, "u", 0, "node1"), "no topic"),
@@ -247,7 +247,7 @@ async def test_wrong_request_is_named_and_connection_continues(client: RawClient
         found, message = error(await client.call(*fields))
         assert (found, part in message) == (code, True), (fields, message)
         assert (await client.call(Type.PING))[0] == Type.REPLY
-        assert (await client.call(Type.GROUP_LIST, "t"))[2] == before, f"and nothing was done by {fields}"
+        assert (await client.call(Type.GROUP_LIST, "t"))[2] == before, f"{fields} must change nothing"
 
 
 async def test_topics_and_partitions_that_are_not_there(client: RawClient) -> None:
@@ -270,7 +270,7 @@ async def test_ids_of_other_partitions_are_not_found(client: RawClient) -> None:
     assert (await client.call(Type.CANCEL, "t", 0, [foreign]))[2] == [["not_found", None]]
     assert (await client.call(Type.MOVE, "t", 0, [[foreign, 5, True]]))[2] == [["not_found", None]]
     assert (await client.call(Type.GET, "t", 1, foreign))[2]["value"] == b"m"
-    # A place is a place: reading may begin at any, and then gives what this partition has behind it.
+    # A read may start at an offset of another partition. It returns the messages of this partition after it.
     assert (await client.call(Type.FETCH, "t", 0, base, None, 10, 1000, False))[0] == Type.REPLY
     assert (await client.call(Type.LIST, "t", 0, None, 0, MAX, None, 10, base, True))[2:] == [[], None]
 
@@ -316,7 +316,7 @@ async def test_messages_that_cannot_have_their_unique_key(client: RawClient) -> 
         refused += answer[0] == Type.ERROR
         if answer[0] == Type.ERROR:
             assert answer[2] == "INVALID" and "partition" in answer[3]
-    assert refused == 3, "the key chooses the partition"
+    assert refused == 3, "the key must choose the partition"
     answers = [await client.produce(b"m", partition=at, unique_key=[b"u"], key=[b"somebody"]) for at in range(4)]
     told = [answer[3] for answer in answers if answer[0] == Type.ERROR]
     assert len(told) == 3 and all("its key belongs to partition" in text for text in told)
@@ -343,7 +343,7 @@ async def test_names_of_messages_with_a_key(client: RawClient) -> None:
 
 
 async def test_too_many_jobs_at_once(timed: Serving, hand: HandClock, dial: Dial) -> None:
-    """Jobs that take long: a redrive at one a second, where no second passes."""
+    """The jobs do not end: they redrive one message per second, and the clock is stopped."""
     hand.hold()
     client = await dial(timed)
     await client.create(max_attempts=1)
@@ -357,7 +357,7 @@ async def test_too_many_jobs_at_once(timed: Serving, hand: HandClock, dial: Dial
         assert started[2]["state"] == "running"
     refused = error(await client.call(Type.JOB_START, "t", 0, JOB, "cancel", CANCEL))
     assert (refused[0], "64 jobs" in refused[1]) == ("CONFLICT", True)
-    # One that is known is answered all the same, and one that is stopped makes room.
+    # A known job is still answered, and a stopped job frees its slot.
     assert (await client.call(Type.JOB_START, "t", 0, bytes(16), "redrive", REDRIVE | {"rate": 1}))[0] == Type.REPLY
     assert (await client.call(Type.JOB_STOP, "t", 0, bytes(16)))[2]["state"] == "stopped"
     assert (await client.call(Type.JOB_START, "t", 0, JOB, "cancel", CANCEL))[0] == Type.REPLY

@@ -129,7 +129,7 @@ async def test_a_token_of_a_deleted_topic_is_foreign_to_the_next_of_its_name(cli
     old = await client.push()
     await client.send(Type.TOPIC_DELETE, 999, "t")
     ended = await client.receive()
-    assert (ended[1], code(ended)) == (1, "UNKNOWN_TOPIC"), "the subscription is told that it has ended"
+    assert (ended[1], code(ended)) == (1, "UNKNOWN_TOPIC"), "the subscription must get an error that ends it"
     assert (await client.receive())[:2] == [Type.REPLY, 999]
     await client.create()
     assert code(await client.ack(old)) == "LEASE_LOST"
@@ -162,7 +162,7 @@ async def test_subscriptions_per_connection_are_limited(tmp_path: Path, dial: Di
         assert code(await client.subscribe(number=4, consumer="c4")) == "TOO_LARGE"
         assert (await client.call(Type.UNSUBSCRIBE, 2))[0] == 0
         assert (await client.subscribe(number=4, consumer="c4"))[0] == 0
-        assert (await (await dial(node)).subscribe())[0] == 0, "another one has its own"
+        assert (await (await dial(node)).subscribe())[0] == 0, "another connection has its own limit"
 
 
 async def test_bytes_waiting_to_be_stored_are_bounded(node: Serving, client: RawClient) -> None:
@@ -253,7 +253,7 @@ async def test_frames_are_not_read_before_the_gate_opens(tmp_path: Path, dial: D
         nursery.start_soon(receive, raw)
         await raw.send(Type.HELLO, 1, 2, "raw", {})
         await arrived.wait()
-        await trio.testing.wait_all_tasks_blocked()  # an answer would be there
+        await trio.testing.wait_all_tasks_blocked()  # a reply would have arrived by now
         seen.append("opened")
         opened.set()
         await until_holds(lambda: len(seen) == 2)
@@ -286,8 +286,8 @@ async def test_client_that_never_reads_stops_only_itself(tmp_path: Path, dial: D
         for _ in range(40):
             assert (await other.produce(b"x" * 2**20))[0] == 0
         groups = (await other.call(Type.GROUP_LIST, "t"))[2]
-        assert 0 < groups[0]["leased"] < 25, "no more is leased to it than its connection may hold"
-        # Once it reads again, it gets everything.
+        assert 0 < groups[0]["leased"] < 25, "leased bytes must not exceed the limit of the connection"
+        # Once the client reads again, it receives everything.
         got = 0
         while got < 40:
             pushed = await deaf.push()
@@ -304,7 +304,7 @@ async def test_two_clients_that_subscribe_as_one_consumer(node: Serving, client:
     second = await dial(node)
     await second.subscribe()
     again = await second.push()
-    assert again[4] == held[4], "what the consumer holds is pushed to where it is now, with the same token"
+    assert again[4] == held[4], "held messages must be pushed again to the new subscription, with the same token"
     await client.produce(b"next")
     with trio.fail_after(PATIENCE_S):
         assert values_of(await second.push()) == [b"next"]

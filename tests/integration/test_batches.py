@@ -1,4 +1,4 @@
-"""Consuming by the batch: few frames for many messages, and each of them settled as it was said."""
+"""Consuming in batches: few frames for many messages, and each message is settled as requested."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def fill(api: sandq.Client, count: int = MESSAGES, **options: Any) -> None
 
 
 async def batches_of(subscription: sandq.Subscription, count: int) -> list[sandq.MessageBatch]:
-    """The next batches, of `count` messages together."""
+    """Return the next batches with `count` messages in total."""
     found: list[sandq.MessageBatch] = []
     with trio.fail_after(PATIENCE_S):
         async for batch in subscription.batches():
@@ -36,7 +36,7 @@ async def batches_of(subscription: sandq.Subscription, count: int) -> list[sandq
 
 
 async def test_over_several_nodes_batches_stay_large(tmp_path: Path) -> None:
-    """However many nodes lease to one consumer, which acks as it goes."""
+    """Several nodes lease to one consumer, which acks each batch."""
     async with three_nodes(tmp_path) as nodes, nodes.connect() as api:
         await until_answer(api.admin.cluster, lambda info: len(info["nodes"]) == 3)
         await api.admin.create_topic("t", partitions=6, replicas=3)
@@ -56,7 +56,7 @@ async def test_over_several_nodes_batches_stay_large(tmp_path: Path) -> None:
                     if len(got) == MESSAGES:
                         break
         assert sorted(got, key=int) == [b"%d" % number for number in range(MESSAGES)]
-        assert batches <= 60, "not one for each few that are acked"
+        assert batches <= 60, "batches must not shrink to the few acked messages"
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
@@ -87,9 +87,9 @@ async def test_many_messages_take_few_frames(
                     break
     wanted = [b"%d" % number for number in range(MESSAGES)]
     assert got == wanted if partitions == 1 else sorted(got) == sorted(wanted)
-    assert batches <= 30, "of up to a thousand messages each, as they were produced"
-    assert len(items) <= batches, "a frame a batch at most"
-    assert sum(items) <= batches, "and one item in it"
+    assert batches <= 30, "each lease should have a batch of a thousand messages, as produced"
+    assert len(items) <= batches, "at most one frame per batch"
+    assert sum(items) <= batches, "one item per frame"
     await waits_until_trimmed(api)
 
 

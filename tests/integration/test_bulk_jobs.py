@@ -1,4 +1,4 @@
-"""Cancel and move many pending messages at a time: a job of the broker, in every partition."""
+"""Jobs of the broker cancel and move many pending messages in every partition."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ both_sizes = pytest.mark.parametrize("partitions", [1, 4])
 
 
 async def schedule(api: sandq.Client, start_ms: int, count: int) -> list[str]:
-    """One message a second; every fourth has a unique key, the rest one of three keys."""
+    """Produce messages that are due one second apart. Every fourth has a unique key, the others have one of three
+    keys."""
     async with api.producer("t") as producer:
         receipts = [
             await producer.send(
@@ -59,7 +60,7 @@ async def test_cancelling_a_window(node: Serving, api: sandq.Client, partitions:
     assert told[-1] == (1200, 1200, 0)
     assert list(await listed(api)) == ids[:100] + ids[1300:]
     assert await messages.cancel_all(**window) == (0, 0, 0)
-    # Their unique keys are free again.
+    # The unique keys of cancelled messages are free again.
     await api.produce("t", b"again", unique_key="u1200", delay="1h")
     assert await messages.cancel_all() == (301, 301, 0)
     assert await stored_messages(api) == 0
@@ -92,7 +93,7 @@ async def test_moving_a_window_by_a_shift(node: Serving, api: sandq.Client, part
     ids = await schedule(api, start_ms, 1500)
     until_ms = start_ms + 1_200_000
     assert await messages.move_all(until=until_ms, shift="1h", dry_run=True) == (1200, 0, 0)
-    # Into the window itself: what was moved is not moved again.
+    # The target time is within the selected window: moved messages are not moved again.
     assert await messages.move_all(until=until_ms, shift="10m") == (1200, 1200, 0)
     expected = {message_id: start_ms + number * 1000 for number, message_id in enumerate(ids)}
     expected |= {message_id: due_ms + 600_000 for message_id, due_ms in list(expected.items())[:1200]}
@@ -137,7 +138,7 @@ async def test_leased_messages_are_counted_as_too_late(node: Serving, api: sandq
         await api.produce("t", b"%d" % number, delay="1h" if number >= 20 else 0)
     async with api.subscribe("t", group="g", credit=10) as subscription:
         acks = [message.ack() for message in (await take(subscription, 10, ack=False))[:5]]
-        for ack in acks:  # together, so that the credit for them goes back in one
+        for ack in acks:  # ack them together, so that their credit is returned in one frame
             await ack
         await until_answer(lambda: messages_in(api, "leased"), lambda count: count == 10)
         assert await messages.cancel_all() == (15, 15, 15)
@@ -195,7 +196,9 @@ async def test_a_job_is_begun_once_and_can_be_stopped(timed: Serving, hand: Hand
         stopped = (await client.call(Type.JOB_STOP, "t", 0, job_id))[2]
         assert (stopped["state"], stopped["finished_ms"] >= stopped["started_ms"]) == ("stopped", True)
         done = stopped["done"]
-        assert 3 <= done <= (stopped["finished_ms"] - stopped["started_ms"]) * 10 / 1000 + 1, "no faster than asked for"
+        assert 3 <= done <= (stopped["finished_ms"] - stopped["started_ms"]) * 10 / 1000 + 1, (
+            "the job must keep its rate"
+        )
         # Another job takes the rest; the stopped one stays as it is.
         hand.forward(60)
         hand.run()
@@ -232,7 +235,7 @@ async def test_leaving_a_job_stops_it(timed: Serving, hand: HandClock) -> None:
 
 
 async def bury(api: sandq.Client, count: int) -> list[str]:
-    """The ids of messages that group "g" nacks for the last time."""
+    """Let messages of group "g" die by their last nack. Return their ids."""
     async with api.producer("t") as producer:
         ids = await (await producer.send_many([b"%d" % number for number in range(count)]))
     async with api.subscribe("t", group="g", credit=count) as subscription:

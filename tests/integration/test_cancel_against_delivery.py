@@ -15,7 +15,7 @@ from tests.support.nodes.working import connected
 from tests.support.waiting import PATIENCE_S
 
 LATE = -1.0
-"""Only once the message was delivered."""
+"""Marks a cancel that is sent only after the delivery of its message."""
 MESSAGES = 600
 
 
@@ -59,7 +59,7 @@ async def test_every_message_is_cancelled_or_delivered(node: Serving, api: sandq
     async with api.producer("t") as producer:
         receipts = []
         for number in range(MESSAGES):
-            # Half of them are ready when the consumers come, and stand in batches.
+            # Half of the messages are ready before the consumers subscribe, and share batch rows.
             due_ms = None if number % 2 else start_ms + rng.randrange(200)
             key = f"u{number}" if number % 3 == 0 else None
             receipts.append((await producer.send(b"%d" % number, deliver_at=due_ms, unique_key=key), key))
@@ -72,7 +72,7 @@ async def test_every_message_is_cancelled_or_delivered(node: Serving, api: sandq
             async with trio.open_nursery() as cancelling:
                 for number, (message_id, key) in enumerate(ids):
                     if number % 10:
-                        # Some once they are delivered, most while others are.
+                        # Some cancels follow the delivery of their message, most run during other deliveries.
                         after_s = LATE if number % 10 == 1 else rng.uniform(0, 0.4)
                         cancelling.start_soon(cancel, message_id, key, after_s)
                 for _ in range(2):
@@ -85,7 +85,7 @@ async def test_every_message_is_cancelled_or_delivered(node: Serving, api: sandq
             consuming.cancel_scope.cancel()
     assert not delivered.keys() & cancelled, "both"
     assert set(delivered.values()) == {1}
-    assert sum(too_late.values()) == len(delivered), "who was refused was refused because it was delivered"
+    assert sum(too_late.values()) == len(delivered), "a cancel may be refused only for a delivered message"
     assert set(too_late) <= {"leased", "acked", "gone"}
     assert min(len(cancelled), len(delivered)) >= MESSAGES // 10, "there were both"
     assert [message async for message in messages.list(state="delayed")] == []

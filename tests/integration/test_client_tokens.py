@@ -1,4 +1,4 @@
-"""The Python client where nobody is let in without saying who it is."""
+"""The Python client at a node that requires authentication."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def strict(tmp_path: Path) -> AsyncIterator[Serving]:
 
 @pytest.fixture
 async def boss(strict: Serving) -> AsyncIterator[sandq.Client]:
-    """A client that may do everything."""
+    """A client with all rights."""
     async with sandq.connect(at(strict), token=await give(strict, "boss", "admin")) as client:
         yield client
 

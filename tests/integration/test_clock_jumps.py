@@ -35,7 +35,7 @@ def wall() -> Wall:
 
 @pytest.fixture
 async def guarded(tmp_path: Path, wall: Wall, hand: HandClock) -> AsyncIterator[Serving]:
-    """A node on a machine whose clocks stand still by themselves."""
+    """A node on a machine whose clocks are moved only by the test."""
     hand.hold()
     async with run_node(small_config(tmp_path), clock=hand.guarded(lambda: wall.off_s)) as serving:
         yield serving
@@ -54,14 +54,14 @@ async def test_a_jump_is_not_followed(guarded: Serving, dial: Dial, wall: Wall, 
     with trio.fail_after(PATIENCE_S):
         assert values_of(await client.push()) == [b"now"]
         hand.forward_to(due_ms)
-        assert values_of(await client.push()) == [b"pending"], "by the clock that did not jump"
+        assert values_of(await client.push()) == [b"pending"], "the time must follow the clock that did not jump"
     status = (await client.call(Type.CLUSTER_CLOCK, "show"))[2]
     assert status["alarm"] is True
     assert status["drift_ms"] == jump_s * 1000
     assert (await client.call(Type.CLUSTER_INFO))[2]["clock_alarm"] is True
     for _ in range(LOOKS):
         await client.call(Type.PING)
-    assert client.pushed == [], "what is half an hour away does not come"
+    assert client.pushed == [], "a message due in half an hour must not be delivered"
 
 
 async def test_accepted_jump_forward_makes_messages_due(
@@ -88,11 +88,11 @@ async def test_accepted_jump_back_delivers_nothing_early(
     await client.produce(b"later", deliver_ms=[due_ms])
     wall.off_s = -HOUR_S
     await client.call(Type.CLUSTER_CLOCK, "accept")
-    wall.off_s = 120 - HOUR_S  # it is over, but for the hour
+    wall.off_s = 120 - HOUR_S  # without the jump, the lease would have ended
     await client.call(Type.CLUSTER_CLOCK, "accept")
     for _ in range(LOOKS):  # timers check at once when a clock is accepted, and messages are sent in order
         await client.call(Type.PING)
-    assert client.pushed == [], "an hour early by the accepted clock"
+    assert client.pushed == [], "by the accepted clock, this is an hour early"
     wall.off_s = 120.0
     await client.call(Type.CLUSTER_CLOCK, "accept")
     with trio.fail_after(PATIENCE_S):

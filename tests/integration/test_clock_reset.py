@@ -1,4 +1,4 @@
-"""A node whose clock was a day ahead, and is right again: its partitions are set back."""
+"""The clock of a node was a day ahead and is right again: the clocks of its partitions are reset."""
 
 from __future__ import annotations
 

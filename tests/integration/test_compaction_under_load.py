@@ -25,13 +25,13 @@ MetadataBarrier = dict[bytes, int]
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes come one after the other, in many steps."""
+    """Compaction runs again and again, in many steps."""
     for name, value in {"NEW_LEAST": 50, "LOOK_MS": 20, "IDLE_MS": 200, "STEP_ROWS": 20, "STEP_MESSAGES": 60}.items():
         monkeypatch.setattr(compaction, name, value)
 
 
 async def write(client: sandq.Client, writer: int, expected: MetadataBarrier) -> None:
-    """Write rising numbers to its own keys; delete one now and then, and one at the end for good."""
+    """Write rising numbers to the writer's own keys. Delete a key now and then, and one key finally."""
     kv = client.kv("t")
     for number in range(ROUNDS):
         keys = [b"w%d-%d" % (writer, key) for key in range(KEYS)]
@@ -51,7 +51,7 @@ class Follower:
         self.changes = 0
 
     def take(self, key: bytes, value: bytes | None, version: str) -> None:
-        assert version > self.versions.get(key, ""), "the versions of a key come in their order"
+        assert version > self.versions.get(key, ""), "versions of a key must arrive in order"
         self.versions[key] = version
         self.changes += 1
         if value is None:
@@ -90,7 +90,7 @@ async def test_followers_have_the_latest_values(tmp_path: Path) -> None:
             async with trio.open_nursery() as writers:
                 for writer in range(WRITERS):
                     writers.start_soon(write, client, writer, expected)
-            nursery.start_soon(watch, client, followers[2])  # it begins with the remaining changes
+            nursery.start_soon(watch, client, followers[2])  # this watcher begins with the remaining changes
             await until_holds(lambda: all(follower.latest == expected for follower in followers))
             # A deletion of each writer is kept, in addition to the value of each key.
             await until_holds(lambda: sum(log_sizes(node)) == len(expected) + WRITERS)
@@ -99,7 +99,7 @@ async def test_followers_have_the_latest_values(tmp_path: Path) -> None:
         assert found == expected and len(found) == WRITERS * (KEYS - 1)
         written = WRITERS * (ROUNDS * KEYS * 2 + ROUNDS // 10)
         assert followers[1].changes <= written
-        assert followers[2].changes < written // 10, "most of it was compacted by then"
+        assert followers[2].changes < written // 10, "most changes must have been compacted by then"
     async with run_node(small_config(tmp_path)) as node, connected(node) as client:
         again = {entry.key: int(entry.value) async for entry in client.kv("t").scan()}
         assert again == expected

@@ -42,7 +42,7 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 @pytest.fixture
 async def connect(node: Serving) -> AsyncIterator[From]:
-    """`await connect(address, hello=True)`: a connection from there, which ends with the test."""
+    """`await connect(address, hello=True)`: a connection from this local address, which ends with the test."""
     made: list[RawClient] = []
 
     async def connect(address: str, *, hello: bool = True) -> RawClient:
@@ -59,7 +59,7 @@ async def connect(node: Serving) -> AsyncIterator[From]:
 
 
 async def refusal(client: RawClient) -> list[Any]:
-    """Return the error that a closed connection received."""
+    """Return the error that the node sent before it closed the connection."""
     frame = await client.receive()
     assert await client.stream.receive_some(1) == b"", "it is closed"
     assert frame[:3] == [Type.ERROR, 0, "OVERLOADED"], frame
@@ -93,7 +93,7 @@ async def test_local_connection_is_accepted_when_the_limit_is_reached(connect: F
     told = (await refusal(here[0]))[3]
     assert "a later connection from this machine has the slot of this one: close some" in told
     for client in (*here[1:], later):
-        assert (await client.call(Type.PING))[0] == 0, "the oldest alone goes"
+        assert (await client.call(Type.PING))[0] == 0, "only the oldest connection is closed"
     await refusal(await connect(MODEST, hello=False))
 
 
@@ -111,4 +111,4 @@ async def test_local_gateway_keeps_its_connection(connect: From) -> None:
     for gateway in gateways:
         assert (await gateway.call(Type.PING))[0] == 0
     told = (await refusal(await connect(HERE, hello=False)))[3]
-    assert "this node has 8 connections, which is its limit" in told, "gateways have all spare places"
+    assert "this node has 8 connections, which is its limit" in told, "gateways may use all spare slots"

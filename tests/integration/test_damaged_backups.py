@@ -1,4 +1,4 @@
-"""Verification finds a changed backup, which restores no topic: whatever it contains, nodes continue."""
+"""Verification detects a changed backup. The backup restores no topic, and nodes continue whatever it contains."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ OF_DEVELOPMENT = bytes.fromhex(
     "53414e445149444e 01000000 3e000000 f18b0563 83 a46e6f6465a26e31"
     "a573746f7265d92436613230346264382d396633632d346237652d386130652d306332613266306436663131 a7636c7573746572c0"
 )
-"""The identity of a node of a development version."""
+"""Identity file of a node of a development version."""
 NEWER = small_file.encode(MAGIC, VERSION + 1, {"anything": "else"})
 
 
@@ -66,6 +66,6 @@ async def test_data_of_another_version_is_refused_and_left_as_it_is(
             recover(config, ["node2"], dry_run=is_dry_run)
     checks = list(DataDirectory(data, "node1").checks())
     (refused,) = [check for check in checks if check.state == "failed"]
-    assert refused.what == "identity" == checks[-1].what, "the log and the stores are not looked at"
+    assert refused.what == "identity" == checks[-1].what, "the log and the stores must not be read"
     assert reason in refused.found
     assert picture(data) == before

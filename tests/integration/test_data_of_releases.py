@@ -1,4 +1,4 @@
-"""Data that releases stored: each archive of `tests/support/release_data.py` opens, and everything is there."""
+"""Data stored by releases: each archive of `tests/support/release_data.py` opens, and its content is complete."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ async def check(address: str) -> None:
         left = await taken(client, "jobs", PRODUCED_BEFORE - ACKED + PRODUCED_AFTER)
         values = {message.value.decode() for message in left}
         assert len(values) == len(left) and {f"second {n}" for n in range(PRODUCED_AFTER)} <= values
-        assert sorted({message.attempt for message in left}) == [1, 2], "what was leased, and what was nacked, is again"
+        assert sorted({message.attempt for message in left}) == [1, 2], "leased and nacked messages must be redelivered"
         delayed = [message async for message in client.messages("jobs").list(state="delayed", values=True)]
-        assert len(delayed) == DELAYED, "one of 50 was cancelled, and there is the invoice"
+        assert len(delayed) == DELAYED, "one of 50 messages was cancelled, and the invoice is one more"
         with pytest.raises(sandq.errors.DuplicateKey):
             await client.produce("jobs", "again", unique_key="invoice-1")
         invoice = await client.messages("jobs").get(unique_key="invoice-1")

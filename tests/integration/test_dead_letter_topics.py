@@ -18,7 +18,7 @@ from tests.support.waiting import until_answer
 
 
 async def bury(api: sandq.Client, *values: str, topic: str = "orders", **columns: Any) -> list[str]:
-    """Messages that a group nacks for the last time (max_attempts=1); their ids."""
+    """Let messages of a group die by their last nack (max_attempts=1). Return their ids."""
     ids = []
     async with api.subscribe(topic, group="g", credit=1000) as subscription:
         for value in values:
@@ -143,7 +143,7 @@ async def test_failed_sends_are_retried_without_duplicates(api: sandq.Client, mo
 
 
 async def test_fenced_send_is_retried_in_a_newer_epoch(api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after a forced reset of a partition to an older state."""
+    """This happens after a forced reset of a partition to an older state."""
     await topics(api)
     epochs: list[int] = []
     deliver = OutboxSender._deliver

@@ -17,7 +17,7 @@ both_sizes = pytest.mark.parametrize("partitions", [1, 4])
 
 
 async def bury(api: sandq.Client, count: int, *, group: str = "g", first: int = 0) -> list[str]:
-    """Messages that a group nacks for the last time (max_attempts=1); their ids."""
+    """Let messages of a group die by their last nack (max_attempts=1). Return their ids."""
     ids = []
     async with api.subscribe("t", group=group, credit=1000) as subscription:
         for number in range(first, first + count):
@@ -68,11 +68,11 @@ async def test_dead_letter_has_its_history(node: Serving, api: sandq.Client) -> 
     assert (row["ready"], row["leased"], row["waiting"]) == (0, 0, 0)
     assert (await api.admin.stats("t"))[0]["dead"] == 1
     await waits_until_trimmed(api)
-    assert await letters(api) == [letter], "the log need not keep it"
+    assert await letters(api) == [letter], "the log must not keep the message"
 
 
 async def test_each_reason(timed: Serving, hand: HandClock) -> None:
-    """By nack, by its lease, and by its ttl as a ready and as a waiting message."""
+    """Messages die by a nack, by an expired lease, and by their ttl while ready or waiting."""
     async with connected(timed) as api, with_topic(api, max_attempts=1, backoff={"kind": "none"}):
         async with api.subscribe("t", group="g", lease="10m", auto_extend=False) as subscription:
             nacked, kept = await api.produce("t", b"nacked"), await api.produce("t", b"kept")
@@ -88,7 +88,7 @@ async def test_each_reason(timed: Serving, hand: HandClock) -> None:
         waiting = await api.produce("t", b"waiting", ttl="10m")
         async with api.subscribe("t", group="g") as subscription:
             (message,) = await take(subscription, 1, ack=False)
-            assert message.value == b"waiting", "what has expired is not delivered"
+            assert message.value == b"waiting", "an expired message must not be delivered"
             await message.nack(delay="1h", error="later")
         told = await api.messages("t").why(waiting)
         assert told["state"] == "waiting"
@@ -104,7 +104,7 @@ async def test_each_reason(timed: Serving, hand: HandClock) -> None:
         }
         for message_id, ttl_ms in ((ready, 300_000), (waiting, 600_000)):
             letter = found[message_id]
-            assert letter.dead_ms >= letter.deliver_at_ms + ttl_ms, "not before its time"
+            assert letter.dead_ms >= letter.deliver_at_ms + ttl_ms, "the message must not die early"
         for reason, expected in (("nacked", {nacked}), ("lease_expired", {kept}), ("expired", {ready, waiting})):
             assert {letter.id for letter in await letters(api, reason=reason)} == expected
         (row,) = await api.admin.groups("t")
@@ -125,7 +125,7 @@ async def test_a_held_message_outlives_its_ttl_until_it_comes_back(timed: Servin
             assert (await api.messages("t").get(message_id)).state == "leased"
             await message.nack(error="no")
             await counts_are(api, {"expired": 1})
-            # One that is acked after its ttl is acked.
+            # A message may be acked after its ttl.
             hand.forward(601)
             await second.ack()
         (letter,) = await letters(api)
@@ -225,7 +225,7 @@ async def test_redriving_one_reason_and_one_time(node: Serving, api: sandq.Clien
     async with api.subscribe("t", group="g", credit=100) as subscription:
         got = await take(subscription, 5)
     assert {message.id for message in got if message.value != b"short"} == set(late)
-    assert b"short" in values(got), "its ttl is over, and forgotten"
+    assert b"short" in values(got), "the expired ttl no longer applies"
 
 
 async def test_redriving_at_a_rate(timed: Serving, hand: HandClock) -> None:
@@ -239,7 +239,7 @@ async def test_redriving_at_a_rate(timed: Serving, hand: HandClock) -> None:
 
         begun_ms = hand.now_ms()
         assert await api.dead("t", "g").redrive(rate=20, progress=progress) == (21, 21, 0)
-        assert hand.now_ms() - begun_ms >= 1000, "twenty in the second after the first"
+        assert hand.now_ms() - begun_ms >= 1000, "the rate is twenty per second after the first message"
         assert onward.different > 3, "bit by bit"
         async with api.subscribe("t", group="g", credit=100) as subscription:
             assert {message.id for message in await take(subscription, 21)} == set(ids)
@@ -248,7 +248,8 @@ async def test_redriving_at_a_rate(timed: Serving, hand: HandClock) -> None:
 @both_sizes
 async def test_purging_forgets_them(api: sandq.Client, partitions: int) -> None:
     await api.admin.create_topic("t", partitions=partitions, max_attempts=1)
-    await bury(api, 0, group="other")  # before the first group is through: what no group needs is trimmed
+    # subscribe before the first group has finished: messages that no group needs are trimmed
+    await bury(api, 0, group="other")
     ids = await bury(api, 20)
     dead = api.dead("t", "g")
     assert await dead.purge(reason="expired") == (0, 0, 0)
@@ -257,7 +258,7 @@ async def test_purging_forgets_them(api: sandq.Client, partitions: int) -> None:
     assert await dead.purge() == (20, 20, 0)
     assert (await dead.counts(), await letters(api)) == ({}, [])
     assert sum(row["dead"] for row in await api.admin.stats("t")) == 0
-    # Purged is purged: a redrive brings nothing back, and the other group still gets all.
+    # A redrive does not bring purged letters back, and the other group still gets all messages.
     assert await dead.redrive() == (0, 0, 0)
     async with api.subscribe("t", group="other", credit=100) as subscription:
         assert {message.id for message in await take(subscription, 20)} == set(ids)
@@ -309,7 +310,7 @@ async def test_redriving_and_purging_those_that_are_named(api: sandq.Client, par
 
 
 async def test_large_letters_that_are_named_come_a_part_at_a_time(api: sandq.Client) -> None:
-    """One entry holds 8 MiB of them: the rest needs another request."""
+    """One log entry handles 8 MiB of dead letters, so the rest needs another request."""
     await api.admin.create_topic("t", max_attempts=1)
     ids = [await api.produce("t", bytes(3 << 20)) for _ in range(5)]
     async with api.subscribe("t", group="g") as subscription:

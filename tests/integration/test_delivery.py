@@ -1,4 +1,4 @@
-"""Credit, several partitions, several consumers: who gets what, over a real connection."""
+"""Credit, several partitions and several consumers over a real connection: which consumer gets which messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_messages_in_flight_are_limited_by_credit(client: RawClient) -> No
     await client.produce(*[b"%d" % n for n in range(10)])
     await client.subscribe(credit=4)
     assert await take(client, 4, credit=False) == [b"0", b"1", b"2", b"3"]
-    # Another consumer with room gets the next one: it had been pushed already, had there been no bound.
+    # Another consumer with credit gets the next message. Without a limit, it would have been pushed already.
     await client.subscribe(number=2, consumer="d", credit=1)
     pushed = await client.push()
     assert (pushed[1], values_of(pushed)) == (2, [b"4"])
@@ -45,7 +45,7 @@ async def test_credit_is_shared_by_all_partitions(client: RawClient) -> None:
         await client.produce(*[b"%d-%d" % (partition, n) for n in range(20)], partition=partition)
     await client.subscribe(credit=3)
     got = await take(client, 160)
-    assert len(set(got)) == 160, "no partition goes without"
+    assert len(set(got)) == 160, "every partition must be served"
 
 
 async def test_two_consumers_share_the_work(node: Serving, dial: Dial) -> None:
@@ -83,7 +83,7 @@ async def test_leaving_cleanly_gives_the_rest_to_the_others_at_once(node: Servin
     await one.call(Type.UNSUBSCRIBE, 1)
     with trio.fail_after(PATIENCE_S):
         pushed = await two.push()
-    assert (values_of(pushed), pushed[5]) == ([b"a", b"b"], 1), "the attempt is not counted"
+    assert (values_of(pushed), pushed[5]) == ([b"a", b"b"], 1), "the attempt must not count"
 
 
 async def test_a_consumer_that_vanishes_gives_its_messages_back_when_the_lease_ends(
@@ -101,7 +101,9 @@ async def test_a_consumer_that_vanishes_gives_its_messages_back_when_the_lease_e
         again = await two.push()
     assert (values_of(again), again[5]) == ([b"m"], 2)
     assert again[4] > first[4], "tokens rise"
-    assert (await two.call(Type.ACK, first[2], first[3], [[first[4], None]]))[2] == [[]], "the old token is fenced off"
+    assert (await two.call(Type.ACK, first[2], first[3], [[first[4], None]]))[2] == [[]], (
+        "the old token must be refused"
+    )
 
 
 async def test_back_off_and_death_at_the_last_attempt(client: RawClient) -> None:

@@ -1,4 +1,4 @@
-"""Workers hold more than they work on while they are quick, and keep nothing from others when they are not."""
+"""Quick workers hold more messages than they handle at a time. Slow workers keep no message from others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ async def fill(api: sandq.Client) -> None:
 
 
 async def leaves_to_others_what_it_does_not_begin(connect: Connect) -> None:
-    """A first consumer settles 500 at once, and then nothing for as long as there is anything for a second one."""
+    """The first consumer settles 500 messages quickly. Then it settles nothing until a second consumer has taken the
+    rest."""
     begun: list[tuple[str, bytes, int]] = []
     stuck, goes_on = 0, trio.Event()
 
@@ -48,7 +49,7 @@ async def leaves_to_others_what_it_does_not_begin(connect: Connect) -> None:
         await until_holds(lambda: stuck == WORKERS)
         nursery.start_soon(partial(two.run, "t", "g", quick, concurrency=WORKERS))
         await until_holds(lambda: len(begun) == MESSAGES)
-        assert stuck == WORKERS, "it began nothing more"
+        assert stuck == WORKERS, "the slow consumer must not begin further messages"
         goes_on.set()
         nursery.cancel_scope.cancel()
     assert sorted(int(value) for _, value, _ in begun) == [*range(MESSAGES)], "each once"

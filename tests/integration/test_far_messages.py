@@ -1,4 +1,5 @@
-"""Messages more than ten years ahead: a mistake about units, refused alone, with the unit named."""
+"""Messages more than ten years ahead are refused as mistakes about the unit. Each is refused alone, and the error names
+the unit."""
 
 from __future__ import annotations
 

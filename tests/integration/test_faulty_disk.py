@@ -38,7 +38,7 @@ def refuses_to_start(kind: type[SandqError]) -> Iterator[list[str]]:
         found.append(error.message)
     except BaseExceptionGroup as group:
         found += [leaf.message for leaf in leaves(group) if isinstance(leaf, kind)]
-    assert found, f"it started, or ended with something else than {kind.__name__}"
+    assert found, f"the node must end with {kind.__name__}"
 
 
 def leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
@@ -95,12 +95,12 @@ async def test_failing_sync_stops_writes_and_is_reported(tmp_path: Path, dial: D
         got.remove(b"behind it all")
         last = [value for value in got if value == b"last" * 50_000]
         assert got[:3] == [b"0" * 100, b"1" * 100, b"2" * 100]
-        assert taken <= len(last) <= taken + 1, "what was refused may be there, what was taken must"
+        assert taken <= len(last) <= taken + 1, "refused messages may be stored, accepted ones must be"
         assert len(got) == 3 + len(last)
 
 
 async def test_a_full_disk_stops_nothing_for_good(tmp_path: Path, dial: Dial) -> None:
-    """Requests that cannot be stored fail, and it is reported; once there is space, everything continues."""
+    """Requests that cannot be stored fail, and the full disk is reported. Once there is space, everything continues."""
     plan = Plan()
     config = small_config(tmp_path, STORAGE__RESERVE_BYTES="0")
     async with run_node(config, files=faulty(tmp_path, plan)) as node:
@@ -108,13 +108,15 @@ async def test_a_full_disk_stops_nothing_for_good(tmp_path: Path, dial: Dial) ->
         await fill(client, 3)
         plan.full = True
         taken, refused = 0, set()
-        while "UNAVAILABLE" not in refused:  # the segment in use has its room already; the next one has not
+        while "UNAVAILABLE" not in refused:  # the current segment is already allocated, the next one is not
             answer = await client.produce(b"last" * 50_000)
             taken += answer[0] == 0
             refused |= {answer[2]} if answer[0] != 0 else set()
         assert refused <= {"TIMED_OUT", "UNAVAILABLE", "DISK_FULL"}
         assert "full" in (await client.call(Type.CLUSTER_INFO))[2]["stalled"]
-        assert (await client.call(Type.GROUP_LIST, "t"))[2] in ("NOT_LEADER", "UNAVAILABLE"), "it answers for nothing"
+        assert (await client.call(Type.GROUP_LIST, "t"))[2] in ("NOT_LEADER", "UNAVAILABLE"), (
+            "the node must not acknowledge anything"
+        )
         plan.full = False
         answer = await client.produce(b"behind it all")
         while answer[0] != 0:
@@ -128,7 +130,7 @@ async def test_a_full_disk_stops_nothing_for_good(tmp_path: Path, dial: Dial) ->
                 got += values_of(await client.push())
         last = [value for value in got if value == b"last" * 50_000]
         assert got[:3] == [b"0" * 100, b"1" * 100, b"2" * 100]
-        assert taken <= len(last) <= taken + 1, "what ended without an answer may be there, what was taken must"
+        assert taken <= len(last) <= taken + 1, "messages without a reply may be stored, accepted ones must be"
 
 
 async def test_nearly_full_disk_accepts_requests_that_free_space(tmp_path: Path, dial: Dial) -> None:
@@ -152,7 +154,7 @@ async def test_nearly_full_disk_accepts_requests_that_free_space(tmp_path: Path,
 
 
 async def test_schedules_wait_while_the_disk_is_full(tmp_path: Path) -> None:
-    """Occurrences are planned once there is space again: none is missing, none comes twice."""
+    """Occurrences are planned once there is space again. None is missing or sent twice."""
     plan = Plan()
     config = small_config(tmp_path, STORAGE__RESERVE_BYTES="64MiB")
     async with (
@@ -171,7 +173,7 @@ async def test_schedules_wait_while_the_disk_is_full(tmp_path: Path) -> None:
                     with suppress(TimedOut):
                         await hasty.schedules("t").trigger("s")
             with pytest.raises(DiskFull):
-                while True:  # were it made, it would be there already the next time
+                while True:  # if the write succeeded, the next attempt would find the occurrence
                     with suppress(TimedOut):
                         await hasty.schedules("t").create("another", b"", every="1h")
             assert [schedule.name async for schedule in schedules.list()] == ["s"]
@@ -191,11 +193,11 @@ async def test_a_full_disk_at_the_start_is_named(tmp_path: Path) -> None:
 
 
 async def stop_without_a_seal(tmp_path: Path, dial: Dial, batches: int) -> Path:
-    """Data as a power loss leaves it: no seal, no checkpoint. Returns the WAL segment in use."""
+    """Write data and end as in a power loss, without seal and checkpoint. Return the current WAL segment."""
     plan = Plan()
     async with run_node(small_config(tmp_path), files=faulty(tmp_path, plan)) as node:
         await fill(await dial(node), batches)
-        plan.fail_writes = True  # nothing of the stop is written
+        plan.fail_writes = True  # the stop must write nothing
     return min((tmp_path / "data" / "wal").iterdir())
 
 
@@ -207,7 +209,7 @@ async def test_a_torn_tail_is_cut(tmp_path: Path, dial: Dial) -> None:
     segment = await stop_without_a_seal(tmp_path, dial, 5)
     end = last_byte(segment)
     with segment.open("r+b") as file:
-        # The pass that was under way when the power failed: it looks like a record, and is not whole.
+        # A commit batch that was interrupted by the power loss: it looks like a record but is incomplete.
         file.seek((end + 8) // 8 * 8)
         file.write(b"SQWR" + bytes(range(1, 60)))
     async with run_node(small_config(tmp_path)) as node:

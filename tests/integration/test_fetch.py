@@ -28,7 +28,7 @@ async def fill(api: sandq.Client, count: int) -> list[str]:
 
 
 async def closed_beyond(api: sandq.Client, *ids: str) -> None:
-    """Wait until readers may see all of these: the closed time of a partition moves when it is read."""
+    """Wait until readers may see all these messages. Reads advance the closed time of a partition."""
     last_ms = max(map(sandq.offset_time_ms, ids))
 
     async def closed_ms() -> int:
@@ -43,7 +43,7 @@ async def closed_beyond(api: sandq.Client, *ids: str) -> None:
 async def raw_fetch(
     client: RawClient, start: bytes = offsets.FIRST, end: bytes | None = None, messages: int = 1000, size: int = 1 << 20
 ) -> tuple[bytes | None, int, list[tuple[bytes, bytes | None]]]:
-    """Next, closed ms, and (offset, value) of each message."""
+    """Return the next offset, the closed time in ms, and (offset, value) of each message."""
     reply: Frame = await client.call(Type.FETCH, "t", 0, start, end, messages, size, False)
     assert reply[0] == Type.REPLY, reply
     found: list[tuple[bytes, bytes | None]] = []
@@ -72,7 +72,7 @@ async def test_a_partition_from_its_beginning_to_its_end(api: sandq.Client) -> N
     assert message.deliver_at_ms == sandq.offset_time_ms(message.offset)
     assert message.created_ms <= message.deliver_at_ms
     assert [message.id for message in await fetched(api, 0, limit=3)] == [message.id for message in got[:3]]
-    # It takes nothing: a group gets all of it.
+    # Fetching leases nothing: a group still gets all messages.
     async with api.subscribe("t", group="g", credit=1000) as subscription:
         assert len(await take(subscription, 50)) == 50
 
@@ -83,7 +83,7 @@ async def test_pages_of_any_size_give_the_same(api: sandq.Client, client: RawCli
     late = [sandq.offset_bytes(await api.produce("t", b"x" * 3000, delay=0.001)) for _ in range(20)]
     await closed_beyond(api, *map(sandq.offset_text, ids + late))
     whole = (await raw_fetch(client, messages=10_000, size=1 << 24))[2]
-    # A delayed one comes to lie among the others or behind them, in the order of offsets.
+    # A delayed message is returned among the others or after them, in the order of offsets.
     assert [offset for offset, _ in whole] == sorted(ids + late)
     for messages, size in ((1, 1 << 20), (7, 1 << 20), (1000, 1), (1000, 5000)):
         got: list[tuple[bytes, bytes | None]] = []
@@ -101,7 +101,8 @@ async def test_a_start_and_an_end(node: Serving, api: sandq.Client, client: RawC
     for number in range(10):
         ids.append(await api.produce("t", b"%d" % number))
         reached_ms = sandq.offset_time_ms(ids[-1])
-        await until_answer(lambda: now_of(node), lambda now_ms, reached_ms=reached_ms: now_ms > reached_ms)  # type: ignore[misc]
+        # type: ignore[misc]
+        await until_answer(lambda: now_of(node), lambda now_ms, reached_ms=reached_ms: now_ms > reached_ms)
     await closed_beyond(api, *ids)
     times = [sandq.offset_time_ms(offset) for offset in ids]
 
@@ -109,7 +110,7 @@ async def test_a_start_and_an_end(node: Serving, api: sandq.Client, client: RawC
         return [message.id for message in await fetched(api, 0, *bounds, **options)]
 
     assert await found(ids[3]) == ids[3:]
-    assert await found(ids[3], ids[7]) == ids[3:7], "the end is excluded"
+    assert await found(ids[3], ids[7]) == ids[3:7], "the end offset is excluded"
     assert await found(None, ids[4]) == ids[:4]
     assert await found(times[2], times[5]) == ids[2:5]
     assert await found(times[2] + 1, ids[5]) == ids[3:5]
@@ -119,7 +120,7 @@ async def test_a_start_and_an_end(node: Serving, api: sandq.Client, client: RawC
     assert await found(times[9] + 1) == []
     assert await found(ids[2], ids[8], limit=3) == ids[2:5]
     following, _, page = await raw_fetch(client, end=sandq.offset_bytes(ids[3]))
-    assert (following, len(page)) == (None, 3), "the end is known to be reached"
+    assert (following, len(page)) == (None, 3), "the reader must know that the end is reached"
     for partition in (1, 99):
         with pytest.raises(UnknownPartition):
             await fetched(api, partition)
@@ -158,13 +159,13 @@ async def test_fetch_ends_at_the_closed_time(node: Serving, api: sandq.Client, c
             break
         before_ms = closed_ms
         following, closed_ms, page = await raw_fetch(client)
-        assert closed_ms >= before_ms, "it never goes back"
+        assert closed_ms >= before_ms, "the closed time never decreases"
     assert closed_ms > due_ms
     assert following is None or following > sandq.offset_bytes(pending)
 
 
 async def test_closed_time_of_idle_partition_advances(node: Serving, api: sandq.Client, client: RawClient) -> None:
-    """Without writes, a reader still learns that no message will appear before its clock, by few entries."""
+    """Without writes, a reader still learns that no message will appear before its clock. It needs few log entries."""
     await api.admin.create_topic("t")
     begun_ms = node.broker.clock.now_ms()
     first_index = (await api.admin.stats("t"))[0]["applied_index"]
@@ -177,8 +178,8 @@ async def test_closed_time_of_idle_partition_advances(node: Serving, api: sandq.
     assert closed[-1] <= node.broker.clock.now_ms()
     entries = (await api.admin.stats("t"))[0]["applied_index"] - first_index
     passed_ms = node.broker.clock.now_ms() - begun_ms
-    assert entries <= passed_ms / 100 + 2, "at most one in 100 ms"
-    # No insert at a time that is closed already.
+    assert entries <= passed_ms / 100 + 2, "at most one entry per 100 ms"
+    # Nothing is inserted at a closed time.
     late = await api.produce("t", b"late", deliver_at=begun_ms - 10_000)
     assert sandq.offset_time_ms(late) >= closed[-1]
 
@@ -199,7 +200,7 @@ async def test_cancelled_and_moved_messages_are_not_fetched(node: Serving, api: 
     left = [message_id for message_id in ids + single if message_id not in gone and message_id not in moved]
     assert [message.id for message in got] == [*left, *moved, last]
     assert {message.id: message.offset for message in got if message.id in moved} == moved
-    # From and to where nothing is any more.
+    # Start and end offsets may name messages that no longer exist.
     assert [message.id for message in await fetched(api, 0, ids[1], ids[4])] == [ids[3]]
     assert [message.id for message in await fetched(api, 0, ids[10], ids[13])] == [ids[11], ids[12]]
 

@@ -30,7 +30,7 @@ async def api(timed: Serving, hand: HandClock) -> AsyncIterator[sandq.Client]:
 
 @asynccontextmanager
 async def time_passes(hand: HandClock) -> AsyncIterator[None]:
-    """Let a little time pass at each read of the clock inside the block: a job pauses between two steps."""
+    """Advance the clock a little at each read inside the block, because a job pauses between two steps."""
 
     async def pass_time() -> None:
         while True:
@@ -74,7 +74,7 @@ async def test_forecast_of_fair_topic_counts_pending_messages(hand: HandClock, a
 @pytest.mark.parametrize("partitions", [1, 4])
 async def test_forecast_counts_pending_messages(hand: HandClock, api: sandq.Client, partitions: int) -> None:
     await api.admin.create_topic("t", partitions=partitions)
-    start_ms = hand.now_ms() + 3_600_000  # later than any of the steps below takes, by this clock
+    start_ms = hand.now_ms() + 3_600_000  # later than all steps below, by this clock
     steps = [(number % 40) * 700 + (number % 7) * 3_600_000 + (number % 3) * 86_400_000 for number in range(600)]
     due: dict[str, int] = {}
     async with api.producer("t") as producer:

@@ -47,8 +47,8 @@ ONE, TWO, BOTH, OTHERS = (
 
 @pytest.fixture
 def jumping() -> MockClock:
-    """Time stands still while there is work, and jumps when there is none. However slow the machine is, no member seems
-    silent."""
+    """Time is fixed while tasks run, and jumps to the next timer when all tasks wait. So no member seems silent on a
+    slow machine."""
     return MockClock(autojump_threshold=0.001)
 
 
@@ -131,7 +131,7 @@ async def test_member_with_same_store_returns_at_another_port(jumping: MockClock
 
 
 async def test_members_that_nothing_asked_for_are_met_after_a_cut(jumping: MockClock, cluster: Cluster) -> None:
-    """It returns at its address without seeds: nodes that listed it probe it."""
+    """A restarted member without seeds returns at its address: nodes that listed it probe it."""
     a, b = await cluster.start_all("ab")
     await b.crash()
     await until_holds(lambda: a.state("b") is FAILED)
@@ -154,13 +154,13 @@ async def test_seeds_are_asked_until_one_is_there(
         await until_holds(lambda: any("no seed can be reached" in entry["event"] for entry in log))
         b = await cluster.start("b", port=port)
         await until_holds(lambda: agree([a, b]))
-    assert sum("no seed can be reached" in entry["event"] for entry in log) == 1, "it is told once"
+    assert sum("no seed can be reached" in entry["event"] for entry in log) == 1, "the change must be reported once"
 
 
 async def test_a_seed_of_another_name_is_not_asked_again_and_again(
     jumping: MockClock, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name for several addresses, or a router in between: its address is no member's."""
+    """A seed may be a name for several addresses, or a forwarder. Then its address is not that of a member."""
     monkeypatch.setattr(gossip_backend, "SEED_PAUSE_S", 0.1)
     monkeypatch.setattr(gossip_backend, "SEED_PAUSE_MOST_S", 0.2)
     b = await cluster.start("b")
@@ -314,10 +314,10 @@ async def test_incomplete_streams_do_not_block_others(jumping: MockClock, cluste
     half = Streams(None, lambda: bytes(12)).seal(PushPull(True, (), b"x" * 100))[:40]
     silent = [await trio.open_tcp_stream(*a.address) for _ in range(KNOWN_SLOTS + 8)]
     for stream in silent:
-        with suppress(trio.BrokenResourceError):  # it has given way
+        with suppress(trio.BrokenResourceError):  # the node has closed this stream
             await stream.send_all(half)
     await until_holds(lambda: a.member.traffic["streams_refused"] >= 8)
-    # They give way, and are closed in time.
+    # Silent streams are closed, for new streams and after their time.
     c = await cluster.start("c", seeds=[a.address])
     await until_holds(lambda: agree([a, b, c]))
     for stream in silent:
@@ -360,7 +360,7 @@ async def test_members_are_served_before_busy_strangers(
 
 
 class Peaks(trio.abc.Instrument):
-    """The largest value after any step of any task."""
+    """Maximum of a value after any step of any task."""
 
     def __init__(self, look: Callable[[], int]) -> None:
         self.most = 0
@@ -398,7 +398,7 @@ class Share(trio.abc.Instrument):
 async def test_decompression_work_per_round_is_bounded(
     jumping: MockClock, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Datagrams and streams that take long to decompress take turns."""
+    """Expensive decompressions of datagrams and streams are done in slices."""
     a, b = await cluster.start_all("ab", timing=PATIENT)
     share = Share(monkeypatch)
     trio.lowlevel.add_instrument(share)
@@ -418,7 +418,7 @@ async def test_decompression_work_per_round_is_bounded(
     await until_holds(lambda: a.member.counts["malformed"] > before[0])
     trio.lowlevel.remove_instrument(share)
     streams = SLICE_WORK // lzw.STEP_WORK
-    # Datagrams; one stream that stands in line; and the first turns of all streams.
+    # The bound covers the datagrams, one waiting stream, and the first slice of each stream.
     bound = SHARED_WORK // lzw.STEP_WORK + streams + sent * (FIRST_WORK // lzw.STEP_WORK + 1)
     assert share.done > 4 * bound and share.most <= bound, (share.done, share.most)
     assert agree([a, b])
@@ -470,7 +470,7 @@ def has_v6() -> bool:
 
 
 async def test_encryption_is_turned_on_one_member_after_the_other(jumping: MockClock, cluster: Cluster) -> None:
-    """Each mode of `gossip.encrypt` works with the one before it, and the last one refuses plain packets."""
+    """Each mode of `gossip.encrypt` works with the previous mode. The last mode refuses plain packets."""
     modes: list[dict[str, Any]] = [
         {},
         {"keyring": ONE, "seals": False, "takes_plain": True},

@@ -1,4 +1,4 @@
-"""The consumers of a group that subscribe or lease, and the messages of each."""
+"""The list of a group's consumers, with subscriptions or leases, and the messages of each."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_consumers_of_a_group_have_a_row_each(node: Serving, api: sandq.Cl
         await api.produce("t", b"for bob", partition=0)
     leased = await api.leases("t", "g").take(5, wait=10)
     (row,) = (await api.admin.consumers("t", "g")).consumers
-    assert row.messages == len(leased) and row.partitions == 0, "it leases by requests"
+    assert row.messages == len(leased) and row.partitions == 0, "a consumer without subscription has no credit"
     assert (row.address, row.since_ms, row.credit) == (None, None, None)
 
 

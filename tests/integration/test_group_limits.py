@@ -1,4 +1,4 @@
-"""A group with limits: messages in flight, and messages a second, over all partitions of a topic."""
+"""Limits of a group over all partitions of a topic: messages in flight, and messages per second."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ async def test_a_rate_lets_a_burst_go_and_then_one_at_a_time(timed: Serving, han
         hand.forward(1.2)
         assert values(await leases.take(10)) == [b"4", b"5"]
         hand.run()
-        # Waiting clients are woken only by time.
+        # Waiting clients are woken only by the clock.
         assert values(await leases.take(1, wait="1m")) == [b"6"]
         async with client.subscribe("t", group="g") as subscription:
             assert values(await take(subscription, 1)) == [b"7"]
 
 
 async def test_over_several_partitions_no_more_are_in_flight(api: sandq.Client, node: Serving) -> None:
-    """All consumers have messages, and none is left out."""
+    """Return whether every consumer has messages."""
     await api.admin.create_topic("t", partitions=5, lease="1h")
     await api.admin.limit_group("t", "g", max_in_flight=3)
     await produce(api, 60, 5)
@@ -119,7 +119,7 @@ async def test_a_limit_below_the_number_of_partitions_goes_round(api: sandq.Clie
                 await message.ack()
                 if set(seen) == {0, 1, 2, 3}:
                     break
-    assert len(seen) < 400, "none had to wait until all others were done"
+    assert len(seen) < 400, "no consumer may wait until all others have finished"
 
 
 async def test_lowered_and_raised_while_it_runs(api: sandq.Client) -> None:
@@ -129,7 +129,7 @@ async def test_lowered_and_raised_while_it_runs(api: sandq.Client) -> None:
     async with api.subscribe("t", group="g", credit=100) as subscription:
         held = await take(subscription, 6, ack=False)
         await api.admin.limit_group("t", "g", max_in_flight=2)
-        # Leased messages stay leased; none follows until there are fewer.
+        # Leased messages stay leased. No further message is leased until there are fewer.
         found = await until_answer(lambda: limits(api), lambda now: now.get("unheard") == [])
         assert found["max_in_flight"] == 2
         for message in held[:4]:
@@ -148,7 +148,7 @@ async def test_lowered_and_raised_while_it_runs(api: sandq.Client) -> None:
 
 
 async def test_single_lease_request_is_served_by_every_partition(api: sandq.Client) -> None:
-    """Without subscriptions, the limit goes where messages are due."""
+    """Without subscriptions, the limit is given to the partition with due messages."""
     await api.admin.create_topic("t", partitions=3, lease="1h")
     await api.admin.limit_group("t", "g", max_in_flight=1)
     leases = api.leases("t", "g")

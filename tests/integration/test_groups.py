@@ -80,7 +80,7 @@ async def test_group_starts_at_the_given_position(node: Serving, api: sandq.Clie
         await api.produce("t", b"last", deliver_at=last_ms + 100)
         for group, _, _ in expected:
             assert [message.id for message in await take_until(subscriptions[group], b"last")] == [pending], group
-    # A start is for a group that is new.
+    # The start applies only to a new group.
     await api.produce("t", b"next")
     for group, _, _ in expected:
         async with api.subscribe("t", group=group, start="earliest") as subscription:
@@ -132,7 +132,7 @@ async def test_deleting_a_group_takes_everything_of_it(node: Serving, api: sandq
         return await node.broker.ask(partial(rows_of_groups, node))
 
     await until_answer(left, lambda count: count == 0)
-    # A group of the same name begins at its start; the messages are still there.
+    # A new group of the same name begins at its start. The messages are still stored.
     async with api.subscribe("t", group="g", credit=100) as subscription:
         got = await take(subscription, 40)
         assert {message.attempt for message in got} == {1}
@@ -162,7 +162,7 @@ async def test_unused_group_is_deleted(timed: Serving, hand: HandClock) -> None:
             await until_answer(lambda: group_names(api), lambda names: names == {"idle", "used"})
             for _ in range(4):
                 hand.forward(35)
-                # Each touch of the group that has a consumer shows in the node's clock and rows.
+                # Each touch of the group with a consumer is visible in its rows.
                 await until_answer(lambda: touched_lately(api, timed, "used"), lambda lately: lately)
             await until_answer(lambda: group_names(api), lambda names: names == {"used"})
         with pytest.raises(UnknownGroup):
@@ -170,7 +170,7 @@ async def test_unused_group_is_deleted(timed: Serving, hand: HandClock) -> None:
         await api.admin.update_topic("t", group_ttl=None)
         hand.forward(600)
         await api.produce("t", b"m")
-        assert await group_names(api) == {"used"}, "without a ttl it stays"
+        assert await group_names(api) == {"used"}, "without a ttl the group must stay"
         await api.admin.update_topic("t", group_ttl="1h")
         hand.forward(3600)
         await until_answer(lambda: group_names(api), lambda names: names == set())
@@ -182,7 +182,7 @@ async def touched_lately(api: sandq.Client, node: Serving, group: str) -> bool:
 
 
 async def test_consumer_of_deleted_group_starts_again(timed: Serving, hand: HandClock) -> None:
-    """Its group was deleted meanwhile; subscribing creates it, at the given start."""
+    """The group was deleted meanwhile. A new subscription creates the group again at the given start."""
     async with connected(timed) as api:
         await api.admin.create_topic("t", group_ttl="1m", delete_on_ack=False)
         await fill(api, 3, 1)
@@ -225,7 +225,7 @@ async def test_settings_of_a_group(api: sandq.Client) -> None:
     await api.admin.update_group("t", "g", backoff={"kind": "fixed", "first": "5s"})
     (settings, other) = [row["settings"] for row in await api.admin.groups("t")]
     assert settings == other
-    assert "max_attempts" not in settings, "they replace those it had"
+    assert "max_attempts" not in settings, "new settings must replace the old ones"
     assert (settings["backoff"]["kind"], settings["backoff"]["first_ms"]) == ("fixed", 5000)
     await api.admin.update_group("t", "g", max_attempts=None)
     assert [row["settings"] for row in await api.admin.groups("t")] == [{"max_attempts": None}] * 2
@@ -306,7 +306,8 @@ async def test_settings_and_positions_of_groups_survive_a_restart(tmp_path: Path
 
 
 async def test_committed_position_of_group_can_be_fetched(api: sandq.Client) -> None:
-    """This also holds if it has acked the second message of a batch, which had an offset of another partition then."""
+    """This is also true if the group has acked the second message of a batch, whose offset belonged to another
+    partition then."""
     for partitions in (1, 3):
         topic = f"t{partitions}"
         # Messages that a seek to the end has passed are acked: they must still be there for the seek to the beginning.
@@ -351,6 +352,6 @@ async def test_group_limit_of_a_node_holds_for_every_request(tmp_path: Path) -> 
     async with run_node(small_config(tmp_path, LIMITS__GROUPS="1")) as node, connected(node) as api:
         await api.produce("one", b"m")
         async with api.subscribe("one", group="c") as subscription:
-            assert (await anext(subscription)).value == b"m", "what is there goes on"
+            assert (await anext(subscription)).value == b"m", "existing groups must continue"
         with pytest.raises(TooLarge, match="1 are allowed"):
             await api.leases("one", "f").take()

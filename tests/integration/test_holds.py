@@ -1,4 +1,5 @@
-"""A named hold keeps what its reader has yet to read, through a restart, until its time is over or it is released."""
+"""A named hold keeps messages that its reader has not read, also through a restart, until the hold expires or is
+released."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ async def _fetched(api: sandq.Client) -> list[sandq.StoredMessage]:
 
 
 async def _all_acked(api: sandq.Client, count: int) -> list[str]:
-    """Their offsets, in order."""
+    """Produce and ack messages. Return their offsets, in order."""
     for number in range(count):
         await api.produce("t", b"%d" % number)
     async with api.subscribe("t", group="g", credit=100) as subscription:
@@ -50,7 +51,7 @@ async def test_hold_keeps_messages_through_a_restart(tmp_path: Path, hand: HandC
     async with run_node(config, clock=hand.guarded()) as node, connected(node) as api:
         assert await _holds(api) == [[held]]
         assert [message.value for message in await _fetched(api)] == [b"2", b"3", b"4"]
-        # Back to the beginning: the answer tells that something is lost, and up to where.
+        # Move the hold to the beginning: the reply names the offset up to which messages are trimmed.
         assert await api.admin.hold("t", "report", {0: offsets[0]}, ttl="1h") == {0: offsets[1]}
         assert await stored_messages(api) == 3
         await api.admin.hold("t", "report", {0: offsets[3]}, ttl="1h")
@@ -69,7 +70,7 @@ async def test_released_it_keeps_nothing(api: sandq.Client) -> None:
     await api.produce("other", b"m")
     async with api.subscribe("other", group="g") as subscription:
         await take(subscription, 1)
-    await waits_until_trimmed(api, "other")  # what was acked later, and is not held
+    await waits_until_trimmed(api, "other")  # the message that was acked later, and is not held
     assert await stored_messages(api) == 20
     await api.admin.release("t", "b")
     assert [[hold["name"] for hold in holds] for holds in await _holds(api)] == [["a"], ["a"]]

@@ -43,7 +43,7 @@ async def strict(tmp_path: Path) -> AsyncIterator[Serving]:
 
 
 async def give(node: Serving, name: str, *grants: str, **changes: object) -> str:
-    """A token of this name with these grants, made by the node itself."""
+    """Return a new token of this name with these grants. The node itself creates it."""
     text = token_text(secrets.token_bytes(32))
     fields = {"grants": list(grants), "secret_hash": token_hash(text), **changes}
     await node.identities.put(IdentityPut(f"token:{name}", True, fields), NODE)
@@ -83,7 +83,7 @@ async def test_every_request_without_rights_is_refused(strict: Serving) -> None:
             answers[name] = frame[2] if frame[0] == Type.ERROR else "done"
     refused = {name for name, code in answers.items() if code == "FORBIDDEN"}
     of_leases = {name for name in answers if name.split("-")[0] in ("ack", "nack", "extend")}
-    assert answers.keys() - refused <= of_leases | {"metadata-all"}  # there are no such leases, and no topics
+    assert answers.keys() - refused <= of_leases | {"metadata-all"}  # these leases and topics do not exist
     await trio.aclose_forcefully(raw.stream)
 
 
@@ -134,7 +134,7 @@ async def test_client_with_changed_grants_must_reconnect(strict: Serving) -> Non
     grants = (await again.call(Type.IDENTIFY, None, None))[3]
     assert grants == ["read:t", "produce:t"]
     await strict.identities.put(IdentityPut("token:app", False, {"note": "the same"}), NODE)
-    assert (await again.call(Type.PING))[0] == Type.REPLY  # that ends nobody
+    assert (await again.call(Type.PING))[0] == Type.REPLY  # a changed note ends no connection
     for one in (raw, again):
         await trio.aclose_forcefully(one.stream)
 
@@ -196,7 +196,7 @@ async def test_refused_hello_can_be_repeated(strict: Serving) -> None:
     raw, answer = await greet(strict, token=token, gateway=5)
     assert answer[2] == "INVALID"
     again = await raw.call(Type.HELLO, 2, "raw", {"token": token})
-    assert again[0] == Type.REPLY, "and it does not count twice"
+    assert again[0] == Type.REPLY, "the connection must not count twice"
     await trio.aclose_forcefully(raw.stream)
 
 
@@ -255,7 +255,7 @@ async def test_a_token_of_an_outside_issuer_lets_in(tmp_path: Path) -> None:
         assert (principal, grants) == ("jwt:ada@example.com", ["read:t"])
         change = IdentityPut("jwt:ada@example.com", True, {"grants": ["produce:t"], "quota": {"topics": 1}})
         await node.identities.put(change, NODE)
-        assert (await raw.receive())[2] == "UNAVAILABLE"  # it may do more now
+        assert (await raw.receive())[2] == "UNAVAILABLE"  # the identity has more rights now
         again, _ = await greet(node, token=token)
         _, _, _, grants, _, quota = await again.call(Type.IDENTIFY, None, None)
         assert (sorted(grants), quota) == (["produce:t", "read:t"], {"topics": 1})

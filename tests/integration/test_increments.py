@@ -1,4 +1,4 @@
-"""Entries after a backup, followed as increments, and a cluster restored as of a point in time."""
+"""Entries after a backup are followed as increments, and a cluster is restored as of a point in time."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def test_empty_increments_are_not_written_and_a_second_follower_is_reporte
     key = BackupKey(os.urandom(32))
     manifest = await create_backup(api, location, key=key, follow=True)
     follower, other = [BackupFollower(api, location, manifest, key=key) for _ in range(2)]
-    assert (await follower.step()).number == 0, "the topics are looked at"
+    assert (await follower.step()).number == 0, "topics are checked"
     assert (await follower.step()).number is None
     assert (await follower.step(always=True)).number == 1
     await api.produce("t", b"x", delay="1h")
@@ -143,7 +143,7 @@ async def test_point_in_time_under_load_has_exactly_the_stored_messages(
     """Producers and a consumer work while increments are followed; their confirmed operations are compared with several
     restored times."""
     sent: dict[str, tuple[int, int]] = {}
-    """By id: when it was sent, and when it was known to be stored."""
+    """By message id: time when it was sent, and time when it was confirmed, both in ms."""
     acked: dict[str, tuple[int, int]] = {}
     reaches: list[int] = []
 
@@ -224,8 +224,7 @@ async def test_a_restore_of_a_moment_that_was_stopped_goes_on(
 async def test_a_restore_does_not_go_on_with_other_rows(
     timed: Serving, api: sandq.Client, hand: HandClock, location: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Messages that were due and not yet stored after the stop have been shipped: an incomplete set of chunks is
-    ignored."""
+    """A restore is interrupted, and then the chain grows. The next restore ignores the incomplete set of chunks."""
     await api.admin.create_topic("t")
     manifest = await create_backup(api, location, follow=True)
     follower, at_ms = BackupFollower(api, location, manifest), hand.now_ms() + 3_600_000

@@ -12,7 +12,7 @@ OPEN = "listen.client on 127.1 without TLS (tls.client: require) and authenticat
 
 
 async def test_unprotected_ports_are_reported(tmp_path: Path) -> None:
-    """127.1 is this machine, too; but an incomplete address may be the name of any machine."""
+    """127.1 is also the local machine, but an incomplete address may be a host name."""
     config = small_config(tmp_path, LISTEN__CLIENT="127.1:0", SECURITY__INSECURE="true")
     async with run_node(config) as node, sandq.connect(f"127.0.0.1:{node.client_port}") as client:
         assert (await client.admin.cluster())["exposed"] == [OPEN]

@@ -36,11 +36,12 @@ async def _three_consumers(b: AsyncBroker) -> None:
     all_are_held, may_go_on = anyio.Event(), anyio.Event()
 
     async def handle(message: sandq.Message) -> None:
-        """All consumers begin with all they can get; then each message takes a while, and some are redelivered."""
+        """All consumers first lease as many messages as possible. Then each message takes a while, and some are
+        redelivered."""
         assert message.key is not None
         key, number = message.key.decode(), int(message.value)
         held[key].add(number)
-        assert len(held[key]) <= 2, "too many of a key at once"
+        assert len(held[key]) <= 2, "too many messages of a key are in flight"
         if sum(map(len, held.values())) == 2 * len(KEYS):
             all_are_held.set()
         await may_go_on.wait()
@@ -106,7 +107,7 @@ async def test_a_group_lowers_its_limit_and_raises_it(api: sandq.Client) -> None
         await held[0].ack()
         await held[1].ack()
         (third,) = await take(subscription, 1, ack=False)
-        assert third.value == b"3", "of five one was acked too many for another one to come"
+        assert third.value == b"3", "a message of the key must follow only once fewer than the limit are in flight"
         (group,) = (await api.messages("t").why(ids[4]))["groups"]
         assert group["reason"] == "it waits for messages of its key: 2 of 2 are in flight"
         await api.admin.update_group("t", "g")

@@ -26,7 +26,7 @@ Write = tuple[bytes, bytes | None]
 
 
 def wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no wait for changes end because its time is over; who does not want to wait at all is answered at once."""
+    """Let no wait for changes time out. Requests with a wait of 0 are answered immediately."""
 
     class Endless(kv_watch._Watcher):
         def __init__(self, watch: Watch, max_messages: int, max_bytes: int, deadline_s: float, output: Output) -> None:
@@ -37,8 +37,8 @@ def wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until_waiting(node: Serving, partitions: int = 1) -> None:
-    """Wait until the node has registered waits in this number of partitions. A client that waited before, and has
-    closed without a word, counts too: there may be more than one endless wait."""
+    """Wait until the node has registered watches that wait in this number of partitions. A disconnected client may
+    still count, so there may be more."""
     watchers = node.broker.kv_watches._watchers
     await until_holds(lambda: sum(any(one.index >= 0 for one in found) for found in watchers.values()) == partitions)
 
@@ -90,7 +90,7 @@ async def test_from_now_on(client: RawClient, node: Serving, dial: Dial, monkeyp
     await put(client, (b"a", b"1"))
     watcher = Watcher(await dial(node))
     with trio.fail_after(PATIENCE_S):
-        assert await watcher.ask() == [], "now is told at once"
+        assert await watcher.ask() == [], "the current position must be returned immediately"
     got: list[Write] = []
 
     async def watch() -> None:

@@ -44,7 +44,7 @@ async def get(client: RawClient, *keys: bytes, partition: int = 0) -> list[bytes
 
 
 async def scan(client: RawClient, start: bytes = b"", stop: bytes | None = None, limit: int = MANY) -> list[Any]:
-    """Pages of (keys, next start)."""
+    """Return the pages of a scan: (keys, next start)."""
     pages: list[tuple[list[bytes], bytes | None]] = []
     at: bytes | None = start
     while at is not None:
@@ -76,7 +76,9 @@ async def test_large_answers_come_in_parts(client: RawClient) -> None:
     for n in range(4):
         await put(client, (b"k%d" % n, bytes(3 << 20)))
     keys = [b"k%d" % n for n in range(4)]
-    assert [len(value or b"") for value in await get(client, *keys)] == [3 << 20] * 3, "the rest is asked for again"
+    assert [len(value or b"") for value in await get(client, *keys)] == [3 << 20] * 3, (
+        "the client must request the rest again"
+    )
     assert [len(keys) for keys, _ in await scan(client)] == [3, 1]
 
 

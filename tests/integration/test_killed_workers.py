@@ -1,4 +1,4 @@
-"""Workers that a message kills: the message dies, and takes no other with it."""
+"""A message that kills its workers becomes dead. Other messages of these workers are not affected."""
 
 from __future__ import annotations
 

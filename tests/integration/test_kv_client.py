@@ -211,7 +211,7 @@ async def test_timer_topics_take_no_deletions(api: sandq.Client) -> None:
 
 
 def test_from_threads(tmp_path: Path) -> None:
-    """The blocking face, with a node in the same process."""
+    """The blocking client with a node in the same process."""
 
     async def main() -> None:
         async with run_node(small_config(tmp_path)) as node:

@@ -1,4 +1,5 @@
-"""Consumer ids that last: a worker that is started again gets what it held at once, and its zombie nothing more."""
+"""Permanent consumer ids: a restarted worker immediately gets the messages that it held, and its previous process gets
+nothing more."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tests.support.nodes.working import connected, take, values
 from tests.support.waiting import PATIENCE_S, until_holds
 
 LATE = (int(time.time() * 1000) + EPOCHS_AHEAD_MS // 2) << EPOCH_BITS
-"""An epoch later than any that a client takes by the clock."""
+"""An epoch later than those that clients derive from the clock."""
 
 
 async def subscribed(
@@ -31,7 +32,7 @@ async def subscribed(
 
 
 async def until_error(raw: RawClient, number: int) -> str:
-    """The code with which a subscription ends."""
+    """Return the error code that ends a subscription."""
     with trio.fail_after(PATIENCE_S):
         while True:
             frame = await raw.receive()
@@ -103,7 +104,7 @@ async def test_messages_of_a_fenced_consumer_are_not_given_back_twice(node: Serv
             with pytest.raises(ConsumerFenced):
                 await anext(again)
         assert not message.is_settled
-    # Both have left: only what the one that was served held was given back, and is not counted.
+    # Both have left. Only the message of the served consumer was given back, and its attempt does not count.
     async with api.subscribe("t", group="g") as others:
         assert [message.attempt for message in await take(others, 1)] == [1]
 
@@ -160,7 +161,7 @@ async def test_an_equal_epoch_is_the_same_process(node: Serving, dial: Dial, cli
 
 
 async def test_a_successor_that_comes_amid_grants_gets_all(node: Serving, dial: Dial, api: sandq.Client) -> None:
-    """Leases for the zombie may be on their way to the log then."""
+    """When the successor subscribes, leases for the previous process may still be in flight to the log."""
     await api.admin.create_topic("t", lease="10m")
     zombie, later = await dial(node), await dial(node)
     await subscribed(zombie, 7, credit=1000)

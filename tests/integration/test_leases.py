@@ -21,7 +21,7 @@ from tests.support.waiting import PATIENCE_S, until_answer
 
 
 async def lag(api: sandq.Client, group: str = "g") -> int:
-    """Due messages of the topic that the group has not acked."""
+    """Return the number of due messages that the group has not acked."""
     return sum(row["lag"] for row in await api.admin.groups("t") if row["group"] == group)
 
 
@@ -87,7 +87,7 @@ async def test_lease_waits_for_the_delivery_time_of_a_message(api: sandq.Client)
         await api.produce("t", b"soon", delay="80ms")
         (message,) = await api.leases("t", "g").take(10, wait="1m")
         lease = message.lease_until_ms - 30_000
-        assert lease >= message.deliver_at_ms, "leased at its time, not before"
+        assert lease >= message.deliver_at_ms, "the message must not be leased before its time"
 
 
 async def test_a_wait_ends_with_nothing(api: sandq.Client) -> None:
@@ -103,7 +103,7 @@ async def test_acked_before_they_are_sent(api: sandq.Client) -> None:
         taken = await api.leases("t", "g").take(10, ack=True)
         assert len(taken) == 10
         assert await lag(api) == 0
-        assert await api.leases("t", "g").ack(taken) == [], "once more is once"
+        assert await api.leases("t", "g").ack(taken) == [], "a repeated settlement must count once"
 
 
 async def test_nacked_they_come_again(api: sandq.Client) -> None:
@@ -167,8 +167,8 @@ async def test_cancelled_lease_request_gives_messages_back(api: sandq.Client) ->
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(api.produce, "t", b"m")
                     held += await leases.take(1, wait="1m")
-        await api.produce("t", b"m")  # behind those that were sent, and whose answers nobody waited for
-        # Whatever nobody got is ready for somebody else, without waiting for a lease to end.
+        await api.produce("t", b"m")  # after the cancelled requests, whose replies were not read
+        # Messages that no client got are ready for others, without an expired lease.
         await until_answer(lambda: api.admin.groups("t"), lambda rows: rows[0]["leased"] == len(held))
         left = await lag(api) - len(held)
         assert len(await leases.take(100)) == left
@@ -265,7 +265,7 @@ async def test_bad_tokens(api: sandq.Client) -> None:
 async def test_an_ack_that_fails_in_one_partition_loses_nothing_of_the_others(
     node: Serving, api: sandq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Acked messages are returned, the rest is given back."""
+    """Only acked messages are returned. Others are given back."""
     async with with_topic(api, partitions=2):
         for partition in (0, 1):
             await api.produce("t", b"p%d" % partition, partition=partition)
@@ -317,7 +317,7 @@ async def until_applied(serving: Serving) -> None:
 
 
 async def test_a_group_that_is_only_taken_from_is_in_use(timed: Serving, hand: HandClock) -> None:
-    """The wait stays, however long there is no message: it survives when an unused one is forgotten."""
+    """A group that is polled without messages is kept, while an unused group is deleted."""
     async with connected(timed) as api, with_topic(api, group_ttl="1m"):
         for group in ("g", "unused"):
             await api.leases("t", group).take()
@@ -325,10 +325,10 @@ async def test_a_group_that_is_only_taken_from_is_in_use(timed: Serving, hand: H
         with trio.fail_after(PATIENCE_S):
             while any(row["group"] == "unused" for row in await api.admin.groups("t")):
                 assert await api.leases("t", "g").take(start="latest") == []
-                await until_applied(timed)  # that it was taken from does not come ten seconds later
+                await until_applied(timed)  # the use of the group is recorded before the clock moves by ten seconds
                 hand.forward(10)
         (row,) = await api.admin.groups("t")
-        assert (row["group"], row["settings"]["max_attempts"]) == ("g", 3), "the same, not a new one"
+        assert (row["group"], row["settings"]["max_attempts"]) == ("g", 3), "the group must be the same, not a new one"
 
 
 async def test_waiting_leaves_nothing_behind(node: Serving, api: sandq.Client) -> None:

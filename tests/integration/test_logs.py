@@ -94,7 +94,7 @@ def test_log_limiter_counts_suppressed_events() -> None:
 
 @pytest.fixture
 def untouched() -> Iterator[None]:
-    """Restore the logging of the process afterwards."""
+    """Restore the logging configuration of the process after the test."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield

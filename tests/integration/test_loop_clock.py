@@ -1,4 +1,4 @@
-"""The event loops of these tests go by the clock on which a standstill takes no time."""
+"""The event loops of these tests use a clock on which a stall of the process takes no time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers to PRODUCEs are lost, by a proxy that cuts the connection: everything is stored once, in its order."""
+"""A proxy cuts connections, so that replies to PRODUCE are lost: every message is stored once and in order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def through(node: Serving) -> AsyncIterator[tuple[Proxy, sandq.Client]]:
 
 
 async def stored(client: sandq.Client) -> list[tuple[str, bytes]]:
-    """Id and value of everything, in the order of the log."""
+    """Return (id, value) of all stored messages, in log order."""
     return [(message.id, message.value or b"") async for message in client.messages("t").list(values=True)]
 
 
@@ -44,7 +44,7 @@ async def test_messages_of_producer_are_stored_once(node: Serving, lost: list[in
                     await producer.flush()
             ids = [await receipt for receipt in receipts]
         assert await stored(client) == [(ids[number], b"%d" % number) for number in range(40)]
-        assert proxy.requests > 10 and proxy.answers > len(lost), "batches were lost on their way"
+        assert proxy.requests > 10 and proxy.answers > len(lost), "some batches must have been lost in transit"
 
 
 async def test_batches_in_flight_are_stored_once(node: Serving) -> None:
@@ -102,7 +102,7 @@ async def test_a_node_that_starts_again_remembers(tmp_path: Path) -> None:
             async with client.producer("t") as producer:
                 receipts = await producer.send_many([b"a", b"b"])
                 with trio.fail_after(PATIENCE_S):
-                    await proxy.lost.wait()  # it is stored, and nobody knows
+                    await proxy.lost.wait()  # the batch is stored, and the client does not know it
                 await first.end()
                 proxy.cut_answer = lambda n: False
                 proxy.target = (await nursery.start(second.run)).client_port

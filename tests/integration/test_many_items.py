@@ -1,4 +1,4 @@
-"""Requests of many items are done in parts, and answered as a whole."""
+"""Requests with many items are handled in parts and get one reply."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def leased(client: RawClient) -> list[Any]:
 
 @pytest.fixture
 def applied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Items of each command that settles, in their order."""
+    """Items of each settling command, in order."""
     items: list[int] = []
     encoded = c.Entry.encode
 

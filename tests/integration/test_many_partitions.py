@@ -1,4 +1,4 @@
-"""A topic of many partitions is opened a few at a time: others have their turns meanwhile."""
+"""The partitions of a large topic are opened a few at a time, so that other tasks run meanwhile."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_other_tasks_run_while_partitions_are_opened(api: sandq.Client, mo
         nursery.cancel_scope.cancel()
     assert len(opened) == PARTITIONS
     assert max(opened.count(at) for at in set(opened)) <= 2 * reconciler.OPENED_AT_ONCE
-    assert ended == 0, "partitions that nobody takes from are not gone through for each that is led"
+    assert ended == 0, "a new leader must not cause a scan of all idle partitions"
     await api.produce("t", b"x", partition=PARTITIONS - 1)
 
 
@@ -104,7 +104,7 @@ async def test_partitions_per_node_are_limited(tmp_path: Path) -> None:
             await api.admin.update_topic("a", partitions=5)
         await api.admin.create_topic("b", partitions=1)
     async with run_node(small_config(tmp_path, LIMITS__PARTITIONS_PER_NODE="2")) as node, connected(node) as api:
-        assert len(await api.admin.list_topics()) == 2, "what is there opens, and goes on"
+        assert len(await api.admin.list_topics()) == 2, "existing partitions must open and continue"
         await api.produce("a", b"m", partition=2)
         await api.admin.update_topic("a", retention="1h")
         with pytest.raises(TooLarge, match=r"1 more replicas of partitions: node1 holds 4, .* 2 at most"):

@@ -83,7 +83,7 @@ async def test_first_batches_of_new_producers_are_refused(node: Serving, dial: D
     node.broker.node_log.producers.share_bytes = 1
     refused = await until_answer(lambda: produce(6, 1), lambda frame: frame[0] == Type.ERROR)
     assert refused[2] == "OVERLOADED" and refused[4], "retriable"
-    assert (await produce(5, 2))[0] == Type.REPLY, "one that is known"
+    assert (await produce(5, 2))[0] == Type.REPLY, "a known topic"
     assert (await produce(0, 0))[0] == Type.REPLY, "none"
 
 

@@ -60,7 +60,7 @@ async def scrape(node: Serving) -> Found:
 
 @pytest.fixture
 async def walked(timed: Serving, hand: HandClock) -> AsyncIterator[tuple[Serving, sandq.Client]]:
-    """Ten messages stored, three of them for later; all but one settled, each in its way."""
+    """Store ten messages, three of them for later. Settle all other messages except one, each in a different way."""
     hand.hold()
     async with connected(timed) as client:
         await client.admin.create_topic("t", max_attempts=2, backoff=BACKOFF, lease="10s")
@@ -130,7 +130,8 @@ async def test_every_counter_has_the_value_it_must_have(walked: tuple[Serving, s
 
 async def test_every_gauge_of_a_group_has_the_value_it_must_have(walked: tuple[Serving, sandq.Client]) -> None:
     found = await scrape(walked[0])
-    # One was given back by the consumer that left; one waits for ten minutes; one is dead; three are delayed.
+    # Of the ten messages, one was given back by its consumer, one waits for ten minutes, one is dead, three are
+    # delayed.
     wanted = {"ready": 1, "leased": 0, "waiting": 1, "lag": 2, "dead": 1, "delayed": 3, "consumers": 0, "stalled": 0}
     assert {name: found(f"group_{name}", topic="t", group="g") for name in wanted} == wanted
     assert found("group_oldest_unacked_age_seconds", topic="t", group="g") == pytest.approx(1.1, abs=0.05)
@@ -151,7 +152,7 @@ async def test_lateness_counts_first_deliveries_and_none_is_early(walked: tuple[
     assert found("early_deliveries_total") == 0
     assert found("delivery_lateness_seconds_bucket", topic="t", le="+Inf") == 6
     assert found("delivery_lateness_seconds_bucket", topic="t", le="-0.001") == 0
-    assert found("delivery_lateness_seconds_bucket", topic="t", le="0.001") == 6, "the clock stood still"
+    assert found("delivery_lateness_seconds_bucket", topic="t", le="0.001") == 6, "the clock did not move"
 
 
 async def test_message_due_in_idle_partition_counts_as_lag(
@@ -169,7 +170,7 @@ async def test_message_due_in_idle_partition_counts_as_lag(
     assert (await scrape(node))("group_lag", topic="t", group="g") == 5, "counted once"
     await client.produce("t", b"now")
     found = await scrape(node)
-    assert found("group_lag", topic="t", group="g") == 6, "the partition knows by itself"
+    assert found("group_lag", topic="t", group="g") == 6, "the partition must count the message without a refresh"
 
 
 async def test_leases_that_run_out_are_counted(timed: Serving, hand: HandClock) -> None:
@@ -334,7 +335,7 @@ def test_names_follow_the_conventions() -> None:
 
 
 async def test_a_scrape_while_everything_changes(node: Serving, api: sandq.Client) -> None:
-    """Topics come and go; metrics ask nothing of the thread that owns them."""
+    """Topics are created and deleted meanwhile. Metrics do not use the apply thread."""
     stop = trio.Event()
     scrapes: list[Any] = []
 
@@ -362,7 +363,7 @@ async def test_a_group_that_waits_for_its_limits(node: Serving, api: sandq.Clien
     await api.produce_many("l", [{"value": b"v"}] * 3)
     async with api.subscribe("l", group="g", credit=10) as subscription:
         await take(subscription, 3, ack=False)
-        assert limited(await scrape(node)) == [None, None], "it has no limits"
+        assert limited(await scrape(node)) == [None, None], "a group without limits has no such sample"
         await api.admin.limit_group("l", "g", max_in_flight=3)
         await api.produce("l", b"v")
         await until_answer(partial(scrape, node), lambda found: limited(found) == [1, 0])
@@ -381,7 +382,7 @@ async def test_tenants_of_a_fair_topic(node: Serving, api: sandq.Client, monkeyp
         assert found("tenant_in_flight", topic="f", group="g", tenant="shop") == 1
         monkeypatch.setattr("sandq.server.metrics.topics.TENANTS", 1)
         assert set((await scrape(node)).having("tenant", "acme")) == {"sandq_tenant_ready", "sandq_tenant_in_flight"}
-        assert (await scrape(node)).having("tenant", "shop") == [], "only those with most ready"
+        assert (await scrape(node)).having("tenant", "shop") == [], "only the tenants with the most ready messages"
     await api.admin.delete_topic("f")
     await node.metrics.refresh()
     assert (await scrape(node)).having("topic", "f") == []

@@ -1,4 +1,4 @@
-"""A node leads schedules in a zone that its zone data do not have."""
+"""A node leads schedules in a zone that is missing in its zone data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.nodes.working import connected, with_topic
 from tests.support.waiting import until_answer
 
 NEW = "America/Coyhaique"
-"""A zone that older data do not have."""
+"""Name of a zone that is missing in older zone data."""
 
 
 def older(name: str) -> ZoneInfo:

@@ -1,4 +1,4 @@
-"""A topic ordered by key: one message of each key at a time, in order, whatever happens to each message."""
+"""A topic ordered by key delivers one message of each key at a time and in order, after any settlement."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_strictly_one_after_another(node: Serving, api: sandq.Client, seed
     async with api.producer("t") as producer:
         for key in order:
             delay = rng.choice((None, None, 0.02))
-            # The delivery times of one key rise: that is its order.
+            # The delivery times of one key rise, which defines its order.
             await producer.send(b"%d" % counts[key], key=key, delay=None if delay is None else 0.2 + counts[key] / 1000)
             counts[key] += 1
     busy: set[bytes] = set()
@@ -41,7 +41,7 @@ async def test_strictly_one_after_another(node: Serving, api: sandq.Client, seed
             async for message in subscription:
                 key = message.key
                 assert key is not None
-                assert key not in busy, "two of a key at once"
+                assert key not in busy, "two messages of a key are in flight"
                 assert not done[key] or message.offset > done[key][-1], "out of order"
                 busy.add(key)
                 attempts[message.id] += 1
@@ -83,7 +83,7 @@ async def test_why_names_an_earlier_message_of_the_key(api: sandq.Client) -> Non
             assert group["reason"] == "it waits for an earlier message of its key"
         (row,) = await api.admin.groups("t")
         assert (row["leased"], row["ready"]) == (2, 2)
-        # One that waits for an earlier one is pending: it can be moved, or taken back.
+        # A message that waits for an earlier one is pending: it can be moved or cancelled.
         await messages.cancel(second)
         await held[first].ack()
         (message,) = await take(subscription, 1)
@@ -105,9 +105,9 @@ async def test_a_message_that_waits_for_its_retry_keeps_its_key_back(node: Servi
         assert (again.value, again.attempt) == (b"0", 2)
         assert node.broker.clock.now_ms() >= before_ms + 200
         await again.nack(error="dead")
-        assert values(await take(subscription, 1)) == [b"1"], "one that is dead keeps nothing back"
+        assert values(await take(subscription, 1)) == [b"1"], "a dead message must not block others"
         assert await api.dead("t", "g").counts() == {"nacked": 1}
-        # Redriven, it goes before what came later.
+        # A redriven message precedes later messages of its key.
         third = await api.produce("t", b"2", key="k")
         await take(subscription, 1)
         await api.dead("t", "g").redrive()

@@ -73,7 +73,7 @@ async def test_a_watch_of_a_partition_key_asks_its_partition_alone(kv: sandq.Key
 async def test_a_key_has_one_value_and_conditions_hold(kv: sandq.Keys, api: sandq.Client) -> None:
     first = await kv.cas("ada/lamp", "on", expected=None)
     second = await kv.cas("ada/lamp", "off", expected=first)
-    await api.produce("t", b"dim", key="ada/lamp")  # what produces without `kv` chooses likewise
+    await api.produce("t", b"dim", key="ada/lamp")  # a plain producer chooses the same partition
     assert [entry.value async for entry in kv.scan()] == [b"dim"]
     assert second != first
     await kv.delete("ada/lamp")
@@ -106,7 +106,7 @@ async def test_request_to_a_wrong_partition_is_explained(dial: Dial, node: Servi
     asked = [[Type.KV_GET, number, "t", wrong, False, [key]] for number, key in ((71, other), (72, b"ada/lamp"))]
     await raw.send_bytes(b"".join(encode_frame(*frame) for frame in asked))
     answers = {answer[1]: answer for answer in [await raw.receive() for _ in asked]}
-    assert answers[71][3] == [None] and answers[72][2] == "INVALID"  # of those that come together it alone is refused
+    assert answers[71][3] == [None] and answers[72][2] == "INVALID"  # only this key of the batch is refused
 
 
 async def test_partition_delimiter_is_fixed_and_only_for_compacted_topics(kv: sandq.Keys, api: sandq.Client) -> None:

@@ -38,7 +38,7 @@ def log() -> Iterator[Log]:
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No peer is given up because this machine was slow."""
+    """No link is closed because this machine was slow."""
     monkeypatch.setattr(peer_links, "CONNECT_S", LONG_S)
     monkeypatch.setattr(peer_links, "HANDSHAKE_S", LONG_S)
     monkeypatch.setattr(peer_links, "FIRST_FRAME_S", LONG_S)
@@ -46,7 +46,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def jumping() -> trio.testing.MockClock:
-    """Time stands still while there is something to do, and jumps when there is nothing."""
+    """Time is fixed while tasks run, and jumps to the next timer when all tasks wait."""
     return trio.testing.MockClock(autojump_threshold=0.001)
 
 
@@ -158,7 +158,7 @@ async def test_a_cut_in_one_direction_ends_the_link(jumping: trio.testing.MockCl
         nursery.start_soon(lambda: node2.run({"node1": node1.address}, **short))
         await until_holds(lambda: network.accepted == 1 and is_up(node1, node2))
         network.cut.add(f"{direction} 1")
-        # The next connection passes whole.
+        # The proxy forwards the next connection completely.
         await until_holds(lambda: node1.names("node2")[:3] == node2.names("node1")[:3] == ["up", "down", "up"])
         nursery.cancel_scope.cancel()
 
@@ -235,7 +235,7 @@ async def test_a_node_that_lost_its_disk(log: Log, wiped: int) -> None:
     ]
     told = f"node{wiped} returned with another data directory (store new instead of store-node{wiped})"
     assert all(entry["error"].startswith(told) for entry in log if entry["log_level"] == "warning")
-    assert (node1, node2)[wiped - 1].known.all() == {}, "nothing is pinned by who is refused"
+    assert (node1, node2)[wiped - 1].known.all() == {}, "a refused peer must not be pinned"
 
 
 async def test_reason_is_logged_again_after_a_link(log: Log) -> None:
@@ -304,7 +304,7 @@ async def test_garbage_on_a_link_ends_that_link_only(log: Log) -> None:
 
 
 async def test_frames_before_the_handshake_ends_are_ignored() -> None:
-    """Frames behind a HELLO are no link's."""
+    """Frames that follow a HELLO without a handshake do not belong to a link."""
     node1, node2 = await both()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node2.run, {"node1": node1.address})
@@ -336,7 +336,7 @@ async def test_requests_for_other_ports_are_explained(log: Log) -> None:
 async def test_silent_connections_do_not_block_peers(
     jumping: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, log: Log, frames: bytes
 ) -> None:
-    """All places are taken by connections from where a peer is, too, which say nothing, or no more than this."""
+    """All slots are used by connections from the peer's address, which send nothing or only these frames."""
     monkeypatch.setattr(peer_links, "FIRST_FRAME_S", 1.0)
     node1, node2 = await both()
     async with trio.open_nursery() as nursery:
@@ -348,11 +348,11 @@ async def test_silent_connections_do_not_block_peers(
         began = trio.current_time()
         async with by_hand(node2, "node1"):
             await until_holds(lambda: node2.links.up)
-            assert await silent[0].receive_some() == b"", "the oldest has gone"
+            assert await silent[0].receive_some() == b"", "the oldest connection must be closed"
             assert trio.current_time() - began < 0.9, "at once"
             assert refusals(log) == [("an unknown peer", "OVERLOADED", "this node")]
             for raw in silent:
-                assert await raw.receive_some() == b"", "the others go when they have said nothing for a while"
+                assert await raw.receive_some() == b"", "the other silent connections must be closed after a while"
                 await raw.aclose()
             assert node2.links.up
         nursery.cancel_scope.cancel()
@@ -391,7 +391,7 @@ async def test_links_with_removed_secret_are_reconnected(log: Log) -> None:
             now[:] = step
             for node in (node1, node2):
                 node.links.secrets_changed()
-        assert node1.names("node2") == ["up"], "it goes on as long as its secret counts"
+        assert node1.names("node2") == ["up"], "the link must stay as long as its secret is valid"
         now[:] = [new]
         node1.links.secrets_changed()
         await until_holds(lambda: node1.names("node2") == ["up", "down", "up"])
@@ -405,7 +405,7 @@ async def test_a_secret_that_ends_while_two_shake_hands_by_it_makes_no_link() ->
     now, pin = [old, new], node2.known.pin
 
     def pin_late(node_id: str, store_uuid: str) -> None:
-        """Between the handshake and the link."""
+        """The secret is removed between the handshake and the start of the link."""
         if old in now:
             now.remove(old)
             for node in (node1, node2):
@@ -416,7 +416,7 @@ async def test_a_secret_that_ends_while_two_shake_hands_by_it_makes_no_link() ->
     async with linked(node1, node2, secrets=lambda: tuple(now)):
         await until_holds(lambda: is_up(node1, node2) and old not in now)
         await until_holds(lambda: all(link.secret == new for link in node2.links._links.values()))
-        assert node2.names("node1") == ["up"], "never by the old one"
+        assert node2.names("node1") == ["up"], "no link may use the old secret"
 
 
 # ----------------------------------------------------------------------------------------------- without a secret
@@ -428,7 +428,7 @@ async def test_without_a_secret_this_machine_only(log: Log) -> None:
         await until_holds(lambda: is_up(node1, node2))
     node1 = await new_node("node1")
     async with trio.open_nursery() as nursery:
-        # A documentation address, which nobody has.
+        # An address reserved for documentation, which no machine has.
         nursery.start_soon(lambda: node1.run({"node2": Address("192.0.2.1", 9190)}, secret=None))
         await until_holds(lambda: refusals(log) == [("node2", "place", "this node")])
         assert "cluster.secret_file" in log[-1]["remedy"] and "cluster.secret_file" in log[-1]["error"]
@@ -489,7 +489,7 @@ async def test_either_node_opens_streams() -> None:
         with pytest.raises(NotFound, match="node9"):
             async with node1.links.open_stream("node9"):
                 pass
-        assert node1.names("node2") == node2.names("node1") == ["up"], "links are not touched"
+        assert node1.names("node2") == node2.names("node1") == ["up"], "links must not be affected"
 
 
 async def test_a_stream_is_closed_when_its_handler_returns() -> None:
@@ -588,7 +588,7 @@ async def test_a_link_may_be_used_within_its_callbacks() -> None:
 
 
 def test_links_can_be_created_before_the_node_listens() -> None:
-    """No loop, no socket: a node makes them before it listens."""
+    """No event loop and no socket are needed: a node creates its links before it listens."""
     links = PeerLinks(
         cluster="sandq",
         secrets=None,

@@ -16,7 +16,7 @@ from tests.support.nodes.working import connected, refusals, take, take_until, v
 from tests.support.waiting import until_answer
 
 AHEAD_MS = 20
-"""More than leases are granted ahead of their time: what comes then stands behind them."""
+"""Delay in ms. Leases are granted less far ahead, so that such messages follow the leased ones."""
 HOUR_MS = 3_600_000
 MINUTE_MS = 60_000
 
@@ -24,7 +24,8 @@ both_sizes = pytest.mark.parametrize("partitions", [1, 4])
 
 
 async def schedule(api: sandq.Client, start_ms: int, count: int = 8) -> list[str]:
-    """Messages a minute apart: every other one with a unique key, the rest with a key. Their ids."""
+    """Produce messages that are due one minute apart. Every other one has a unique key, the rest have a key. Return
+    their ids."""
     return [
         await api.produce(
             "t",
@@ -83,7 +84,9 @@ async def test_messages_are_listed_in_the_order_of_delivery_over_all_partitions(
     assert await listed() == sorted(ready) + ids
     assert await listed(state="delayed") == ids
     assert await listed(state="ready") == sorted(ready)
-    assert await listed(since=start_ms + MINUTE_MS, until=start_ms + 3 * MINUTE_MS) == ids[1:3], "the end is excluded"
+    assert await listed(since=start_ms + MINUTE_MS, until=start_ms + 3 * MINUTE_MS) == ids[1:3], (
+        "the end time is excluded"
+    )
     assert await listed(until=start_ms) == sorted(ready)
     assert await listed(key_prefix="k", state="delayed") == ids[1::2]
     assert await listed(key_prefix="k-now", limit=2) == sorted(ready)[:2]
@@ -104,7 +107,7 @@ async def test_a_long_list_comes_in_pages(api: sandq.Client, node: Serving) -> N
     found = [message async for message in messages.list()]
     assert len({message.id for message in found}) == 5000
     assert [message.offset for message in found] == sorted(message.offset for message in found)
-    assert len([1 async for message in messages.list(key_prefix="b")]) == 100, "though most pages have few"
+    assert len([1 async for message in messages.list(key_prefix="b")]) == 100, "most pages may have few rows"
 
 
 @both_sizes
@@ -156,14 +159,14 @@ async def test_cancelled_message_is_not_delivered(api: sandq.Client, node: Servi
         await api.produce("t", b"%d" % number, deliver_at=due_ms, unique_key=f"u{number}" if number % 2 else None)
         for number in range(12)
     ]
-    # messages of a batch that is ready, too: they are in one row
+    # also messages of a ready batch, which share one row
     async with api.producer("t") as producer:
         receipts = await producer.send_many([b"r%d" % number for number in range(6)])
     ready = await receipts
     for number in range(0, 12, 3):
         named = {"unique_key": f"u{number}"} if number % 2 else {"id": ids[number]}
         assert await messages.cancel(**named) == ids[number]
-        assert await messages.cancel(**named) == ids[number], "a cancel that is repeated is answered as the first time"
+        assert await messages.cancel(**named) == ids[number], "a repeated cancel must get the first reply"
         with pytest.raises(NotFound):
             await messages.get(ids[number])
         with pytest.raises(TooLate) as refused:
@@ -202,7 +205,7 @@ async def test_a_cancel_is_remembered_for_ten_minutes(timed: Serving, hand: Hand
         hand.forward(2)
         with pytest.raises(NotFound):
             await messages.cancel(unique_key="far")
-        # By id the rows have to go first: housekeeping does that.
+        # By id, the state changes once upkeep has removed the rows.
         await until_answer(lambda: outcome_of_cancel(messages, far), lambda outcome: outcome == "not found")
         await until_answer(lambda: outcome_of_cancel(messages, moved), lambda outcome: outcome == "not found")
 
@@ -255,7 +258,7 @@ async def test_a_moved_message_comes_once_at_its_new_time_and_never_before(
         hand.forward_to(last_ms)
         assert values(await take(subscription, 1)) == [b"last"]
         await api.produce("t", b"end")
-        assert await take_until(subscription, b"end") == [], "nor does anything come where it had been"
+        assert await take_until(subscription, b"end") == [], "nothing may be delivered at the old time"
         with pytest.raises(TooLate):
             await messages.move(ids[0], delay="1h")
 
@@ -280,7 +283,7 @@ async def test_a_message_keeps_its_id_through_moves(node: Serving, api: sandq.Cl
     past = await messages.move(message_id, deliver_at=now_ms - HOUR_MS)
     assert now_ms <= sandq.offset_time_ms(past) <= node.broker.clock.now_ms()
     assert (await messages.get(message_id)).state == "ready"
-    # A ready one may be put off again; nothing is left where it was ready.
+    # A ready message may be delayed again. It leaves nothing in the ready queue.
     later = await messages.move(message_id, delay="1h")
     assert [(m.id, m.offset) async for m in messages.list()] == [(message_id, later)]
     assert await messages.cancel(message_id) == message_id
@@ -381,7 +384,7 @@ async def test_cancel_after_lease_by_one_of_two_groups_is_too_late(api: sandq.Cl
         assert await refusals(messages, message_id, "u") == {"leased"}
         await message.ack()
     assert await refusals(messages, message_id, "u") == {"acked"}
-    assert (await messages.get(message_id)).state == "ready", "the other group has yet to take it"
+    assert (await messages.get(message_id)).state == "ready", "the other group must still receive the message"
     async with api.subscribe("t", group="slow") as subscription:
         assert values(await take(subscription, 1)) == [b"m"]
 
@@ -406,7 +409,7 @@ async def test_message_waiting_for_retry_can_be_cancelled_and_moved(timed: Servi
         for message in first:
             await message.nack(delay="10m")
         assert await messages.cancel(ids[0]) == ids[0]
-        assert await messages.move(ids[1], delay="20m") == ids[1], "it stays where it is"
+        assert await messages.move(ids[1], delay="20m") == ids[1], "the message must keep its offset"
         (group,) = (await messages.why(ids[1]))["groups"]
         assert (group["state"], group["attempt"], len(group["history"])) == ("waiting", 1, 1)
         hand.forward(600)

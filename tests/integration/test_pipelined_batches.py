@@ -1,4 +1,4 @@
-"""Many requests in one packet: each has its own reply, and they take effect in order."""
+"""Many requests in one packet: each gets its own reply, and they take effect in order."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ async def drained(client: RawClient, topic: str, count: int, number: int) -> set
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 5))])
 async def test_batches_sent_together_have_the_same_result_as_one_by_one(client: RawClient, seed: int) -> None:
-    """Small batches of all kinds for two partitions, some refused as a whole, some in part: in one piece to one topic,
-    and one after the other to its twin."""
+    """Send small batches of all kinds for two partitions. Some are refused completely or in part. One topic gets them
+    in one packet, the other topic one by one."""
     rng = random.Random(seed)
     now_ms = int(time.time() * 1000)
     kinds: list[Callable[[int], tuple[int, Any]]] = [
@@ -149,7 +149,7 @@ async def test_batches_sent_together_have_the_same_result_as_one_by_one(client: 
             {n: frame[2] if frame[0] == 255 else (_count(frame[2]), frame[3]) for n, frame in found.items()}
         )
     assert outcomes[0] == outcomes[1], f"seed {seed}"
-    assert len({repr(outcome) for outcome in outcomes[0].values()}) >= 5, "there was something of everything"
+    assert len({repr(outcome) for outcome in outcomes[0].values()}) >= 5, "every outcome must occur"
     refused = {n for n, outcome in outcomes[0].items() if isinstance(outcome, str)}
     due = sum(
         len(columns[Column.VALUE]) - (Column.UNIQUE_KEY in columns) for n, _, columns in asked if n not in refused
@@ -179,4 +179,4 @@ async def test_conditioned_writes_of_a_key_in_one_piece_see_each_other(client: R
     )
     found = await answers(client, 5)
     assert [found[number][3] for number in range(101, 106)] == [None, None, [[0, "changed"]], None, None]
-    assert found[103][2] == found[102][2], "the version that there is"
+    assert found[103][2] == found[102][2], "the current version"

@@ -1,4 +1,4 @@
-"""Many KV_GET requests in one piece: each has its own answer, and one that fails leaves the others theirs."""
+"""Many KV_GET requests in one packet: each gets its own reply, and a failing request does not affect the others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def get(number: int, *keys: bytes, topic: str = "keys", partition: int = 0, stal
 
 
 async def write(client: RawClient, *keys: bytes) -> dict[bytes, bytes]:
-    """The version of each key, whose value is the key twice."""
+    """Write keys whose value is the key twice. Return the version of each key."""
     await client.call(Type.TOPIC_CREATE, "keys", "compacted", 1, 1, {})
     stored = await client.produce(*[key * 2 for key in keys], topic="keys", key=list(keys))
     assert stored[0] == 0
@@ -103,7 +103,7 @@ async def test_requests_that_wait_for_changes_keep_no_others_waiting(client: Raw
     through, mark = (await client.call(Type.KV_WATCH, "keys", 0, None, None, False, b"z", None, 10, 1000, 0))[2:4]
     waiting = ["keys", 0, through, mark, False, b"z", None, 10, 1000, 30_000]
     await client.send_bytes(packed(*[[int(Type.KV_WATCH), number, *waiting] for number in range(900, 901 + MOST)]))
-    assert codes(await answers(client, 1)) == {900 + MOST: "OVERLOADED"}, "so many wait already"
+    assert codes(await answers(client, 1)) == {900 + MOST: "OVERLOADED"}, "the maximum number of requests wait already"
     for first in (100, 200):
         await client.send_bytes(packed(*[get(number, b"a") for number in range(first, first + MOST)]))
         found = await answers(client, MOST)

@@ -49,7 +49,7 @@ class Events:
         assert dict(answer.headers)[b"content-type"].startswith(b"text/event-stream")
 
     async def said(self) -> dict[str, str]:
-        """Return the next fields up to an empty line; none if the stream has ended cleanly."""
+        """Return the next fields up to an empty line. An empty dict if the stream has ended cleanly."""
         while b"\n\n" not in self._text:
             event = await self._next()
             if isinstance(event, h11.EndOfMessage):

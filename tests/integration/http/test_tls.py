@@ -91,7 +91,7 @@ async def test_hsts_is_sent_where_tls_is_required(tmp_path: Path, authority: Aut
             answer = await client.get(path, headers={"host": name})
             assert (answer.status_code, answer.headers["strict-transport-security"]) == (status, "max-age=31536000")
         answer = await client.get("/topics")
-        assert "strict-transport-security" not in answer.headers, "localhost has other programs, too"
+        assert "strict-transport-security" not in answer.headers, "other programs on localhost must be refused"
     accepting = serving(tmp_path / "accepted", authority, HTTP="accept", CLIENT="accept")
     async with accepting as node, web(node, trusting(authority)) as client:
         answer = await client.get("/topics", headers={"host": HOST})
@@ -152,7 +152,7 @@ async def test_renewed_certificate_is_used_for_new_connections(
         while found == first:
             async with web(node, trusting(authority)) as client:
                 found = await serial(client)
-        assert await serial(kept) == first  # it goes on as it was
+        assert await serial(kept) == first  # the open connection keeps its certificate
 
 
 @pytest.mark.parametrize("has_authority", [True, False])
@@ -163,7 +163,7 @@ async def test_http_process_connects_to_its_node_with_tls(
     monkeypatch.setattr(node_web, "Begin", begin)
     pair = authority.node("node1")
     files = {"CERT_FILE": str(pair.certificate), "KEY_FILE": str(pair.key)}
-    # Without an authority it trusts its node by that one's own certificate.
+    # Without an authority, the HTTP process trusts its node by the node's own certificate.
     more = {"CA_FILE": str(authority.ca), "CLIENT_CERTIFICATES": "accept"} if has_authority else {"PEER": "off"}
     environ = {f"TLS__{name}": value for name, value in {**files, **more}.items()}
     config = small_config(tmp_path, LISTEN__HTTP=f"{HOST}:0", **environ)

@@ -35,7 +35,7 @@ async def test_returned_settings_can_be_used_to_create_a_topic(web: Web) -> None
 
 
 async def test_sandglass_calls(web: Web) -> None:
-    """As its users type them: no JSON content type in the first one."""
+    """Requests as users of doq type them. The first has no JSON content type."""
     response = await web.raw(
         "POST",
         "/topics",

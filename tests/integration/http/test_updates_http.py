@@ -76,7 +76,8 @@ async def test_invalid_updates_are_rejected(web: Web, body: dict[str, Any]) -> N
 
 
 async def test_conflict_outcomes_are_reported(web: Web) -> None:
-    await topic(web, settings={"retention": "1h"})  # else what is acked is `delivered` once it is trimmed
+    # otherwise the state of an acked message becomes `delivered` once it is trimmed
+    await topic(web, settings={"retention": "1h"})
     first = await web.post("/topics/t", {"text": "1", "unique_key": "k"})
     assert "outcome" not in first
     second = await web.post("/topics/t", {"text": "2", "unique_key": "k", "on_conflict": "replace"})

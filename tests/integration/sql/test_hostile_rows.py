@@ -97,7 +97,7 @@ async def test_keys(
 
 
 FAR_MS = (1 << 48) - 1
-"""Largest duration that a request may name: it ends after the year 9999."""
+"""Largest duration of a request in ms. The resulting time is after the year 9999."""
 LAST = datetime.datetime(9999, 12, 31, 23, 59, 59, 999_000)
 
 

@@ -1,4 +1,4 @@
-"""SQL's process of a node: it ends with its node, whatever still runs in it."""
+"""The SQL process of a node ends with its node, even while statements run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOT_INTERRUPTED = (
     "SELECT REGEXP_LIKE(REPEAT(g, 80), '[0-7].{900}Z') FROM (SELECT GROUP_CONCAT(SHA2(CONCAT(column_name, "
     "ordinal_position, table_name), 256)) AS g FROM information_schema.columns) t"
 )
-"""One call over one long text, for seconds."""
+"""One function call on a long text. It takes seconds."""
 
 
 async def test_a_query_that_cannot_be_interrupted_does_not_keep_the_port() -> None:

@@ -29,7 +29,7 @@ NOW = datetime.datetime(2030, 1, 1)
 
 
 class Bench:
-    """A broker whose clock stands still, a client of it, and a session."""
+    """A broker with a fixed clock, a client of it, and a session."""
 
     def __init__(self, client: sandq.Client, ducks: Ducks, broker: sandq.testing.AsyncBroker) -> None:
         self.client = client
@@ -196,7 +196,7 @@ async def test_pushed_down_conditions_lose_no_rows(kind: str, seed: int) -> None
             asked = f"SELECT {wanted} FROM messages WHERE {where}".replace('"', "`")
             found = (await bench.session.run(asked)).table
             assert sorted(found["id"].to_pylist()) == sorted(reference["id"].to_pylist()), (kind, seed, asked)
-            if wanted == "*":  # and they say the same, whichever way they came
+            if wanted == "*":  # the cells must be equal for both requests
                 same = dict(zip(everything["id"].to_pylist(), everything.to_pylist(), strict=True))
                 for row in found.to_pylist():
                     expected = same[row["id"]]
@@ -265,7 +265,7 @@ async def test_limits_are_enough_only_where_nothing_else_is_asked() -> None:
 async def test_a_limit_is_of_the_rows_that_are_asked_for_and_of_no_others() -> None:
     async with benched() as bench:
         await bench.client.admin.create_topic("t", delete_on_ack=False)
-        for number in range(30):  # all of one millisecond
+        for number in range(30):  # all messages of one millisecond
             await bench.client.produce("t", b"%d" % number, delay="1h")
         await bench.client.produce("t", b"later", delay="2h")
         await bench.client.produce("t", b"last", delay="3h")
@@ -323,7 +323,8 @@ async def test_join_conditions_bound_a_table_only_if_valid() -> None:
         left = "SELECT topics.topic FROM topics LEFT JOIN partitions p ON topics.topic = p.topic AND topics.topic = 'a'"
         assert sorted(set(await bench.column(left))) == ["a", "b"]
         assert await bench.column("SELECT COUNT(*) FROM topics STRAIGHT_JOIN partitions USING (topic)") == [3]
-        # By all columns that both have, also those that the query does not name: topic, messages, bytes and more.
+        # A natural join uses all common columns, also those that the query does not name: topic, messages,
+        # bytes and more.
         assert await bench.column("SELECT COUNT(*) FROM topics NATURAL JOIN partitions") == [3]
         for kind in ("ANTI", "SEMI", "ASOF"):
             query = f"SELECT topics.topic FROM topics {kind} JOIN nodes ON topics.topic = 'a'"
@@ -426,7 +427,7 @@ async def test_columns_of_a_statement_are_described_within_its_timeout() -> None
             await bench.session.run(endless)
         assert caught.value.number == TIMED_OUT
         try:
-            await bench.session.columns(endless)  # it ends, whether it needs its rows or not
+            await bench.session.columns(endless)  # the statement ends, whether it needs its rows or not
         except SqlError as error:
             assert error.number == TIMED_OUT
 
@@ -624,7 +625,7 @@ async def test_query_of_z4s_readme_finds_tasks_of_a_user(database: str) -> None:
         await bench.session.run(f"USE {database}")
         assert len(await bench.rows(README_QUERY.format("ada"))) == 2
         assert len(await bench.rows(README_QUERY.format('a "b"'))) == 1
-        assert await bench.rows(README_QUERY.format("10")) == []  # a number is no text
+        assert await bench.rows(README_QUERY.format("10")) == []  # a number is not a text
         assert len(await bench.rows(README_QUERY.format("10").replace("'10'", "10"))) == 1
         counted = await bench.rows(
             "SELECT JSON_EXTRACT(metadata, '$.user_id') AS user, COUNT(*) AS n FROM tasks WHERE queue = 'orders' "

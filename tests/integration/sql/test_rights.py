@@ -29,7 +29,8 @@ HIDDEN = "what nobody else may read"
 
 
 class Secured:
-    """A node with topic `ours`, and with topics of which other tokens may read nothing, a group, or all."""
+    """A node with topic `ours`, and with other topics. Other tokens may read nothing, one group, or everything of
+    these."""
 
     def __init__(self, directory: Path) -> None:
         authority = Authority(directory / "ca")
@@ -102,7 +103,7 @@ class Secured:
             return [*cursor.fetchall()]
 
     def over_http(self, name: str, query: str) -> list[Any] | str:
-        """Do the same over HTTP."""
+        """Send the query over HTTP. Return the rows for a token, or the text of the refusal."""
         headers = {"authorization": f"Bearer {self.tokens[name]}"}
         answer = self.web.post("/sql", json={"statement": query, "full_scan": True}, headers=headers)
         if answer.status_code == 403:
@@ -147,7 +148,7 @@ GRANTS = {
 
 
 def fill(client: Any) -> str:
-    """Messages in every state; the id of one that is hidden."""
+    """Store messages in every state. Return the id of a hidden one."""
     client.admin.create_topic("ours")
     client.admin.create_topic("theirs")
     for topic in ("ours", "theirs"):
@@ -160,7 +161,7 @@ def fill(client: Any) -> str:
         client.produce("secret", f"{HIDDEN} {group}")
         leases = client.leases("secret", group)
         leases.dead(leases.take(1), error=f"{HIDDEN} {group}")
-        leases.take(1, lease="1h")  # as long as the tests take, however slow the machine is
+        leases.take(1, lease="1h")  # longer than the tests take on a slow machine
     client.schedules("secret").create("daily", HIDDEN, every="1h")
     return str(id)
 
@@ -234,7 +235,7 @@ LISTED = (
     "SELECT * FROM schedules WHERE topic = '{topic}' AND name = 'daily'",
     "SELECT * FROM z4.queue WHERE id = '{topic}'",
 )
-"""A list has no rows of it."""
+"""A list of topics has no rows of hidden topics."""
 
 
 def reading(query: str, topic: str, id: str) -> str:
@@ -262,7 +263,7 @@ def test_every_table_unbounded_has_only_rows_that_may_be_read(secured: Secured, 
     for name in ("nothing", "producer", "manager", "group", "reader"):
         for database, table in TABLES:
             if table == "nodes":
-                continue  # everybody who is let in sees which nodes there are
+                continue  # every authenticated client sees the nodes
             rows = ask(name, f"SELECT * FROM {database}.`{table}`")
             assert HIDDEN not in str(rows) and "secret" not in str(rows) and "vault" not in str(rows), (name, table)
             if name != "reader":
@@ -362,7 +363,7 @@ def test_principal_does_not_hold_all_sql_slots_over_http(secured: Secured) -> No
         ):
             for _ in range(2):
                 tasks.start_soon(partial(web.post, "/sql", json={"statement": ENDLESS}))
-            # The statement of another principal finds a place, whether or not those two run by now.
+            # A statement of another principal gets a slot, even if the two endless statements run already.
             for _ in range(5):
                 answer = await anyio.to_thread.run_sync(secured.over_http, "owner", "SELECT 1")
                 assert answer == [(1,)]

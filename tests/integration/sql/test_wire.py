@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Served:
-    """SQL on a local port."""
+    """Serve SQL on a local port."""
 
     def __init__(self, port: int, address: str, server: Server) -> None:
         self.port = port
@@ -41,7 +41,7 @@ class Served:
         self.server = server
 
     def connect(self, **options: Any) -> Any:
-        """A connection of PyMySQL, blocking."""
+        """A blocking connection of PyMySQL."""
         said = {"user": "ada", "database": "sandq", **options}
         return closing(pymysql.connect(host="127.0.0.1", port=self.port, **said))
 
@@ -213,7 +213,7 @@ async def test_bytes_before_tls_are_not_taken_for_said_within_it(tmp_path: Path)
         can = packets.Can.PROTOCOL_41 | packets.Can.SSL
         wanted = int(can).to_bytes(4, "little") + bytes(28)
         await stream.send(b"\x20\0\0\x01" + wanted + b"\x05\0\0\0\x03SELECT")
-        with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):  # a handshake that is none
+        with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):  # an invalid handshake
             while True:
                 answer = await stream.receive()
                 assert answer[0] == 21, "an alert of TLS at most"
@@ -265,7 +265,7 @@ async def test_a_query_is_killed_by_its_own_user() -> None:
                 "Unknown thread id: 12345; you may end only your own connections",
             )
             while not failed:
-                with contextlib.suppress(pymysql.Error):  # it has left by now
+                with contextlib.suppress(pymysql.Error):  # the client has disconnected by now
                     await in_thread(lambda: _kill(sql, rows[0][0]))
                 await trio.sleep(0.01)
         assert failed[0][0] == 1317
@@ -289,7 +289,7 @@ async def test_a_query_ends_when_its_client_leaves() -> None:
         await in_thread(begin)
         await until_holds(lambda: any(one.doing == "Query" for one in sql.server.open_connections()))
         leaving._force_close()
-        assert await sql.ask("SELECT COUNT(*) FROM topics") == ((1,),), "the one place for queries is free again"
+        assert await sql.ask("SELECT COUNT(*) FROM topics") == ((1,),), "the only query slot must be free again"
         await until_holds(lambda: not sql.server.open_connections())
 
 
@@ -316,7 +316,7 @@ async def test_unauthenticated_connections_leave_slots_for_other_addresses() -> 
     async with served(connections=8) as sql:
         silent = [await anyio.connect_tcp("127.0.0.1", sql.port) for _ in range(8)]
         greetings = [(await stream.receive())[4] for stream in silent]
-        assert greetings == [10, 10, *[0xFF] * 6], "a greeting, or an error"
+        assert greetings == [10, 10, *[0xFF] * 6], "the reply must be a greeting or an error"
         number, text = await refused(lambda: sql.connect().__enter__())
         assert number == 1040 and "127.0.0.1" in text and "authenticated" in text
         async with await anyio.connect_tcp("127.0.0.1", sql.port, local_host="127.0.0.2") as other:
