@@ -1,6 +1,7 @@
 """Wheels exist, with the hashes of the lock files, for every Python version and platform that the documents name.
 
-`pip download` asks the package index for each; nothing is built. Hashes of the lock are those of the downloaded files.
+`pip download` requests each from the package index. Nothing is built. The downloaded files must have the hashes of the
+lock file.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ DESKTOPS: Final = {
     "Windows": ("win32", "AMD64", ("win_amd64",)),
 }
 SOURCE_ONLY: Final = {"pysyncobj"}
-"""Plain Python without a wheel: pip builds it anywhere."""
+"""A pure Python package without a wheel. Pip can build it on any platform."""
 CLIENT_WITH_C: Final = ("google-crc32c", "msgpack", "xxhash", "zstandard")
 
 
@@ -74,7 +75,7 @@ def test_a_node_installs_from_wheels(version: str, machine: str, tmp_path: Path)
     names = packages.keys() - SOURCE_ONLY
     assert ("plyvel-next" in names) == (version != "3.11") == ("plyvel" not in names)
     if (version, machine) == ("3.11", "aarch64"):
-        names -= {"plyvel"}  # docs/releases.md: it needs a compiler there
+        names -= {"plyvel"}  # docs/releases.md: this platform needs a compiler
     download(packages, names, version, LINUX[machine], tmp_path)
 
 

@@ -66,7 +66,7 @@ async def the_node(client: sandq.Client) -> dict[str, Any]:
 
 
 async def until_settled(client: sandq.Client, **wanted: int) -> dict[str, Any]:
-    """The group, summed up, once it has these counts."""
+    """Return the sums of the group's counts once they have these values."""
     return await until_answer(
         lambda: _group(client), lambda row: row and all(row[name] == count for name, count in wanted.items())
     )
@@ -87,7 +87,7 @@ async def test_a_message_is_posted_at_its_time_and_acked(
     assert first.headers["content-type"] == "application/json" and first.headers["sandq-attempt"] == "1"
     sandq.verify_push(first.headers, first.body, [sandq.new_push_secret(), SECRET])
     await until_settled(client, leased=0, waiting=0)
-    assert len(receiver.got) == 1, "the other one is not due"
+    assert len(receiver.got) == 1, "the other message must not be due"
     hand.forward(3600)
     _, second = await receiver.until(2)
     assert (second.body, second.headers["sandq-key"], second.headers["sandq-header-trace"]) == (b"later", "k", "x")
@@ -160,12 +160,12 @@ async def test_a_receiver_that_says_410_to_everything_is_left_alone_and_few_mess
     async with client.producer("t") as producer:
         for number in range(20):
             await producer.send(b"%d" % number)
-    await receiver.until(7)  # probes were answered so as well
+    await receiver.until(7)  # the receiver also refused the probes
     found = await the_push(client)
     assert found["state"] in ("waiting", "probing") and found["error"] == "HTTP 410"
     receiver.otherwise = 204
     row = await until_settled(client, ready=0, leased=0)
-    assert row["dead"] == THRESHOLD - 1, "what it said after that was not about single messages"
+    assert row["dead"] == THRESHOLD - 1, "later refusals must not count for single messages"
     hand.forward(3600)
     await until_settled(client, waiting=0, ready=0, leased=0, dead=THRESHOLD - 1)
     assert (await the_node(client))["acked"] == 20 - (THRESHOLD - 1)
@@ -181,7 +181,7 @@ async def test_url_is_shown_without_the_values_of_its_query(
         (got,) = await receiver.until(1)
     assert found["url"] == f"{receiver.url}?token=…&v=…" and "s3cret" not in caplog.text
     assert got.target == "/hook?token=s3cret&v=1"
-    # Settings that are not given stay: all of the URL.
+    # Settings that are not given stay, including the complete URL.
     await client.admin.set_push("t", "g", concurrency=2)
     await client.produce("t", b"m")
     assert (await receiver.until(2))[1].target == "/hook?token=s3cret&v=1"
@@ -195,7 +195,7 @@ async def test_retry_after_is_kept_and_429_costs_no_attempt(
     await client.produce("t", b"m")
     await until_settled(client, waiting=1)
     hand.forward(599)
-    await client.produce("t", b"another")  # goes through meanwhile: the first is not due again
+    await client.produce("t", b"another")  # delivered meanwhile, because the first message is not due yet
     await receiver.until(2)
     assert [got.body for got in receiver.got] == [b"m", b"another"]
     await until_settled(client, waiting=2)
@@ -277,7 +277,7 @@ async def test_a_receiver_that_is_down_is_left_alone_and_messages_keep_their_att
             await producer.send(b"%d" % number)
     found = await until_answer(lambda: the_push(client), lambda row: row["state"] in ("waiting", "probing"))
     assert found["error"] == "HTTP 500"
-    # Five in a row, then one after each pause: the others were not sent.
+    # Five consecutive requests, then one after each pause. The other messages were not sent.
     await receiver.until(7)
     assert receiver.most_at_once == 1 and len({got.body for got in receiver.got}) == len(receiver.got) < 20
     receiver.otherwise = 204
@@ -297,7 +297,7 @@ async def test_overview_names_the_receiver_that_is_down_and_no_missing_consumers
     async with client.producer("t") as producer:
         sent = [await (await producer.send(b"%d" % number)) for number in range(20)]
     await until_answer(lambda: the_push(client), lambda row: row["state"] == "waiting")
-    hand.forward(3600)  # its messages are an hour old
+    hand.forward(3600)  # messages of the group are an hour old
     info = await client.admin.cluster()
 
     async def found() -> dict[str, str]:
@@ -306,7 +306,7 @@ async def test_overview_names_the_receiver_that_is_down_and_no_missing_consumers
         return {one["situation"]: f"{one['found']} -> {one['todo']}" for one in told}
 
     named = await until_answer(found, lambda named: "receiver-down" in named)
-    assert "500" in named["receiver-down"], "the receiver's error is told"
+    assert "500" in named["receiver-down"], "the error of the receiver must be reported"
     assert "no-consumers" not in named and not any("group delete" in text for text in named.values())
     reasons = [(await client.messages("t").why(str(id)))["groups"][0]["reason"] for id in sent[-3:]]
     assert not any("no consumer" in reason for reason in reasons)
@@ -327,7 +327,7 @@ async def test_a_push_that_ends_lets_requests_end(client: sandq.Client, receiver
 
 
 async def test_a_request_that_outlives_its_push_is_given_back(client: sandq.Client, receiver: Receiver) -> None:
-    """Its grace time is its timeout, but at most ten seconds; then other nodes can lease the message."""
+    """A stopping push may use its timeout, but at most ten seconds. Then other nodes can lease the message."""
     receiver.hold = trio.Event()
     await push(client, receiver, request_timeout="1s")
     await client.produce("t", b"m")
@@ -360,7 +360,7 @@ async def test_changed_url_receives_later_messages(client: sandq.Client, receive
     await receiver.until(1)
     async with receiving() as other:
         new = sandq.new_push_secret()
-        # Requests that the old receiver would take are signed for no other.
+        # Requests to the new URL are not signed with the secret of the old receiver.
         own: list[dict[str, Any]] = [{}, {"secrets": [new], "keep_secrets": True}]
         for more in own:
             with pytest.raises(InvalidSetting, match="secrets: another url needs secrets of its own"):
@@ -406,7 +406,8 @@ async def test_url_that_configuration_does_not_allow_is_refused(client: sandq.Cl
 
 
 async def test_a_target_that_is_not_allowed_any_more_is_not_connected_to(tmp_path: Path, receiver: Receiver) -> None:
-    """The setting stays over a restart with another configuration; nothing is leased for it, no attempt is used."""
+    """The push setting survives a restart with a configuration that forbids it. Nothing is leased for it, and no
+    attempt is used."""
     async with run_node(small_config(tmp_path, **LOOPBACK)) as node, connected(node) as client:
         await client.admin.create_topic("t")
         await push(client, receiver)
@@ -429,7 +430,7 @@ async def test_a_topic_that_is_deleted_takes_its_pushes_along(client: sandq.Clie
     await client.admin.create_topic("t")
     assert await client.admin.pushes("t") == []
     await client.produce("t", b"2")
-    # The next push gets it: the one before did not.
+    # The next push delivers the message, which the previous one did not.
     await push(client, receiver)
     await receiver.until(2)
     assert [got.body for got in receiver.got] == [b"1", b"2"]

@@ -44,7 +44,7 @@ Greet = Callable[[Serving, str], Awaitable[tuple[RawClient, Frame]]]
 
 @pytest.fixture
 async def greet() -> AsyncIterator[Greet]:
-    """A connection with a token, and the answer to its HELLO; it ends with the test."""
+    """Open a connection with a token until the end of the test. Return it and the reply to its HELLO."""
     made: list[RawClient] = []
 
     async def connect(node: Serving, token: str) -> tuple[RawClient, Frame]:
@@ -254,8 +254,10 @@ async def test_messages_that_are_not_due_are_bounded_on_every_path(strict: Servi
         ),
     ):
         assert refusal(refused) == ("pending_messages", True)
-    assert (await other.produce(b"x"))[0] == Type.REPLY, "it is due at once"
-    assert (await other.call(Type.MOVE, "t", 0, [[target, 0, True]], b""))[2] is not None, "the way out is open"
+    assert (await other.produce(b"x"))[0] == Type.REPLY, "the message must be due immediately"
+    assert (await other.call(Type.MOVE, "t", 0, [[target, 0, True]], b""))[2] is not None, (
+        "a pending message may be moved to now at the limit"
+    )
     assert (await other.ack(pushed))[0] == Type.REPLY
 
 

@@ -1,4 +1,4 @@
-"""Priority and fair topics of a node: what consumers change, what is said of messages, groups and tenants."""
+"""Priority and fair topics of a node: changes by consumers, and reports about messages, groups and tenants."""
 
 from __future__ import annotations
 

@@ -52,7 +52,9 @@ def test_lock_lists_only_dependencies_of_the_wheels(built: Path) -> None:
     lock = (built / "requirements.lock").read_text(encoding="utf-8")
     names = re.findall(r"^([A-Za-z0-9._-]+)==", lock, re.M)
     assert {"trio", "plyvel", "plyvel-next", "uvicorn", "zstandard", "idna"} <= {*names}
-    assert not {"pytest", "mypy", "ruff", "httpx", "hatchling"} & {*names}, "those are of who develops it"
+    assert not {"pytest", "mypy", "ruff", "httpx", "hatchling"} & {*names}, (
+        "these packages are needed only for development"
+    )
     whole = (ROOT / "requirements.lock").read_text(encoding="utf-8")
     lines = [line for line in lock.splitlines() if not line.lstrip().startswith("#")]
     assert all(f"{line}\n" in whole for line in lines)
@@ -94,7 +96,7 @@ def test_bill_of_materials_has_the_dependency_tree(built: Path) -> None:
         if ref not in reached:
             reached.add(ref)
             left += tree[ref]
-    assert reached == refs, "nothing is there that nothing needs"
+    assert reached == refs, "every component must be needed by another one"
 
 
 def test_source_archive_has_files_for_build_and_deployment(built: Path) -> None:
@@ -124,7 +126,7 @@ def test_uncommitted_changes_prevent_a_release(tmp_path: Path) -> None:
         who = ("-c", "user.name=a", "-c", "user.email=a@b")
         subprocess.run(["git", *who, *args], cwd=tmp_path, check=True, capture_output=True)
 
-    release().check_committed(tmp_path)  # the source of a release
+    release().check_committed(tmp_path)  # an unpacked source archive, without Git
     git("init")
     (tmp_path / "one.py").touch()
     git("add", ".")

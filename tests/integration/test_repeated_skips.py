@@ -31,15 +31,15 @@ def append(value: bytes) -> c.Append:
 
 
 def submit(host: RaftGroup, entries: Sequence[Sequence[bytes]]) -> None:
-    """Propose these values, in entries of their own, all before the first of them is applied."""
-    most = host.requests._limits.entry_messages  # that the first command is said to have, so that it begins an entry
+    """Propose these values in separate entries, all before the first entry is applied."""
+    most = host.requests._limits.entry_messages  # declared size of the first command, so that it starts a new entry
     for entry in entries:
         for at, value in enumerate(entry):
             host.submit(append(value), lambda result: None, messages=0 if at else most)
 
 
 async def until_shut_at(node: Serving, index: int) -> None:
-    """Wait until the replica is shut at an entry, and is not about to be opened again."""
+    """Wait until the replica is shut at an entry, and will not be opened again soon."""
 
     def is_shut() -> bool:
         host = host_of(node)
@@ -55,7 +55,7 @@ async def skip(client: Client, **arguments: Any) -> int:
 
 @pytest.mark.parametrize("step", [step for step in STEPS if step not in ("status", "drain")])
 async def test_two_failing_entries_are_skipped_consecutively(tmp_path: Path, step: str) -> None:
-    """The second entry has more commands than a partition remembers of skips."""
+    """The second entry has more commands than the number of skips that a partition remembers."""
     with planted(Plan(step)):
         async with run_node(small_config(tmp_path)) as node, connected(node) as client:
             await client.admin.create_topic("t")
@@ -87,7 +87,7 @@ async def test_two_failing_commands_of_an_entry_are_skipped_consecutively(tmp_pa
 
 
 async def test_second_skip_of_an_entry_is_refused_until_the_first_is_followed(tmp_path: Path) -> None:
-    """Two operators skip at the same moment, or one again after a timeout."""
+    """Two operators skip at the same time, or one operator repeats the skip after a timeout."""
     with planted(Plan("first")):
         async with run_node(small_config(tmp_path)) as node, connected(node) as client:
             await client.admin.create_topic("t")
@@ -109,7 +109,8 @@ async def test_second_skip_of_an_entry_is_refused_until_the_first_is_followed(tm
 
 
 async def test_skip_of_an_entry_refuses_only_the_command_that_failed_when_it_comes_again(tmp_path: Path) -> None:
-    """The leader proposes upkeep and expiry again and again, and clients repeat what was merged into the same entry."""
+    """The leader repeatedly proposes upkeep and expiry, and clients repeat requests that were merged into the same
+    entry."""
     beside = [c.Upkeep(), c.Expire(), c.Touch(["g"]), c.OpenGroup("g", "earliest"), append(b"beside")]
     with planted(Plan("first")):
         async with run_node(small_config(tmp_path)) as node, connected(node) as client:

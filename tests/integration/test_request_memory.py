@@ -1,5 +1,5 @@
-"""A request and its response are freed with the reply: nothing large waits for Python's cycle collector, which runs
-rarely."""
+"""The memory of a request and its response is freed with the reply. Nothing large waits for Python's cycle collector,
+which runs rarely."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.nodes.with_http import run_node
 from tests.support.waiting import PATIENCE_S
 
 SIZE = 200_000
-"""Each request is larger than this; less than this may remain after all of them, including connections."""
+"""Minimum size of each request, in bytes. After all requests and connections, less than this may remain."""
 SHARED = (type, asyncio.AbstractEventLoop)
 """Shared objects, which do not count as memory of a request."""
 ASKED = 5
@@ -56,7 +56,7 @@ def kept() -> Iterator[list[Any]]:
 
 
 def size_of(found: list[Any]) -> int:
-    """Return their size in bytes, with their attributes."""
+    """Return the size of these objects in bytes, with their attributes."""
     every = {id(one): one for whole in found for one in (whole, *gc.get_referents(whole))}
     return sum(sys.getsizeof(one) for one in every.values() if not isinstance(one, SHARED) and one is not sys.modules)
 
@@ -67,7 +67,7 @@ def test_reference_cycle_is_detected_by_this_test() -> None:
             raise ValueError(len(body))
         except ValueError as error:
             failure = error
-        str(failure)  # kept by the frame that it has
+        str(failure)  # the exception keeps its frame, which keeps the body
 
     with kept() as found:
         refuse(bytes(SIZE))
@@ -79,11 +79,11 @@ Ask = Callable[[], Awaitable[str]]
 
 
 async def asked_again_and_again(node: Serving, ask: Ask, answer: str) -> None:
-    assert [await ask() for _ in range(2)] == [answer] * 2  # what is made once is there
+    assert [await ask() for _ in range(2)] == [answer] * 2  # warm up: create everything that is created once
     await trio.testing.wait_all_tasks_blocked()
     with kept() as found:
         assert [await ask() for _ in range(ASKED)] == [answer] * ASKED
-        await trio.testing.wait_all_tasks_blocked()  # those that answered have ended
+        await trio.testing.wait_all_tasks_blocked()  # tasks that replied have ended
     assert size_of(found) < SIZE, [type(one).__name__ for one in found[:50]]
 
 
@@ -96,7 +96,7 @@ def members(times: int) -> str:
 
 
 TAKEN = '{"messages":[' + ",".join(f'{{"unique_key":"u{n:0150}","delay":"1h","text":"x"}}' for n in range(1000)) + "]}"
-"""The first call stores it; later ones leave nothing."""
+"""The first call stores an object once. Later calls leave nothing."""
 BODIES = {
     "stored": ("/topics/t", many('{"text":"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"}', 5000), "201"),
     "of a name twice": ("/topics", members(9000)[:-1] + ',"z":0,"z":0' + " " * SIZE + "}", "400"),

@@ -1,4 +1,4 @@
-"""Requests a second of each client of a topic, asked of a node."""
+"""Requests per second of each client of a topic, at a node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_rate_error_says_when_to_retry(node: Serving, dial: Dial, api: san
     answer = await raw.produce(b"x")
     assert answer[2:5:2] == ["THROTTLED", True]
     assert answer[5]["limit"] == "max_request_rate" and 3_500_000 < answer[5]["retry_after_ms"] <= 3_600_000
-    other = await dial(node)  # a further connection gains nothing
+    other = await dial(node)  # a further connection does not raise the limit
     assert (await other.call(Type.LIST, "t", 0, None, 0, 2**48 - 1, None, 10, None, False))[2] == "THROTTLED"
     assert (await other.call(Type.LEASE, "t", "g", "", 1, 0, None, "earliest", False))[2] == "THROTTLED"
     await api.admin.update_topic("t", max_request_rate="none", max_request_burst="none")
@@ -60,7 +60,7 @@ async def test_settling_waits_for_no_rate(api: sandq.Client) -> None:
     await api.produce("t", b"1")
     async with api.subscribe("t", group="g") as subscription:
         message = await anext(subscription)
-        await api.produce("t", b"2")  # the last that is let through
+        await api.produce("t", b"2")  # the last accepted request
         await message.nack(delay=0)
         for _ in range(2):
             await (await anext(subscription)).ack()
@@ -109,7 +109,7 @@ async def test_over_http_each_address_is_a_client(tmp_path: Path) -> None:
             web = Web(client)
             settings = {"max_request_rate": "1/h", "max_request_burst": 2}
             await web.post("/topics", {"name": "t", "settings": settings}, 201)
-            await web.post("/topics/t", {"value": "MQ=="}, 201)  # by then the topic is known here
+            await web.post("/topics/t", {"value": "MQ=="}, 201)  # by then this node knows the topic
             held = await web.post("/topics/t/groups/g/lease", {})
             await web.get("/topics/t/messages")
             for method, path, body in (

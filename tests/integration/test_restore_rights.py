@@ -46,7 +46,7 @@ async def limited(strict: Serving, admin: RawClient) -> AsyncIterator[RawClient]
 
 
 async def rows_of(raw: RawClient, topic: str) -> dict[bytes, bytes]:
-    """Return the rows of partition 0, as a backup has them."""
+    """Return the rows of partition 0 in the form of a backup."""
     begun = await raw.call(Type.BACKUP_BEGIN, topic, 0)
     assert begun[0] == Type.REPLY, begun
     found: dict[bytes, bytes] = {}
@@ -94,7 +94,7 @@ async def test_a_dead_letter_topic_needs_produce(limited: RawClient) -> None:
 
 
 def with_letter(stored: dict[bytes, bytes], now_ms: int) -> dict[bytes, bytes]:
-    """The rows, and a message that waits in the outbox for another topic."""
+    """Rows of a partition with a message in the outbox for another topic."""
     letter = Letter(MESSAGE, 1, bytes(16), 0, {int(Column.VALUE): b"injected"})
     line = OLD.to_bytes(4, "big") + bytes(2)
     state = rows.unpack(stored[rows.STATE_KEY])
@@ -118,7 +118,7 @@ async def test_rows_of_the_outbox_reach_no_topic_without_produce(
     host = strict.broker.catalog.partition("mine-again", 0).raft_group
     assert numbers["victim"] not in {target.topic for target in _targets(host.status)}
     assert strict.broker.catalog.partition("victim", 0).raft_group.status.messages == 0
-    # An identity with `produce` on it sends there.
+    # An identity with `produce` on that topic may restore such a message.
     answer = await restored(admin, "again", with_letter(stored, now_ms), [[OLD, numbers["mine"]]])
     assert answer[0] == Type.REPLY, answer
 

@@ -30,7 +30,7 @@ async def trimmed_in_time(api: sandq.Client, hand: HandClock, topic: str = "t", 
 
     async def ask() -> int:
         count = await stored_messages(api, topic)
-        onward.saw(count)  # and no faster: leases are to live as long as there is nothing to be seen
+        onward.saw(count)  # small steps, so that leases stay alive while nothing changes
         return count
 
     await until_answer(ask, lambda count: count == left)
@@ -64,7 +64,7 @@ async def test_acked_messages_are_kept_for_the_retention_time(timed: Serving, ha
             assert await fetched(api) == [b"0", b"1", b"2", b"3", b"4"]
             states = [message.state async for message in api.messages("t").list()]
             assert states == ["acked"] * 5
-            # Replayed, by the group and by a second group that begins with them.
+            # The messages are replayed by the group, and by a second group that starts with them.
             await api.admin.seek_group("t", "g", "earliest")
             assert [message.id for message in await take(subscription, 5)] == [message.id for message in got]
             async with api.subscribe("t", group="late", credit=100) as late:
@@ -86,7 +86,7 @@ async def test_acked_messages_of_ranked_topics_are_kept_for_the_retention_time(
             assert values(await take(subscription, 3)) == [b"0", b"1", b"2"]
             acked_ms = hand.now_ms()
             hand.forward(1)
-            assert await fetched(api) == [b"2", b"0", b"1"], "as it was stored"
+            assert await fetched(api) == [b"2", b"0", b"1"], "messages are fetched in stored order"
             await api.admin.seek_group("t", "g", "earliest")
             assert values(await take(subscription, 3)) == [b"0", b"1", b"2"], "ranked anew"
             assert await trimmed_in_time(api, hand) >= acked_ms + HOUR_MS, "not before its time"
@@ -103,7 +103,9 @@ async def test_ranked_log_keeps_acked_messages_for_the_retain_time(timed: Servin
             await api.produce("t", b"held", priority=9)
             (held,) = await take(subscription, 1, ack=False)
             await others_are_trimmed(api, hand, kind=kind, delete_on_ack=False, retain="1h")
-            assert (await api.messages("t").get(held.id)).state == "leased", "a group has it yet to ack, however old"
+            assert (await api.messages("t").get(held.id)).state == "leased", (
+                "a message that a group has not acked must stay at any age"
+            )
             await held.ack()
             await trimmed_in_time(api, hand)
 
@@ -150,8 +152,10 @@ async def test_log_keeps_acked_messages_for_the_retain_time(timed: Serving, hand
             assert await trimmed_in_time(api, hand, left=1) >= sandq.offset_time_ms(old) + HOUR_MS, (
                 "not before its time"
             )
-            assert (await api.messages("t").get(delayed)).state == "delayed", "its age begins with its time"
-            # Messages that a group has not acked stay, however old.
+            assert (await api.messages("t").get(delayed)).state == "delayed", (
+                "the age of a message counts from its delivery time"
+            )
+            # Messages that a group has not acked stay at any age.
             await api.produce("t", b"held")
             (held,) = await take(subscription, 1, ack=False)
             await others_are_trimmed(api, hand, **settings)
@@ -178,7 +182,7 @@ async def test_a_log_without_bounds_keeps_everything(api: sandq.Client) -> None:
             await api.produce("t", b"%d" % number)
         await take(subscription, 20)
     assert await stored_messages(api) == 20
-    # Until the setting changes.
+    # Change the setting: acked messages are trimmed.
     await api.admin.update_topic("t", delete_on_ack=True)
     await waits_until_trimmed(api)
 

@@ -1,4 +1,4 @@
-"""When a message is redelivered, by the broker's own timestamps: back-off, delays, expired leases, ttl."""
+"""Times of redeliveries, by the broker's own timestamps: backoff, delays, expired leases, ttl."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BACKOFFS: list[tuple[dict[str, object], list[tuple[int, int]]]] = [
 
 
 async def fail_once(api: sandq.Client, group: str = "g", delay: float | None = None) -> sandq.Message:
-    """One attempt at the next message, which is nacked; the consumer is gone again afterwards."""
+    """Receive the next message and nack it. The consumer leaves afterwards."""
     async with api.subscribe("t", group=group) as subscription:
         (message,) = await take(subscription, 1, ack=False)
         await message.nack(delay=delay, error=f"attempt {message.attempt}")
@@ -39,7 +39,7 @@ async def fail_once(api: sandq.Client, group: str = "g", delay: float | None = N
 async def attempts_of(
     node: Serving, subscription: sandq.Subscription, count: int, delays_s: Sequence[float | None]
 ) -> list[int]:
-    """Nack the only message `count` times; when it came each time, by the broker's clock."""
+    """Nack the only message `count` times. Return the time of each delivery, by the broker's clock."""
     came_ms = []
     for attempt in range(1, count + 1):
         (message,) = await take(subscription, 1, ack=False)
@@ -100,7 +100,7 @@ async def test_a_nack_may_say_when(node: Serving, api: sandq.Client) -> None:
     for number, delay_s in enumerate(delays_s):
         assert came_ms[number + 1] >= group["history"][number][3] + round(delay_s * 1000), "early"
     assert (group["state"], group["reason"]) == ("waiting", "it waits for its next attempt")
-    assert 480_000 <= group["due_ms"] - group["history"][-1][3] <= 720_000, "the cap, and the jitter"
+    assert 480_000 <= group["due_ms"] - group["history"][-1][3] <= 720_000, "the cap and the jitter must apply"
 
 
 async def test_a_group_may_have_its_own(timed: Serving, hand: HandClock) -> None:
@@ -125,7 +125,7 @@ async def test_a_group_may_have_its_own(timed: Serving, hand: HandClock) -> None
         settings = {row["group"]: row["settings"] for row in await api.admin.groups("t")}
         assert settings["plain"] is None
         assert (settings["own"]["max_attempts"], settings["own"]["backoff"]["kind"]) == (2, "linear")
-        # Back to the topic's.
+        # Return to the settings of the topic.
         await api.admin.update_group("t", "own")
         second = await api.produce("t", b"second")
         await fail_once(api, "own")
@@ -143,7 +143,7 @@ async def test_without_a_maximum_nothing_dies(api: sandq.Client) -> None:
             assert message.attempt == attempt
             await message.nack(error=f"attempt {attempt}")
     group = await in_group(api, message_id)
-    assert [row[0] for row in group["history"]] == [26, 27, 28, 29, 30], "the last five are kept"
+    assert [row[0] for row in group["history"]] == [26, 27, 28, 29, 30], "the last five attempts must be kept"
 
 
 async def test_a_lease_that_ends_is_an_attempt(timed: Serving, hand: HandClock) -> None:
@@ -167,7 +167,7 @@ async def test_a_lease_that_ends_is_an_attempt(timed: Serving, hand: HandClock) 
 
 
 async def test_held_messages_are_extended(timed: Serving, hand: HandClock) -> None:
-    """The client extends, before a lease ends; the broker's clock moves only when this test moves it."""
+    """The client extends a lease before it ends. The broker's clock moves only when this test moves it."""
     hand.hold()
     async with (
         connected(timed) as api,

@@ -1,4 +1,4 @@
-"""Schedules as programs use them, on a clock that the test moves."""
+"""Schedules in the client API, on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_clock_that_leaves_out_an_hour_and_repeats_one(b: Broker, client: Clie
     came = [(message.value, on_clock(message.deliver_at_ms)) for message in group.take(1000, ack=True)]
     assert [at for value, at in came if value == b"two"] == [
         "2030-03-30T02:30:00+01:00",
-        "2030-03-31T03:00:00+02:00",  # 02:30 is not there
+        "2030-03-31T03:00:00+02:00",  # 02:30 does not exist on this day
         "2030-04-01T02:30:00+02:00",
     ]
     hours = [at[11:] for value, at in came if value == b"hourly" and at.startswith("2030-03-31")]
@@ -68,10 +68,12 @@ def test_a_clock_that_leaves_out_an_hour_and_repeats_one(b: Broker, client: Clie
     schedules.create("half", b"two", cron="30 2 * * *", zone="Europe/Berlin")
     b.advance("1d")
     came = [(message.value, on_clock(message.deliver_at_ms)) for message in group.take(1000, ack=True)]
-    assert [at for value, at in came if value == b"two"] == ["2030-10-27T02:30:00+02:00"], "once, the first time"
+    assert [at for value, at in came if value == b"two"] == ["2030-10-27T02:30:00+02:00"], (
+        "the schedule must fire once, at the first occurrence of the hour"
+    )
     assert [at[11:] for value, at in came if value == b"hourly" and at[11:13] == "02"] == [
         "02:15:00+02:00",
-        "02:15:00+01:00",  # each hour, so also the one that is repeated
+        "02:15:00+01:00",  # an hourly schedule must also fire in the repeated hour
     ]
 
 

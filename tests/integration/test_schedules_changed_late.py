@@ -20,7 +20,8 @@ HOUR_MS = 3_600_000
 async def test_update_waits_for_due_occurrences(
     timed: Serving, hand: HandClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Occurrences missed without a leader are caught up, even if a program changes the schedule at once."""
+    """Occurrences that were missed without a leader are sent later, even if a program changes the schedule
+    immediately."""
     seen, fires, looks = trio.Event(), ScheduleFiring._fire_some, ScheduleRequests._named
 
     async def fire_later(firing: ScheduleFiring) -> int:

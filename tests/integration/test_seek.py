@@ -45,7 +45,7 @@ async def test_back_to_the_beginning(api: sandq.Client, partitions: int) -> None
         assert await api.dead("t", "g").counts() == {"nacked": 1}
         cursors = await api.admin.seek_group("t", "g", "earliest")
         assert sorted(cursors) == list(range(partitions))
-        # Acked, waiting, leased and dead: all of it comes again, as if for the first time, under new leases.
+        # Acked, waiting, leased and dead messages are all delivered again with new leases, as first attempts.
         second = await take(subscription, 12, ack=False)
         assert {message.id for message in second} == set(ids)
         assert {message.attempt for message in second} == {1}
@@ -74,7 +74,7 @@ async def test_forward_to_the_end(timed: Serving, hand: HandClock, partitions: i
             for message in got[1:]:
                 with pytest.raises(LeaseLost):
                     await message.ack()
-            # Passed messages are finished; pending ones are not passed.
+            # Skipped messages are finished. Delayed messages are not skipped.
             await api.produce("t", b"last", delay="15s")
             hand.forward(20)
             assert [message.id for message in await take_until(subscription, b"last")] == [pending]
@@ -95,7 +95,7 @@ async def test_seek_to_time_and_to_offset(node: Serving, api: sandq.Client, part
         await take(subscription, 12)
         await api.admin.seek_group("t", "g", middle_ms)
         assert {message.id for message in await take(subscription, 6)} == set(young)
-        # An offset is of one partition: the others stay where they are.
+        # An offset belongs to one partition: the cursors of the others stay.
         cursors = await api.admin.seek_group("t", "g", old[1])
         chosen = 1 % partitions
         assert list(cursors) == [chosen]
@@ -129,7 +129,7 @@ async def test_back_and_forth_under_load(api: sandq.Client, node: Serving) -> No
         async with trio.open_nursery() as nursery:
             for _ in range(3):
                 nursery.start_soon(work)
-            # A group is there from its first subscribe on, however long that takes.
+            # The group exists once its first subscribe has completed.
             await until_answer(lambda: api.admin.groups("t"), lambda rows: len(rows) == 2)
             for number in range(9):
                 await trio.sleep(0.03)
@@ -139,14 +139,15 @@ async def test_back_and_forth_under_load(api: sandq.Client, node: Serving) -> No
             await until_answer(left, lambda count: count == 0)
             nursery.cancel_scope.cancel()
     assert {message_id for message_id, _ in acked} == ids
-    assert len(set(acked)) == len(acked), "nothing twice under one lease"
+    assert len(set(acked)) == len(acked), "no message may be delivered twice under one lease"
     async with api.subscribe("t", group="g") as subscription:
         await api.produce("t", b"last")
         assert await take_until(subscription, b"last") == []
 
 
 async def test_a_lease_that_was_not_pushed_yet_costs_no_credit(tmp_path: Path) -> None:
-    """It was granted a little ahead of its time, and a seek came before that: nobody gets it, and it takes no room."""
+    """A lease is granted shortly before the message is due, and a seek follows before that time. No consumer gets the
+    message, and it uses no credit."""
     hand = HandClock()
     config = small_config(tmp_path, DELIVERY__LEASE_AHEAD="50ms")
     async with run_node(config, clock=hand.guarded()) as node, connected(node) as api:

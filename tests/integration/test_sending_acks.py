@@ -62,7 +62,7 @@ async def test_sent_messages_have_their_times_and_fields(api: sandq.Client) -> N
         )
     (own,) = await until_answer(lambda: _pending(api, "steps"), lambda found: len(found) == 1)
     (far,) = await until_answer(lambda: _pending(api, "next"), lambda found: len(found) == 1)
-    assert own.deliver_at_ms == far.deliver_at_ms, "both count from the ack"
+    assert own.deliver_at_ms == far.deliver_at_ms, "both delays must count from the ack"
     assert (far.key, far.ttl_ms) == (b"k", 300_000)
     async with api.subscribe("fair", group="g") as subscription:
         (ranked,) = await take(subscription, 1)
@@ -90,10 +90,12 @@ async def test_refused_ack_settles_nothing(api: sandq.Client) -> None:
             await leases.ack([message], then=wrong)
     with pytest.raises(InvalidRequest, match="these have 2"):
         await leases.ack([message, ("1.0.65536", None)], then=[sandq.Outgoing(b"x")])
-    assert await leases.nack([message]) == [], "it is held still"
+    assert await leases.nack([message]) == [], "the message must still be held"
     (again,) = await leases.take(1, wait="5s")
     assert await leases.ack([again], then=[sandq.Outgoing(b"y")]) == []
-    assert await leases.ack([again], then=[sandq.Outgoing(b"y")]) == [], "the answer may be lost"
+    assert await leases.ack([again], then=[sandq.Outgoing(b"y")]) == [], (
+        "the ack may be repeated, because its reply may be lost"
+    )
     (only,) = await leases.take(10, wait="5s")
     assert only.value == b"y"
     await leases.nack([only])
@@ -157,7 +159,7 @@ async def test_message_that_cannot_be_sent_becomes_a_dead_letter(
 async def test_batch_ack_and_its_messages_are_atomic(api: sandq.Client) -> None:
     await topics(api)
     leases = api.leases("steps", "h")
-    assert await leases.take(1) == []  # from here on it is a group, for which messages are kept
+    assert await leases.take(1) == []  # creates the group, for which messages are kept from now on
     await api.produce_many("steps", [b"a", b"b", b"c"])
     async with api.subscribe("steps", group="g") as subscription:
         batches = subscription.batches()
@@ -187,7 +189,7 @@ async def test_batch_ack_and_its_messages_are_atomic(api: sandq.Client) -> None:
 async def test_an_outbox_of_an_earlier_version_sends_headers_of_any_form(
     node: Serving, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A refusal on their way would lose messages that were acknowledged."""
+    """The target topic does not check these messages again: a refusal would lose acknowledged messages."""
     raw = await dial(node)
     for topic in ("t", "other"):
         await raw.create(topic)

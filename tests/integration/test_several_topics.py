@@ -25,7 +25,7 @@ TOPICS = ["a", "b", "c"]
 
 @pytest.fixture
 async def client(node: Serving) -> AsyncIterator[sandq.Client]:
-    """A subscription that looks for new topics all the time."""
+    """A client whose subscriptions look for new topics all the time."""
     options = Options(topics_interval_s=0.01)
     async with connect_with(options, (f"127.0.0.1:{node.client_port}",), "test") as client:
         for topic in TOPICS:
@@ -80,7 +80,8 @@ async def test_messages_held_are_limited_by_credit(node: Serving, client: sandq.
     async with client.subscribe(TOPICS, group="g", credit=6) as subscription:
         held = await take(subscription, 6, ack=False)
         async with connected(node) as other, other.subscribe(TOPICS, group="g", credit=1000) as others:
-            # It has room for all of them: what does not come to it is held here, one of each topic beyond at most.
+            # The other consumer has credit for all messages. The missing ones are held here: the credit,
+            # plus at most one per topic.
             rest = await take(others, 60 - 6 - len(TOPICS), ack=False)
     assert not {(one.topic, one.id) for one in rest} & {(one.topic, one.id) for one in held}
 
@@ -106,7 +107,7 @@ async def test_every_topic_is_served_in_turn(client: sandq.Client) -> None:
             while seen["b"] < 5 or seen["c"] < 5:
                 (message,) = await take(subscription, 1)
                 seen[message.topic] += 1
-        assert seen["a"] < 280, "they were not kept until the end"
+        assert seen["a"] < 280, "the other topics must not wait until topic 'a' is empty"
 
 
 async def test_batches_come_from_all_topics(client: sandq.Client) -> None:
@@ -232,7 +233,8 @@ async def test_a_topic_that_refuses_is_left_out_until_it_takes_it(
         for topic in ("p.short", "p.a"):
             await client.produce(topic, topic.encode())
         assert values(await take(subscription, 1)) == [b"p.a"]
-        await client.admin.create_topic("p.later", max_lease="2m")  # that comes later, and refuses as well
+        # this topic is created later and also refuses the subscription
+        await client.admin.create_topic("p.later", max_lease="2m")
         await until_holds(lambda: sorted(subscription.refused) == ["p.later", "p.short"])
         await client.admin.update_topic("p.short", max_lease="none")
         assert values(await take(subscription, 1)) == [b"p.short"]

@@ -1,4 +1,4 @@
-"""A change of the metadata that cannot be applied shuts the metadata alone (ADR 46)."""
+"""A metadata change that cannot be applied shuts only the metadata group (ADR 46)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def planted(step: str) -> Iterator[None]:
 
 
 async def until_shut(node: Serving) -> None:
-    """The metadata is shut, and it is known by which entry."""
+    """Wait until the metadata group is shut, and return the index of the entry that shut it."""
     await until_holds(lambda: (failure := node.broker.metadata_host.shut) is not None and failure.is_exact)
 
 
@@ -90,7 +90,7 @@ async def test_metadata_entry_that_cannot_be_decoded_does_not_end_the_start(tmp_
     decode = Entry.decode
 
     def planted_decode(data: bytes) -> Entry:
-        if POISON.encode() in data and b"lease" in data:  # as proposed, not as the replacement has it
+        if POISON.encode() in data and b"lease" in data:  # as proposed, not as in the replacement entry
             raise Corruption("planted")
         return decode(data)
 

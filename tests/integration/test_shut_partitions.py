@@ -74,7 +74,7 @@ async def test_poison_entry_on_one_node_shuts_its_partition_until_it_is_skipped(
             assert (await client.admin.skip_entry("t", 0, index=found["index"]))["skipped"]
             await until_holds(lambda: host_of(node).shut is None and host_of(node).ready)
             refused = await (await dial(node)).produce(POISON)
-            assert refused[2] == "CONFLICT" and "skipped" in refused[3], "it would shut the partition again"
+            assert refused[2] == "CONFLICT" and "skipped" in refused[3], "the command would shut the partition again"
             with pytest.raises(Conflict, match="not shut"):
                 await client.admin.skip_entry("t", 0)
             await client.produce("t", b"after")
@@ -82,11 +82,11 @@ async def test_poison_entry_on_one_node_shuts_its_partition_until_it_is_skipped(
                 assert values(await take(subscription, 2)) == [b"before", b"after"]
         async with run_node(small_config(tmp_path)) as node, connected(node) as client:
             await until_holds(lambda: host_of(node).ready)
-            assert host_of(node).shut is None, "the decision is in the log and in the rows"
+            assert host_of(node).shut is None, "the decision must be in the log and in the rows"
 
 
 async def test_entry_without_the_bug_is_applied_at_the_next_start(tmp_path: Path, dial: Dial) -> None:
-    """A version without the bug applies what shut the one before."""
+    """A version without the bug applies the entry that shut the previous version."""
     with planted(Plan("first")):
         async with run_node(small_config(tmp_path)) as node, connected(node) as client:
             await client.admin.create_topic("t")
@@ -112,7 +112,7 @@ async def test_skip_of_an_idempotent_batch_uses_up_its_number(tmp_path: Path, di
             await until_holds(lambda: host_of(node).ready)
             again = await numbered(raw, POISON, 2)
             assert again[2] == "CONFLICT" and "skipped" in again[3]
-            assert (await numbered(raw, b"b", 3))[0] == 0, "what comes behind it is stored"
+            assert (await numbered(raw, b"b", 3))[0] == 0, "later messages must be stored"
 
 
 async def test_shut_partition_does_not_keep_its_topic_from_being_changed_and_deleted(
@@ -166,7 +166,7 @@ async def test_rows_that_cannot_be_read_shut_their_partition(tmp_path: Path, dia
 
 
 async def test_second_poison_behind_a_skipped_one_is_skipped_as_well(tmp_path: Path, dial: Dial) -> None:
-    """The rows stay below both entries: the first decision is no reason to open the replica again and again."""
+    """The rows stay below both entries. The first decision must not cause the replica to be reopened repeatedly."""
     opened = 0
 
     def count(self: NodeLog, *args: Any) -> Any:
@@ -197,7 +197,7 @@ async def test_second_poison_behind_a_skipped_one_is_skipped_as_well(tmp_path: P
 
 
 async def test_entry_that_does_not_end_shuts_its_partition(tmp_path: Path, dial: Dial) -> None:
-    """At every start it takes CPU time again, and no more than that."""
+    """The failing entry costs CPU time at every start, but has no other effect."""
     apply = TimerPartition.apply
 
     def endless(self: TimerPartition, index: int, entry: Any, view: Any) -> Any:
@@ -229,7 +229,8 @@ async def test_entry_that_does_not_end_shuts_its_partition(tmp_path: Path, dial:
 
 
 async def test_entry_with_unwritable_rows_is_identified(tmp_path: Path, dial: Dial) -> None:
-    """Rows of several entries are written together: the replica is loaded again and writes those of each."""
+    """Rows of several entries are normally written together. The reloaded replica writes the rows of each entry
+    separately."""
     with planted(Plan("drain")), patch.object(worker, "REST_S", 600.0):
         async with run_node(small_config(tmp_path)) as node, connected(node) as client:
             await client.admin.create_topic("t")
@@ -237,7 +238,7 @@ async def test_entry_with_unwritable_rows_is_identified(tmp_path: Path, dial: Di
             for value in (b"before", POISON, b"after", b"last"):
                 assert (await raw.produce(value))[0] == Type.REPLY
             poison = host_of(node).status.applied_index - 2
-            await node.broker._runner.ask(lambda: None)  # rows are written before it
+            await node.broker._runner.ask(lambda: None)  # rows are written before this entry
             await until_holds(lambda: (failure := host_of(node).shut) is not None and failure.is_exact)
             assert (await client.admin.skip_entry("t", 0))["index"] == poison
             await until_holds(lambda: host_of(node).ready)

@@ -1,4 +1,5 @@
-"""Lateness figures from the client, HTTP and frames; they survive the node, and name the clock."""
+"""Lateness figures of the client, HTTP and frames. They survive a restart of the node, and report the state of the
+clock."""
 
 from __future__ import annotations
 

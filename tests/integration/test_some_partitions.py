@@ -1,4 +1,4 @@
-"""Consumers that take messages of some partitions of a topic alone."""
+"""Consumers that receive messages only from some partitions of a topic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.waiting import PATIENCE_S, until_holds
 
 @pytest.fixture
 async def topic(api: sandq.Client) -> str:
-    """Each of its four partitions has messages that name it."""
+    """Topic with four partitions. Each message contains the number of its partition."""
     await api.admin.create_topic("t", partitions=4, lease="10m")
     for partition in range(4):
         for number in range(2):

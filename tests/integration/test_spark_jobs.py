@@ -1,4 +1,4 @@
-"""The jobs forecast and report against a real node."""
+"""The jobs `forecast` and `report` with a real node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.waiting import until_answer
 
 HOUR_MS = 3_600_000
 DEAD = 2500
-"""More than a page of each of two partitions."""
+"""Number of messages: more than one page for each of two partitions."""
 
 
 async def test_forecast_of_several_topics(node: Serving, api: sandq.Client) -> None:
@@ -33,7 +33,7 @@ async def test_forecast_of_several_topics(node: Serving, api: sandq.Client) -> N
             await api.produce(topic, b"x", key=b"%d" % number, deliver_at=hour_ms + hour * HOUR_MS)
     found = await collect_forecast(api, ahead="40h", unit="hour")
     assert [(one.topic, one.messages, one.later) for one in found.topics] == [("a", 3, 0), ("b", 1, 1)]
-    # The span begins with the current hour: it may be the next one by now.
+    # The span begins with the current hour. Meanwhile, the next hour may have begun.
     assert {start_ms: count for start_ms, count in found.total() if start_ms >= hour_ms + 2 * HOUR_MS} == {
         hour_ms + 2 * HOUR_MS: 3,
         hour_ms + 3 * HOUR_MS: 1,
@@ -67,10 +67,10 @@ async def test_report(node: Serving, api: sandq.Client) -> None:
     (dead,) = found.dead
     assert (dead.reason, dead.attempts, dead.messages, found.dead_read) == ("nacked", 1, DEAD, DEAD)
     assert set(told) == {DEAD} and len(told) >= 3
-    # The first day has what came due in the current second, too.
+    # The first day includes messages that became due in the current second.
     due = [(row.topic, row.day, row.messages) for row in found.due if row.messages and row.day > found.due[0].day]
     assert due == [(topic, format_instant(later_ms)[:10], 1) for topic in ("ranked", "t")]
-    assert {row.topic for row in found.due} == {"ranked", "t"}, "nothing in a compacted topic is for later"
+    assert {row.topic for row in found.due} == {"ranked", "t"}, "a compacted topic has no delayed messages"
     late = await collect_report(api, ["t"], dead_since=node.broker.clock.now_ms() + HOUR_MS)
     assert late.dead == [] and late.dead_read == DEAD
 

@@ -45,7 +45,7 @@ async def ranges_of(api: sandq.Client, *ids: str) -> list[Range]:
 
 
 async def read(node: Serving, task: Task, **options: Any) -> list[dict[str, Any]]:
-    """The rows of a task, read in a thread as a worker does."""
+    """Return the rows of a task, read in a thread as in a Spark worker."""
     servers = (f"127.0.0.1:{node.client_port}",)
 
     def rows() -> list[dict[str, Any]]:
@@ -59,7 +59,7 @@ async def read(node: Serving, task: Task, **options: Any) -> list[dict[str, Any]
 
 
 async def fill(api: sandq.Client, count: int) -> dict[str, int]:
-    """Messages now, soon, and single ones: the number of each by its id."""
+    """Produce `count` messages: due now, due soon, alone or in batches. Return the number of each by its id."""
     ids: dict[str, int] = {}
     async with api.producer("t") as producer:
         for number in range(count):
@@ -113,7 +113,8 @@ async def test_read_leases_nothing_and_skips_cancelled_and_moved_messages(node: 
 
 
 async def test_ranks_as_messages_name_them(node: Serving, api: sandq.Client) -> None:
-    """Null where they name none; a priority that was changed before the message was due is the changed one."""
+    """Columns are null if a message has no such field. A priority that was changed before the delivery time is returned
+    as changed."""
     await api.admin.create_topic("t", kind="fair")
     ids = [await api.produce("t", b"0"), await api.produce("t", b"1", tenant="acme", priority=-3)]
     later = await api.produce("t", b"2", tenant="default", priority=5, delay="1h")

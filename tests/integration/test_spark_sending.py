@@ -40,7 +40,7 @@ class Broken(Exception):
 async def write(
     port: int, batches: Iterable[Any], identity: Identity = FIRST, columns: Sequence[str] = (), **options: str
 ) -> Written:
-    """A task's attempt, in a thread as a worker runs it. `batches` may raise."""
+    """Run an attempt of a task in a thread, as a Spark worker does. `batches` may raise."""
     batches = iter(batches)
     first = next(batches)
     names = columns or first.schema.names
@@ -77,7 +77,7 @@ async def values(api: sandq.Client, topic: str = "t") -> list[int]:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks, and rounds of them, are small."""
+    """Use small chunks and small rounds of chunks."""
     monkeypatch.setattr(chunks_module, "CHUNK_ROWS", 200)
     monkeypatch.setattr(chunks_module, "BLOCK_ROWS", 300)
     monkeypatch.setattr("sandq.spark.sink.sender.ROUND_BYTES", 3_000)
@@ -136,7 +136,7 @@ async def test_a_task_that_fails_and_is_run_again(node: Serving, api: sandq.Clie
     async for message in api.messages("t").list(values=True):
         by_key.setdefault(message.key, []).append(int(message.value or b""))
     assert len(by_key.pop(None)) == 3334
-    assert all(numbers == sorted(numbers) for numbers in by_key.values()), "the order of each key is kept"
+    assert all(numbers == sorted(numbers) for numbers in by_key.values()), "the order of each key must be kept"
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -155,7 +155,7 @@ async def test_rows_in_another_order(node: Serving, api: sandq.Client, small: No
         return
     with pytest.raises(ChangedRows, match=r"rows differ between attempts.*onChangedRows=again"):
         await write(node.client_port, [keyed(numbers)], RETRY)
-    assert sorted(await values(api)) == sorted(before), "nothing of it was stored"
+    assert sorted(await values(api)) == sorted(before), "no row may be stored"
 
 
 async def test_unique_keys_in_another_order(node: Serving, api: sandq.Client, small: None) -> None:
@@ -241,8 +241,8 @@ def ranked(numbers: Sequence[int]) -> Any:
 
 
 async def test_a_fair_topic(node: Serving, api: sandq.Client, small: None) -> None:
-    """A tenant's rows are in the partition that is the tenant's, each once, also when a task fails and the topic has
-    got more partitions meanwhile."""
+    """Rows of a tenant are stored once, in the tenant's partition. This is also true if a task fails and the topic gets
+    more partitions meanwhile."""
     await api.admin.create_topic("t", kind="fair", partitions=PARTITIONS)
     rows = ranked(range(6000))
     with pytest.raises(Broken):
@@ -262,7 +262,7 @@ async def test_a_fair_topic(node: Serving, api: sandq.Client, small: None) -> No
 
 
 async def test_unique_keys_of_keys(node: Serving, api: sandq.Client) -> None:
-    """A unique key is unique within its key, which chooses the partition as other clients do."""
+    """A unique key is unique within its key. The key selects the partition as in other clients."""
     await api.admin.create_topic("t", partitions=PARTITIONS)
     keys = ["a", "b", "c", "d", "a"]
     await write(node.client_port, [table([1, 2, 3, 4, 5], unique_key=["u"] * 5, key=keys)])
@@ -323,7 +323,7 @@ async def test_more_partitions_between_two_attempts(node: Serving, api: sandq.Cl
 
 
 async def test_rows_that_were_cut_off(node: Serving, api: sandq.Client, small: None) -> None:
-    """Their last chunks are not stored: they would differ from those of the next attempt."""
+    """The last chunks of a failed attempt are not stored: they would differ from those of the next attempt."""
     await api.admin.create_topic("t", partitions=PARTITIONS)
     options = parse_sink_options({"sandq.bootstrap.servers": f"127.0.0.1:{node.client_port}", "topic": "t"})
     rows = keyed(range(4000))

@@ -1,6 +1,6 @@
 """A topic is deleted and created again under its name while Spark reads: rows of the two are never mixed.
 
-No Spark runs: its readers are called as it calls them, with real brokers and clients that live as long as a query's.
+The test calls the readers as Spark does, without Spark. Brokers are real, and clients live as long as those of a query.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def node() -> Iterator[Broker]:
 
 
 def fill(node: Broker, numbers: range, size: int = 0) -> None:
-    """A message for each number, all of them closed."""
+    """Produce a message for each number, and wait until all are closed."""
     with node.client() as client, client.producer("t") as producer:
         for number in numbers:
             producer.send(b"%d" % number + b" " * size)
@@ -46,7 +46,7 @@ def fill(node: Broker, numbers: range, size: int = 0) -> None:
 
 
 def make_anew(node: Broker, numbers: range, *, kind: str = "timer", size: int = 0) -> None:
-    """Another topic "t", with messages of its own."""
+    """Delete topic "t" and create it again, with different messages."""
     with node.client() as client:
         client.admin.delete_topic("t")
         client.admin.create_topic("t", kind=kind)
@@ -74,7 +74,7 @@ def test_between_the_plan_of_a_batch_and_its_tasks(node: Broker, view: str) -> N
     with pytest.raises(UnknownTopic, match="a new topic has its name"):
         list(reader.read(planned))
     (planned,) = reader.partitions()
-    assert values(reader.read(planned)) == [*range(100, 120)], "a new batch is of the new topic"
+    assert values(reader.read(planned)) == [*range(100, 120)], "a new batch must read the new topic"
 
 
 def test_between_two_pages_of_a_task(node: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_between_two_pages_of_a_task(node: Broker, monkeypatch: pytest.MonkeyPat
     batches = reader.read(planned)
     got = values([next(batches)])
     make_anew(node, range(100, 150), size=BYTES)
-    # The page that was on its way may be here as well, or have been asked for while there was no such topic at all.
+    # The reader may already have the next page, or may have requested it while the topic did not exist.
     with pytest.raises(UnknownTopic, match=r"a new topic has its name|there is no topic 't'"):
         for batch in batches:
             got += values([batch])
@@ -93,7 +93,7 @@ def test_between_two_pages_of_a_task(node: Broker, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_client_that_knows_the_topic_that_was(node: Broker) -> None:
-    """The node's response decides, not what the client remembers of the topic."""
+    """The node's response decides, not the client's cached record of the topic."""
     fill(node, range(10))
     brokers = ClientBrokers((node.address,))
     try:
@@ -120,7 +120,7 @@ def test_a_client_that_knows_the_topic_that_was(node: Broker) -> None:
 
 
 class Query:
-    """A stream's reader as Spark's driver uses it, and the position that its checkpoint has."""
+    """The reader of a stream, used as by Spark's driver, and the position in its checkpoint."""
 
     def __init__(self, node: Broker, **more: str) -> None:
         self._reader = StreamReader(options(node, **more))
@@ -128,7 +128,7 @@ class Query:
         self.end = self.start
 
     def plan(self) -> list[Any]:
-        """The next micro-batch's end, and its tasks."""
+        """Plan the next micro-batch: return its end and its tasks."""
         self.end = self._reader.latestOffset(self.start, ReadAllAvailable())
         return self.tasks()
 
@@ -184,7 +184,8 @@ def test_between_two_micro_batches(node: Broker, queries: list[Query]) -> None:
 def test_a_stream_that_goes_on(
     node: Broker, queries: list[Query], committed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With failOnDataLoss=false the new topic is read whole, once, whatever was left to read of the other one."""
+    """With failOnDataLoss=false, the new topic is read completely and once, even if messages of the old topic were not
+    read."""
     fill(node, range(10))
     queries.append(query := Query(node, failOnDataLoss="false"))
     tasks = query.plan()
@@ -194,7 +195,7 @@ def test_a_stream_that_goes_on(
     make_anew(node, range(100, 120))
     with caplog.at_level(logging.WARNING, "sandq.spark"):
         if not committed:
-            assert query.read(query.tasks()) == [], "the micro-batch that is run again has nothing of the new topic"
+            assert query.read(query.tasks()) == [], "a repeated micro-batch must not contain rows of the new topic"
             query.commit()
         assert query.read(query.plan()) == [*range(100, 120)]
     assert "the rest is read" in caplog.text
@@ -242,7 +243,8 @@ def test_between_two_pages_of_the_latest_values(node: Broker, monkeypatch: pytes
 
 
 def test_same_query_fails_again_on_recreated_topic(node: Broker, queries: list[Query]) -> None:
-    """`Stream._check_lost` remembers its report before it raises: called again, it continues silently."""
+    """`Stream._check_lost` must not remember its report before it raises: otherwise, the next call would continue
+    silently."""
     fill(node, range(10))
     queries.append(query := Query(node))
     query.read(query.plan())

@@ -1,8 +1,6 @@
-"""Reading continues at the end of an archive, when brokers have trimmed the next messages: this is reported, never
-skipped.
+"""Reading continues at the end of an archive. If brokers have trimmed the next messages, this is always reported.
 
-The requests of the job sql to the source (jobs/sql.py), with real brokers and without Spark. With Spark:
-tests/spark/test_jobs_trimmed.py.
+Requests of the job `sql` to the source (jobs/sql.py), with real brokers and without Spark.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ def fill(node: Broker, numbers: range) -> None:
 
 
 def reading(node: Broker, start: str, **more: str) -> BatchReader:
-    """As the job sql reads, from this offset on."""
+    """Read as the job `sql` does, starting after this offset."""
     named = {"assign": json.dumps({"t": [0]}), "startingOffsets": json.dumps({"t": {"0": start}})}
     return BatchReader(parse_options({"sandq.bootstrap.servers": node.address, "view": "all", **named, **more}))
 
@@ -65,4 +63,6 @@ def test_messages_trimmed_after_the_archive_are_reported(node: Broker, caplog: p
     with caplog.at_level(logging.WARNING, "sandq.spark"):
         assert numbers(read(reading(node, last, failOnDataLoss="false"))) == [*range(10, 15)]
     assert "were trimmed before they were read; reading continues after them" in caplog.text
-    assert numbers(read(reading(node, "earliest"))) == [*range(10, 15)], "who names no offset claims nothing"
+    assert numbers(read(reading(node, "earliest"))) == [*range(10, 15)], (
+        "without a start offset, nothing can be reported as lost"
+    )

@@ -1,5 +1,5 @@
-"""A single node whose log stands still for a while: whatever came due meanwhile, or was on its way, is delivered after
-it, and the partition goes on with all that it does by the clock."""
+"""The log of a single node stalls for a while. Messages that became due or were in flight meanwhile are delivered
+afterwards, and all timed work of the partition continues."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.waiting import until_answer, until_holds
 
 
 class Held:
-    """A node whose syncs can be held."""
+    """A node whose disk syncs can be blocked."""
 
     def __init__(self, directory: Path) -> None:
         (directory / "data").mkdir()
@@ -35,7 +35,7 @@ class Held:
 
     @asynccontextmanager
     async def stalled(self, client: sandq.Client) -> AsyncIterator[None]:
-        """From when the node knows that it stands still until the end of the block."""
+        """Block the syncs. Enter the block once the node knows that it is stalled, and release them at its end."""
         self._go_on.clear()
         try:
             async with trio.open_nursery() as nursery:
@@ -73,7 +73,7 @@ async def test_message_due_during_stall_is_delivered_after_it(tmp_path: Path) ->
 
 
 async def test_lease_in_flight_reaches_its_consumer(tmp_path: Path) -> None:
-    """Or it would be over, and the message dead, with nobody having seen it."""
+    """Otherwise the lease would expire and the message would die without a delivery."""
     async with a_node(tmp_path) as (held, _, client):
         await client.admin.create_topic("t", max_attempts=1, lease="12h")
         await client.produce("t", b"once", delay="300ms")

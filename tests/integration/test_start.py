@@ -23,7 +23,8 @@ from tests.support.waiting import PATIENCE_S
 
 
 class Start:
-    """A node whose storage opens while a test looks at its ports; the event loop stands still meanwhile."""
+    """A node that pauses while its storage opens, so that a test can check its ports. The event loop is blocked
+    meanwhile."""
 
     def __init__(self, directory: Path) -> None:
         self.client_port, self.http_port = free_port(), free_port()
@@ -36,7 +37,7 @@ class Start:
         return httpx.get(f"http://127.0.0.1:{self.http_port}{path}", timeout=PATIENCE_S)
 
     def open_stores(self, path: Path, create: bool) -> Stores:
-        with pytest.raises(ConnectionRefusedError):  # so that clients ask other nodes at once
+        with pytest.raises(ConnectionRefusedError):  # so that clients immediately ask other nodes
             socket.create_connection(("127.0.0.1", self.client_port))
         self.found = {name: self.get(name) for name in ("/livez", "/readyz")}
         return LevelStores(path, create=create)

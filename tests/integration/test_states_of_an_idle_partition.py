@@ -1,4 +1,4 @@
-"""In a partition in which nothing happens messages come due all the same, and are shown so."""
+"""Messages of an idle partition become due at their time, and are shown as due."""
 
 from __future__ import annotations
 

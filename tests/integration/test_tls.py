@@ -87,7 +87,7 @@ async def test_refused_tls_client_gets_a_reason(tmp_path: Path, authority: Autho
         assert "its certificate is refused" in strange.message and "give ca" in strange.message
         unknown = await refused(serving, tls=True)
         assert "its certificate is refused" in unknown.message
-        async with sandq.connect(at(serving), ca=authority.ca) as client:  # it serves on
+        async with sandq.connect(at(serving), ca=authority.ca) as client:  # the server must continue
             assert client.cluster_uuid
 
 
@@ -134,7 +134,7 @@ async def test_revoked_certificate_is_refused(
             with capture_logs() as log:
                 assert revoke([ada.certificate], authority.directory, tmp_path) == (lists, 1)
                 await until_holds(lambda: "the certificates were read again" in [entry["event"] for entry in log])
-            assert await client.admin.list_topics() == [], "what is open goes on"
+            assert await client.admin.list_topics() == [], "open connections must continue"
         error = await refused(serving, ca=authority.ca, cert=ada.certificate, key=ada.key)
         assert "revoked" in error.message, error.message
         async with sandq.connect(at(serving), ca=authority.ca, cert=bob.certificate, key=bob.key):
@@ -195,12 +195,12 @@ async def test_renewed_certificate_is_used_and_connections_continue(
 
     async with node(tmp_path, authority, pair) as serving, sandq.connect(at(serving), ca=authority.ca) as client:
         first = await trio.to_thread.run_sync(serial, serving)
-        pair.certificate.write_text("half of a")  # and then it is there
+        pair.certificate.write_text("half of a")  # a half-written file, which the next call replaces
         authority.node("node1", force=True)
         numbers = {first}
         while len(numbers) == 1:
             numbers.add(await trio.to_thread.run_sync(serial, serving))
-        await client.admin.create_topic("t")  # by the connection of before
+        await client.admin.create_topic("t")  # over the existing connection
         await client.produce("t", b"x")
         assert len(serving.metrics.clients.open) <= 2
 
@@ -213,7 +213,7 @@ async def test_failed_handshake_does_not_affect_other_clients(tmp_path: Path, au
                 await stream.send_all(said)
                 await stream.send_eof()
                 while await stream.receive_some(1000):
-                    pass  # an alert, perhaps
+                    pass  # possibly an alert
             await stream.aclose()
         await client.admin.create_topic("t")
         await until_holds(lambda: len(serving.metrics.clients.open) == 1)
@@ -259,7 +259,7 @@ async def test_environment_variables_configure_tls(
             assert client.cluster_uuid
         assert isinstance(await refused(serving, tls=False), WrongPort)
         monkeypatch.setenv("SANDQ_TLS", "perhaps")
-        async with sandq.connect(at(serving)):  # a file says enough
+        async with sandq.connect(at(serving)):  # the file alone turns on TLS
             pass
         monkeypatch.delenv("SANDQ_CA")
         with pytest.raises(InvalidRequest, match="SANDQ_TLS: 1 or 0"):

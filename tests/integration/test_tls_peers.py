@@ -1,5 +1,5 @@
-"""TLS between nodes: which modes find each other, whose certificate is taken, and how it is turned on in a cluster that
-works on."""
+"""TLS between nodes: which modes can connect, which certificates are accepted, and how TLS is turned on in a running
+cluster."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ async def reasons(one: PeerTls | None, other: PeerTls | None, wanted: str) -> No
 
 async def test_a_certificate_of_another_node_is_refused(authority: Authority, pairs: dict[str, Pair]) -> None:
     right, wrong = peer_tls("require", pairs["n1"], authority), peer_tls("require", pairs["n1"], authority)
-    await reasons(right, wrong, "certificate")  # the one who dials sees it
+    await reasons(right, wrong, "certificate")  # the dialing node sees the refusal
     right, wrong = peer_tls("require", pairs["n2"], authority), peer_tls("require", pairs["n2"], authority)
-    await reasons(wrong, right, "certificate")  # the one who is dialled does
+    await reasons(wrong, right, "certificate")  # the accepting node sees the refusal
 
 
 async def test_a_client_that_is_called_as_a_node_is_none(authority: Authority, pairs: dict[str, Pair]) -> None:
@@ -148,7 +148,7 @@ async def test_closed_handshake_raises_connection_lost(authority: Authority, pai
 
 
 class Walked(ThreeNodes):
-    """Each node has settings of its own."""
+    """Each node has its own settings."""
 
     own: dict[str, dict[str, str]]
 
@@ -158,7 +158,7 @@ class Walked(ThreeNodes):
 
 @pytest.mark.long
 async def test_tls_is_turned_on_while_the_cluster_works(tmp_path: Path, authority: Authority) -> None:
-    """One node after the other, from each mode to the next: a client produces all the while."""
+    """Restart the nodes one by one with each next mode, while a client produces."""
     files = {}
     for name in NAMES:
         pair = authority.node(name)

@@ -22,7 +22,7 @@ async def test_large_messages(node: Serving, dial: Dial, api: sandq.Client) -> N
     with pytest.raises(TooLarge, match="max_message_bytes") as refused:
         await api.produce("t", bytes(1025))
     assert refused.value.details["maximum"] == 1024
-    raw = await dial(node)  # what a client of before does not know, the node says
+    raw = await dial(node)  # the node refuses what an older client does not check
     for count in (1, 2):
         answer = await raw.produce(*[bytes(1025)] * count)
         assert answer[2] == "TOO_LARGE" and "topic 't' (max_message_bytes)" in answer[3]

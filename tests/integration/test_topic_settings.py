@@ -45,12 +45,12 @@ async def test_each_setting_changes_alone_and_lasts(tmp_path: Path) -> None:
             assert (await api.admin.topic("t")).settings == settings
         record = await api.admin.update_topic("t", backoff={"first": "5s", "factor": 3})
         settings["backoff"] = settings["backoff"] | {"first_ms": 5000, "factor_permille": 3000}
-        assert record.settings == settings, "of the back-off only what was named"
+        assert record.settings == settings, "only the named fields of the backoff may change"
         assert (await api.admin.update_topic("t")).settings == settings
     async with run_node(config) as node, connected(node) as api:
         assert (await api.admin.topic("t")).settings == settings
         for delivery in node.broker.catalog.topic("t").partitions.values():
-            assert delivery.raft_group.status.settings == settings, "partitions have them, too"
+            assert delivery.raft_group.status.settings == settings, "partitions must have the settings, too"
 
 
 async def test_partitions_are_added_and_last(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ async def test_partitions_are_added_and_last(tmp_path: Path) -> None:
         record = await api.admin.topic("t")
         assert (len(record.partitions), record.initial_partitions) == (5, 2)
         for delivery in node.broker.catalog.topic("t").partitions.values():
-            assert delivery.raft_group.status.settings == record.settings, "new partitions have them, too"
+            assert delivery.raft_group.status.settings == record.settings, "new partitions must have the settings, too"
         assert (await api.messages("t").get(unique_key="u")).value == b"before"
         async with api.subscribe("t", group="g", credit=10) as subscription:
             assert {message.partition for message in await take(subscription, 5)} == set(range(5))
@@ -104,7 +104,7 @@ async def lease_and_attempts(api: sandq.Client, hand: HandClock) -> None:
     await api.admin.create_topic("t", lease="1h", max_attempts=None, backoff={"kind": "none"})
 
     async def leased_for(message_id: str) -> float:
-        """How long a message is leased still, seconds."""
+        """Return the remaining lease time of a message, in seconds."""
         (group,) = (await api.messages("t").why(message_id))["groups"]
         return (int(group["deadline_ms"]) - hand.now_ms()) / 1000
 
@@ -133,12 +133,14 @@ async def test_back_off_and_ttl(api: sandq.Client) -> None:
         (again,) = await take(subscription, 1, ack=False)
         assert (again.id, again.attempt) == (second, 2)
         await again.ack()
-        assert (await api.messages("t").get(first)).state == "waiting", "as long as it was told"
+        assert (await api.messages("t").get(first)).state == "waiting", (
+            "the message must be leased for the reported time"
+        )
     third = await api.produce("t", b"third", delay="1h")
     fourth = await api.produce("t", b"fourth")
     await api.admin.update_topic("t", ttl="1ms")
     await until_answer(lambda: api.dead("t", "g").counts(), lambda counts: counts.get("expired", 0) >= 1)
-    assert (await api.messages("t").get(fourth)).state == "dead", "it holds for what is stored already"
+    assert (await api.messages("t").get(fourth)).state == "dead", "the setting must apply to stored messages"
     assert (await api.messages("t").get(third)).state == "delayed"
     await api.admin.update_topic("t", ttl=None)
     await api.messages("t").move(third, delay=0)
@@ -164,7 +166,7 @@ async def test_dedup_window_and_retention(api: sandq.Client) -> None:
 async def test_unexpected_error_in_a_change_ends_only_the_connection(
     node: Serving, api: sandq.Client, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends their connection, and not the node."""
+    """The error ends the caller's connection, not the node."""
 
     def fail(*args: object) -> None:
         raise OverflowError("what nobody thought of")

@@ -42,7 +42,7 @@ async def make_anew(request: pytest.FixtureRequest, api: sandq.Client, other: sa
         await other.admin.delete_topic("t")
         await other.admin.create_topic("t", kind="compacted", **after)
         await other.kv("t").put_many([(key, f"new {key}") for key in KEYS])
-        assert layout(api) == before_layout, "it has not heard of that yet"
+        assert layout(api) == before_layout, "the client must not know the new topic yet"
 
     await api.admin.create_topic("t", kind="compacted", **before)
     await api.kv("t").put_many([(key, f"old {key}") for key in KEYS])

@@ -50,7 +50,7 @@ def linked(span: ReadableSpan) -> list[tuple[int, int]]:
 
 
 async def handled(client: sandq.Client, count: int) -> list[Message]:
-    """Run group g until it has handled this many messages, and return them; the value "bad" fails."""
+    """Run group g until it has handled this many messages, and return them. The handler fails for the value "bad"."""
     got: list[Message] = []
 
     async def handle(message: Message) -> None:
@@ -113,7 +113,7 @@ async def test_consumer_span_is_in_the_trace_of_the_producer(node: Serving, span
     assert elsewhere.parent is not None and format(elsewhere.parent.span_id, "016x") == "b7ad6b7169203331"
     assert a.parent == b.parent and a.parent is not None and a.parent.span_id == many.context.span_id
     assert a.context.trace_id == many.context.trace_id and not a.links
-    assert broken.parent is None and not broken.links, "what is no traceparent ties to nothing"
+    assert broken.parent is None and not broken.links, "an invalid traceparent must not create a link"
 
 
 def test_a_blocking_client_traces_in_the_thread_that_asks(
@@ -188,7 +188,7 @@ def test_invalid_trace_headers_do_not_fail_the_handler(
 
 
 class Unreadable:
-    """A message whose headers an earlier version stored, and that are no map."""
+    """A message with headers that are not a map, as an earlier version may have stored it."""
 
     topic, id, attempt = "t", "1", 1
 

@@ -1,4 +1,4 @@
-"""Unique keys: one pending message per name, and no second one for a while after its delivery."""
+"""Unique keys: one pending message per key, and no second message for a while after its delivery."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ async def test_replace_takes_the_pending_one_back_in_the_same_step(
         hand.forward(0.3)
         assert [(m.value, m.id) for m in await take(subscription, 1)] == [(b"new", new)]
         hand.forward(0.2)
-        assert await take_until(subscription, b"last") == [], "the old one is not there, and was due before"
+        assert await take_until(subscription, b"last") == [], (
+            "the old message would have been due earlier, but must not be delivered"
+        )
         # Delivered messages stay as they are, and the new one is stored.
         third = await api.produce("t", b"third", unique_key="u", on_conflict="replace")
         (message,) = await take(subscription, 1)
@@ -139,8 +141,8 @@ async def test_a_cancelled_message_frees_its_key_at_once(api: sandq.Client) -> N
     second = await api.produce("t", b"second", unique_key="u", delay="1h")
     assert second != first
     assert (await messages.get(unique_key="u")).id == second
-    assert await messages.cancel(first) == first, "the first one's cancel is still what it was ..."
-    assert (await messages.get(unique_key="u")).state == "delayed", "... and none of the second"
+    assert await messages.cancel(first) == first, "the cancel of the first message must keep its reply"
+    assert (await messages.get(unique_key="u")).state == "delayed", "it must not cancel the second message"
 
 
 async def test_a_key_stays_taken_after_its_delivery(timed: Serving, hand: HandClock) -> None:
@@ -202,7 +204,7 @@ async def test_key_finds_its_partition_in_a_recreated_topic(node: Serving, is_li
             with pytest.raises(UnknownTopic):
                 await api.admin.delete_topic("t")
             await other.admin.create_topic("t", partitions=64)
-            await api.leases("t", "g").take()  # asks, as it is known to be gone
+            await api.leases("t", "g").take()  # the client asks, because it knows that the old topic is gone
         for number in range(8):
             await api.produce("t", b"new", unique_key=f"call-{number}", delay="1h")
         assert (await other.messages("t").get(unique_key="call-7")).value == b"new"

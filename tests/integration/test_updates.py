@@ -1,4 +1,4 @@
-"""Pending messages of a node get other values and headers; and the outcome for unique keys that were taken."""
+"""Pending messages of a node get new values and headers. Producers get the outcome for taken unique keys."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_a_pending_message_gets_another_value_and_headers(api: sandq.Clien
 
 
 async def test_every_group_gets_the_new_value(api: sandq.Client) -> None:
-    """Consumers that had it and gave it back get the new value, and so do readers of the log."""
+    """Consumers that gave the message back get the new value, and so do readers of the log."""
     async with with_topic(api, **NOW):
         ids = await (await api.produce_many("t", [b"%d" % n for n in range(3)]))
         async with api.subscribe("t", group="g") as found:
@@ -50,7 +50,7 @@ async def test_every_group_gets_the_new_value(api: sandq.Client) -> None:
 
 
 async def test_many_at_once_and_large_ones(api: sandq.Client) -> None:
-    """Updates are sent in frames of limited size; each update has its own outcome."""
+    """Updates are sent in frames of limited size. Each update has its own outcome."""
     async with with_topic(api, **NOW):
         messages = api.messages("t")
         ids = await (await api.produce_many("t", [{"value": b"old", "delay": "1h"} for _ in range(40)]))
@@ -75,7 +75,7 @@ async def test_many_at_once_and_large_ones(api: sandq.Client) -> None:
 
 
 async def test_large_messages_are_updated_and_nacked_in_parts(api: sandq.Client) -> None:
-    """A partition rewrites only a limited number at a time; clients that ask for more do not notice."""
+    """A partition rewrites only a limited number of messages at a time. Clients that update more do not notice it."""
     async with with_topic(api, kind="priority", **NOW):
         messages = api.messages("t")
         large = b"x" * (5 << 20)
@@ -196,7 +196,7 @@ async def test_receipt_reports_the_outcome_for_the_other_message(api: sandq.Clie
 
 
 async def test_messages_of_one_batch_have_outcomes_of_their_own(api: sandq.Client) -> None:
-    """This also holds where the node gathers requests into one batch."""
+    """This is also true if the node joins requests into one batch."""
     async with with_topic(api, **NOW):
         ids = await (await api.produce_many("t", [{"value": b"v", "unique_key": f"{n}"} for n in range(5)]))
         receipts = await api.produce_many(

@@ -1,7 +1,7 @@
-"""Both wheels, as users install them: no file is in both, and the dependencies that each names are enough.
+"""Both wheels as users install them: they have no file in common, and their declared dependencies are sufficient.
 
-Nothing is fetched: an empty environment gets the wheel, and of the packages that the tests run with those alone that
-the wheel depends on.
+Nothing is downloaded. An empty environment gets the wheel and its dependencies, which are linked from the environment
+of the tests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def build(project: Path, into: Path) -> Path:
 
 
 def needed(requirements: Iterable[str], seen: dict[str, importlib.metadata.Distribution]) -> None:
-    """Add what these and all that they depend on are, as it is installed here."""
+    """Add these packages and all their dependencies, as they are installed here."""
     for line in requirements:
         requirement = Requirement(line)
         name = requirement.name.lower()
@@ -63,7 +63,7 @@ def tops(distribution: importlib.metadata.Distribution) -> Iterator[tuple[str, P
 
 
 class Environment:
-    """An empty environment with our wheels, and links to their dependencies."""
+    """A new environment with our wheels and links to their dependencies."""
 
     def __init__(self, directory: Path, *wheels: Path) -> None:
         venv.create(directory, with_pip=False)
