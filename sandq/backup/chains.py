@@ -30,8 +30,8 @@ USED_SHARE: Final = 0.25
 async def last_of_cluster(
     client: Client, location: Location, key: BackupKey | None, topics: Collection[str] | None = None
 ) -> Manifest | None:
-    """Return the last good backup of the client's cluster in a location, of all topics or exactly of these; None if
-    none."""
+    """Return the last good backup of the client's cluster in a location, of exactly these topics (None: all topics).
+    Return None if there is none."""
     cluster_uuid = (await BackupTransfer(client).catalog())["cluster_uuid"]
     there = [one.manifest for one in await list_backups(location, key=key) if one.manifest is not None]
     only = None if topics is None else tuple(sorted(topics))
@@ -49,7 +49,7 @@ async def create_increment(
     identities: bool = False,
     on_progress: OnProgress = lambda progress: None,
 ) -> tuple[Manifest, Increment]:
-    """Add an increment to the last backup of this cluster in a location, of all topics or of these.
+    """Add an increment to the last backup of this cluster in a location, of these topics (None: all topics).
 
     If there is no backup, it is created, too. Raises the errors of `create_backup` and `BackupFollower.step`.
     """
@@ -103,7 +103,7 @@ class ChainKeeper:
             await self._is_over.wait()
 
     async def run(self, times: int | None = None) -> None:
-        """Run until `stop`, or until `times` increments were made, counting those that found nothing new.
+        """Run until `stop`, or until `times` increments were made, counting increments that found nothing new.
 
         A failed increment is reported and retried. Raises NotFound or Conflict if the backup is gone, belongs to
         another cluster, or is followed by another process.

@@ -44,7 +44,7 @@ async def create_backup(
     follow: bool = False,
     on_progress: OnProgress = lambda progress: None,
 ) -> Manifest:
-    """Back up all topics, or these, to a location; return the manifest once the backup is complete.
+    """Back up topics (None: all topics) to a location; return the manifest once the backup is complete.
 
     `identities`: include identities, roles and the hashes of tokens. `resume`: continue a stopped backup; its complete
     partitions are not read again. `rate`: maximum bytes of rows per second. `follow`: pin the logs on the nodes, for

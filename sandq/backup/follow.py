@@ -46,7 +46,7 @@ AT_ONCE: Final = 4
 IDLE_MS: Final = 60_000
 """Minimum interval between increments without changes, in ms."""
 SET_BACK_MS: Final = 60_000
-"""If a leader's time is this much before an earlier one, in ms, a clock was set back."""
+"""If a leader's time is this much before an earlier time of the partition, in ms, a clock was set back."""
 WARNINGS_MOST: Final = 100
 
 

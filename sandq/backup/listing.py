@@ -1,4 +1,4 @@
-"""List the backups in a location, and select those that may be deleted."""
+"""List the backups in a location, and select the backups that may be deleted."""
 
 from __future__ import annotations
 

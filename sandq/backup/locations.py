@@ -78,7 +78,7 @@ def open_location(url: str) -> Location:
 
 @contextmanager
 def failing(shown: str) -> Iterator[None]:
-    """Convert errors inside the block to those of a location: StorageFailed, NoBackup."""
+    """Convert errors inside the block to the errors of a location: StorageFailed, NoBackup."""
     try:
         yield
     except FileNotFoundError as error:

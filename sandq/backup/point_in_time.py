@@ -64,7 +64,7 @@ class Moment:
 def find_moment(
     location: Location, manifest: Manifest, key: BackupKey | None, names: Collection[str] | None, at_ms: int | None
 ) -> Moment:
-    """Find the content of a backup with increments as of a time (None: the latest), for all topics or these. Blocking.
+    """Find the content of a backup with increments as of a time (None: the latest), for all topics or some. Blocking.
 
     Raises InvalidRequest with the partition and the nearest possible times; NoBackup if there was no such topic, or if
     there are no increments; DamagedBackup.

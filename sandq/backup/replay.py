@@ -98,7 +98,8 @@ class PartitionReplay:
         self._stores.write([(prefix + key, value) for key, value in zip(flat[::2], flat[1::2], strict=True)])
 
     def load(self) -> None:
-        """Load the state after all rows were stored. Raises NoBackup if they are not those of the expected entry."""
+        """Load the state after all rows were stored. Raises NoBackup if the rows are not the state after the expected
+        entry."""
         topic, part = self.wanted.topic, self.wanted.part
         number = self.wanted.window.partition
         if self._stores.get(store_prefix(self._store) + rows.STATE_KEY) is None:
@@ -167,7 +168,7 @@ class PartitionReplay:
         self._entries = 0
 
     def end(self, files: RowFiles) -> Generator[int, None, PartitionPart]:
-        """Write the rows as those of a backup; yield the size of each block, and return the partition's description.
+        """Write the rows in the form of a backup; yield the size of each block, and return the partition's description.
 
         Raises InvalidRequest if no backup can be made of this moment.
         """
@@ -220,7 +221,7 @@ class Replay:
         """Number of applied entries."""
 
     def run(self, work: Path, target: Directory, backup_id: str) -> Iterator[int]:
-        """Make the rows of all partitions, as those of a backup at `target`, with temporary files at `work`.
+        """Write the rows of all partitions in the form of a backup to `target`, with temporary files at `work`.
 
         Yields the number of bytes read from time to time. Raises DamagedBackup, NoBackup, InvalidRequest.
         """

@@ -115,7 +115,7 @@ class Broker:
         log_reads: LogReads,
         nursery: trio.Nursery,
     ) -> None:
-        """Create it. `nursery` must outlive every connection."""
+        """`nursery` must outlive every connection."""
         self.node_log = node_log
         self.clock = clock
         self.limits = limits
@@ -466,7 +466,8 @@ class Broker:
     # -- queries --------------------------------------------------------------------------------------------------
 
     async def ask(self, question: Callable[[], T]) -> T:
-        """Run a query on the thread that owns the state of all partitions. Raise Unavailable while that is stalled."""
+        """Run a query on the thread that owns the state of all partitions. Raise Unavailable while that thread is
+        stalled."""
         return await self._runner.ask(question, patient=False)
 
 

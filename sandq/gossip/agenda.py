@@ -47,7 +47,7 @@ class Agenda:
 
     @property
     def next_at(self) -> float | None:
-        """The instant of the next task, which may be a cancelled one; None if there is none."""
+        """The instant of the next task, which may be cancelled; None if no task is planned."""
         return self._heap[0][0] if self._heap else None
 
     def after(self, delay_s: float, do: Callable[[], None]) -> Task:

@@ -80,7 +80,7 @@ class Gossip:
         now: float,
         on_round_trip: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """`address`: where other members reach this one. Raises TooLarge for tags that do not fit."""
+        """`address`: the address at which other members reach this member. Raises TooLarge for tags that do not fit."""
         self.name = name
         self.counts: Counter[str] = Counter()
         self.awareness = Awareness()

@@ -260,7 +260,8 @@ class Members:
         left: list[str] = []
         for at, (name, record) in enumerate(list(self.records.items()), 1):
             ltimes[name] = record.status_ltime
-            # A leaving member is listed as one that left: if it stays after all, it receives this and refutes it.
+            # List a leaving member as a member that has left. If it stays after all, it receives this state and refutes
+            # it.
             if record.state in (State.LEAVING, State.LEFT):
                 left.append(name)
             if not at % RECORDS_AT_ONCE:

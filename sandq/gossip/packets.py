@@ -64,7 +64,7 @@ class Packets:
         self._nonce = nonce
 
     def overhead(self, crc: bool) -> int:
-        """Return the number of bytes that `seal` adds, without those of a compound."""
+        """Return the number of bytes that `seal` adds, without the bytes of a compound."""
         return (OVERHEAD if self._keyring else 0) + (CRC_BYTES if crc else 0)
 
     def seal(self, parts: Sequence[bytes], *, crc: bool) -> bytes:

@@ -39,8 +39,8 @@ def node_tags(
     """Return the tags of a node.
 
     `zone_data`: version of the time zone data that schedules use here. `addresses`: service -> "host:port". `founder`:
-    the node will found the cluster and has not done so yet. It has no `cluster_uuid` then, so only one of the two tags
-    is set.
+    the node will found the cluster and has not done so yet. A founder has no `cluster_uuid`, so only one of the two
+    tags is set.
     """
     tags = {NODE: node, CLUSTER: cluster, STORE_UUID: store_uuid, ZONE: zone, VERSION: version, ZONE_DATA: zone_data}
     if cluster_uuid is not None:

@@ -213,7 +213,8 @@ class _Planner:
 
         A different zone counts first, then a load below the node's share, then the rendezvous score."""
         zones = {self._candidates[node].zone for node in nodes}
-        # Shares are computed over nodes with free capacity: the load that full nodes cannot take is spread over these.
+        # Shares are computed over nodes with free capacity: the load that full nodes cannot take is spread over the
+        # others.
         sharing = [c for c in self._receivers if self._has_capacity(c)] or self._receivers
         total = sum(self._held[c.node] for c in sharing) + 1
         weights = sum(c.weight for c in sharing)

@@ -1,4 +1,4 @@
-"""Batches of messages: `encode` makes one, `Batch.parse` reads one, `peek` reads only the header.
+"""Batches of messages: `encode` makes a batch, `Batch.parse` reads a batch, `peek` reads only its header.
 
 The format, and the code that writes it, is in `batch_format`; this module reads it. A batch is immutable: `take` and
 `slice` copy a selection into a new one. Malformed bytes raise InvalidRequest and nothing else.

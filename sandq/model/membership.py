@@ -49,8 +49,8 @@ class Changes(Protocol):
     """Batches of changes. The first batch has every known member, each later one has the changes since the previous
     batch.
 
-    A slow reader gets several changes of one member as a single one, so that nothing piles up. Iterate and leave the
-    loop at any time; `aclose` is not needed.
+    A slow reader gets several changes of one member as a single change, so that changes do not pile up. Iterate and
+    leave the loop at any time; `aclose` is not needed.
     """
 
     def __aiter__(self) -> Changes: ...

@@ -76,7 +76,7 @@ def check_tenant(text: object) -> str:
 
 def schedule_id(name: str, tenant: str | None) -> str:
     """Return the id of a schedule between client and broker, and in rows: its name, followed by the tenant of its
-    messages unless that is the default tenant.
+    messages unless it is the default tenant.
 
     So two tenants of one partition may have schedules of the same name. PERSISTED.
     """

@@ -42,7 +42,7 @@ A fair topic has the settings of a priority topic, and
 
     tenants              mapping         pattern -> weight, max_in_flight (`model.tenants`); changed as a whole
 
-Defaults and ranges are those of the fields below. A test compares the documents with these fields.
+The fields below have the defaults and ranges. A test compares the documents with these fields.
 
 A group may override `max_attempts`, `max_snoozes` and `backoff`, and may lower `max_in_flight_per_key`. It uses the
 topic's value for each setting that it does not have.

@@ -61,7 +61,7 @@ SMALL_BYTES: Final = 32 << 10
 """Rows up to this size are decoded without counting their items first."""
 KEY_BYTES_MOST: Final = 64 << 10
 BATCH_BYTES: Final = 64 << 20
-"""Maximum size of a decompressed batch: no configuration allows larger ones."""
+"""Maximum size of a decompressed batch: no configuration allows larger batches."""
 
 _LOG_HEADER: Final = struct.Struct("<BB2xIq")
 _VALUE_HEADER: Final = struct.Struct("<B3xIq16s")

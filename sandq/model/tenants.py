@@ -74,7 +74,7 @@ class TenantSettings(schema.Section):
 
 
 def _mapping(given: Any) -> Any:
-    """Check a mapping of patterns, given as such or as JSON text of one."""
+    """Check a mapping of patterns, which may also be given as its JSON text."""
     if isinstance(given, str):
         try:
             given = json.loads(given)

@@ -261,7 +261,7 @@ class HttpClient:
         """Send the request. `_exchange` reads the response at the same time, because a receiver may respond and close
         the connection before it has read the whole request."""
         http, stream = connection.http, connection.stream
-        # If sending fails, stop: `_exchange` reads the response, if there is one.
+        # If sending fails, stop: `_exchange` reads the response if the receiver has sent one.
         with suppress(OSError, trio.BrokenResourceError, h11.LocalProtocolError):
             await stream.send_all(head)
             view = memoryview(body)

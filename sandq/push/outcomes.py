@@ -34,8 +34,8 @@ class Outcome(NamedTuple):
 
     @property
     def is_failure(self) -> bool:
-        """True if the receiver did not accept the message. The circuit breaker counts these, because other messages may
-        fail for the same reason."""
+        """True if the receiver did not accept the message. The circuit breaker counts such outcomes, because other
+        messages may fail for the same reason."""
         return self.end is not End.ACKED
 
 

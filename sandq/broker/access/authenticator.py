@@ -39,7 +39,7 @@ class Login:
     expires_ms: int | None
     quota: Quota
     secret_hash: bytes | None = field(default=None, repr=False)
-    """SHA-256 of its token, if that is a sandq token."""
+    """SHA-256 of its token, if the token is a sandq token."""
     claims: Claims | None = None
     """Claims of its token, if an external issuer issued it."""
 
@@ -56,7 +56,7 @@ class Authenticator:
         *,
         takes_certificates: bool = True,
     ) -> None:
-        """Create it. `mode`: one of `AUTHENTICATION`."""
+        """`mode`: one of `AUTHENTICATION`."""
         self.mode = AUTHENTICATION.index(mode)
         self._catalog = catalog
         self._now_ms = now_ms

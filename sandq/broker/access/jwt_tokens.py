@@ -60,7 +60,7 @@ class JwtVerifier:
     def __init__(
         self, config: JwtSection, now_ms: Callable[[], int], fetch: Callable[[str], Awaitable[bytes]] | None = None
     ) -> None:
-        """Create it. Raise StartupError if the file of keys is invalid."""
+        """Raise StartupError if the file of keys is invalid."""
         assert config.issuer is not None
         self._config = config
         self._now_ms = now_ms

@@ -80,7 +80,7 @@ class Exports:
     """The exports of one node."""
 
     def __init__(self, node_log: NodeLog, runner: Runner, nursery: trio.Nursery) -> None:
-        """Create it. `nursery` must outlive every connection."""
+        """`nursery` must outlive every connection."""
         self._node_log = node_log
         self._runner = runner
         self._nursery = nursery

@@ -46,7 +46,7 @@ class LogReads:
     """Reads the logs of one node."""
 
     def __init__(self, own: str, node_log: NodeLog, now_ms: Callable[[], int], links: PeerLinks) -> None:
-        """Create it. `own`: this node. `now_ms`: clock that stamps entries."""
+        """`own`: this node. `now_ms`: clock that stamps entries."""
         self._own = own
         self._node_log = node_log
         self._now_ms = now_ms

@@ -30,7 +30,7 @@ class WholeRestores:
     """Asks and answers on one node."""
 
     def __init__(self, own: str, catalog: Catalog, routes: Routes, links: PeerLinks) -> None:
-        """Create it. `own`: this node."""
+        """`own`: this node."""
         self._own = own
         self._catalog = catalog
         self._routes = routes
@@ -97,7 +97,7 @@ class WholeRestores:
     # -- answering side -------------------------------------------------------------------------------------------
 
     def _complete_here(self, groups: Sequence[int], restore_id: str) -> list[int]:
-        """Return those of the groups that are completely restored on this node."""
+        """Return the groups, of the given ones, that are completely restored on this node."""
         found = []
         for group in groups:
             leader = self._catalog.by_group.get(group)

@@ -71,7 +71,7 @@ class Bootstrap:
         progress: MetadataProgress,
         directory: PeerDirectory,
     ) -> None:
-        """Create it. `named`: the other nodes in the configuration."""
+        """`named`: the other nodes in the configuration."""
         self._mode = mode
         self._this_node = this_node
         self._own_node = this_node.name

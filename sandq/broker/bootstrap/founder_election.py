@@ -34,7 +34,7 @@ class FounderElection:
     """The election of a founder, on one node."""
 
     def __init__(self, own_node: str, links: PeerLinks, knows: Callable[[], bool]) -> None:
-        """Create it. `knows()`: return whether this node knows of a cluster."""
+        """`knows()`: returns whether this node knows of a cluster."""
         self.decided = False
         """True if this node founds a cluster or belongs to one. From then on it refuses all candidates."""
         self._own_node = own_node

@@ -95,8 +95,8 @@ class Joining:
     # -- metadata leader ------------------------------------------------------------------------------------------
 
     async def take_in(self, metadata: RaftGroup) -> None:
-        """Add the nodes that asked to join, as learners of the metadata group. Raise SandqError if that is not possible
-        now."""
+        """Add the nodes that asked to join, as learners of the metadata group. Raise SandqError if the group cannot
+        change now."""
         for node in sorted(self._asking):
             view: MetadataView = metadata.status
             peer = self._links.up.get(node)

@@ -71,7 +71,7 @@ class ClockKeeper:
     """Compares the clocks. Call `run` once; call `up`, `down`, `on_frame`, `leads` and `reason_to_wait` on the loop."""
 
     def __init__(self, clock: GuardedClock, links: PeerLinks, nodes: Callable[[], int] = lambda: 0) -> None:
-        """Create it. `nodes()`: returns the number of nodes in the cluster, including this one."""
+        """`nodes()`: returns the number of nodes in the cluster, including this one."""
         self._clock = clock
         clock.listen(on_alarm=lambda drift_ms: self._recheck.set())
         self._links = links

@@ -69,7 +69,7 @@ class Timers:
         return len(self._heap)
 
     def note_cancelled(self) -> None:
-        """Note that one of these timers was cancelled."""
+        """Note that a timer in the heap was cancelled."""
         self._stale += 1
         if self._stale > max(STALE_LEAST, len(self._heap) // 2):
             self._heap = [entry for entry in self._heap if entry[2].call is not None]

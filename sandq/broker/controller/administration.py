@@ -37,7 +37,7 @@ class Administration:
         restores: WholeRestores,
         auto_create: AutoCreate = NO_AUTO_CREATE,
     ) -> None:
-        """Create it. `nursery` must outlive every connection. `auto_create`: which topics are created on first use."""
+        """`nursery` must outlive every connection. `auto_create`: which topics are created on first use."""
         self.changes = MetadataChanges(node_log, progress, links, nursery)
         self.topics = TopicAdministration(
             node_id=node_log.node_id,

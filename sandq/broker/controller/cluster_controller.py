@@ -67,7 +67,7 @@ class ClusterController:
         partitions_per_node: int,
         feature_level: FeatureLevel | None = None,
     ) -> None:
-        """Create it. `partitions_per_node`: number of partitions on a node above which other nodes are preferred."""
+        """`partitions_per_node`: number of partitions on a node above which other nodes are preferred."""
         self.feature_level = FeatureLevel(directory) if feature_level is None else feature_level
         self._joining = joining
         self._directory = directory

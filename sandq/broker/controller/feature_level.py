@@ -28,9 +28,7 @@ class FeatureLevel:
     """The feature level of the cluster, on the metadata leader."""
 
     def __init__(self, directory: PeerDirectory, *, rises_by_itself: bool = True) -> None:
-        """Create it.
-
-        Even without `rises_by_itself`, the level of a cluster without topics rises: it stores nothing with which an
+        """Even without `rises_by_itself`, the level of a cluster without topics rises: it stores nothing with which an
         older version would have to be compatible."""
         self._directory = directory
         self._rises_by_itself = rises_by_itself

@@ -36,7 +36,7 @@ class MetadataChanges:
     """
 
     def __init__(self, node_log: NodeLog, progress: MetadataProgress, links: PeerLinks, nursery: trio.Nursery) -> None:
-        """Create it. `nursery` must outlive every connection."""
+        """`nursery` must outlive every connection."""
         self._node_log = node_log
         self._progress = progress
         self._links = links

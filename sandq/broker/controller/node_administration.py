@@ -231,7 +231,7 @@ class NodeAdministration:
             raise Conflict(f"{node.node_id} is the only node that stays", node=node.node_id)
         for topic in view.topics.values():
             for at, placed in enumerate(topic.partitions):
-                # A leader has a majority, and a failed node is not part of that.
+                # A leader has a majority of the members, and a failed node is not part of this majority.
                 if node.node_id in placed.nodes and self._routes.leader(placed.group) is None:
                     raise Conflict(
                         f"partition {at} of topic {topic.name!r} has no leader without {node.node_id}: start that node "

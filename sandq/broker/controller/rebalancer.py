@@ -57,7 +57,7 @@ SLICE_GROUPS: Final = 128
 
 @dataclass(slots=True)
 class _Led:
-    """A group that this node leads and is ready to answer for. Deleted when that ends."""
+    """A group that this node leads and is ready to answer for. Deleted when this node stops leading it."""
 
     host: RaftGroup
     wanted: Partition

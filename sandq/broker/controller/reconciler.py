@@ -62,7 +62,7 @@ class Reconciler:
         outbox: OutboxSender,
         nursery: trio.Nursery,
     ) -> None:
-        """Create it. `nursery` must outlive every connection."""
+        """`nursery` must outlive every connection."""
         self._progress = progress
         self._snapshots = snapshots
         self._sweeper = sweeper
@@ -236,7 +236,7 @@ class Reconciler:
         """Delete the replicas of closed groups."""
         if not groups:
             return
-        # The apply thread may still have entries of these groups. Their rows may be deleted only after those.
+        # The apply thread may still have entries of these groups. Delete the rows only after these entries are done.
         await self._runner.ask(lambda: None)
         await self._runner.on_maintenance(partial(self._node_log.uninstall, groups, metadata_index))
         await self._runner.on_wal(partial(self._node_log.forget, groups))

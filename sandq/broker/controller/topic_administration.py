@@ -59,7 +59,7 @@ class TopicAdministration:
         auto_create: AutoCreate,
         auto_created_most: int,
     ) -> None:
-        """Create it. `auto_create`: which topics are created on first use; at most `auto_created_most` of them."""
+        """`auto_create`: which topics are created on first use; at most `auto_created_most` of them."""
         self.placement = placement
         self.auto_created = 0
         """Number of topics that were created here on first use."""

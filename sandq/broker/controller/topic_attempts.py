@@ -28,7 +28,7 @@ class TopicAttempts:
     """The attempts in progress on the metadata leader."""
 
     def __init__(self, most: int) -> None:
-        """Create it. `most`: maximum number of topics that are created on first use."""
+        """`most`: maximum number of topics that are created on first use."""
         self._most = most
         self._attempts: dict[str, _Attempt] = {}
         self._counted = (-1, 0)

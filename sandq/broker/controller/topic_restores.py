@@ -77,7 +77,7 @@ class TopicRestores:
         """Open a restored topic; do nothing if it is open.
 
         Raise UnknownTopic; InvalidSetting; Conflict if another restore creates it, or while not all of its partitions
-        are complete; Unavailable while that cannot be determined."""
+        are complete; Unavailable while it is unknown whether they are."""
         name = request.topic
         self._changes.check_ready()
         shut = self._shut(request)

@@ -53,9 +53,7 @@ class LeaseOnce:
         timers: Timers,
         congested: Callable[[], bool],
     ) -> None:
-        """Create it.
-
-        `waiters` must know the `leaders`. `congested()`: return whether the connection accepts nothing now."""
+        """`waiters` must know the `leaders`. `congested()`: return whether the connection accepts nothing now."""
         self._request = request
         self._line = caller.line
         self._leaders = leaders
@@ -70,7 +68,7 @@ class LeaseOnce:
         """Partitions in which the request has leases, or may get some."""
 
     async def run(self) -> list[Taken]:
-        """Lease due messages. If there are none, wait up to `wait_ms` for the first ones."""
+        """Lease due messages. If none are due, wait up to `wait_ms` for the first ones."""
         for leader in self._leaders:
             if leader.limits_wanted:
                 leader.note_asked(self._request.group)

@@ -100,7 +100,8 @@ class LimitHome:
         """Epoch and version of the last request and its time in ms, by partition."""
 
     def heard(self, partition: int, report: Report, now_ms: int) -> bool:
-        """Record the report of a partition. Return whether it differs from a recent one."""
+        """Record the report of a partition. Return whether it differs from the last report, or that report was not
+        recent."""
         before, reported_ms = self._reports.get(partition, (None, 0))
         self._reports[partition] = report, now_ms
         return report != before or not 0 <= now_ms - reported_ms < FRESH_MS
@@ -114,9 +115,11 @@ class LimitHome:
                 continue
             share = shares.get(partition)
             if share is None:
+                # The first report since the limits were set: the partition has no share.
                 if partition in ledger.unheard and report.version == 0:
                     confirmed.append((partition, 0, report.leased, 0))
             elif report.version == share.version:
+                # The partition applies this share, so it leases nothing more above it.
                 held = min(share.held, max(share.in_flight, report.leased))
                 if not share.confirmed or held < share.held:
                     confirmed.append((partition, report.version, report.leased, report.returned_us))
@@ -158,7 +161,7 @@ class LimitHome:
     def asks(self, ledger: LedgerStatus, own: Report, now_ms: int) -> Iterator[tuple[int, Offer]]:
         """Yield the partitions to ask for their state, with the shares to send them.
 
-        Skip those that were asked recently."""
+        Skip partitions that were asked recently."""
         is_any_starved = own.is_starved or self.is_any_starved(now_ms)
         open_shares = {partition: Share(confirmed=False) for partition in ledger.unheard} | ledger.shares
         for partition, share in open_shares.items():
@@ -167,6 +170,7 @@ class LimitHome:
             is_reported = report is not None and (report.epoch, report.version) == (epoch, version)
             is_fresh = is_reported and 0 <= now_ms - reported_ms < ASK_MS
             if share.confirmed:
+                # Ask for a newer report only if the partition could give something to a starved one.
                 holds = share.held > 0 or share.held_units > 0
                 if is_fresh or not (is_any_starved and holds):
                     continue
@@ -208,11 +212,11 @@ def _may_raise(ledger: LedgerStatus, shares: dict[int, Share], own: Report) -> b
 
 
 def newer(status: Status, asked: Sequence[Offer]) -> list[Offer]:
-    """Return the shares that are newer than those that the partition applies."""
+    """Return the offered shares that are newer than the shares that the partition applies."""
     allowances = status.limits.allowances if status.limits is not None else {}
     found = []
-    for one in asked:
-        allowance = allowances.get(one.group)
-        if allowance is not None and allowance.epoch == one.epoch and allowance.version < one.version:
-            found.append(one)
+    for offer in asked:
+        allowance = allowances.get(offer.group)
+        if allowance is not None and allowance.epoch == offer.epoch and allowance.version < offer.version:
+            found.append(offer)
     return found

@@ -55,7 +55,7 @@ class LimitPlan:
         self._taken_ms: int | None = None
         """Time in ms at which something was last taken from a partition."""
         self._used: dict[int, int] = {}
-        """Value of `used` at the last change, by partition."""
+        """Value of `PartitionUse.used` at the last change of the plan, by partition."""
         self._began: dict[int, tuple[int, int]] = {}
         """Start of the current turn in ms, and the value of `used` at that time, by partition."""
         self._ended_ms: dict[int, int] = {}
@@ -65,40 +65,40 @@ class LimitPlan:
         """Return the new targets of the partitions whose share should change.
 
         `uses` includes the home partition, which gets the remainder."""
-        starved = [partition for partition, one in uses.items() if one.is_starved]
+        starved = [partition for partition, use in uses.items() if use.is_starved]
         if not starved:
             return {}
         may_take = self._taken_ms is None or not 0 <= now_ms - self._taken_ms < ROTATION_MS
         in_flight_left = _ANY if limit.max_in_flight is None else limit.max_in_flight
         units_left = _ANY if limit.burst is None else limit.burst
         targets: dict[int, Target] = {}
-        # First, partitions that are not starved keep a part of their shares. The rest is for the starved ones.
-        for partition, one in uses.items():
-            if not one.is_starved:
-                kept = self._kept(partition, one, may_take and one.is_open, now_ms)
+        # First, partitions that are not starved keep a part of their shares. The rest is for the starved partitions.
+        for partition, use in uses.items():
+            if not use.is_starved:
+                kept = self._kept(partition, use, may_take and use.is_open, now_ms)
                 targets[partition] = kept
-                in_flight_left -= max(kept[0], one.leased)
+                in_flight_left -= max(kept[0], use.leased)
                 units_left -= kept[1]
         seated = self._seated(starved, uses, min(in_flight_left, units_left), may_take, now_ms)
         targets |= {partition: (0, 0) for partition in starved if partition not in seated}
         if not may_take:  # starved partitions without a turn keep their shares
-            for partition in [one for one in starved if one not in seated and one != HOME]:
+            for partition in [other for other in starved if other not in seated and other != HOME]:
                 targets[partition] = uses[partition].in_flight, uses[partition].units
                 in_flight_left, units_left = in_flight_left - targets[partition][0], units_left - targets[partition][1]
         in_flight = _filled(
             in_flight_left,
             [
-                (_floor(partition, one.in_flight, one.leased, may_take), _wanted(one))
+                (_floor(partition, use.in_flight, use.leased, may_take), _wanted(use))
                 for partition in seated
-                for one in [uses[partition]]
+                for use in [uses[partition]]
             ],
         )
         units = _filled(
             units_left,
             [
-                (_floor(partition, one.units, 0, may_take), _ANY if one.wants_rate else max(one.units // 2, 1))
+                (_floor(partition, use.units, 0, may_take), _ANY if use.wants_rate else max(use.units // 2, 1))
                 for partition in seated
-                for one in [uses[partition]]
+                for use in [uses[partition]]
             ],
         )
         for partition, *target in zip(seated, in_flight, units, strict=True):
@@ -108,17 +108,17 @@ class LimitPlan:
             )
         return self._changes(limit, uses, starved, targets, now_ms)
 
-    def _kept(self, partition: int, one: PartitionUse, may_take: bool, now_ms: int) -> Target:
+    def _kept(self, partition: int, use: PartitionUse, may_take: bool, now_ms: int) -> Target:
         """Return the target of a partition that is not starved."""
-        is_idle = one.used == self._used.get(partition, 0)
+        is_idle = use.used == self._used.get(partition, 0)
         began_ms, _ = self._began.get(partition, (now_ms - ROTATION_MS, 0))
         has_turn = 0 <= now_ms - began_ms < ROTATION_MS  # during its turn, it may have no due message for a moment
         if has_turn or (partition != HOME and not may_take):
-            return one.in_flight, one.units
-        spare = max(one.in_flight - one.leased, 0)
+            return use.in_flight, use.units
+        spare = max(use.in_flight - use.leased, 0)
         if is_idle:
-            return min(one.in_flight, one.leased), 0
-        return min(one.in_flight, one.leased + spare // 2), one.units // 2
+            return min(use.in_flight, use.leased), 0
+        return min(use.in_flight, use.leased + spare // 2), use.units // 2
 
     def _seated(
         self, starved: Sequence[int], uses: Mapping[int, PartitionUse], seats: int, may_take: bool, now_ms: int
@@ -128,18 +128,18 @@ class LimitPlan:
             return list(starved)
 
         def order(partition: int) -> tuple[bool, int, int]:
-            one = uses[partition]
-            has_share = one.in_flight > 0 or one.units > 0
-            is_on = has_share and (not may_take or not self._is_over(partition, one, now_ms))
+            use = uses[partition]
+            has_share = use.in_flight > 0 or use.units > 0
+            is_on = has_share and (not may_take or not self._is_over(partition, use, now_ms))
             # A partition whose turn has just ended comes after all others, even those that never had one.
             return not is_on, now_ms if has_share else self._ended_ms.get(partition, 0), partition
 
         return sorted(starved, key=order)[: max(seats, 0)]
 
-    def _is_over(self, partition: int, one: PartitionUse, now_ms: int) -> bool:
+    def _is_over(self, partition: int, use: PartitionUse, now_ms: int) -> bool:
         """Return whether the turn of a partition is over."""
-        began_ms, used = self._began.setdefault(partition, (now_ms, one.used))
-        return not 0 <= now_ms - began_ms < ROTATION_MS and one.used > used
+        began_ms, used = self._began.setdefault(partition, (now_ms, use.used))
+        return not 0 <= now_ms - began_ms < ROTATION_MS and use.used > used
 
     def _changes(
         self,
@@ -155,31 +155,31 @@ class LimitPlan:
             (limit.max_in_flight or 0) - sum([target[0] for target in others]),
             (limit.burst or 0) - sum([target[1] for target in others]),
         )
-        better = [
+        benefiting = [
             partition
             for partition in starved
-            for one in [uses[partition]]
-            if (one.wants_in_flight and targets[partition][0] > one.in_flight)
-            or ((one.wants_rate or not one.units) and targets[partition][1] > one.units)
+            for use in [uses[partition]]
+            if (use.wants_in_flight and targets[partition][0] > use.in_flight)
+            or ((use.wants_rate or not use.units) and targets[partition][1] > use.units)
         ]
-        if not better:
+        if not benefiting:
             return {}
         changes = {}
         for partition, target in targets.items():
-            one = uses[partition]
-            had = one.in_flight, one.units
-            if target == had:
+            use = uses[partition]
+            current = use.in_flight, use.units
+            if target == current:
                 continue
             if partition != HOME:
                 changes[partition] = target
-                if target[0] < had[0] or target[1] < had[1]:
+                if target[0] < current[0] or target[1] < current[1]:
                     self._taken_ms = now_ms
-            if had[0] + had[1] == 0:
-                self._began[partition] = now_ms, one.used
+            if current[0] + current[1] == 0:
+                self._began[partition] = now_ms, use.used
             elif sum(target) == 0:
                 self._began.pop(partition, None)
                 self._ended_ms[partition] = now_ms
-        self._used = {partition: one.used for partition, one in uses.items()}
+        self._used = {partition: use.used for partition, use in uses.items()}
         return changes
 
 
@@ -192,11 +192,11 @@ def _floor(partition: int, has: int, leased: int, may_take: bool) -> int:
     return 0 if may_take else has
 
 
-def _wanted(one: PartitionUse) -> int:
+def _wanted(use: PartitionUse) -> int:
     """Return the number of messages in flight that a starved partition can use."""
-    if one.wants_in_flight:
-        return one.leased + one.wants_in_flight
-    return max(one.leased + max(one.in_flight - one.leased, 0) // 2, 1)
+    if use.wants_in_flight:
+        return use.leased + use.wants_in_flight
+    return max(use.leased + max(use.in_flight - use.leased, 0) // 2, 1)
 
 
 def _filled(total: int, bounds: Sequence[tuple[int, int]]) -> list[int]:

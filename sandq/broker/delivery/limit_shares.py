@@ -49,7 +49,7 @@ class LimitShares:
     """Exchange reports and shares with the leaders of other partitions."""
 
     def __init__(self, own: str, catalog: Catalog, links: PeerLinks, clock: GuardedClock, timers: Timers) -> None:
-        """Create it. `own`: this node."""
+        """`own`: this node."""
         self._own = own
         self._catalog = catalog
         self._links = links
@@ -154,7 +154,7 @@ class LimitShares:
     # -- the other partitions -------------------------------------------------------------------------------------
 
     def _take_offers(self, leader: PartitionLeader, items: list[Offer]) -> None:
-        """Apply shares sent by the home partition, and report the state of this one."""
+        """Apply shares sent by the home partition, and report the state of this partition."""
         topic = self._topic_of(leader)
         if topic is None or leader.partition == HOME:
             return

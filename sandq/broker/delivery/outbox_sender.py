@@ -56,11 +56,11 @@ ANSWER_S: Final = 10.0
 """Time in s that another node has to answer. Then the batch is sent again."""
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
-"""Longest pause in s after a transient error. The pause doubles with each one."""
+"""Longest pause in s after a transient error. The pause doubles with each further error."""
 LOGGED_TRIES: Final = 30
 """Number of attempts, which take about a minute, between two warnings in the log."""
 NUMBER: Final = sequence_of(1)
-"""Sequence number of each batch, which is the only one in its epoch."""
+"""Sequence number of each batch: there is only one batch in an epoch."""
 _LIMITS: Final = replace(
     DEFAULT,
     message_bytes=DEFAULT.batch_bytes,
@@ -68,7 +68,7 @@ _LIMITS: Final = replace(
     headers_bytes=DEFAULT.batch_bytes,
     delay_days=4_000_000,
 )
-"""The limits of the format, not those of a node.
+"""The limits of the format, not the limits of a node.
 
 A batch that one node refused by its own limits may have been stored by a previous leader, and would then be stored
 twice. The messages were checked when they were accepted."""
@@ -95,7 +95,7 @@ class OutboxSender:
         links: PeerLinks,
         nursery: trio.Nursery,
     ) -> None:
-        """Create it. `own`: this node. `nursery` must outlive every connection."""
+        """`own`: this node. `nursery` must outlive every connection."""
         self._own = own
         self._catalog = catalog
         self._runner = runner
@@ -255,7 +255,8 @@ class OutboxSender:
     def _store(
         self, group: int, producer_id: int, epoch: int, batch: bytes, done: Callable[[SandqError | None], None]
     ) -> None:
-        """Store a batch that another partition sends to one that this node leads. `done` gets the error, or None."""
+        """Store a batch that another partition sends to a partition that this node leads. `done` gets the error, or
+        None."""
         try:
             leader = self._catalog.by_group.get(group)
             if leader is None:

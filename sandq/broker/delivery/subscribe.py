@@ -1,4 +1,4 @@
-"""Prepare a consumer's subscription: create its group, find its leases, and reclaim those of earlier processes."""
+"""Prepare a consumer's subscription: create its group, find its leases, and reclaim the leases of earlier processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class GroupOpenings:
     """Create groups where they do not exist. Concurrent requests for the same group create it once."""
 
     def __init__(self, most: int, node_log: NodeLog) -> None:
-        """Create it. `most`: maximum number of groups on this node, each counted once per partition."""
+        """`most`: maximum number of groups on this node, each counted once per partition."""
         self._most = most
         self._node_log = node_log
         self._counted_s = -math.inf

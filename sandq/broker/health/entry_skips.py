@@ -42,7 +42,7 @@ class EntrySkips:
         shut_replicas: ShutReplicas,
         links: PeerLinks,
     ) -> None:
-        """Create it. `own`: this node."""
+        """`own`: this node."""
         self._own = own
         self._node_log = node_log
         self._catalog = catalog

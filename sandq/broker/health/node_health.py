@@ -75,10 +75,8 @@ class NodeHealth:
         stall_after_s: float,
         request_timeout_s: float,
     ) -> None:
-        """Create it.
-
-        `free_bytes`: returns the free bytes of the disk, once the disk answers. No new messages are stored while less
-        than `reserve_bytes` are free, as commands that free space need the rest."""
+        """`free_bytes`: returns the free bytes of the disk, once the disk answers. No new messages are stored while
+        less than `reserve_bytes` are free, as commands that free space need the rest."""
         self._node_log = node_log
         self._runner = runner
         self._links = links

@@ -74,10 +74,8 @@ class ReplicaDigests:
         shut_replicas: ShutReplicas,
         bytes_per_s: int,
     ) -> None:
-        """Create it.
-
-        `bytes_per_s`: rate of reading; 0: read and request nothing. A shut replica does not answer, and does not count
-        as different."""
+        """`bytes_per_s`: rate of reading; 0: read and request nothing. A shut replica does not answer, and does not
+        count as different."""
         self._shut_replicas = shut_replicas
         self._node_log = node_log
         self._catalog = catalog

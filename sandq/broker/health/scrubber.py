@@ -23,9 +23,7 @@ class Scrubber:
     """Reads all files of a node, and compares them with their checksums."""
 
     def __init__(self, files: Files, stores: Path, bytes_per_s: int) -> None:
-        """Create it.
-
-        `stores`: directory of the tables; it need not exist. `bytes_per_s`: rate of reading; 0: read nothing."""
+        """`stores`: directory of the tables; it need not exist. `bytes_per_s`: rate of reading; 0: read nothing."""
         self._files = files
         self._stores = stores
         self._bytes_per_s = bytes_per_s

@@ -1,4 +1,4 @@
-"""Track which replicas are shut, on all nodes, and open those of this node again when possible (ADR 46).
+"""Track which replicas are shut on all nodes, and open the shut replicas of this node again when possible (ADR 46).
 
 Every node reports its shut replicas to all others: on each change, and when a link is made. A leader sends a snapshot
 to a member whose replica is shut. A shut leader hands over to a voter whose replica is not. A replica whose group has
@@ -75,7 +75,7 @@ class ShutReplicas:
         runner: Runner,
         links: PeerLinks,
     ) -> None:
-        """Create it. `own`: this node."""
+        """`own`: this node."""
         self._own = own
         self._node_log = node_log
         self._runner = runner

@@ -33,21 +33,21 @@ class Stalls:
         self._watched = watched
         self._seen: dict[str, object] = {}
         self._checked_s: float | None = None
-        self.ages_s = {one.label: 0.0 for one in watched}
+        self.ages_s = {work.label: 0.0 for work in watched}
         """Time in s without progress, by label."""
 
     def check(self, now_s: float) -> None:
         """Check all work at this time of a monotonic clock."""
         gap_s = 0.0 if self._checked_s is None else min(now_s - self._checked_s, GAP_MOST_S)
         self._checked_s = now_s
-        for one in self._watched:
-            progress = one.progress()
-            if progress is None or progress != self._seen.get(one.label):
-                self.ages_s[one.label] = 0.0
+        for work in self._watched:
+            progress = work.progress()
+            if progress is None or progress != self._seen.get(work.label):
+                self.ages_s[work.label] = 0.0
             else:
-                self.ages_s[one.label] += gap_s
-            self._seen[one.label] = progress
+                self.ages_s[work.label] += gap_s
+            self._seen[work.label] = progress
 
     def stalled(self) -> list[Watched]:
         """Return the work that has made no progress for too long."""
-        return [one for one in self._watched if self.ages_s[one.label] >= one.limit_s]
+        return [work for work in self._watched if self.ages_s[work.label] >= work.limit_s]

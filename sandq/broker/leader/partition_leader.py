@@ -198,7 +198,7 @@ class PartitionLeader:
         raft_group.listen(on_status=self.status_changed, on_flush=self._lease_along)
 
     def attach(self, subscription: Subscription) -> None:
-        """Add a subscription. It replaces an earlier one of the same consumer."""
+        """Add a subscription. It replaces an earlier subscription of the same consumer."""
         self._attended.add(self)
         pump = self._pumps.setdefault(subscription.group, _GroupPump())
         subscription.partitions += 1
@@ -225,7 +225,7 @@ class PartitionLeader:
         return True
 
     def subscription_of(self, group: str, consumer: str) -> Subscription | None:
-        """Return the subscription of a consumer here, if it has one."""
+        """Return the subscription of a consumer on this node; None if it has none."""
         pump = self._pumps.get(group)
         return None if pump is None else pump.consumers.get(consumer)
 

@@ -61,7 +61,7 @@ class ScheduleFiring:
         nursery: trio.Nursery,
         planning: trio.CapacityLimiter,
     ) -> None:
-        """Create it. `planning`: limits the number of planning threads on this node."""
+        """`planning`: limits the number of planning threads on this node."""
         self._host = host
         self._runner = runner
         self._clock = clock
@@ -167,7 +167,7 @@ def _is_behind(status: Status) -> bool:
 def replan(stored: Sequence[Stored], now_ms: int) -> list[Any]:
     """Return the items that move schedules back to their next occurrence after `now_ms`.
 
-    Omit schedules that are not planned for a later time than that."""
+    Omit schedules whose planned time is not after `now_ms`."""
     items = []
     for name, row in stored:
         schedule = Schedule.load(name, row)

@@ -39,9 +39,7 @@ class Subscription:
         address: str | None = None,
         since_ms: int = 0,
     ) -> None:
-        """Create it.
-
-        `epoch`: epoch of the consumer; 0: none. `handlers`: maximum number of messages that it handles at the same
+        """`epoch`: epoch of the consumer; 0: none. `handlers`: maximum number of messages that it handles at the same
         time; 0: unknown. `address`: address of its connection. `since_ms`: time of the subscription."""
         self.group = group
         self.consumer = consumer

@@ -54,7 +54,7 @@ class PeerLink:
         ping_s: float = PING_S,
         silence_s: float = SILENCE_S,
     ) -> None:
-        """Create it. `secret`: the secret that both sides have proved."""
+        """`secret`: the secret that both sides have proved."""
         self.peer = peer
         self.secret = secret
         self.waiting_bytes = 0

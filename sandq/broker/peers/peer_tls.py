@@ -55,7 +55,7 @@ class PeerTls:
         """Do the TLS handshake of an accepted connection, if the other side starts one.
 
         Return a function that returns whether its certificate belongs to a node; None if the connection has no TLS.
-        `is_known`: the connection comes from a known peer, so its handshake does not queue with those of unknown
+        `is_known`: the connection comes from a known peer, so its handshake does not queue with handshakes of unknown
         sources. Raise Refusal, ConnectionLost, Overloaded."""
         if not await speaks_tls(socket_stream):
             return None

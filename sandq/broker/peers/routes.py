@@ -25,7 +25,7 @@ class Routes:
     """
 
     def __init__(self, own: str, links: PeerLinks) -> None:
-        """Create it. `own`: this node."""
+        """`own`: this node."""
         self._own = own
         self._links = links
         self._led: dict[int, int] = {}

@@ -19,7 +19,7 @@ _FIXARRAYS = range(0x90, 0xA0)
 def answer(head: bytes, addresses: Mapping[str, str]) -> bytes:
     """Return the reply to a connection that begins with `head` and speaks another protocol; empty if it may be a node.
 
-    `addresses`: those of this node, as "client" -> "host:port"."""
+    `addresses`: addresses of this node, as "client" -> "host:port"."""
     text = "This is sandq's peer port, where the nodes of a cluster communicate." + "".join(
         f" {what} belongs to {addresses[name]} on this node."
         for name, what in (("client", "The binary protocol of sandctl and the client library"), ("http", "HTTP"))

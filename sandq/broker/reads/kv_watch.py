@@ -85,7 +85,7 @@ class KvWatches:
     """The watchers of this node's partitions."""
 
     def __init__(self, runner: Runner, nursery: trio.Nursery) -> None:
-        """Create it. `nursery` must outlive every watcher."""
+        """`nursery` must outlive every watcher."""
         self._nursery = nursery
         self._runner = runner
         self._watchers: dict[RaftGroup, dict[_Watcher, None]] = {}

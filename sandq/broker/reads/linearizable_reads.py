@@ -126,7 +126,7 @@ class LinearizableReads:
     """Runs queries of groups in rounds."""
 
     def __init__(self, runner: Runner, nursery: trio.Nursery) -> None:
-        """Create it. `nursery` must outlive every query."""
+        """`nursery` must outlive every query."""
         self._nursery = nursery
         self._runner = runner
         self._coming: dict[_Key, list[_Asked[Any]]] = {}

@@ -159,7 +159,7 @@ class Applier:
         self._until_s = 0.0
         """Time from which the current task may yield; inf if it never yields."""
         self._shut: list[tuple[int, Replica]] = []
-        """Replicas that were shut, with their groups, and that the loop does not know of yet."""
+        """Shut replicas, with their groups, of which the loop does not know yet."""
 
     @property
     def is_applying(self) -> bool:

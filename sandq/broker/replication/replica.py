@@ -405,7 +405,7 @@ class PartitionReplica:
         """Return the rows of these keys in a compacted topic; None for a key without a value (apply thread).
 
         Stop after the key with which the rows reach `max_bytes`. A value counts as missing if it has expired by the
-        time of the last entry, or by `now_ms` if that is later."""
+        time of the last entry, or by `now_ms` if `now_ms` is later."""
         table, late_ms = self._keys(now_ms)
         rows: list[bytes | None] = []
         size = 0

@@ -270,7 +270,8 @@ class Runner:
         self._ticked.set()
 
     def _submit(self, tasks: list[Apply]) -> None:
-        """Apply entries: at once, on the loop, if that is quick and the apply thread is idle; else on that thread."""
+        """Apply entries on the apply thread. If they are quick and that thread is idle, apply them at once on the
+        loop."""
         if tasks:
             self._inbox.during(partial(self._hand_over, tasks))
 

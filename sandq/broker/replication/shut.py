@@ -90,7 +90,7 @@ class ApplyFailure:
     error: str
     """Class and text of the error, at most `ERROR_CHARS`."""
     command: int | None = None
-    """Position, in its entry, of the command that failed; None if that is not known."""
+    """Position, in its entry, of the command that failed; None if the command is not known."""
     kind: str | None = None
     """Class name of that command."""
     is_exact: bool = True

@@ -41,7 +41,7 @@ class KvRequests:
     """Get, scan and watch the keys of a partition."""
 
     def __init__(self, broker: Broker, output: Output) -> None:
-        """Create it. `output`: the connection's output, which takes the answers."""
+        """`output`: the connection's output, which takes the answers."""
         self._broker = broker
         self._output = output
         self._time = PartitionTime(broker.clock)

@@ -80,7 +80,7 @@ class ScheduleRequests:
     """Requests about schedules, on the node that leads their partition."""
 
     def __init__(self, broker: Broker, output: Output) -> None:
-        """Create it. `output`: the connection's output, which takes the answers."""
+        """`output`: the connection's output, which takes the answers."""
         self._broker = broker
         self._output = output
 

@@ -34,10 +34,8 @@ class Intake:
     def __init__(
         self, begin: Callable[[Meta], Awaitable[NewStore | None]], needs: Callable[[Meta], bool] = lambda meta: True
     ) -> None:
-        """Create it.
-
-        `begin(meta)`: return a new store for a snapshot, or None if its state is here already; raise SandqError if it
-        cannot be received now. `needs(meta)`: return whether this node still needs the snapshot."""
+        """`begin(meta)`: return a new store for a snapshot, or None if its state is here already; raise SandqError if
+        it cannot be received now. `needs(meta)`: return whether this node still needs the snapshot."""
         self._begin = begin
         self._needs = needs
         self._kept: dict[int, _Kept] = {}

@@ -1,4 +1,4 @@
-"""Send snapshots of this node's replicas to members that need them, and install those of other nodes.
+"""Send snapshots of this node's replicas to members that need them, and install snapshots of other nodes.
 
 Sending: a view of the rows is taken once all applied entries are written (apply thread). The rows are read in chunks on
 the maintenance thread, and sent over a separate connection. Meanwhile the log keeps the entries after the snapshot, up
@@ -97,9 +97,8 @@ class Snapshots:
         sweeper: StoreSweeper,
         shut_members: Callable[[RaftGroup], Sequence[str]] = lambda host: (),
     ) -> None:
-        """Create it.
-
-        `shut_members(host)`: return members whose replicas are shut and that a snapshot of this node's replica opens.
+        """`shut_members(host)`: return members whose replicas are shut and that a snapshot of this node's replica
+        opens.
         """
         self.sent = self.installed = self.outrun = 0
         self._node_log = node_log
@@ -128,7 +127,7 @@ class Snapshots:
         return sorted({*needing(host), *self._shut_members(host)})
 
     async def run(self) -> None:
-        """Send snapshots to members that need one, until cancelled."""
+        """Send snapshots to all members that need a snapshot, until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 for number, host in list(self._node_log.hosts.items()):

@@ -61,7 +61,7 @@ _FIELDS: dict[int, tuple[_Field, ...]] = {
 SMALL_FRAME_BYTES = 65 << 10
 """Maximum size of a frame without rows, in bytes.
 
-An offer is the first frame, and 64 connections may each send part of one."""
+An offer is the first frame, and 64 connections may each have sent a part of an offer."""
 CHUNK_FRAME_BYTES = CHUNK_BYTES_AT_MOST + SMALL_FRAME_BYTES
 _NAMES = dict(zip(_FIELDS, ("OFFER", "RESUME", "REFUSE", "CHUNK", "ACK", "DONE", "FAILED"), strict=True))
 
@@ -220,7 +220,7 @@ class _Talk:
         return answer
 
     async def receive(self, *kinds: int) -> tuple[int, Sequence[Any]]:
-        """Receive the next frame, which must be of one of these kinds. Return its kind and fields."""
+        """Receive the next frame. Its kind must be one of `kinds`. Return its kind and fields."""
         wanted = " or ".join(_NAMES[kind] for kind in kinds)
         limit = CHUNK_FRAME_BYTES if CHUNK in kinds else SMALL_FRAME_BYTES
         frame = await _in_time(self._stream.receive(limit), f"to send {wanted}")

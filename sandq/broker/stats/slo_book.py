@@ -93,7 +93,7 @@ class SloBook:
     """The counts of one node. Call `take` often, and before reading."""
 
     def __init__(self, stats: NodeStats, window_ms: int, now_ms: int, kept: bytes | None = None) -> None:
-        """Create it. `kept`: data that `encode` returned earlier. Raise Corruption if it is invalid."""
+        """`kept`: data that `encode` returned earlier. Raise Corruption if it is invalid."""
         self._stats = stats
         self.window_ms = window_ms
         self.since_ms = now_ms
