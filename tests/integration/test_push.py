@@ -126,7 +126,8 @@ async def test_pushed_messages_that_fail_together_wait_differently(
         group = replica.queries._machine.groups.named("g")
         return {entry.due_ms for entry in group.waiting.values()}
 
-    assert len(await timed.broker.ask(due_times)) == 4
+    # There are 256 different waits, so two of the messages may have the same one.
+    assert len(await timed.broker.ask(due_times)) > 1
 
 
 async def test_a_deletion_of_a_compacted_topic_is_pushed_as_one(client: sandq.Client, receiver: Receiver) -> None:

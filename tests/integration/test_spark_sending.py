@@ -286,9 +286,9 @@ async def test_ranks_that_a_topic_does_not_take(node: Serving, api: sandq.Client
     await api.admin.create_topic("t", partitions=PARTITIONS)
     await api.admin.create_topic("p", kind="priority")
     for column, topic, says in (
-        ({"priority": pa.array([None, 0])}, "t", "column priority: 't' is a timer topic; priority topics"),
-        ({"tenant": [None, "acme"]}, "t", "column tenant: 't' is a timer topic; fair topics accept it"),
-        ({"tenant": [None, "acme"]}, "p", "column tenant: 'p' is a priority topic; fair topics accept it"),
+        ({"priority": pa.array([None, 0])}, "t", "column priority: 't' is a timer topic; only priority"),
+        ({"tenant": [None, "acme"]}, "t", "column tenant: 't' is a timer topic; only fair topics accept it"),
+        ({"tenant": [None, "acme"]}, "p", "column tenant: 'p' is a priority topic; only fair topics accept it"),
     ):
         with pytest.raises(InvalidRequest, match=f"row 1 of Spark partition 1 .*{says}"):
             await write(node.client_port, [table([1, 2], **column)], topic=topic)

@@ -152,7 +152,7 @@ def test_priorities_and_tenants_survive_writing_and_reading(spark: Any, node: Br
     [
         (("id AS value",), {}, "value: the type binary or string is expected, not bigint; cast it"),
         (("'x' AS value", "id AS place"), {}, "place: no such column; there are value, key"),
-        (("'x' AS value", "id AS priority"), {}, "priority: 't' is a timer topic; priority topics"),
+        (("'x' AS value", "id AS priority"), {}, "priority: 't' is a timer topic; only priority"),
         (("'x' AS value",), {"onconflict": "x"}, "onConflict: one of ignore, replace, reject is expected"),
         (("'x' AS value", "-1L AS delay_ms"), {}, r"RowRefused: .*row 0 of Spark partition 0 .*-1 is not within"),
         (("'x' AS value",), {"topic": "none"}, "RowRefused: .*none"),

@@ -146,7 +146,7 @@ class Router:
         check, names = self._errors.check, rows.schema.names
         for name, kinds in ACCEPTING_KINDS.items():
             if name in names and record.kind not in kinds:
-                problem = f"{record.name!r} is a {record.kind} topic; {' or '.join(kinds)} topics accept it"
+                problem = f"{record.name!r} is a {record.kind} topic; only {' or '.join(kinds)} topics accept it"
                 check(rows.column(name).is_valid(), number, name, problem)
         if record.kind != COMPACTED:
             problem = f"it is null: topic {record.name!r} is not compacted, so there is no key to delete"
