@@ -30,11 +30,11 @@ class Listed:
     """True if it was never finished, or is being made."""
     increments: int = 0
     spans: Sequence[tuple[int, int]] = ()
-    """Time spans, in epoch milliseconds, for which all of it can be restored with its increments."""
+    """Time spans, in epoch milliseconds, for which the whole backup can be restored with its increments."""
 
     @property
     def reach_ms(self) -> int | None:
-        """Time up to which all of it can be restored; None without increments."""
+        """Time up to which the whole backup can be restored; None without increments."""
         return self.spans[-1][1] if self.spans else None
 
     def shown(self) -> dict[str, Any]:

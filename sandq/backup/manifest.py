@@ -118,7 +118,7 @@ class Manifest:
     """Identities, with the hashes of tokens, and roles; None if they were not included."""
     warnings: tuple[str, ...] = ()
     key_id: str | None = None
-    """Id of the key that it is encrypted with."""
+    """Id of the key that encrypts the backup; None if it is not encrypted."""
     only: tuple[str, ...] | None = None
     """The requested topics; None for all."""
 

@@ -37,7 +37,7 @@ class Standing:
     chain: str | None = None
     """The backup that is followed; None if none is."""
     reach_ms: int | None = None
-    """Time up to which all of it can be restored with its increments, by the cluster's clock."""
+    """Time up to which the whole backup can be restored with its increments, by the cluster's clock."""
     increments: int = 0
     """Number of increments that this process made."""
     increment_bytes: int = 0

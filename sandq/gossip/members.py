@@ -45,7 +45,8 @@ MERGED_WORK: Final = 1
 
 
 class Record:
-    """A member. It is kept longer than in SWIM. `suspect` is separate from the state, because a suspicion may end."""
+    """A member. Its record is kept longer than in SWIM. `suspect` is separate from the state, because a suspicion may
+    end."""
 
     __slots__ = ("address", "forgetting", "meta", "name", "state", "status_ltime", "suspect")
 

@@ -119,7 +119,7 @@ class Nodes:
         self.own = own
         self._nodes = {own.name: own}
         self._others: list[Node] | None = None
-        """All nodes but this one; None if it must be recomputed."""
+        """All other nodes; None if the list must be recomputed."""
         self.refusals: dict[str, str] = {}
         self.leaving = False
         own.incarnation = 1

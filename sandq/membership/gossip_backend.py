@@ -37,7 +37,7 @@ RECEIVE_MOST = 1000
 RECEIVE_WORK = 64 * SHARED_WORK
 """Maximum work of these datagrams; after each `SHARED_WORK` of it the loop runs other tasks."""
 LEAVE_S = 3.0
-"""Maximum time that each of the two steps of a leave waits until it was passed on, in seconds."""
+"""Each of the two steps of a leave waits at most this time until its message was passed on, in seconds."""
 LEAVE_CHECK_S = 0.02
 SEEDS_MOST = 32
 """Maximum number of seeds that are asked at once; further ones are ignored."""
@@ -322,7 +322,7 @@ class GossipMembership:
         request = await receive(self._streams, stream, intake, slot)
         core = self._running
         if isinstance(request, PushPull):
-            # Build the reply before merging, so that it does not just repeat what the other member has sent.
+            # Build the reply before merging. Otherwise it would repeat the state that the other member has just sent.
             known = await intake.do(slot, core.building_push_pull(False))
             await intake.do(slot, core.merging(self._clock.now(), request))
             self._flush()

@@ -177,7 +177,7 @@ class SerfRpc:
         await self._ask("join", body, gives_body=True, gives_body_with_error=True, within_s=max(JOIN_S, self._answer_s))
 
     async def stream_members(self) -> None:
-        """Request the events of members, for `event`. Call it once."""
+        """Request the events of members, which `event` waits for. Call this method only once."""
         await self._ask("stream", {"Type": MEMBER_EVENTS}, streams=True)
 
     async def event(self) -> None:
@@ -200,7 +200,7 @@ class SerfRpc:
         streams: bool = False,
         within_s: float | None = None,
     ) -> Fields:
-        """Send a request and return the answer's body; an empty one if it has none."""
+        """Send a request and return the answer's body; empty if the answer has none."""
         self._seq += 1
         answer = self._answers[self._seq] = _Answer(gives_body, gives_body_with_error)
         if streams:
@@ -239,7 +239,8 @@ class SerfRpc:
                     await self._receive()
 
     async def _receive(self) -> None:
-        """Receive one piece. An error in it ends the connection; `_check` raises it after the answers before it."""
+        """Receive one piece. An error in the piece ends the connection. `_check` raises the error after the answers
+        before it."""
         try:
             data = await self._stream.receive_some(RECEIVE_BYTES)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:

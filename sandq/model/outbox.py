@@ -34,7 +34,7 @@ DEAD_CREATED_HEADER: Final = "sandq-dead-created"
 DEAD_PRIORITY_HEADER: Final = "sandq-dead-priority"
 DEAD_TENANT_HEADER: Final = "sandq-dead-tenant"
 DEAD_UNIQUE_KEY_HEADER: Final = "sandq-dead-unique-key"
-"""Header with the unique key that the message had: text, or bytes if it is no UTF-8."""
+"""Header with the unique key that the message had: text, or bytes if the key is not UTF-8."""
 DEAD_HEADERS_HEADER: Final = "sandq-dead-headers"
 """Header with the original headers, unchanged, if they were no msgpack map."""
 

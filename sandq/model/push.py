@@ -1,4 +1,4 @@
-"""The push of a group: a URL to which each of its messages is POSTed when it is due.
+"""The push of a group: a URL to which each due message of the group is POSTed.
 
 The metadata stores it as a map: `url`, `secrets` (which sign, newest first), `concurrency`, `timeout_ms`. PERSISTED.
 Secrets are never shown again: `shown` returns the parts that may be shown.

@@ -75,7 +75,7 @@ class Quota:
                 maximum=most,
                 principal=principal,
             )
-            refusal.retriable = False  # it does not help to wait
+            refusal.retriable = False  # waiting does not help
             raise refusal
 
 

@@ -229,7 +229,8 @@ class _LogSettings(_Settings):
     def record(self) -> dict[str, Any]:
         """Return the record. It has the name of the dead letter topic only if one is set.
 
-        Replicas read `DEAD_LETTER` instead of the name. The caller adds it, because it can look up that topic.
+        Replicas read `DEAD_LETTER` instead of the name. The caller adds `DEAD_LETTER`, because only the caller can look
+        up that topic.
         """
         named = {} if self.dead_letter_topic is None else {DEAD_LETTER_TOPIC: self.dead_letter_topic}
         return {

@@ -47,7 +47,8 @@ async def give_first_token(
         return
     changed = Signal()
     metadata.listen(on_status=changed.set, on_ready=lambda ready: changed.set())
-    # Reuse the same token until the outcome is known, even after a restart: it may have been stored all the same.
+    # Reuse the same token until the outcome is known, even after a restart: the token may be stored even if the reply
+    # was lost.
     text = await runner.on_maintenance(partial(_pending, files))
     while True:
         view = metadata.status

@@ -180,7 +180,7 @@ class Bootstrap:
             if self._member() is not None:
                 return await self._joining.until_welcome()
             if self._directory.seen() and self._founder() == self._own_node:
-                # A node that does not answer or refuses is asked again: it may be gone by then, or have founded a
+                # Ask a node again that does not answer or refuses: it may be gone by then, or have founded a
                 # cluster.
                 with suppress(SandqError):
                     if await self._founder_election.decide(self._rivals) is None:

@@ -8,8 +8,8 @@ The metadata's log begins with old entries. By these, a node that joins again un
 the groups that its lost disk was a member of. So WELCOME includes the current index of metadata, and the node does not
 act on earlier entries (`Pointers.metadata_index`).
 
-A node that lost its disk has a new store UUID. It is refused by nodes that knew it, and must not silently return under
-its name: it is admitted again only after it was removed, with a new incarnation.
+A node that lost its disk has a new store UUID. Nodes that knew its old store refuse it. It is admitted again only after
+an operator has removed it, and then with a new incarnation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Beginning(NamedTuple):
 
     members: Members
     cluster_uuid: str | None = None
-    """UUID of the cluster; None if it has none yet."""
+    """UUID of the cluster; None if the cluster has no UUID yet."""
     metadata_index: int = 0
     """Index of metadata up to which the node need not act on entries."""
 

@@ -186,7 +186,7 @@ class GuardedClock:
         return int(self.now_s() * 1000)
 
     def seconds_until(self, at_ms: int) -> float:
-        """Return the seconds until `now_ms() >= at_ms`; 0 if it is."""
+        """Return the seconds until `now_ms()` reaches `at_ms`; 0 if it has."""
         return max(0.0, at_ms / 1000 - self.now_s())
 
     def status(self) -> ClockStatus:

@@ -49,7 +49,7 @@ class Standing(enum.IntEnum):
     """The wall clock has jumped away, as many clocks contradict it as agree with it, or too little is known about
     it."""
     OFF = 2
-    """It is further from the others than allowed. Nodes also report this if their clock was not compared yet."""
+    """The clock is further from the others than allowed. Nodes also report OFF until their clock is compared."""
 
 
 class Interval(NamedTuple):
@@ -215,7 +215,7 @@ class PeerClocks:
             self.agreed, self.off, self.disputed = self.agreed or near_majority, False, False
             return True
         if self.disputed and high.low_s <= agree_s and low.high_s >= -agree_s:
-            self.off = self.disputed = False  # one more clock is known now, and it may well agree
+            self.off = self.disputed = False  # one more clock is known now, and may agree with this one
         return False
 
     def waits(self, now_s: float) -> bool:

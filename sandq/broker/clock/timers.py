@@ -27,13 +27,13 @@ class Timer:
         self._timers = timers
 
     def cancel(self) -> None:
-        """Cancel the call and release it. Do nothing if it was called."""
+        """Cancel and release the call. Do nothing if the call was made already."""
         if self.call is not None:
             self.call = None
             self._timers.note_cancelled()
 
     def fire(self) -> None:
-        """Call it, unless it was cancelled."""
+        """Make the call, unless it was cancelled."""
         call, self.call = self.call, None
         if call is not None:
             call()

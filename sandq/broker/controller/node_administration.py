@@ -74,7 +74,7 @@ class NodeAdministration:
     async def _remove(self, node: str) -> None:
         """Record that a node is being removed.
 
-        It must hold nothing, or have failed. It is deleted once nothing depends on it."""
+        The node must hold no partitions, or have failed. Its record is deleted once nothing depends on the node."""
 
         async def change() -> None:
             record = self._node(node)

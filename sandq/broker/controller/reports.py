@@ -1,4 +1,4 @@
-"""Report to the metadata leader what it must know of the groups that this node leads."""
+"""Report to the metadata leader the configurations of the groups that this node leads."""
 
 from __future__ import annotations
 

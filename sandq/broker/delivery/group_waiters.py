@@ -123,7 +123,7 @@ class GroupWaiters:
             raise self.error
 
     async def touch(self) -> None:
-        """Mark the group as in use if the last mark is old enough. This is independent of whether it has messages."""
+        """Mark the group as in use if the last mark is old enough, even if the group has no messages."""
         if not self._is_untouched():
             return
         async with self._lock:
@@ -225,7 +225,7 @@ class GroupWaiters:
     def wake_next(self) -> None:
         """Wake two waiting requests, because a request got messages.
 
-        Each of the two wakes two more if it gets messages, too. So a backlog wakes all requests soon, and a single
+        A woken request that gets messages wakes two more. So a backlog wakes all requests soon, and a single
         message wakes few."""
         if self._due:
             self.wake(2)

@@ -85,7 +85,7 @@ class LimitShares:
             self._report(topic, leader, known, leader.raft_group.status.limits.allowances, is_asked=False)
 
     def _topic_of(self, leader: PartitionLeader) -> OpenTopic | None:
-        """Return the topic of a partition that this node leads; None if it does not lead it."""
+        """Return the topic of a partition that this node leads; None if it leads no such partition."""
         if leader.closed or not leader.raft_group.ready:
             return None
         name, partition = self._catalog.view.partition_of_group.get(leader.raft_group.number, ("", -1))

@@ -222,7 +222,8 @@ class OutboxSender:
         return None
 
     async def _deliver(self, topic: OpenTopic, partition: int, producer_id: int, epoch: int, batch: bytes) -> None:
-        """Let the leader of a partition store a batch. Raise the error that it was refused with, or TimedOut."""
+        """Let the leader of a partition store a batch. Raise the error with which the leader refused it, or
+        TimedOut."""
         answered, answers = trio.Event(), []
 
         def done(error: SandqError | None) -> None:

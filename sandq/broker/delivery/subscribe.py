@@ -134,7 +134,8 @@ async def known_to(request: Subscribe) -> Known:
 def held_by(
     leaders: Sequence[PartitionLeader], request: Subscribe, known: Known, most_bytes: int
 ) -> tuple[list[tuple[PartitionLeader, Delivery]], list[PartitionLeader]]:
-    """Return the live leases of a consumer that it does not know, and the partitions to check later (apply thread).
+    """Return the live leases of a consumer that the consumer does not know, and the partitions to check later (apply
+    thread).
 
     Returns as many leases as its connection may hold; the others expire and are delivered again. In a partition to
     check later, an entry is half applied, and the loop does not know the leases of that entry yet."""
@@ -180,7 +181,7 @@ def reclaimable(leaders: Sequence[PartitionLeader], request: Subscribe, epoch: i
 
 
 async def reclaim(leaders: Sequence[PartitionLeader], command: c.Reclaim) -> None:
-    """Lease again to a consumer what it holds under lower epochs, in these partitions.
+    """Grant a consumer new leases of the messages that it holds under lower epochs, in these partitions.
 
     Raise ConsumerFenced, and the errors of `RaftGroup.submit`."""
     left = list(leaders)

@@ -9,7 +9,7 @@ threads is observed. If the log, the state or the store has made no progress for
 - It repeatedly sends SICK to all nodes. The metadata leader marks it as failed, and later replaces it.
 
 All of this ends with the next progress. Leadership is handed over only to healthy nodes: if all nodes hang on one disk,
-none resigns. Maintenance (flush, compaction, snapshots) may take long. It has a longer limit, and no requests wait for
+none resigns. Maintenance (flush, compaction, snapshots) may take long. So it has a longer limit. No requests wait for
 it.
 
 A node whose log cannot be written because the disk is full also counts as stalled. Before the disk is full, no new

@@ -39,7 +39,7 @@ FIRST_S: Final = 60.0
 ANSWER_S: Final = 3600.0
 """Time in s that other nodes have to answer: they read all rows, at a bounded rate."""
 CHECK_S: Final = 1.0
-"""Interval in s at which a pending comparison checks whether it can end."""
+"""Interval in s at which a comparison in progress checks whether it can end."""
 VIEWS_MOST: Final = 4
 """Maximum number of requested views that wait to be read.
 

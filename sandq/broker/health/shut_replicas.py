@@ -28,7 +28,7 @@ from sandq.protocol.peer import PeerFrame
 log = structlog.get_logger("sandq.replication")
 
 HAND_OVER_S: Final = 1.0
-"""Interval in s at which this node tries to hand over the groups whose shut leader it is."""
+"""Interval in s at which this node tries to hand over the groups that it leads with a shut replica."""
 REPORTS_MOST: Final = 1000
 """Maximum number of replicas that a node reports."""
 ERROR_CHARS: Final = 500
@@ -192,7 +192,7 @@ class ShutReplicas:
     async def _reopen(self, host: RaftGroup) -> None:
         """Load a shut replica from its rows again.
 
-        Its group has decided to skip the entry, or it is not known which of several entries was at fault."""
+        Its group has decided to skip the entry, or several entries may be at fault."""
         node_log, runner, failure = self._node_log, self._runner, host.shut
         try:
             await runner.between_batches(partial(node_log.suspend_shut, host))

@@ -214,7 +214,7 @@ class PartitionLeader:
         self.pump(subscription.group)
 
     def detach(self, subscription: Subscription) -> bool:
-        """Remove a subscription. Return False if it was replaced in the meantime."""
+        """Remove a subscription. Return False if the subscription was replaced in the meantime."""
         pump = self._pumps.get(subscription.group)
         if pump is None or pump.consumers.get(subscription.consumer) is not subscription:
             return False
@@ -426,7 +426,7 @@ class PartitionLeader:
         pump.busy, pump.asked_ms, pump.asked_free_since_ms = True, now_ms, pump.free_since_ms
         pump.asked_early = group.next_ms > now_ms or group.next_ms == pump.awaited_ms
         try:
-            # The lease follows acks that came before it, as they may free what it can grant.
+            # The lease follows earlier acks, because these may free messages that the lease can grant.
             done, work = partial(self._leased, name, pump, reserved), lease_work(grants)
             self.raft_group.submit(command, done, work=work, line=pump)
         except SandqError:

@@ -74,8 +74,8 @@ class Subscription:
 
     @property
     def free_credit(self) -> int:
-        """Number of messages that may be granted now: the credit, or 0 if it is closed or its connection is
-        congested."""
+        """Number of messages that may be granted now: the credit, or 0 if the subscription is closed or its connection
+        is congested."""
         return 0 if self.closed or self.receiver.congested else max(self.credit, 0)
 
     def when_free(self, lease: Callable[[Subscription], None]) -> None:

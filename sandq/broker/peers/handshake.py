@@ -315,7 +315,8 @@ def _met(terms: Terms, theirs: _Opening, known: bool, cluster_uuid: str | None) 
 
 
 def _check_levels(own: PeerIdentity, theirs: PeerIdentity) -> None:
-    """Raise Refusal if a node does not support the feature level of the other one's cluster, whose data it may get."""
+    """Raise Refusal if a node does not support the feature level of the other node's cluster, from which it may get
+    data."""
     for node, cluster_of in ((own, theirs), (theirs, own)):
         if cluster_of.feature_level is not None and cluster_of.feature_level not in node.levels:
             raise Refusal(

@@ -60,7 +60,7 @@ class PeerLink:
         self.waiting_bytes = 0
         """Bytes of frames that are queued or being sent."""
         self.why = ""
-        """Reason why it ended; empty while it is open."""
+        """Reason why the link ended; empty while it is open."""
         self._stream = stream
         self._stream.silence_s = silence_s
         self._silence_s = silence_s

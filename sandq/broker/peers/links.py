@@ -120,7 +120,7 @@ class PeerLinks:
         self._up: dict[str, Peer] = {}
         self._slots = PeerSlots(self._sources)
         self._addresses: dict[str, tuple[Address, frozenset[str]]] = {}
-        """Address of each peer, and the sources that it resolves to, once it was resolved."""
+        """Address of each peer, and the sources to which the address was resolved."""
         self._streams = 0
         self._logged: set[tuple[str, str]] = set()
 
@@ -198,7 +198,7 @@ class PeerLinks:
             self._down(link, "this node belongs to a cluster now")
 
     def end(self, node_id: str, why: str) -> None:
-        """End the link with a node. It is made again if the handshake allows that."""
+        """End the link with a node. A new link is made if the handshake succeeds."""
         link = self._links.get(node_id)
         if link is not None:
             self._down(link, why)

@@ -641,8 +641,8 @@ class NodeLog:
 def _check_known(replica: MetadataReplica, command: bytes) -> None:
     """Raise StartupError if a newer version wrote a metadata entry.
 
-    An entry that cannot be decoded for another reason does not prevent the start. It shuts the metadata when it is
-    applied (ADR 46)."""
+    An entry that cannot be decoded for another reason does not prevent the start. Applying such an entry shuts the
+    metadata replica (ADR 46)."""
     try:
         entry = metadata_commands.Entry.decode(command)
     except Exception as error:

@@ -106,9 +106,9 @@ class RaftGroup:
 
         `encode(commands)`: stamp and encode one entry. `check_level(level)`: raise if the cluster has not reached a
         feature level. `reason_to_wait(self)`: return why no entry may be stamped now, or None. `may_propose(self)`:
-        return whether more may be proposed; if not, the group is marked once it may. `what`: description of the group
-        in error messages. `settles`: if this node stops leading, pending requests are answered once their outcome is
-        certain.
+        return whether more may be proposed; if not, the group is marked once more may be proposed. `what`: description
+        of the group in error messages. `settles`: if this node stops leading, pending requests are answered once their
+        outcome is certain.
 
         Raise Corruption."""
         self.number = number
@@ -405,7 +405,7 @@ class RaftGroup:
         work: int | None = None,
         messages: int = 0,
     ) -> Any:
-        """Submit a command, wait for its result and return it. Raise the error that it was answered with."""
+        """Submit a command, and return its result. Raise the error with which the command was answered."""
         answered, answers = trio.Event(), []
 
         def done(result: Any) -> None:
@@ -566,7 +566,7 @@ class RaftGroup:
         assert failure is not None
         try:
             self.status = self.replica.status()
-        except Exception as error:  # a state that cannot be summed up may be the reason why it is shut
+        except Exception as error:  # the replica may be shut because its state cannot be summed up
             log.error(
                 "the status of a shut replica cannot be read: the previous one is shown",
                 group=self.number,

@@ -182,13 +182,13 @@ def loaded_status(replica: Replica) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Delivery(LeasedPieces):
-    """A lease as it is sent to its consumer, with the data that the sender needs to decide when to send it."""
+    """A lease in the form that its consumer gets, with the data by which the sender decides when to send the lease."""
 
     consumer: str
     count: int
     """Number of messages in all pieces."""
     due_ms: int
-    """Wall-clock time at which its last message is due, in ms. It is not sent earlier."""
+    """Wall-clock time at which its last message is due, in ms. The lease is not sent earlier."""
     generation: int
     """Generation of the group at the time of the delivery.
 
@@ -197,7 +197,7 @@ class Delivery(LeasedPieces):
     returning: bool
     """True if its messages were leased before."""
     repeated: bool
-    """True if it was pushed before and that push may be lost."""
+    """True if the lease was pushed before, and this earlier push may be lost."""
 
 
 class PartitionReplica:
@@ -232,7 +232,7 @@ class PartitionReplica:
         self._last_index: int | None = None
         """Raft index of the last entry with commands whose changes are not in the rows."""
         self._decoded: tuple[bytes, commands.Entry] | None = None
-        """The entry that was decoded last, until it is applied."""
+        """The last decoded entry, until this entry is applied."""
         self.is_mid_entry = False
         """True while an entry is being applied.
 
@@ -380,7 +380,7 @@ class PartitionReplica:
         return [(prefix + start, prefix + stop) for start, stop in self.machine.log.garbage.take()]
 
     def held_by(self, group: str, consumer: str, known: set[int], epoch: int = 0) -> Iterator[Delivery]:
-        """Yield the live leases of a consumer that it does not know: they were granted, but the push was lost.
+        """Yield the live leases that their consumer does not know: they were granted, but the push was lost.
 
         The leases are read one by one. `epoch`: only leases that were granted at this epoch; 0: only leases without
         one. A consumer without an epoch is not the process that had one. The leases of that process expire, or are

@@ -22,9 +22,9 @@ class Request:
     """A command and its costs."""
 
     command: Any
-    """None once it is encoded and proposed, so that a large command is not kept twice."""
+    """None once the command is encoded and proposed, so that a large command is not kept twice."""
     size: int
-    """Number of bytes of memory that it counts for until it is answered."""
+    """Number of bytes that the request counts for in the backlog until it is answered."""
     work: int
     """Cost of applying it, as the size in bytes of a batch that costs the same."""
     messages: int

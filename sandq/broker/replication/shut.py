@@ -64,7 +64,7 @@ class Step(StrEnum):
     """The step that failed."""
 
     LOAD = "load"
-    """The replica's rows could not be read when it was opened."""
+    """The rows could not be read when the replica was opened."""
     DECODE = "decode"
     """The entry's bytes could not be read."""
     APPLY = "apply"

@@ -51,7 +51,7 @@ class StoreSweeper:
 
 
 class StoreCompaction:
-    """Compact the store of one replica when it holds many deleted rows, whether it leads or follows."""
+    """Compact the store of one replica, leading or following, when it holds many deleted rows."""
 
     def __init__(self, host: RaftGroup, node_log: NodeLog, runner: Runner, nursery: trio.Nursery) -> None:
         self._host = host

@@ -295,7 +295,7 @@ class Snapshots:
 
 
 class _Store:
-    """A new store while it is filled."""
+    """A new store that is being filled."""
 
     def __init__(self, node_log: NodeLog, runner: Runner, host: RaftGroup, number: int, sweeper: StoreSweeper) -> None:
         self._sweeper = sweeper

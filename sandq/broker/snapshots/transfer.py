@@ -6,9 +6,9 @@
     CHUNK, at most WINDOW   ->
     that are not answered   <-    ACK each; the last one: DONE, once it is installed, or FAILED (reason)
 
-The receiver keeps what it has when the connection ends. The next offer of the same snapshot continues there; an offer
-of a different snapshot starts over. Threads behind `read_chunk` and `Sink` read, check and write the rows. This module
-only passes on bytes, one chunk at a time.
+The receiver keeps the received rows when the connection ends. The next offer of the same snapshot continues there; an
+offer of a different snapshot starts over. Threads behind `read_chunk` and `Sink` read, check and write the rows. This
+module only passes on bytes, one chunk at a time.
 """
 
 from __future__ import annotations
