@@ -1,4 +1,4 @@
-"""Chains that are kept up to date: how often, what is said of it, and full backups between increments."""
+"""Tests of the loop behind a chain of backups: intervals, status file, and full backups between increments."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.support.partition.bench import T
 
 @pytest.fixture(autouse=True)
 def transfer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client is a cluster without nodes, which is asked itself; nothing waits for a thread, as time is virtual."""
+    """Use a fake cluster as the client. Run all steps in the caller's thread, because time is virtual."""
     for module in (create, follow, chains, schedule):
         monkeypatch.setattr(module, "BackupTransfer", lambda client: client)
 
@@ -53,7 +53,7 @@ def now_ms() -> int:
 
 
 class Follower:
-    """It has this to say, one after the other."""
+    """A fake follower whose steps have the outcomes `said`, in this order."""
 
     manifest = SimpleNamespace(backup_id="b")
     reach_ms = None
@@ -125,7 +125,7 @@ async def test_status_file_reports_how_far_the_chain_is(tmp_path: Path, autojump
 
 
 async def test_missing_increments_are_reported(tmp_path: Path, autojump_clock: Any) -> None:
-    """The status file of a follower whose destination was full from the start: alerts read these values."""
+    """The destination of the follower is full from the start. Alerts read the values in its status file."""
     going = keeper(Follower(*[Unavailable("full")] * 9), status=StatusFile(tmp_path / "status.prom"))
     with trio.move_on_after(12):
         await going.run()
@@ -159,7 +159,7 @@ async def test_full_backups_and_increments_leave_no_hole(
     make = schedule.create_backup
 
     async def slow(*args: Any, **options: Any) -> Any:
-        """A backup takes half a minute, in which work goes on."""
+        """Take half a minute for a backup. Other work continues meanwhile."""
         await trio.sleep(15)
         found = await make(*args, **options)
         await trio.sleep(15)
@@ -192,13 +192,15 @@ async def test_full_backups_and_increments_leave_no_hole(
     for one, next_one in ((first, second), (second, third)):
         assert one.increments > 5 and next_one.manifest is not None
         ((_, stop),) = one.spans
-        assert stop >= max(part.time_ms for part in next_one.manifest.parts), "it is followed until then"
+        assert stop >= max(part.time_ms for part in next_one.manifest.parts), (
+            "the increments of a backup must reach up to the next backup"
+        )
         await verify_chain(location, one.backup_id, replay=True, work=tmp_path)
     assert "sandq_backup_increment_failures 0" in (tmp_path / "status.prom").read_text()
 
 
 async def test_last_increment_of_a_backup_is_retried(autojump_clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to it there is no hole before the next one."""
+    """After the last increment no gap is left before the next backup."""
     cluster, location = FakeCluster(), FakeLocation()
     client: Any = cluster
     cluster.make("a")
@@ -228,8 +230,8 @@ async def test_last_increment_of_a_backup_is_retried(autojump_clock: Any, monkey
 
 
 async def test_logs_are_kept_while_a_partition_takes_long(autojump_clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """During a first backup and when a partition is read again: nodes drop a follower that is silent for five
-    minutes."""
+    """Nodes drop a follower that is silent for five minutes. A first backup and a second read of a partition can take
+    longer."""
     cluster, location = FakeCluster(), FakeLocation()
     client: Any = cluster
     cluster.make("a")
@@ -251,11 +253,12 @@ async def test_logs_are_kept_while_a_partition_takes_long(autojump_clock: Any, m
     cluster.partitions["z", 0].cut()
     made = await BackupFollower(client, location, manifest).step()
     assert len(made.gone) == 1 and made.entries == 1
-    assert len(a.pins) > slow // 60 and set(a.pins) == {durable}, "the increment was not there for good until then"
+    assert len(a.pins) > slow // 60 and set(a.pins) == {durable}, "the pin must stay until the increment is durable"
 
 
 async def test_logs_are_kept_between_increments_that_are_far_apart(autojump_clock: Any) -> None:
-    """Nodes forget who is not heard of for five minutes; and when they have no room any more it is not waited for."""
+    """Nodes forget a follower after five silent minutes. If a node runs out of space, the next increment is made
+    early."""
     cluster, location = FakeCluster(), FakeLocation()
     client: Any = cluster
     cluster.make("a")
@@ -271,7 +274,7 @@ async def test_logs_are_kept_between_increments_that_are_far_apart(autojump_cloc
         a.pins.clear()
         cluster.put("a", "y")
         await trio.sleep(1200)
-        assert len(a.pins) == 20 and set(a.pins) == {index}, "until the next one is there"
+        assert len(a.pins) == 20 and set(a.pins) == {index}, "the pin must stay until the next increment is made"
         a.used = 0.3
     assert 1200 < trio.current_time() < 1300
 
@@ -287,10 +290,10 @@ async def test_schedules_of_other_topics_share_a_destination(
     for topics in (None, ["a"]):
         await BackupSchedule(client, location, 3600, 1, topics=topics, now_ms=now_ms).run(1)
         await trio.sleep(60)
-    assert trio.current_time() == 120, "the second one did not wait for the first one's next"
+    assert trio.current_time() == 120, "the second schedule must not wait for the first"
     await BackupSchedule(client, location, 3600, 1, topics=["a"], now_ms=now_ms).run(1)
     found = [one.manifest.only for one in await list_backups(location) if one.manifest is not None]
-    assert found == [None, ("a",)] and trio.current_time() == 3660, "each has its last one"
+    assert found == [None, ("a",)] and trio.current_time() == 3660, "each schedule keeps its last backup"
     last = await last_of_cluster(client, location, None)
     assert last is not None and last.only is None
 
@@ -298,7 +301,7 @@ async def test_schedules_of_other_topics_share_a_destination(
 async def test_next_backup_is_followed_while_the_previous_is_deleted(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is kept: the one before is deleted while it is followed yet."""
+    """The schedule keeps one backup. The previous backup is deleted while it is still followed."""
     cluster, location, reported = FakeCluster(), FakeLocation(), []
     client: Any = cluster
     cluster.make("a")

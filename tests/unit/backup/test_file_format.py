@@ -1,4 +1,4 @@
-"""Files of backups: what was written is read, and everything else is refused with its place."""
+"""Tests of the file format of backups: written files can be read, and an error names the place of the damage."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_attacker_without_the_key_cannot_change_anything() -> None:
         read(written(KEY))
     with pytest.raises(WrongKey, match=KEY.key_id):
         read(written(KEY), BackupKey(bytes(32)))
-    assert written(KEY) != written(KEY), "each file has a key of its own"
+    assert written(KEY) != written(KEY), "each file has its own key"
 
 
 def test_a_key_is_read_from_a_file_of_its_owner(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ from tests.support.partition.restore_bench import rows_of
 
 @pytest.fixture(autouse=True)
 def transfer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client is a cluster without nodes, which is asked itself."""
+    """Use a fake cluster as the client."""
     for module in (create, follow):
         monkeypatch.setattr(module, "BackupTransfer", lambda client: client)
 
@@ -115,7 +115,9 @@ async def test_every_point_in_time_can_be_restored(
     verified = await verify_chain(location, manifest.backup_id, replay=True, work=tmp_path)
     assert verified.increments == 5 and verified.replayed == 3
     assert verified.spans == [(T + 1000, T + cluster.at)]
-    assert cluster.partitions["b", 0].pins[-1] < cluster.partitions["b", 0].bench.index, "until the file is there"
+    assert cluster.partitions["b", 0].pins[-1] < cluster.partitions["b", 0].bench.index, (
+        "the follower waits until the file exists"
+    )
     for at_ms in (T - 1, T + cluster.at + 1):
         with pytest.raises(
             InvalidRequest, match=r"partition \d of topic '.' cannot be restored as of .* nearest times"
@@ -147,7 +149,7 @@ async def test_follower_killed_at_any_call_continues(is_encrypted: bool, tmp_pat
     location.dies_at = None
     assert deaths > 20
     verified = await verify_chain(location, manifest.backup_id, key=key, replay=True, work=tmp_path)
-    assert verified.increments >= 2, "some died behind what they had made"
+    assert verified.increments >= 2, "some followers died after they had written an increment"
     for at_ms, expected in list(moments.items())[:: len(moments) // 6]:
         found, warnings = await as_of(location, manifest, at_ms, tmp_path, key)
         assert all(found[name] == expected[name] for name in found) and ("a", 0) in found and not warnings
@@ -178,7 +180,7 @@ async def test_log_gap_is_filled_with_new_rows_and_reported(
         find_moment(location, manifest, None, None, hole_ms)
     for at_ms in (before_ms, after_ms):
         assert chain.shown_time(at_ms) in refused.value.message
-    assert find_moment(location, manifest, None, ["b"], hole_ms).topics[0].name == "b", "that one has no hole"
+    assert find_moment(location, manifest, None, ["b"], hole_ms).topics[0].name == "b", "topic 'b' has no gap"
     verified = await verify_chain(location, manifest.backup_id)
     assert verified.spans == [(T + 1000, before_ms), (after_ms, T + cluster.at)]
 
@@ -201,7 +203,7 @@ async def test_follower_stops_at_a_different_history(
 async def test_entries_of_another_history_are_not_put_behind_new_rows(
     cluster: FakeCluster, location: FakeLocation, tmp_path: Path
 ) -> None:
-    """A partition was set back by force, to fewer entries than there were; others go on, so that all is read."""
+    """A partition was reset by force to fewer entries. Other partitions continue, so the follower reads on."""
     manifest = await backed_up(cluster, location)
     going = follower(cluster, location, manifest)
     for value in "abcdef":
@@ -223,7 +225,7 @@ async def test_entries_of_another_history_are_not_put_behind_new_rows(
 async def test_a_clock_that_was_ahead_for_a_while_hides_nothing(
     cluster: FakeCluster, location: FakeLocation, tmp_path: Path
 ) -> None:
-    """Entries are stamped by it; what comes when it is right again is had at its times."""
+    """The wrong clock stamps entries. Entries that follow after its correction can be restored at their own times."""
     manifest = await backed_up(cluster, location)
     going = follower(cluster, location, manifest)
     cluster.put("a", "before")
@@ -237,7 +239,7 @@ async def test_a_clock_that_was_ahead_for_a_while_hides_nothing(
     cluster.put("a", "right again")
     at_ms, expected = T + cluster.at, now(cluster)
     cluster.put("a", "later")
-    assert (await going.step()).reach_ms == T + cluster.at, "it is not told to reach into the future"
+    assert (await going.step()).reach_ms == T + cluster.at, "the reach must not be in the future"
     assert await as_of(location, manifest, at_ms, tmp_path) == (expected, ())
     assert await as_of(location, manifest, before_ms, tmp_path) == (before, ())
     assert (await as_of(location, manifest, None, tmp_path))[0] == now(cluster)
@@ -290,7 +292,9 @@ async def test_a_moment_at_which_a_new_topic_was_not_read_yet_is_refused(
     with pytest.raises(InvalidRequest, match="partition 0 of topic 'new' cannot be restored as of"):
         find_moment(location, manifest, None, None, hole_ms)
     assert find_moment(location, manifest, None, ["b"], hole_ms).topics[0].name == "b"
-    assert (await as_of(location, manifest, read_ms, tmp_path))[0] == read, "before the topics were looked at"
+    assert (await as_of(location, manifest, read_ms, tmp_path))[0] == read, (
+        "the new topic has rows although it was unknown at that time"
+    )
     found, warnings = await as_of(location, manifest, before_ms, tmp_path)
     assert ("new", 0) not in found and not warnings
     (listed,) = await list_backups(location)
@@ -380,7 +384,7 @@ async def test_a_partition_without_a_leader_holds_nothing_up(cluster: FakeCluste
     cluster.at += 100_000
     made = await going.step()
     assert made.entries == 1 and "partition 1 of topic a: nobody leads it" in made.errors[0]
-    assert made.reach_ms == reach_ms, "all of it can be had up to then"
+    assert made.reach_ms == reach_ms, "all rows up to then can be restored"
     (warning,) = find_moment(location, manifest, None, None, None).warnings
     assert "partition 1 of topic a is as of" in warning and "could not be read since" in warning
     cluster.partitions["a", 1].is_away = False
@@ -407,7 +411,7 @@ async def test_a_topic_that_must_not_be_read_holds_nothing_up(
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), BrokenPipe("the bucket is gone")])
 async def test_full_store_is_reported(cluster: FakeCluster, location: FakeLocation, error: Exception) -> None:
-    """While entries are written, rows of a partition, and those of a backup: what is begun then has all of it."""
+    """The store is full while the follower writes entries, rows of a partition, or a backup."""
     manifest = await backed_up(cluster, location)
     going = follower(cluster, location, manifest)
     for number in range(2):
@@ -467,7 +471,7 @@ async def test_second_follower_is_reported(cluster: FakeCluster, location: FakeL
 async def test_second_follower_of_a_store_without_locks_is_reported(
     cluster: FakeCluster, location: FakeLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both are at the same number, and one writes over what the other has written."""
+    """Both followers write the same number, and one overwrites the file of the other."""
     manifest = await backed_up(cluster, location)
     one, other = follower(cluster, location, manifest), follower(cluster, location, manifest)
     await one.step()
@@ -494,7 +498,7 @@ async def test_second_follower_of_a_store_without_locks_is_reported(
 async def test_increment_without_its_end_is_made_again(
     cluster: FakeCluster, location: FakeLocation, tmp_path: Path, is_restarted: bool
 ) -> None:
-    """Some stores show what was written of a file whose writer was stopped."""
+    """Some stores keep a partial file if the writer was stopped."""
     manifest = await backed_up(cluster, location)
     going = follower(cluster, location, manifest)
     for number in range(2):
@@ -585,7 +589,9 @@ async def test_damage_is_reported_with_file_and_byte(
         await as_of(location, manifest, None, tmp_path)
     (listed,) = await list_backups(location)
     assert listed.manifest == manifest, "the backup itself is good"
-    assert (listed.problem is not None) == (damage in (_truncate, _lose)), "that is seen without reading everything"
+    assert (listed.problem is not None) == (damage in (_truncate, _lose)), (
+        "this damage is found without reading all files"
+    )
 
 
 async def test_an_increment_of_another_life_of_the_chain_is_refused(
@@ -621,7 +627,7 @@ async def test_a_foreign_increment_is_refused(cluster: FakeCluster, location: Fa
 async def test_invalid_rows_are_reported(
     cluster: FakeCluster, location: FakeLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: Any
 ) -> None:
-    """Checksums are right: a wrong program has written them."""
+    """The checksums are right, because a faulty program wrote the files."""
     monkeypatch.setattr("tests.support.backups.fake_cluster.encode_chunk", lambda flat: msgpack.packb(rows))
     manifest = await backed_up(cluster, location)
     await follower(cluster, location, manifest).step()

@@ -35,7 +35,7 @@ def test_files(tmp_path: Path, kind: str) -> None:
 
 
 class _StoreError(Exception):
-    """As stores have them that fsspec reaches."""
+    """Names as stores behind fsspec have them."""
 
 
 def test_store_errors_are_reported_as_store_errors() -> None:

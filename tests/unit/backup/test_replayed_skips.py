@@ -1,4 +1,4 @@
-"""Increments ship the replacement of a skipped entry, and a replay of them has the rows of the replicas (ADR 46)."""
+"""Increments contain the replacement of a skipped entry, and their replay gives the rows of the replicas (ADR 46)."""
 
 from __future__ import annotations
 

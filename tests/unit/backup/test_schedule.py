@@ -1,4 +1,4 @@
-"""Tests of backups at intervals: when the next one is due, which are deleted, and the logged events."""
+"""Tests of backups at intervals: the time of the next backup, the deleted backups, and the logged events."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def made(location: Any, ms: int, cluster_uuid: str = "u") -> Manifest:
 
 
 class Bed:
-    """A schedule whose clock the test moves, and whose backups are made at once."""
+    """A schedule whose clock the test advances. Its backups take no time."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, keep: int = 2, **options: Any) -> None:
         self.now_ms = 1_800_000_000_000
@@ -130,7 +130,9 @@ async def test_failed_backup_is_reported_and_deletes_no_good_backup(
     standing = bed.schedule.standing
     assert (standing.failures, standing.error, standing.last_backup) == (2, "no leader", good)
     assert standing.next_ms == bed.now_ms + 300_000
-    assert [one.backup_id for one in await list_backups(bed.location)] == [good], "what it left behind is cleared away"
+    assert [one.backup_id for one in await list_backups(bed.location)] == [good], (
+        "the rest of the interrupted deletion is removed"
+    )
     await bed.schedule._write_status()
     assert json.loads(status.read_text())["failures"] == 2
 

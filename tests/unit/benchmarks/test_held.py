@@ -1,4 +1,4 @@
-"""The loads on a partition's state machine do what they say; how fast that is is not asked here."""
+"""Tests that the loads on a partition's state machine do the stated work. Speed is not tested."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_profiles_become_texts_without_paths(tmp_path: Path) -> None:
     profile.dump_stats(tmp_path / "row.MainThread")
     profile.dump_stats(tmp_path / "row_2.MainThread")
     write_texts(tmp_path, "row")
-    write_texts(tmp_path, "row")  # texts are no profiles
+    write_texts(tmp_path, "row")  # strings are not profiles
     assert {path.name for path in tmp_path.iterdir()} == {"row.MainThread", "row.MainThread.txt", "row_2.MainThread"}
     text = (tmp_path / "row.MainThread.txt").read_text()
     assert "(parse)" in text
@@ -184,6 +184,6 @@ def test_stolen_share_is_measured_since_the_start() -> None:
     times = iter([(1000, 100), (3000, 600), (3000, 600)])
     result = machine.stolen(lambda: next(times))
     assert result() == 0.25
-    assert machine.stolen(lambda: (5, 1))() == 0.0, "no time has passed"
+    assert machine.stolen(lambda: (5, 1))() == 0.0, "no time may pass"
     before, now = machine.cpu_ticks(), machine.cpu_ticks()
     assert 0 <= before[1] <= before[0] <= now[0]

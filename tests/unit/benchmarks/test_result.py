@@ -1,4 +1,4 @@
-"""Figures: percentiles, medians of rounds, and the way from a load's JSON to a row."""
+"""Tests of figures: percentiles, medians of rounds, and rows that are made from the JSON of a load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Raw connections against a server of a few lines: what is sent when, and how long answers are said to have taken."""
+"""Tests of raw connections with a small server: the send times of requests and the measured response times."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ REPLY, ERROR = 0, 255
 
 
 class Server:
-    """Answers every request; those that come together in reverse. `refuse`: the number of one that fails."""
+    """A server that answers concurrent requests in reverse order. `refuse`: number of the request that fails."""
 
     def __init__(self) -> None:
         self.refuse = 0
         self.together: list[int] = []
-        """How many requests were there at once, each time."""
+        """Number of requests in each received batch."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
@@ -112,7 +112,7 @@ def test_replies_are_distinguished_by_request_id(wires: list[Wire]) -> None:
 
 
 def test_paced_latency_counts_from_the_intended_send_though_the_sender_was_behind(wires: list[Wire]) -> None:
-    # Two connections, 10 a second from 100 s on, everything handed over at 105 s.
+    # Two connections, 10 requests per second from second 100 on, all handed over at second 105.
     flows = [
         Flow(wires[0], pings(2), 2, handed=[(105.0, 2)], answers=[(105.5, [1, 2])]),
         Flow(wires[1], pings(2), 2, handed=[(105.0, 2)], answers=[(106.0, [2, 1])]),

@@ -13,8 +13,7 @@ ROUNDS = 60
 
 
 async def work_of_rounds(many: int) -> tuple[list[int], list[int]]:
-    """Return the work of each round of the loop while `many` tasks have more work than time, and the work of each
-    task."""
+    """Run `many` tasks with more work than time. Return the work of each round of the loop, and of each task."""
     rounds: Counter[int] = Counter()
     each = [0] * many
     number = 0
@@ -31,7 +30,7 @@ async def work_of_rounds(many: int) -> tuple[list[int], list[int]]:
             nursery.start_soon(busy, at)
         for number in range(ROUNDS):  # noqa: B007 - the tasks read it
             await trio.lowlevel.checkpoint()
-        counted = [*each]  # who is cancelled last is alone
+        counted = [*each]  # the task that is cancelled last runs alone
         nursery.cancel_scope.cancel()
     return [rounds[number] for number in range(5, ROUNDS - 1)], counted
 
@@ -44,9 +43,9 @@ async def test_single_task_gets_the_whole_slice() -> None:
 @pytest.mark.parametrize("many", [2, 8, 16])
 async def test_a_round_is_as_long_for_many_as_for_two(many: int) -> None:
     rounds, each = await work_of_rounds(many)
-    # Within a round tasks have any order: between two looks there may be two of them.
+    # Tasks of a round have any order. So two rounds can lie between two reads of the count.
     assert SHARED_WORK * (len(rounds) - 1) <= sum(rounds) <= SHARED_WORK * (len(rounds) + 1)
-    assert max(each) - min(each) <= SHARED_WORK, "and each has its turn"
+    assert max(each) - min(each) <= SHARED_WORK, "each task must get its turn"
 
 
 async def test_short_task_overtakes_busy_tasks() -> None:
@@ -67,7 +66,7 @@ async def test_short_task_overtakes_busy_tasks() -> None:
             await time_slice.spend(1)
             passed.append(time_slice.left)
         nursery.cancel_scope.cancel()
-    assert passed == [*range(FIRST_WORK - 1, 0, -1)], "it never had to wait"
+    assert passed == [*range(FIRST_WORK - 1, 0, -1)], "the short task never has to wait"
 
 
 @pytest.mark.parametrize("is_next", [True, False])
@@ -91,4 +90,4 @@ async def test_cancelled_waiter_delays_no_other(is_next: bool) -> None:
     assert set(order) <= {"a", "b", "c"}
     time_slice = TimeSlice()
     await time_slice.end()
-    assert time_slice.left == SLICE_WORK, "nobody is in line any more"
+    assert time_slice.left == SLICE_WORK, "no task waits any more"

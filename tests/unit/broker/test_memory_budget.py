@@ -21,7 +21,9 @@ async def test_memory_is_granted_in_order_of_request() -> None:
         for size in (50, 10, 20):
             nursery.start_soon(_reserve, account, size, got)
             await wait_all_tasks_blocked()
-        assert got == [] and account.is_waited_for, "the last two would fit, and are behind one that does not"
+        assert got == [] and account.is_waited_for, (
+            "the last two requests would fit, but the request before them does not"
+        )
         account.give_back(40)
         await wait_all_tasks_blocked()
         assert sorted(got) == [10, 50] and account.bytes == 100
@@ -84,13 +86,13 @@ async def test_clients_of_one_address_leave_a_quarter_to_others() -> None:
         assert got == [] and one.is_waited_for
         nursery.start_soon(_reserve, other, 20, got)
         await wait_all_tasks_blocked()
-        assert got == [20], "it does not wait behind those of an address that has its share"
+        assert got == [20], "the request must not wait for an address that has used its share"
         assert (one.bytes, other.bytes, account.bytes) == (70, 20, 90)
         one.give_back(5)
     assert got == [20, 10] and (one.bytes, other.bytes, account.bytes) == (75, 20, 95)
     assert one.is_full and not other.is_full and not account.is_full
     other.take(5)
-    assert other.is_full, "all of it is taken"
+    assert other.is_full, "the whole budget is used"
 
 
 async def test_waiter_continues_when_an_eighth_of_its_address_share_is_free() -> None:

@@ -24,7 +24,7 @@ VALUE = value()
 
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Ours, and the server's end."""
+    """Return a socket pair: the client's end and the server's end."""
     ours, theirs = socket.socketpair()
     yield ours, theirs
     ours.close()
@@ -32,7 +32,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def bare(kind: type[Link] | type[Consumer], **attributes: object) -> object:
-    """One that is not connected."""
+    """Return a link or consumer that is not connected."""
     made = kind.__new__(kind)
     for name, found in attributes.items():
         setattr(made, name, found)
@@ -101,7 +101,7 @@ def test_answers_are_counted_wherever_the_stream_is_cut(name: str) -> None:
     for cut in range(len(stream)):
         link = make()
         assert link.count(stream[:cut]) + link.count(stream[cut:]) == answers, f"cut at {cut}"
-        # The last answer counts when it is whole, and not before.
+        # The last answer counts only when it is complete.
         assert make().count(stream[:cut]) < answers, f"counted before its end, at {cut}"
 
 
@@ -148,7 +148,7 @@ def test_delays_are_rounded_up_to_whole_seconds() -> None:
 
 
 def consume(consumer: Consumer, stream: bytes, step: int) -> bytes:
-    """All that it answers, when the stream comes in such pieces."""
+    """Return all that the consumer sends if the stream arrives in pieces of `step` bytes."""
     return b"".join(consumer.receive(stream[at : at + step]) for at in range(0, len(stream), step))
 
 
@@ -199,7 +199,8 @@ def test_redis_consumer_polls_for_due_messages(pair: tuple[socket.socket, socket
 @pytest.mark.parametrize("step", [1, 60, 10_000])
 def test_beanstalkd_deletes_each_job_and_reserves_no_more_than_there_are(step: int) -> None:
     attributes = {"_window": 2, "_unreserved": 1, "_kept": b"", "done": 0}
-    consumer: beanstalkd.BeanstalkdConsumer = bare(beanstalkd.BeanstalkdConsumer, **attributes)  # type: ignore[assignment]
+    # type: ignore[assignment]
+    consumer: beanstalkd.BeanstalkdConsumer = bare(beanstalkd.BeanstalkdConsumer, **attributes)
     jobs = [b"RESERVED %d 100\r\n%s\r\n" % (at, VALUE) for at in range(3)]
     assert consumer.start() == b"reserve\r\n" * 2
     answer = consume(consumer, jobs[0] + jobs[1] + b"DELETED\r\n" + jobs[2] + b"DELETED\r\nDELETED\r\n", step)
@@ -211,7 +212,8 @@ def test_beanstalkd_deletes_each_job_and_reserves_no_more_than_there_are(step: i
 
 @pytest.mark.parametrize("step", [1, 60, 10_000])
 def test_rabbitmq_acks_each_delivery_tag(step: int) -> None:
-    consumer: rabbitmq.RabbitConsumer = bare(rabbitmq.RabbitConsumer, _frames=rabbitmq.Frames(), _tags=[], done=0)  # type: ignore[assignment]
+    # type: ignore[assignment]
+    consumer: rabbitmq.RabbitConsumer = bare(rabbitmq.RabbitConsumer, _frames=rabbitmq.Frames(), _tags=[], done=0)
     stream = rabbitmq.method((60, 21), rabbitmq.short("c"))
     for tag in (1, 2):
         stream += rabbitmq.method((60, 60), b"\1c" + struct.pack(">QB", tag, 0) + b"\0\5bench")
@@ -254,7 +256,7 @@ def test_sandq_names_every_message_in_its_ack() -> None:
 
 
 class Echo(Link):
-    """A server that answers each request with its own bytes would do: a line is an answer."""
+    """A protocol in which each line is an answer, so an echo server is enough."""
 
     def request(self, number: int, values: object, dues_ms: object) -> bytes:
         return b"%d\n" % number
@@ -281,7 +283,7 @@ def test_a_flow_keeps_to_its_window(pair: tuple[socket.socket, socket.socket]) -
 
 @contextlib.contextmanager
 def echoing(server: socket.socket) -> Iterator[None]:
-    """The server's end sends back what it gets, until its client goes."""
+    """Echo all received bytes at the server's end until the client disconnects."""
 
     def echo() -> None:
         while data := server.recv(1000):
@@ -298,7 +300,7 @@ def test_drive_ends_when_everything_is_answered(pair: tuple[socket.socket, socke
     with echoing(pair[1]):
         driven = drive([Flow(link, [b"x\n", b"y\n"], 50, 1)])
         flow = Flow(link, [b"x\n"], 1_000_000, 3)
-        drive([flow], seconds=0.0)  # the clock ends it, but not before what is on the way is answered
+        drive([flow], seconds=0.0)  # the time is over, but open requests are still answered
         link.socket.shutdown(socket.SHUT_WR)
     assert driven.seconds > 0 and len(driven.answer_s) == 50
     assert flow.sent == flow.answers < 1_000_000

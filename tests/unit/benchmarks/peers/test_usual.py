@@ -14,7 +14,7 @@ from benchmarks.peers.registry import PEERS
 
 
 class Counting(usual.Usual):
-    """Counts what it is asked for. `busy`: sends under way at once."""
+    """A client that counts its calls. `busy`: number of concurrent sends."""
 
     def __init__(self) -> None:
         self.sent = self.taken = self.busy = self.most = 0

@@ -123,7 +123,7 @@ async def test_isolated_node_admits_no_caller(autojump_clock: Any) -> None:
     await node.authenticator.identify(TOKEN, None)
     node.is_cut_off = True
     await trio.sleep(FRESH_S / 2)
-    await node.authenticator.identify(TOKEN, None)  # what it knew is not old
+    await node.authenticator.identify(TOKEN, None)  # the cached metadata is still fresh
     assert node.asked == 1
     await trio.sleep(FRESH_S)
     began_s = trio.current_time()

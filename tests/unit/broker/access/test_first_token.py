@@ -20,7 +20,7 @@ from sandq.storage.files import RealFiles
 
 
 class Node:
-    """One that leads the metadata of a cluster in which there is nobody."""
+    """A node that leads the metadata of a cluster without identities."""
 
     def __init__(self, data_dir: Path) -> None:
         self.ready = True
@@ -28,7 +28,7 @@ class Node:
         self.identities: dict[str, Any] = {}
         self.puts: list[bytes] = []
         self.outcomes: list[Callable[[bytes], None]] = []
-        """The outcomes of consecutive proposals; without one, a proposal succeeds."""
+        """The outcomes of consecutive proposals. If the list is empty, a proposal succeeds."""
         self._notify: Callable[[], None] = lambda: None
         self._files = RealFiles(data_dir)
 
@@ -45,7 +45,7 @@ class Node:
         (self.outcomes.pop(0) if self.outcomes else self.have)(secret_hash)
 
     def have(self, secret_hash: bytes) -> None:
-        """It is in metadata."""
+        """Put the identity into the metadata."""
         self.identities = {PRINCIPAL: SimpleNamespace(secret_hash=secret_hash)}
         self._notify()
 
@@ -59,12 +59,12 @@ class Node:
 
     @property
     def files(self) -> list[str]:
-        """In its data directory."""
+        """Names of the files in the data directory."""
         return [path.name for path in self.file.parent.iterdir()]
 
     @property
     def is_of_file(self) -> bool:
-        """Whether who has the file is let in."""
+        """Whether the token in the file is accepted."""
         secret_hash: bytes = self.identities[PRINCIPAL].secret_hash
         return secret_hash == token_hash(self.file.read_text().strip())
 
@@ -121,7 +121,7 @@ async def test_token_with_unknown_outcome_is_not_replaced(autojump_clock: Any, t
 
     node.outcomes = [lost, made_late]
     await node.run()
-    assert node.is_of_file, "the first one was made after all"
+    assert node.is_of_file, "the first proposal succeeded in the end"
 
 
 async def test_token_file_of_losing_node_is_removed(autojump_clock: Any, tmp_path: Path) -> None:
@@ -144,4 +144,4 @@ async def test_new_token_is_made_when_the_last_identity_is_deleted(autojump_cloc
         first = node.file.read_text()
         node.identities = {}
         node._notify()
-    assert node.is_of_file and node.file.read_text() != first, "the text of before was revoked"
+    assert node.is_of_file and node.file.read_text() != first, "the previous token was revoked"

@@ -1,4 +1,4 @@
-"""Tokens of an outside issuer: signature, issuer, audience, times, keys."""
+"""Tests of tokens from an external issuer: signature, issuer, audience, times, and keys."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_invalid_input_is_refused(verifier: JwtVerifier, token: str, words
 
 
 async def test_a_public_key_is_no_secret_by_which_tokens_are_made(tmp_path: Path) -> None:
-    """The mistake that JWT is known for: RS256's public key taken for the secret of HS256."""
+    """A known JWT attack: the public key of RS256 is used as the secret of HS256."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     (tmp_path / "keys.pem").write_bytes(pem(key))
     verifier = JwtVerifier(section(keys_file=str(tmp_path / "keys.pem")), Clock())
@@ -116,7 +116,7 @@ async def test_a_token_that_was_checked_still_expires(tmp_path: Path) -> None:
 
 
 class Issuer:
-    """Gives keys by a URL."""
+    """Serves keys at a URL."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -142,7 +142,7 @@ async def test_keys_of_a_url_are_kept_and_asked_for_again(autojump_clock: Any) -
     assert issuer.asked == 1
     with pytest.raises(Unauthenticated):
         await verifier.claims(signed(OTHER, key_id="two"))
-    assert issuer.asked == 1, "it was asked a moment ago"
+    assert issuer.asked == 1, "the key server was asked a moment ago"
     await trio.sleep(jwt_tokens.FETCH_LEAST_S)
     issuer.content = issuer.of("two", OTHER)
     assert (await verifier.claims(signed(OTHER, key_id="two"))).subject == "ada"

@@ -63,7 +63,9 @@ async def test_applied_entries_are_returned_and_the_rest_is_kept_on_all_replicas
     bed = Bed()
     found = await bed.ask(3)
     assert (found.gone, found.applied, found.time_ms, found.term_before) == (None, 6, 1_000, 1)
-    assert found.entries == [1, b"", 2, b"5", 2, b"6"], "what is Raft's own is empty; 7 and 8 are not committed yet"
+    assert found.entries == [1, b"", 2, b"5", 2, b"6"], (
+        "entries of Raft itself are empty, and 7 and 8 are not committed yet"
+    )
     assert bed.pinned == 2
     assert sorted(bed.links.sent) == [(node, PeerFrame.LOG_PINNED, (GROUP, "r", 2)) for node in ("n2", "n3")]
 
@@ -72,7 +74,9 @@ async def test_first_read_returns_the_position_and_sets_a_pin() -> None:
     bed = Bed()
     found = await bed.ask(None, pin=None, max_bytes=0)
     assert (found.applied, found.term_before, found.entries) == (6, 2, []) and bed.pinned == 6
-    assert (await bed.ask(2, pin=99, max_bytes=0)).entries == [] and bed.pinned == 6, "nobody keeps what is to come"
+    assert (await bed.ask(2, pin=99, max_bytes=0)).entries == [] and bed.pinned == 6, (
+        "a pin must not be ahead of the log"
+    )
 
 
 async def test_answers_are_bounded_and_a_large_entry_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +95,9 @@ async def test_missing_entries_are_reported_with_the_reason() -> None:
     bed.host.group.journal.truncate_below(5)
     assert "begins after entry 5" in str((await bed.ask(4)).gone)
     assert (await bed.ask(5, term=2)).entries == [2, b"6"]
-    assert (await bed.ask(8)).gone is None and bed.host.status.applied_index == 8, "rows may tell of it first"
+    assert (await bed.ask(8)).gone is None and bed.host.status.applied_index == 8, (
+        "rows may report an entry before the log does"
+    )
 
 
 async def test_node_that_does_not_lead_refuses() -> None:
@@ -107,7 +113,7 @@ def test_pins_of_a_leader_are_accepted_within_limits() -> None:
     for body in (None, (GROUP, "r"), (GROUP, b"r", 3), (GROUP, "", 3), (GROUP, "r" * (READER_CHARS + 1), 3)):
         assert not bed.reads.on_frame("n2", body)
     assert not bed.reads.on_frame("n2", (GROUP, "r", -1)) and not bed.reads.on_frame("n2", (GROUP, "r", True))
-    assert bed.reads.on_frame("n2", (99, "r", 3)) and bed.pinned is None, "it is not here"
+    assert bed.reads.on_frame("n2", (99, "r", 3)) and bed.pinned is None, "group 99 is not on this node"
     for number in range(READERS_MOST + 1):
         assert bed.reads.on_frame("n2", (GROUP, f"{number}", 3 + number))
     assert bed.pinned == 3 and len(bed.host.reader_pins) == READERS_MOST

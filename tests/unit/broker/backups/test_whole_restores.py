@@ -1,4 +1,4 @@
-"""A topic is opened only when who leads its partitions says that each is restored as a whole."""
+"""A topic is opened only when the leader of each partition reports a complete restore."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEADERS = {10: "n1", 11: "n2", 12: "n2", 13: "n3"}
 
 
 class Bed:
-    """A node n1, others that answer what is in `said`, and a topic of four partitions."""
+    """Node n1, other nodes that answer with `said`, and a topic of four partitions."""
 
     def __init__(self) -> None:
         self.led: dict[int, RestoreState | None] = {10: RestoreState("r", is_whole=True)}

@@ -1,4 +1,4 @@
-"""Which links a node keeps when the cluster comes to another feature level."""
+"""Tests of the links that a node keeps when the feature level of the cluster changes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_links_with_nodes_that_do_not_know_the_level_end() -> None:
         changed=Signal(),
     )  # type: ignore[arg-type]
     directory.end_unfit()
-    assert set(links.up) == {"a", "b", "c"}, "it is in no cluster yet"
+    assert set(links.up) == {"a", "b", "c"}, "the node is in no cluster yet"
     node_log.feature_level = 2
     directory.end_unfit()
     assert set(links.up) == {"a", "c"}

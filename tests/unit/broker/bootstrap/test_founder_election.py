@@ -33,7 +33,7 @@ def peer(node: str, cluster_uuid: str | None = None) -> Peer:
 
 
 class Node:
-    """One whose words wait, link by link and in order, until the test lets them go."""
+    """A node whose messages wait in order on each link until the test delivers them."""
 
     def __init__(self, name: str, network: dict[str, Node]) -> None:
         self.name = name
@@ -49,7 +49,7 @@ class Node:
         self.sent.setdefault(node, []).append(body)
 
     def deliver(self, node: str) -> None:
-        """The first word for this node arrives."""
+        """Deliver the first waiting message to this node."""
         assert self._network[node].founding.on_frame(self.name, PeerFrame.FOUND, self.sent[node].pop(0))
 
 
@@ -206,7 +206,7 @@ class Bed:
         self.seen[node] = {"id": node, "cluster": "sandq", **tags}
 
     def link(self, node: str, cluster_uuid: str | None = None) -> None:
-        """One that agrees to everything."""
+        """Link a node that agrees to everything."""
         self.links[node] = peer(node, cluster_uuid)
 
     def _send(self, node: str, kind: int, body: str) -> None:
@@ -254,7 +254,7 @@ async def test_smallest_founder_founds(autojump_clock: trio.testing.MockClock) -
 
 
 async def test_smallest_founder_waits_for_agreement(autojump_clock: trio.testing.MockClock) -> None:
-    """They may have founded, and gossip is late."""
+    """The other nodes may have founded the cluster, and gossip is late."""
     bed = Bed("meets")
     bed.see("c", founder="1")
     with trio.move_on_after(20):
@@ -287,7 +287,7 @@ async def test_next_founder_founds_when_the_smallest_is_gone(autojump_clock: tri
         await trio.sleep(20)
         del bed.seen["a"]
         await trio.sleep(20)
-        assert bed.found is None, "never on silence: nobody else is there"
+        assert bed.found is None, "a node must not found alone: no other node is visible"
         bed.see("c")
     assert bed.founds
 
@@ -320,7 +320,7 @@ async def test_init_is_refused_if_a_cluster_or_a_member_is_missing(
 
 
 async def test_node_with_cluster_uuid_founds_nothing(autojump_clock: trio.testing.MockClock) -> None:
-    """It would found a second cluster of the same UUID."""
+    """Otherwise the node would found a second cluster with the same UUID."""
     bed = Bed("meets", belongs="u")
     bed.see("c")
     with trio.move_on_after(20):

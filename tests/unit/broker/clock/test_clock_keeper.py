@@ -76,7 +76,9 @@ def test_clock_request_is_answered_with_time_and_clock_state(kept: Kept) -> None
     assert kept.links.sent[-1][2][2] == Standing.GOOD, "it has agreed"
     kept.wall_s += 3600
     kept.keeper.on_frame("b", PeerFrame.CLOCK_ASKED, (19, 0))
-    assert kept.links.sent[-1][2][1:] == (int(NOW_S * 1e6), int(Standing.DOUBTED)), "it is seen as the question comes"
+    assert kept.links.sent[-1][2][1:] == (int(NOW_S * 1e6), int(Standing.DOUBTED)), (
+        "the node checks its clock when the question arrives"
+    )
 
 
 def test_an_answer_counts_once_and_only_to_a_question_of_that_link(kept: Kept) -> None:
@@ -102,11 +104,11 @@ def test_leadership_is_not_handed_to_a_node_with_a_worse_clock(kept: Kept) -> No
     assert not kept.keeper.may_lead("b") and kept.keeper.may_lead("c")
     kept.wall_s += 3600
     kept.clock.now_s()
-    assert kept.keeper.may_lead("b"), "this node's clock stands no better"
+    assert kept.keeper.may_lead("b"), "this node's own clock is no better"
 
 
 def test_clock_request_reports_a_worse_clock_at_once(kept: Kept) -> None:
-    """Not when it got better: the question may have been long on its way."""
+    """A better clock is not accepted from a request, because the request may be old."""
     kept.keeper.up("b")
     kept.reply(kept.question(), int(NOW_S * 1e6), 0)
     kept.keeper.on_frame("b", PeerFrame.CLOCK_ASKED, (1, int(Standing.DOUBTED)))
@@ -122,16 +124,16 @@ def test_node_waits_until_its_clock_has_agreed(kept: Kept) -> None:
     assert not kept.waits()
     kept.keeper.down("b")
     kept.keeper.up("b")
-    assert not kept.waits(), "it has agreed before"
+    assert not kept.waits(), "the clock has agreed before"
 
 
 def test_node_of_a_single_node_cluster_waits_for_no_peer(kept: Kept) -> None:
-    assert kept.waits(), "nobody knows of how many it is one"
+    assert kept.waits(), "the size of the cluster is unknown"
     kept.nodes = 1
     assert not kept.waits()
     kept.nodes = 2
     kept.keeper.up("b")
-    assert not kept.waits(), "who joins has to agree with what was stamped"
+    assert not kept.waits(), "the joining node has to agree with the existing timestamps"
 
 
 def test_node_without_peers_waits_a_limited_time(kept: Kept) -> None:
@@ -140,20 +142,22 @@ def test_node_without_peers_waits_a_limited_time(kept: Kept) -> None:
     kept.advance(0.2)
     assert not kept.waits()
     kept.keeper.up("b")
-    assert kept.waits(), "now there is somebody to compare with"
+    assert kept.waits(), "now there is a peer to compare with"
 
 
 def test_node_with_wrong_clock_waits_if_others_can_lead(kept: Kept) -> None:
     kept.keeper.up("b")
     kept.reply(kept.question(), AT_US + 3_600_000_000, 0)
     assert kept.waits() and not kept.waits(is_only_voter=True)
-    assert kept.keeper._better() == {"b"} or kept.links.sent[-1][1] == PeerFrame.CLOCK_ASKED, "or asks who is better"
+    assert kept.keeper._better() == {"b"} or kept.links.sent[-1][1] == PeerFrame.CLOCK_ASKED, (
+        "the node knows the better node, or asks for it"
+    )
     kept.advance(COMPARED_WITHIN_S - 1)
     assert kept.waits()
     kept.keeper._ask_all()
     kept.reply(kept.question(), AT_US + 3_609_000_000, 0)
     kept.advance(1.1)
-    assert not kept.waits(), "nobody has taken over"
+    assert not kept.waits(), "no other node has taken over"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +202,7 @@ def test_only_the_latest_requests_to_silent_peer_are_kept(kept: Kept) -> None:
 
 
 def test_node_in_alarm_asks_its_peers_again(kept: Kept) -> None:
-    """A node that reported a good clock before that may have been wrong."""
+    """A node that reported a good clock earlier may have been wrong."""
     kept.keeper.up("b")
     kept.reply(kept.question(), int(NOW_S * 1e6), 0)
     kept.monotonic_s += 1

@@ -111,7 +111,7 @@ def test_now_is_rounded_down_to_ms() -> None:
 
 
 def test_delay_at_start_makes_the_clock_no_later_than_its_best_reading() -> None:
-    """Both clocks are of one time; what is read second is read 10 ms later, but for one time."""
+    """Both clocks show the same time. The second read is 10 ms later, except once."""
     now_s, hold_ups_s = 50.0, iter([0.01, 0.01, 0.0, 0.01, 0.01])
 
     def monotonic_s() -> float:
@@ -120,5 +120,5 @@ def test_delay_at_start_makes_the_clock_no_later_than_its_best_reading() -> None
         return now_s
 
     guarded = GuardedClock(wall=lambda: 1_800_000_000.0 + now_s, monotonic=monotonic_s)
-    assert next(hold_ups_s, None) is None, "all were looked at"
+    assert next(hold_ups_s, None) is None, "every read was used"
     assert guarded.status().drift_ms == 0

@@ -14,7 +14,7 @@ GOOD, DOUBTED, OFF_ = Standing.GOOD, Standing.DOUBTED, Standing.OFF
 
 
 class Node:
-    """A machine: its wall clock is `ahead_s`, and its monotonic clock counts from somewhere else than the others'."""
+    """A machine whose wall clock is `ahead_s` ahead. Its monotonic clock has its own start value."""
 
     def __init__(self, world: World, name: str, ahead_s: float) -> None:
         self.name = name
@@ -28,7 +28,7 @@ class Node:
 
 
 class World:
-    """`**ahead_s`: node -> how far its wall clock is ahead as it starts."""
+    """`**ahead_s`: node -> seconds that its wall clock is ahead at the start."""
 
     def __init__(self, **ahead_s: float) -> None:
         self.now_s = START_S
@@ -56,7 +56,7 @@ class World:
         asks.compare()
 
     def rounds(self, number: int = 3, **options: float) -> None:
-        """Everybody asks everybody, `number` times, two seconds apart."""
+        """Let each node ask every other node `number` times, every two seconds."""
         for _ in range(number):
             for name in self.nodes:
                 for of in self.nodes:
@@ -76,7 +76,7 @@ class World:
         return self.nodes[name].clock.now_s() - self.now_s
 
 
-# -- how well a clock is known ----------------------------------------------------------------------------------------
+# -- precision of known clocks ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("there_s", "back_s"), [(0.0, 0.1), (0.1, 0.0), (0.03, 0.01)])
@@ -96,7 +96,7 @@ def test_shortest_round_trip_is_used() -> None:
 
 
 def test_a_long_round_trip_says_as_much_as_is_certain_in_spite_of_it() -> None:
-    """Round trips of more than 250 ms were not looked at: a clock that was off by an hour stayed good."""
+    """Round trips above 250 ms were once ignored. So a clock that was off by an hour stayed good."""
     for there_s, back_s in ((0.3, 0.0), (0.0, 5.0), (1.0, 1.0)):
         world = World(a=0.0, b=HOUR_S)
         world.ask("a", "b", there_s, back_s)
@@ -104,12 +104,12 @@ def test_a_long_round_trip_says_as_much_as_is_certain_in_spite_of_it() -> None:
     for apart_s, reasons in ((1.6, {"a": OFF}), (1.4, {})):
         world = World(a=0.0, b=apart_s)
         world.ask("a", "b", 1.0, 1.0)
-        assert world.reasons() == reasons, "beyond max_drift wherever it is within a second, or perhaps not"
+        assert world.reasons() == reasons, "only a clock that is certainly beyond max_drift is off"
         assert world.nodes["a"].clock.reported_standing is (OFF_ if reasons else DOUBTED)
 
 
 def test_offset_is_the_overlap_of_several_replies() -> None:
-    """Each is known to a second; the one was long on its way there, the other on its way back."""
+    """Each reply is exact to one second. One was slow on the way there, the other on the way back."""
     world = World(a=0.0, b=0.2)
     world.ask("a", "b", 2.0, 0.0)
     world.ask("a", "b", 0.0, 2.0)
@@ -124,7 +124,7 @@ def test_wrong_clock_is_found_and_its_node_yields_at_any_round_trip_time(round_t
     assert world.reasons()["a"] == OFF
     for name, of in ("bc", "cb", "ab", "ac"):
         world.ask(name, of, round_trip_s / 2, round_trip_s / 2)
-    assert world.better("a") == {"b", "c"}, "of which not much is certain, but that they may be right"
+    assert world.better("a") == {"b", "c"}, "the clocks of b and c may be right"
     assert world.off_by_s("b") == pytest.approx(0, abs=0.01)
 
 
@@ -138,7 +138,7 @@ def test_a_clock_of_which_nothing_is_certain_is_uncompared_after_a_while() -> No
         assert clock.waits
     world.ask("a", "b", 1.0, 1.0)
     assert (clock.reason, clock.standing, clock.reported_standing) == (UNCOMPARED, DOUBTED, DOUBTED)
-    assert not clock.waits, "it goes on, with the alarm"
+    assert not clock.waits, "the clock continues, with an alarm"
     world.ask("a", "b")
     assert (clock.reason, clock.standing, clock.reported_standing) == (None, GOOD, GOOD)
 
@@ -148,7 +148,7 @@ def test_clock_with_silent_peers_is_uncompared_until_they_leave() -> None:
     clock = world.nodes["a"].clock
     world.now_s += 1000
     clock.compare()
-    assert clock.reason is None, "there is nobody to compare with"
+    assert clock.reason is None, "no peer is there to compare with"
     clock.peers.linked("b", clock.monotonic_s())
     world.now_s += COMPARED_WITHIN_S
     clock.compare()
@@ -173,7 +173,7 @@ def test_agreement_of_clocks_expires_with_maximum_drift() -> None:
     assert (clock.reason, clock.reported_standing) == (UNCOMPARED, OFF_)
 
 
-# -- what waits to be compared ----------------------------------------------------------------------------------------
+# -- waiting for comparison -----------------------------------------------------------------------------------------
 
 
 def waits(world: World) -> dict[str, bool]:
@@ -181,7 +181,7 @@ def waits(world: World) -> dict[str, bool]:
 
 
 def test_a_clock_stamps_nothing_before_a_majority_of_the_cluster_is_near_it() -> None:
-    """Two of five that are wrong by the same agree with each other, and that is not enough."""
+    """Two of five clocks that are wrong by the same offset agree with each other. Two are no majority."""
     world = World(a=HOUR_S, b=HOUR_S, c=0.0, d=0.0, e=0.0)
     for node in world.nodes.values():
         node.clock.peers.nodes = 5
@@ -191,7 +191,9 @@ def test_a_clock_stamps_nothing_before_a_majority_of_the_cluster_is_near_it() ->
     assert waits(world) == {"a": True, "b": True, "c": False, "d": True, "e": True}
     assert [world.nodes[name].clock.reported_standing for name in "ac"] == [OFF_, GOOD]
     world.ask("a", "c")
-    assert world.nodes["a"].clock.reported_standing is DOUBTED, "the median of what it knows is here, but not of all"
+    assert world.nodes["a"].clock.reported_standing is DOUBTED, (
+        "the median of the known clocks is near, but the known clocks are no majority"
+    )
     world.rounds()
     assert waits(world) == {**dict.fromkeys("ab", True), **dict.fromkeys("cde", False)}
     assert world.reasons() == {"a": OFF, "b": OFF}
@@ -229,7 +231,7 @@ def test_node_with_a_wrong_clock_waits_for_others_to_take_over() -> None:
 
 
 def test_node_with_wrong_clock_waits_again_after_a_stall() -> None:
-    """It knows of nobody any more who could lead, and may be elected before it has asked."""
+    """After the stall the node knows no better leader. It may be elected before it has asked its peers."""
     world = World(a=HOUR_S, b=0.0, c=0.0)
     world.rounds(2 * int(COMPARED_WITHIN_S))
     assert world.reasons() == {"a": OFF} and not waits(world)["a"]
@@ -278,7 +280,7 @@ def test_medians() -> None:
     assert _medians([4, 1, 3, 2]) == (2, 3)
 
 
-# -- who is off -------------------------------------------------------------------------------------------------------
+# -- wrong clocks -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -303,7 +305,7 @@ def test_node_that_starts_with_a_wrong_clock_is_off(ahead_s: tuple[float, ...], 
     for name, node in world.nodes.items():
         fine = world.nodes.keys() - reasons.keys() if name in reasons else set()
         assert world.better(name) == fine
-        assert world.off_by_s(name) == pytest.approx(node.ahead_s, abs=0.01), "nobody follows others' clocks"
+        assert world.off_by_s(name) == pytest.approx(node.ahead_s, abs=0.01), "no clock follows another clock"
 
 
 def test_node_without_comparison_reports_off_and_keeps_leading() -> None:
@@ -314,7 +316,7 @@ def test_node_without_comparison_reports_off_and_keeps_leading() -> None:
 
 
 def test_two_against_two() -> None:
-    """All say so; whose clocks were set when nobody else's was yet leave the lead to the others, who lead on."""
+    """All four nodes report the dispute. The nodes whose clocks were set leave the lead to the other nodes."""
     world = World(a=0.0, b=0.0, c=0.0, d=0.0)
     world.rounds()
     for name in "ab":
@@ -338,14 +340,14 @@ def test_known_wrong_clock_does_not_affect_the_other_of_two_nodes() -> None:
     assert (world.better("a"), world.better("b")) == ({"b"}, set())
     world.start("a", HOUR_S)
     world.rounds()
-    assert (world.better("a"), world.better("b")) == ({"b"}, set()), "nor after a restart"
+    assert (world.better("a"), world.better("b")) == ({"b"}, set()), "a restart changes nothing"
     world.stop("a")
     world.rounds()
-    assert world.reasons() == {}, "nobody contradicts any more"
+    assert world.reasons() == {}, "no peer contradicts any more"
 
 
 def test_judgement_has_hysteresis_at_max_drift() -> None:
-    """Beyond max_drift a clock is off, and agrees again only when it is well within."""
+    """A clock beyond max_drift is off. The clock agrees again only when it is well within max_drift."""
     peers = PeerClocks(MAX_DRIFT_S, 0.0)
 
     def judge(ahead_s: float, at_s: float) -> tuple[bool, bool]:
@@ -385,7 +387,7 @@ def test_small_difference_is_slewed_away() -> None:
 
 @pytest.mark.parametrize("others", ["b", "bc"])
 def test_a_step_to_where_the_others_are_is_followed(others: str) -> None:
-    """A node that started with a wrong wall clock, which is set right now."""
+    """A node started with a wrong wall clock, which is corrected now."""
     world = World(a=HOUR_S, **dict.fromkeys(others, 0.0))
     world.rounds()
     assert world.reasons()["a"] == OFF
@@ -396,7 +398,8 @@ def test_a_step_to_where_the_others_are_is_followed(others: str) -> None:
 
 
 def test_a_machine_that_stood_still_catches_up_with_the_others() -> None:
-    """Its monotonic clock did not count meanwhile; what it knew of the others is wrong, and noticed."""
+    """The monotonic clock of the machine stood still. The node notices that its knowledge of the other clocks is
+    wrong."""
     world = World(a=0.0, b=0.0, c=0.0)
     world.rounds()
     world.now_s += 600
@@ -415,7 +418,7 @@ def test_a_step_accepted_on_two_of_three_is_followed_by_the_third() -> None:
     world.rounds()
     assert world.reasons() == dict.fromkeys("abc", WALL)
     assert [world.better(name) for name in "abc"] == [set()] * 3
-    assert world.nodes["a"].clock.accept().reason == OFF, "it is alone with it so far"
+    assert world.nodes["a"].clock.accept().reason == OFF, "no other node has this time so far"
     world.rounds()
     assert world.reasons() == {"a": OFF, "b": WALL, "c": WALL}
     assert [world.better(name) for name in "abc"] == [{"b", "c"}, set(), set()]
@@ -456,7 +459,8 @@ def test_clock_step_without_peers_needs_acceptance_by_the_operator() -> None:
     assert world.off_by_s("a") == pytest.approx(HOUR_S, abs=0.01)
 
 
-# -- who is to lead instead -------------------------------------------------------------------------------------------
+# -- nodes with better clocks
+# -------------------------------------------------------------------------------------------
 
 
 def offered(than: Standing, standing: Standing, *, offset_s: float = 0.0, since_s: float = 0.0) -> set[str]:
@@ -501,7 +505,7 @@ def test_flapping_link_does_not_make_a_node_wait_indefinitely() -> None:
 
 
 def test_single_node_cluster_has_agreed_and_continues_when_a_node_joins() -> None:
-    """It stamped all there is: for the first that joins, and may never answer, it waits no more than for anybody."""
+    """The single node stamped all data. So it does not wait for the first joining node, which may never answer."""
     peers = PeerClocks(MAX_DRIFT_S, 0.0)
     peers.nodes = 1
     peers.judge(0.0, 1.0)
@@ -513,4 +517,6 @@ def test_single_node_cluster_has_agreed_and_continues_when_a_node_joins() -> Non
         assert not peers.waits(at_s), at_s
     peers.heard("b", 200.0 + 3600.0, GOOD, 200.0, 200.1)
     peers.judge(0.0, 200.1)
-    assert peers.disputed and not peers.off and not peers.waits(200.1), "of the two it has the better claim"
+    assert peers.disputed and not peers.off and not peers.waits(200.1), (
+        "of the two nodes the first has the better claim"
+    )

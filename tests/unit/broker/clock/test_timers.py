@@ -1,4 +1,4 @@
-"""The timers of a node: none fires before its time, and each does as soon as the clock says so."""
+"""Tests of the timers of a node: each fires as soon as the clock reaches its time, and not earlier."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOUR_MS = 3_600_000
 async def test_timer_due_by_newly_accepted_clock_fires_at_once(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """It was done with the next look, up to a second later."""
+    """The timer once fired at the next regular check, up to a second later."""
     ahead_s = 0.0
     clock = GuardedClock(wall=lambda: 1000.0 + trio.current_time() + ahead_s, monotonic=trio.current_time)
     timers, fired = Timers(clock), list[float]()
@@ -24,7 +24,7 @@ async def test_timer_due_by_newly_accepted_clock_fires_at_once(
         await trio.sleep(10.25)
         ahead_s = 3600.0
         await trio.sleep(10)
-        assert fired == [], "nobody said that this is right"
+        assert fired == [], "the new time was not accepted yet"
         clock.accept()
         await trio.testing.wait_all_tasks_blocked()
         assert fired == [20.25]

@@ -106,7 +106,7 @@ async def test_node_reports_that_it_is_sick_or_has_no_space() -> None:
     ):
         bed.dispatch.on_frame("a", PeerFrame.SICK, body, 10)
         bed.dispatch.on_frame("b", PeerFrame.SICK, body, 10)
-        assert bed.sick_peers.now() == {"a": told}, "what is no such frame is dropped, and so is another cluster's"
+        assert bed.sick_peers.now() == {"a": told}, "invalid frames and frames of another cluster are dropped"
 
 
 async def test_a_node_of_this_cluster_is_heard() -> None:
@@ -119,8 +119,8 @@ async def test_a_node_of_this_cluster_is_heard() -> None:
 
 @pytest.mark.parametrize("node", ["b", "c"])
 async def test_only_join_requests_of_other_clusters_are_handled(node: str) -> None:
-    """Every cluster numbers its groups the same way: a decision of one cluster says nothing about a group of this
-    one."""
+    """All clusters use the same group numbers. So a decision of another cluster must not affect a group of this
+    cluster."""
     bed = Bed()
     for kind, body in FRAMES:
         bed.dispatch.on_frame(node, kind, body, 10)

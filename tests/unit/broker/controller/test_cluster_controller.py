@@ -27,12 +27,12 @@ T = 1_800_000_000_000
 AFTER_MS = 60_000
 
 OLD = Levels(FIRST_LEVEL, FIRST_LEVEL)
-"""Levels that the version of a node knows, unless its test says otherwise."""
+"""Feature levels that the version of a node knows by default."""
 NEW = Levels(FIRST_LEVEL, FIRST_LEVEL + 1)
 
 
 class Host:
-    """A metadata group that this node leads, and that commits at once."""
+    """A metadata group that this node leads and that commits immediately."""
 
     def __init__(self, voters: Sequence[str], learners: Sequence[str] = ()) -> None:
         self.state = MetadataState()
@@ -129,7 +129,7 @@ class Bed:
         )
 
     async def tend(self, seconds: float = 0.5) -> None:
-        """Run the controller for `seconds`, as often as the node does."""
+        """Run the controller for `seconds` with the interval of a real node."""
         for _ in range(max(1, round(seconds / 0.5))):
             await self.controller.tend(self.host)  # type: ignore[arg-type]
             await trio.sleep(0.5)
@@ -154,7 +154,9 @@ async def test_unlinked_and_unreported_node_has_failed(autojump_clock: trio.test
     await bed.tend(2)
     assert bed.failed() == {"c"}
     since_ms = bed.node("c").failed_since_ms
-    assert since_ms is not None and abs(since_ms - began_ms) <= 1000, "since it was gone, not since it was noted"
+    assert since_ms is not None and abs(since_ms - began_ms) <= 1000, (
+        "the node failed when it disappeared, not when this was noticed"
+    )
     bed.linked.add("c")
     await bed.tend()
     assert bed.failed() == set()
@@ -175,7 +177,7 @@ async def test_failure_marked_with_a_wrong_clock_is_marked_again(autojump_clock:
 
 @pytest.mark.parametrize("what", ["gossip alone", "link alone"])
 async def test_gossip_or_link_alone_keeps_a_node_alive(autojump_clock: trio.testing.MockClock, what: str) -> None:
-    """UDP is blocked and TCP works, or the other way round."""
+    """Either only UDP is blocked, or only TCP is blocked."""
     bed = Bed("a", "b", "c")
     bed.seen = {"b", "c"}
     await bed.tend()
@@ -197,7 +199,7 @@ async def test_another_store_with_the_name_of_a_node_does_not_count(autojump_clo
 
 
 async def test_controller_that_paused_restarts_its_timeouts(autojump_clock: trio.testing.MockClock) -> None:
-    """Another node led meanwhile, or this one was stopped: what it saw long ago says nothing."""
+    """Another node led meanwhile, or this node was stopped. So the earlier observations are out of date."""
     bed = Bed("a", "b", "c")
     await bed.tend()
     bed.linked.discard("c")
@@ -214,9 +216,9 @@ async def test_five_vote_of_all_zones(autojump_clock: trio.testing.MockClock) ->
     await bed.tend(5)
     assert len(bed.voting()) == 5 and "f" in bed.voting()
     gone = {"a", "b", "c", "d", "e"} - bed.voting()
-    assert {node_of(learner) for learner in bed.host.members.learners} == gone, "it goes on listening"
+    assert {node_of(learner) for learner in bed.host.members.learners} == gone, "the old voter remains as a learner"
     voters = [set(step.voters) for step in bed.host.steps]
-    assert all(len(step) >= 5 for step in voters), "the new one votes before the old one goes"
+    assert all(len(step) >= 5 for step in voters), "the new node votes before the old voter is removed"
 
 
 async def test_a_learner_that_is_behind_does_not_vote(autojump_clock: trio.testing.MockClock) -> None:
@@ -270,7 +272,7 @@ async def test_reports_of_deleted_groups_change_nothing(autojump_clock: trio.tes
 
 
 async def test_unregistered_learner_without_link_is_removed(autojump_clock: trio.testing.MockClock) -> None:
-    """It was taken in, and its node ended: nobody could have removed it, for nobody knew it."""
+    """The node was admitted and ended at once. Without its registration no one could remove it."""
     bed = Bed("a", "b", "c", voters=2)
     bed.linked.discard("c")
     await bed.tend()
@@ -287,7 +289,7 @@ async def test_feature_level_rises_when_every_node_knows_it(autojump_clock: trio
     assert bed.host.state.feature_level == FIRST_LEVEL, "c runs the version before"
     bed.linked.discard("c")
     await bed.tend(2 * FAILED_S)
-    assert bed.failed() == {"c"} and bed.host.state.feature_level == FIRST_LEVEL, "it may come back as it was"
+    assert bed.failed() == {"c"} and bed.host.state.feature_level == FIRST_LEVEL, "the node may come back unchanged"
     bed.levels["c"] = Levels(FIRST_LEVEL + 1, FIRST_LEVEL + 2)
     bed.linked.add("c")
     await bed.tend()
@@ -316,7 +318,7 @@ async def test_a_member_that_is_not_registered_yet_holds_the_level_back(
 async def test_a_node_that_is_back_with_an_older_version_holds_the_level_back(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    """The registered level differs from the linked one: there was an await since the linked nodes were read."""
+    """The registered level differs from the linked level, because time passed after the linked nodes were read."""
     bed = Bed("a", "b")
     bed.levels |= {"a": NEW}
     await bed.tend()
@@ -325,7 +327,7 @@ async def test_a_node_that_is_back_with_an_older_version_holds_the_level_back(
     assert bed.host.state.feature_level == FIRST_LEVEL
     bed.linked.discard("b")
     await bed.controller.feature_level.tend(bed.host)  # type: ignore[arg-type]
-    assert bed.host.state.feature_level == FIRST_LEVEL + 1, "what it said last counts while it is away"
+    assert bed.host.state.feature_level == FIRST_LEVEL + 1, "the last reported levels count while the node is away"
 
 
 async def test_level_waits_for_finalize(autojump_clock: trio.testing.MockClock) -> None:

@@ -44,7 +44,7 @@ def after(
     lost: Collection[str] = (),
     leaving: Collection[str] = (),
 ) -> Members | set[str] | None:
-    """The next step; unless said otherwise all can be reached and have the whole log."""
+    """Return the next step. By default all nodes can be reached and have the complete log."""
     up = sorted(nodes) if up is None else up
     known = [node for node in up if node in nodes] if known is None else known
     return next_members(
@@ -54,7 +54,7 @@ def after(
 
 def test_complete_group_needs_no_step() -> None:
     assert after(registry("abc"), members("abc")) is None
-    assert after(registry("abcdef"), members("abcde", "f")) is None, "only so many vote"
+    assert after(registry("abcdef"), members("abcde", "f")) is None, "the number of voters is limited"
 
 
 def test_a_registered_node_comes_as_a_learner_and_votes_once_it_has_the_log() -> None:
@@ -76,17 +76,17 @@ def test_a_node_that_is_being_removed_does_not_come() -> None:
 
 def test_forgotten_learner_is_removed() -> None:
     nodes = registry("abc", c=REMOVING)
-    assert after(nodes, members("ab", "c")) is None, "something depends on it"
+    assert after(nodes, members("ab", "c")) is None, "the vote of the node is still needed"
     assert after(nodes, members("ab", "c"), leaving={"c"}) == members("ab")
-    assert after(registry("ab"), members("ab", "z"), leaving={"z"}) == members("ab"), "it was never registered"
+    assert after(registry("ab"), members("ab", "z"), leaving={"z"}) == members("ab"), "the member was never registered"
 
 
 def test_a_voter_goes_that_is_not_to_vote() -> None:
     nodes = registry("abcd", c=DRAINING, d=DRAINING)
     assert after(nodes, members("abcd")) == members("abd")
-    assert after(nodes, members("abcd"), up=["a", "b", "c"]) == members("abc"), "first who cannot be reached"
+    assert after(nodes, members("abcd"), up=["a", "b", "c"]) == members("abc"), "unreachable members are removed first"
     nodes = registry("abc", c=DRAINING)
-    assert after(nodes, members("abc"), up=["a", "c"]) is None, "of a and b nobody could change anything any more"
+    assert after(nodes, members("abc"), up=["a", "c"]) is None, "a and b alone could not change the members any more"
 
 
 def test_voter_leaves_after_its_replacement_votes() -> None:
@@ -106,9 +106,9 @@ def test_lost_node_is_not_awaited() -> None:
 def test_drained_leader_leaves_last_after_handing_over() -> None:
     nodes = registry("abcd", a=DRAINING, b=DRAINING)
     assert after(nodes, members("abcd")) == members("acd")
-    assert after(nodes, members("acd")) == members("acd", "b"), "it goes on listening"
+    assert after(nodes, members("acd")) == members("acd", "b"), "the old voter remains as a learner"
     assert after(nodes, members("acd", "b")) == {"c", "d"}
-    assert after(nodes, members("acd", "b"), up=["a", "b", "d"]) == {"d"}, "to somebody who can be reached"
+    assert after(nodes, members("acd", "b"), up=["a", "b", "d"]) == {"d"}, "the lead goes to a reachable node"
 
 
 def test_steps_come_to_an_end() -> None:
@@ -117,7 +117,7 @@ def test_steps_come_to_an_end() -> None:
     for _ in range(40):
         step = after(nodes, now, own=own)
         if isinstance(step, Members):
-            assert len(set(step.voters) ^ set(now.voters)) <= 1, "one at a time"
+            assert len(set(step.voters) ^ set(now.voters)) <= 1, "only one member changes at a time"
             now = step
         elif step:
             own = f"{min(step)}#1"

@@ -1,4 +1,4 @@
-"""A node that leads thousands of partitions looks at them in turns, and hands over a few at a time."""
+"""A node that leads thousands of partitions checks them in turns and hands over only a few at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GROUPS = 20 * SLICE_GROUPS
 
 
 def node(lead: str) -> Rebalancer:
-    """One that leads many groups of two members, all of which `lead` is to lead."""
+    """A node that leads many groups of two members. `lead` is the planned leader of all groups."""
     order = (lead, "b#1" if lead == "a#1" else "a#1")
     wanted = Partition(1, order, order, (), 2, 2)
     group = SimpleNamespace(term=1, is_changing=False, member="a#1", has_caught_up=lambda member: True)

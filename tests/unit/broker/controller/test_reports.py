@@ -1,4 +1,4 @@
-"""Tests of reports to the leader of the metadata: they reach it on any node."""
+"""Tests of reports to the metadata leader: they arrive on whichever node leads."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ async def test_attempts_of_one_name_run_one_at_a_time() -> None:
 
 
 async def test_waiter_fails_with_the_attempt() -> None:
-    """Each made an attempt of its own, one after the other: of a hundred the last waited a hundred times as long."""
+    """Each caller once made its own attempt, one after another. So the last of a hundred waited a hundred times as
+    long."""
     attempts = TopicAttempts(4)
     refusals: list[Unavailable] = []
 

@@ -1,4 +1,4 @@
-"""A group that many ask for at once is made once in each partition."""
+"""A group that many callers request at once is created once in each partition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sandq.partition import commands as c
 
 
 def of_many(most: int = 1000, there: int = 0) -> GroupOpenings:
-    """Return the openings of a node with `there` groups that may have `most`."""
+    """Return the openings of a node that has `there` groups and may have `most` groups."""
     node_log: Any = SimpleNamespace(group_count=lambda: there)
     return GroupOpenings(most, node_log)
 
@@ -117,7 +117,7 @@ async def test_groups_of_a_node_are_limited(nursery: trio.Nursery) -> None:
     refused = r"this node would have 13 groups, .* 12 are allowed \(limits.groups\): delete some, or raise it"
     with pytest.raises(TooLarge, match=refused):
         await openings.open("t", [Led(9, nursery), *partitions], "b", "earliest")
-    assert all(led.asked == ["a"] for led in partitions), "not even in those for which there is room"
+    assert all(led.asked == ["a"] for led in partitions), "not even in partitions that have room for the group"
     await openings.open("t", partitions, "b", "earliest")
     await openings.open("t", partitions, "b", "earliest")
     with pytest.raises(TooLarge):

@@ -1,4 +1,4 @@
-"""LEASE requests for one group: who waits, who is woken, what is asked for, what is given back."""
+"""Tests of LEASE requests for one group: waiting and woken consumers, requested and released leases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOUCH_MS = 10_000
 
 
 class Led:
-    """A partition that this node leads, with messages of one group that are due at once or later."""
+    """A partition that this node leads. Its messages of one group are due now or later."""
 
     def __init__(self, clock: VirtualClock, partition: int = 0, *, paused: str | None = None) -> None:
         self.clock = clock
@@ -69,7 +69,7 @@ class Led:
     async def call(self, command: c.Lease, line: Any, *, work: int) -> list[Any]:
         (grant,) = command.grants
         self.asked.append(grant.consumer)
-        await trio.lowlevel.checkpoint()  # it is stored
+        await trio.lowlevel.checkpoint()  # the message is stored
         self.promoting = max(self.promoting - 1, 0)
         if self.promoting:
             return []
@@ -136,7 +136,7 @@ class Bed:
                 raise
 
     async def wait(self, *names: str, **options: Any) -> None:
-        """Until each of them waits, in this order."""
+        """Start these consumers in this order and return when each of them waits."""
         for name in names:
             self.nursery.start_soon(partial(self.take, name, **options))
             await wait_all_tasks_blocked()
@@ -189,7 +189,9 @@ async def test_few_waiting_consumers_request_one_message(bed: Bed) -> None:
     led.come(1)
     await bed.settle()
     assert len(bed.got) == 2 and len(led.asked) <= 3
-    assert bed.got.keys() <= {"c0", "c1", "c2", "c3"}, "who came first, but for who was woken beside"
+    assert bed.got.keys() <= {"c0", "c1", "c2", "c3"}, (
+        "the first consumers get the messages, except for those that were woken with them"
+    )
     bed.leave()
 
 
@@ -219,7 +221,7 @@ async def test_every_waiter_gets_a_message(bed: Bed) -> None:
     led.come(100)
     await bed.settle()
     assert bed.got == dict.fromkeys(names, 1)
-    assert len(led.asked) <= 150 and led.watchers == [], "the last one has left nothing"
+    assert len(led.asked) <= 150 and led.watchers == [], "no watcher may remain after the last consumer"
 
 
 async def test_large_request_is_served_from_all_partitions(nursery: trio.Nursery) -> None:
@@ -238,7 +240,7 @@ async def test_partitions_are_tried_alternately(nursery: trio.Nursery) -> None:
     bed = Bed(nursery, 3)
     for led in bed.partitions:
         led.come(10)
-    with bed.waiters.joined():  # others are there
+    with bed.waiters.joined():  # other consumers wait
         for number in range(6):
             await bed.take(f"c{number}", wait_ms=0)
     assert [len(led.due_ms) for led in bed.partitions] == [8, 8, 8]
@@ -258,7 +260,7 @@ async def test_a_message_comes_at_its_time(bed: Bed) -> None:
 async def test_empty_lease_is_retried_after_a_moment(bed: Bed) -> None:
     (led,) = bed.partitions
     await bed.wait("a")
-    led.groups["g"].due_ms = bed.clock.ms  # due, and not to be had
+    led.groups["g"].due_ms = bed.clock.ms  # due, but not available
     led.watchers[0](led, None)
     await bed.settle()
     assert led.asked == ["a"] and bed.got == {}
@@ -271,7 +273,7 @@ async def test_waiter_that_leaves_after_wakeup_wakes_the_next(bed: Bed) -> None:
     await bed.wait("a", "b")
     (led,) = bed.partitions
     bed.scopes["a"].cancel()
-    led.come(1)  # "a" is woken, and does not look any more
+    led.come(1)  # "a" is woken, but has left
     await bed.settle()
     assert bed.got == {"b": 1} and led.released == []
 
@@ -347,7 +349,7 @@ async def test_group_is_touched_once_for_all_waiters(bed: Bed) -> None:
 
 
 async def test_a_partition_that_is_led_since(nursery: trio.Nursery) -> None:
-    """Later consumers use the new partition, and so do those that wait already."""
+    """Later consumers and waiting consumers use the new partition."""
     bed = Bed(nursery, 2)
     late = bed.partitions.pop()
     await bed.wait("a")

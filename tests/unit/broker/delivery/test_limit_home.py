@@ -15,7 +15,7 @@ NOW_MS = 1_000_000
 
 
 class Home:
-    """A home partition of which only the ledger is there."""
+    """A home partition of which only the ledger exists."""
 
     def __init__(self, partitions: int, most: int | None = None, burst: int | None = None) -> None:
         limit = GroupLimit(1, partitions, most, None if burst is None else 1_000_000, burst)
@@ -52,7 +52,7 @@ def test_waiting_partition_gets_unused_share() -> None:
     home.heard(report_of(2, wants_in_flight=100), 2)
     home.decide()
     assert [home.ledger.shares[partition].in_flight for partition in (1, 2)] == [3, 5]
-    assert home.decide() is None, "as long as nothing is new"
+    assert home.decide() is None, "nothing is written while nothing changes"
 
 
 def test_no_shares_are_written_without_waiters() -> None:
@@ -77,7 +77,7 @@ def test_partition_is_asked_again_later_until_it_confirms() -> None:
 
 
 def test_silent_partition_keeps_its_share_without_log_writes() -> None:
-    """Others wait meanwhile: they get what there is, and the log does not grow."""
+    """Meanwhile waiting partitions get the remaining shares, and the log does not grow."""
     home = Home(3, most=4, burst=4)
     home.heard(report_of(1, wants_in_flight=4, wants_rate=True), 1)
     home.decide()
@@ -131,7 +131,7 @@ def test_partitions_share_units_when_there_are_fewer_units() -> None:
 
 
 def test_turn_without_a_lease_continues() -> None:
-    """As where the one message that may be in flight is held for hours: nothing is written for it."""
+    """The one message that may be in flight can be held for hours. No entry is written for the wait."""
     plan, limit = LimitPlan(), GroupLimit(1, 3, 1, None, None)
     standings = {0: PartitionUse(0, 0, 0, 0, 5), 1: PartitionUse(1, 1, 0, 1, 5), 2: PartitionUse(0, 0, 0, 0, 5)}
     now_ms, changes = NOW_MS, 0
@@ -144,7 +144,7 @@ def test_turn_without_a_lease_continues() -> None:
 
 
 def test_partitions_keep_their_turn_between_two_messages() -> None:
-    """When the last was settled, and the next is not leased yet, it does not wait."""
+    """The last message is settled and the next is not leased yet. So the partition does not wait."""
     plan, limit = LimitPlan(), GroupLimit(1, 2, 1, None, None)
     waits = PartitionUse(0, 0, 0, 7, 5)
     assert plan.plan(limit, {0: waits, 1: PartitionUse(0, 1, 0, 9, 5)}, NOW_MS) == {}

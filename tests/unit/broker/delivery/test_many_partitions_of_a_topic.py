@@ -54,7 +54,8 @@ async def test_reads_of_all_partitions_begin_in_time_slices() -> None:
     async def work(note: Callable[[], None]) -> None:
         async def finish_read(confirmation: Any) -> None: ...
 
-        await read_all(PARTITIONS * [SimpleNamespace(begin_read=note, finish_read=finish_read)])  # type: ignore[list-item]
+        # type: ignore[list-item]
+        await read_all(PARTITIONS * [SimpleNamespace(begin_read=note, finish_read=finish_read)])
 
     await at_most_so_many_in_a_step(work)
 
@@ -85,7 +86,7 @@ async def test_held_tokens_of_consumer_are_iterated_once() -> None:
     ]
     known = await known_to(request)
     leaders[1].raft_group.replica.is_mid_entry = True
-    assert held_by(leaders, request, known, 1) == ([], leaders[1:2]), "its lease is told when its entry is done"
+    assert held_by(leaders, request, known, 1) == ([], leaders[1:2]), "the lease is reported when its entry is applied"
     assert looked == [{5, 6}, set()]
     leaders[1].raft_group.replica.is_mid_entry = False
     assert held_by(leaders[1:2], request, known, 1) == ([], [])

@@ -56,7 +56,7 @@ def test_a_batch_is_proposed_and_answered_once_it_is_stored() -> None:
     bed = Bed()
     assert bed.batch(3, 7, OURS, 9, BATCH)
     ((command, done),) = bed.proposed
-    assert command == c.Append(BATCH, OURS, 9, 1, c.REJECT, True), "a topic with an order keeps keys apart"
+    assert command == c.Append(BATCH, OURS, 9, 1, c.REJECT, True), "an ordered topic separates keys"
     assert bed.links.sent == []
     done((b"offset", 1))
     assert bed.links.sent == [("n2", PeerFrame.OUTBOX_ANSWER, (3, None))]
@@ -156,13 +156,15 @@ async def test_an_unexpected_error_ends_no_sending(autojump_clock: trio.testing.
         sender._nursery = nursery
         sender.on_change(leader)
         await trio.testing.wait_all_tasks_blocked()
-        assert "KeyError" in sender.stuck(leader)[target].error, "it is told of meanwhile"
+        assert "KeyError" in sender.stuck(leader)[target].error, (
+            "the error must be reported while the sender tries again"
+        )
     assert (tries, said) == ([5] * 4, [c.OutboxSent(*target, 5)])
     assert not sender.stuck(leader)
 
 
 async def test_change_after_the_node_ended_starts_nothing() -> None:
-    """The apply thread ends after the tasks of the node, and says what it has applied last."""
+    """The apply thread ends after the tasks of the node and reports its last applied entry."""
     status = SimpleNamespace(outbox=OutboxStatus({Target(9, 0): 5}, 1))
     leader: Any = type("Leader", (), {"closed": False, "raft_group": SimpleNamespace(works=True, status=status)})()
     sender: Any = Bed().sender

@@ -19,7 +19,7 @@ RESERVE_BYTES = 100 << 20
 
 
 class Host:
-    """A group with a vote on each node, led here until it was handed over."""
+    """A group with a voter on each node. This node leads the group until it is handed over."""
 
     number = 1
 
@@ -43,7 +43,7 @@ class Host:
 
 
 class Bed:
-    """Node "a" of three; a thread gets on while its number changes."""
+    """Node "a" of three nodes. A thread makes progress while its number changes."""
 
     def __init__(self) -> None:
         self.progress: dict[str, int | None] = {}
@@ -107,7 +107,7 @@ async def test_a_node_that_gets_on_says_nothing(autojump_clock: trio.testing.Moc
     bed = Bed()
     await bed.advance(45)
     assert (bed.health.reason, bed.reported, bed.stalled, bed.handed_to) == (None, [], [], [])
-    assert bed.expired == [30.0], "the requests of half a minute ago"
+    assert bed.expired == [30.0], "requests expire after half a minute"
 
 
 async def test_a_log_that_hangs(autojump_clock: trio.testing.MockClock) -> None:
@@ -118,7 +118,7 @@ async def test_a_log_that_hangs(autojump_clock: trio.testing.MockClock) -> None:
     assert set(bed.stalled) == {bed.health.stalled} and bed.gave_up == []
     body = (bed.health.stalled, False)
     assert set(bed.reported) == {("b", body), ("c", body)}
-    assert bed.handed_to == [], "nothing that it says gets out: the others elect a leader by themselves"
+    assert bed.handed_to == [], "no message of this node arrives, so the other nodes elect a leader"
     assert bed.health.sick() == {"a": bed.health.stalled}
     bed.progress["log"], reported, resumed = 3, len(bed.reported), bed.resumed
     await bed.advance(1)
@@ -154,7 +154,7 @@ async def test_a_store_that_hangs_ends_requests_and_no_questions(autojump_clock:
 
 
 async def test_group_that_no_node_can_take_over_is_kept(autojump_clock: trio.testing.MockClock) -> None:
-    """While it is tried it takes nothing: others that are behind are no reason to."""
+    """A group accepts no requests during a hand-over. So no hand-over is tried while the other members are behind."""
     bed = Bed()
     bed.progress["state"] = 1
     bed.node_log.hosts[1].behind = {"b#1", "c#1"}
@@ -163,7 +163,7 @@ async def test_group_that_no_node_can_take_over_is_kept(autojump_clock: trio.tes
     bed.node_log.hosts[1].behind = {"b#1"}
     bed.node_log.hosts[1].is_leaving = True
     await bed.advance(20)
-    assert bed.handed_to == [], "somebody else hands it over, and ends that"
+    assert bed.handed_to == [], "another part of the node hands the group over"
     bed.node_log.hosts[1].is_leaving = False
     await bed.advance(1)
     assert bed.handed_to == [["b", "c"]]
@@ -238,7 +238,7 @@ def test_below_the_reserve_nothing_new_is_taken() -> None:
     bed.health.note_space(RESERVE_BYTES - 1)
     assert bed.health.disk_full and "99 MiB are free" in bed.health.disk_full
     bed.health.note_space(RESERVE_BYTES)
-    assert bed.health.disk_full, "it does not flap at the edge"
+    assert bed.health.disk_full, "the state must not flap at the limit"
     bed.health.note_space(RESERVE_BYTES * 2)
     assert bed.health.disk_full is None
 
@@ -248,7 +248,7 @@ def test_stores_that_met_a_full_disk_are_reopened_once_there_is_space() -> None:
     bed.health.note_space(0)
     bed.node_log.failed = StorageFailed("no room", errno="ENOSPC")
     bed.health.note_space(RESERVE_BYTES)
-    assert not bed.health.restart.is_set(), "it would be full again at once"
+    assert not bed.health.restart.is_set(), "the disk would be full again at once"
     bed.health.note_space(RESERVE_BYTES * 2)
     assert bed.health.restart.is_set()
 

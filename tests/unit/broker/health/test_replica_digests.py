@@ -1,4 +1,4 @@
-"""Replicas are compared, those that differ are named, and nothing that is asked of a node piles up in it."""
+"""Tests of replica comparison: differing replicas are named, and requests do not accumulate on a node."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Host:
 
 
 class Bed:
-    """Node "a" leads the only group; what the nodes answer stands in `digests`."""
+    """Node "a" leads the only group. `digests` holds the answers of the nodes."""
 
     def __init__(self, bytes_per_s: int = 1 << 30) -> None:
         self.number = 0
@@ -119,7 +119,7 @@ async def test_absent_member_is_not_awaited(autojump_clock: trio.testing.MockClo
     assert await bed.compare(a=RIGHT, b=RIGHT) is True, "c has not answered in time"
     assert trio.current_time() >= ANSWER_S
     bed.host.ready = False
-    assert await bed.compare(a=RIGHT, b=WRONG) is False, "it leads no more, and knows what it knows"
+    assert await bed.compare(a=RIGHT, b=WRONG) is False, "the node no longer leads, but keeps its results"
 
 
 async def test_comparison_without_peers_or_view_returns_none() -> None:
@@ -134,15 +134,15 @@ async def test_invalid_digest_is_dropped() -> None:
     comparing = Bed().comparing
     for body in (None, (), (1, 2, 3), (1, 2, 3, b"short"), (1, 2, 3, "t" * 16), (True, 2, 3, RIGHT), [1, 2, 3, RIGHT]):
         assert not comparing.on_frame("b", body), body
-    assert comparing.on_frame("b", (GROUP, 5, 3, RIGHT)), "an answer that nobody waits for (any more)"
+    assert comparing.on_frame("b", (GROUP, 5, 3, RIGHT)), "an answer without a waiting request"
     assert comparing.different == {}
 
 
-# -- who is asked -----------------------------------------------------------------------------------------------------
+# -- asked nodes ----------------------------------------------------------------------------------------------------
 
 
 class Rows:
-    """`StoresSnapshot` of one store, that fails or not."""
+    """`StoresSnapshot` of one store. The test decides whether it fails."""
 
     def __init__(self, fails: bool = False) -> None:
         self.closed = False
@@ -171,7 +171,8 @@ async def test_view_digest_is_sent_to_the_leader() -> None:
         nursery.start_soon(bed.comparing.run)
         for one in views:
             bed.comparing.on_view(one)
-        await until_holds(lambda: len(bed.links.sent) == len(views) and all(one.rows.closed for one in views))  # type: ignore[attr-defined]
+        # type: ignore[attr-defined]
+        await until_holds(lambda: len(bed.links.sent) == len(views) and all(one.rows.closed for one in views))
         nursery.cancel_scope.cancel()
     told = {body[1]: (node, kind, body[0], body[2], body[3]) for node, kind, body in bed.links.sent}
     assert told[1] == told[3] and told[1][:4] == ("b", PeerFrame.DIGEST, GROUP, INDEX) and len(told[1][4]) == 16
@@ -186,7 +187,8 @@ async def test_too_much_at_once_is_answered_with_nothing() -> None:
         bed.comparing.on_view(one)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(bed.comparing.run)
-        await until_holds(lambda: len(bed.links.sent) == len(views) and all(one.rows.closed for one in views))  # type: ignore[attr-defined]
+        # type: ignore[attr-defined]
+        await until_holds(lambda: len(bed.links.sent) == len(views) and all(one.rows.closed for one in views))
         nursery.cancel_scope.cancel()
     assert {body[1] for _, _, body in bed.links.sent if body[3] is None} == {VIEWS_MOST, VIEWS_MOST + 1, VIEWS_MOST + 2}
 

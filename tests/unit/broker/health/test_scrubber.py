@@ -1,4 +1,4 @@
-"""The rounds of a scrub: how fast, what is said of damage, and that it is forgotten when it is gone."""
+"""Tests of the rounds of a scrub: the speed, the report of damage, and the end of the report after a repair."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_work_without_progress_is_stalled_until_it_progresses() -> None:
 
 
 def test_paused_process_does_not_count_the_pause() -> None:
-    """The process was stopped for a minute: its threads were, too."""
+    """The process was stopped for a minute, together with its threads."""
     work = Work()
     work.progress = 1
     work.poll()

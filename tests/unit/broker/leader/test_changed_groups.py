@@ -1,4 +1,4 @@
-"""After a run the leader of a partition looks at the groups that changed in it; at all when it does not know which."""
+"""After a run a leader checks only the changed groups. If the changes are unknown, it checks all groups."""
 
 from __future__ import annotations
 

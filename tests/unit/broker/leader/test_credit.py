@@ -14,7 +14,7 @@ LATE_MS = 1000
 
 
 class Counting(Bed):
-    """Leads for long, so that nobody who comes is believed to come back."""
+    """A bed that has led for a long time, so a new consumer does not count as returning."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Counting(Bed):
 
     @property
     def counted(self) -> tuple[int, int]:
-        """Deliveries that count, and of these the late ones."""
+        """Number of counted deliveries, and number of late deliveries among them."""
         return self.delivery.stats.slo_deliveries, self.delivery.stats.slo_late
 
 
@@ -84,7 +84,7 @@ def test_message_due_while_all_consumers_were_busy_does_not_count(bed: Counting)
     give(bed, consumer, 1)
     bed.produce(100)
     bed.advance(100 + LATE_MS)
-    assert bed.counted == (2, 1), "it had room in time, and the node was late"
+    assert bed.counted == (2, 1), "the consumer had credit in time, and the node was late"
 
 
 def test_message_due_while_the_group_was_paused_does_not_count(bed: Counting, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Leases that are under way when a later process of their consumer has come: it is not served what it was not given."""
+"""Tests of pending leases when a later process of the consumer connects: the old process gets no more messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def subscribed(bed: Bed, name: str, epoch: int) -> Subscription:
 
 
 def replaced(bed: Bed, subscription: Subscription, *, moved: bool) -> None:
-    """As `Broker` does it when a later process subscribes."""
+    """Fence the consumer as `Broker` does when a later process subscribes."""
     if moved:
         bed.delivery.end_subscriptions(NotLeader("partition 1 is led by another node now"))
     else:

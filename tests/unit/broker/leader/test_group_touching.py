@@ -1,4 +1,4 @@
-"""A new leader says of all groups that they have consumers before it drops any: while nobody led nobody could."""
+"""A new leader marks all groups as used before it drops any, because no consumer could use them without a leader."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DAY_MS = 86_400_000
 
 
 def test_groups_survive_while_the_leader_cannot_write() -> None:
-    """As after a start, before the node's clock was compared with others'."""
+    """The situation after a start: the node's clock was not compared with other clocks yet."""
     bed = Bed()
     waits: list[str] = ["its clock was not compared yet"]
 
@@ -17,7 +17,7 @@ def test_groups_survive_while_the_leader_cannot_write() -> None:
         return waits[0] if waits else None
 
     bed.host._reason_to_wait = reason_to_wait
-    bed.clock.ms += 8 * DAY_MS  # nobody led for longer than `group_ttl`
+    bed.clock.ms += 8 * DAY_MS  # the partition had no leader for longer than `group_ttl`
     bed.delivery.lead()
     for _ in range(3):
         bed.clock.ms += 1000

@@ -1,4 +1,4 @@
-"""Thousands of consumers of one group: only those are looked at that may have room."""
+"""Tests of thousands of consumers in one group: only consumers that may have credit are checked."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_consumers_without_credit_are_checked_once() -> None:
     assert crowd.given == ["c500"]
     crowd.produce(0)
     crowd.delivery.detach(consumers[500])
-    assert crowd.looked < CONSUMERS + 10, "the others are not looked at again"
+    assert crowd.looked < CONSUMERS + 10, "the other consumers are not checked again"
     add_credit(consumers[501], 1)
     crowd.settle()
     assert crowd.given == ["c500", "c501"]

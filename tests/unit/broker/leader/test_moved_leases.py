@@ -1,4 +1,4 @@
-"""Leases that are under way when partitions move: their consumer has come back with another subscription."""
+"""Tests of pending leases when partitions move: the consumer returns with another subscription."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOVED = NotLeader("partition 1 is led by another node now")
 
 
 class Bed(Stepped):
-    """A partition of this node, and the messages that its consumer "c" gets, by subscription."""
+    """A partition of this node, and the messages of its consumer "c" for each subscription."""
 
     def __init__(self, lease_ahead_ms: int = LEASE_AHEAD_MS) -> None:
         self.clock = VirtualClock()
@@ -104,7 +104,7 @@ class Bed(Stepped):
         return subscription
 
     def come_back(self, name: str, epoch: int = 0) -> Subscription:
-        """As `Broker.subscribe` does it: what was leased to the consumer and it does not know of comes first."""
+        """Subscribe as `Broker.subscribe` does: leases that the consumer does not know come first."""
         again = self.subscription(name)
         again.epoch = epoch
         self.node_log.applier.write()
@@ -139,7 +139,7 @@ def test_a_lease_that_is_granted_meanwhile(bed: Bed, moved: bool) -> None:
     """
     bed.produce(0)
     first = bed.subscription("first")
-    bed.delivery.attach(first)  # it asks for a lease at once
+    bed.delivery.attach(first)  # the subscription requests a lease at once
     leave(bed, first, moved=moved)
     second = bed.come_back("second")
     bed.settle()
@@ -149,12 +149,12 @@ def test_a_lease_that_is_granted_meanwhile(bed: Bed, moved: bool) -> None:
 
 @pytest.mark.parametrize("moved", [True, False])
 def test_a_lease_ahead_of_its_time_comes_once(bed: Bed, moved: bool) -> None:
-    """It is pushed when it is due: to the subscription that there is then, and not for both."""
+    """The message is pushed once, at its due time, to the subscription of that time."""
     bed.produce(LEASE_AHEAD_MS // 2)
     first = bed.subscription("first")
     bed.delivery.attach(first)
     bed.settle()
-    assert bed.pushed == [] and first.credit == CREDIT - 1, "it is leased, and not due"
+    assert bed.pushed == [] and first.credit == CREDIT - 1, "the message is leased but not due"
     leave(bed, first, moved=moved)
     second = bed.come_back("second")
     bed.clock.ms += LEASE_AHEAD_MS
@@ -175,7 +175,8 @@ def test_lease_of_absent_consumer_is_not_pushed(bed: Bed) -> None:
 
 
 def test_lease_that_ended_meanwhile_uses_no_credit(bed: Bed) -> None:
-    """A seek came between: nobody hears of the lease, and the credit of the one that is there is what it was."""
+    """A seek ended the lease meanwhile. No subscription gets the lease, and the credit of the new subscription is
+    unchanged."""
     bed.produce(LEASE_AHEAD_MS // 2)
     first = bed.subscription("first")
     bed.delivery.attach(first)
@@ -192,7 +193,7 @@ def test_lease_that_ended_meanwhile_uses_no_credit(bed: Bed) -> None:
 
 
 def test_returned_message_comes_first_though_its_timer_is_late(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that does not keep up hears of a lease first, and then of timers that were due before."""
+    """An overloaded node learns of a lease before it handles timers that were due earlier."""
     bed.delivery.attach(bed.subscription("first"))
     bed.produce(LEASE_AHEAD_MS // 2)
     bed.clock.ms += PAUSE_MS
@@ -243,7 +244,7 @@ def test_simultaneous_messages_do_not_extend_the_look_ahead() -> None:
 
 
 def test_acks_take_leases_along() -> None:
-    """Where messages come dense, and each is acked at once, an entry with both comes for every pause."""
+    """If dense messages are acked at once, each pause ends with one entry that holds acks and leases."""
     bed, span_ms = Bed(5), 800
     subscription = bed.subscription("first", acks=True)
     subscription.credit = CREDIT * DENSE_PER_MS
@@ -260,7 +261,7 @@ def test_acks_take_leases_along() -> None:
         assert least * DENSE_PER_MS <= sum(bed.counts) <= most * DENSE_PER_MS
     assert sum(bed.counts) == span_ms * DENSE_PER_MS
     leases = span_ms / DENSE_PAUSE_MS
-    assert bed.host.status.applied_index - before <= 1.2 * leases + 4, "not one for the leases, and one for the acks"
+    assert bed.host.status.applied_index - before <= 1.2 * leases + 4, "leases and acks must share an entry"
 
 
 def test_due_messages_are_leased_immediately(bed: Bed) -> None:

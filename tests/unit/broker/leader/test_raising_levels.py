@@ -1,4 +1,4 @@
-"""A leader brings its partition to the cluster's feature level: once, as soon as it may, and not before."""
+"""A leader raises its partition to the cluster's feature level once, as soon as this is allowed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.simulation.stepped import VirtualClock, VirtualTimers
 class Bed:
     def __init__(self) -> None:
         self.level = FIRST_LEVEL
-        """The cluster's."""
+        """The feature level of the cluster."""
         self.clock = VirtualClock()
         self.timers = VirtualTimers(self.clock)
         self.host = BenchHost()

@@ -1,5 +1,4 @@
-"""Tests that obsolete timers hold no memory: of a group whose next message changed, and of a LEASE that was answered
-long before its wait ended."""
+"""Tests that obsolete timers use no memory: a changed next message of a group, and a LEASE that was answered early."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ def test_group_has_one_timer_for_its_next_message() -> None:
 
 
 async def opens(deliveries: Sequence[PartitionLeader]) -> None:
-    """The group is there."""
+    """Wait until the group exists."""
 
 
 async def test_a_lease_that_is_answered_leaves_no_timer() -> None:
@@ -59,5 +58,5 @@ async def test_a_lease_that_is_answered_leaves_no_timer() -> None:
                     await trio.lowlevel.checkpoint()
                     bed.drive()
         assert len(taken) == 1
-    # One of the lease that ends next, one of upkeep.
+    # One timer of the next lease end, one timer of upkeep.
     assert bed.timers.live() - before <= 2

@@ -1,4 +1,4 @@
-"""A leader says of groups that they are in use, also after its clock was ahead for a while and is right again."""
+"""A leader marks groups as in use, even after its clock was ahead and was corrected."""
 
 from __future__ import annotations
 

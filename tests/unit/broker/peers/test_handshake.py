@@ -1,4 +1,4 @@
-"""The handshake of two nodes, frame by frame: who is let in, who is refused and why, and that no byte may change."""
+"""Tests of the handshake of two nodes, frame by frame: admission, reasons of refusal, and changed bytes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ONE = PeerIdentity(node_id="node1", store_uuid="store-1", cluster_uuid=None, add
 TWO = PeerIdentity(node_id="node2", store_uuid="store-2", cluster_uuid=None, addresses={"client": "127.0.0.1:7171"})
 
 Meddle = Callable[[int, bytes], bytes]
-"""Function (frame number, body) to the body that arrives instead."""
+"""Function from (frame number, body) to the changed body that arrives."""
 
 
 def terms(who: PeerIdentity, **changes: Any) -> Terms:
@@ -64,7 +64,7 @@ def without(node: str, store: str) -> KnownPeers:
 
 
 class Side:
-    """One end of a handshake: what it came to, or why not."""
+    """One end of a handshake, with its result or its refusal."""
 
     def __init__(self, steps: Steps) -> None:
         self.introduced: Introduced | None = None
@@ -110,7 +110,7 @@ def frames(one: Terms, two: Terms, purpose: str = LINK) -> list[bytes]:
     return seen
 
 
-# ---------------------------------------------------------------------------------------------------- who is let in
+# ---------------------------------------------------------------------------------------------------- admission
 
 
 @pytest.mark.parametrize("purpose", [LINK, STREAM])
@@ -134,7 +134,7 @@ def test_each_side_learns_whether_the_other_knew_it_before(by_one: bool, by_two:
 
 
 def test_cluster_uuid_is_taken_from_the_last_frame() -> None:
-    """It may have joined one meanwhile."""
+    """The node may have joined a cluster during the handshake."""
     identities = [ONE]
 
     def joins(number: int, body: bytes) -> bytes:
@@ -166,7 +166,7 @@ def test_a_stream_may_be_opened_by_the_greater_id_too() -> None:
     assert dialer.introduced is not None and acceptor.introduced is not None
 
 
-# --------------------------------------------------------------------------------------------------- who is refused
+# --------------------------------------------------------------------------------------------------- refusal
 
 
 def named(identity: PeerIdentity, node_id: str) -> PeerIdentity:
@@ -235,7 +235,7 @@ def test_node_with_greater_id_may_not_dial_a_link() -> None:
 
 
 def test_acceptor_must_be_the_dialled_node() -> None:
-    """node3 lets everybody in, whatever they wanted."""
+    """node3 admits every dialer, also a dialer that expects another node."""
     three = named(TWO, "node3")
     bodies: list[bytes] = []
 
@@ -253,7 +253,7 @@ def test_acceptor_must_be_the_dialled_node() -> None:
 
 
 def test_stranger_learns_nothing_that_it_did_not_send() -> None:
-    """Until it has proved the secret."""
+    """A dialer learns nothing until it has proved that it knows the secret."""
     two = terms(
         PeerIdentity(
             node_id="node2", store_uuid="hidden-store", cluster_uuid="hidden-uuid", addresses={"client": "hidden:1"}
@@ -274,7 +274,7 @@ def test_dialer_proves_its_secret_first() -> None:
     """Otherwise any client could collect a proof and guess the secret offline."""
     hello, challenge, proof, *_ = frames(terms(ONE), terms(TWO))
     with_other_secret = frames(terms(ONE), terms(TWO, secret=b"x" * 16))
-    assert with_other_secret[:2] == [hello, challenge], "nothing of the secret is in them"
+    assert with_other_secret[:2] == [hello, challenge], "the frames must not contain the secret"
     assert msgpack.unpackb(proof)[0] == "proof"
     assert msgpack.unpackb(with_other_secret[3])[0] == "refused"
 
@@ -285,7 +285,7 @@ def test_dialer_proves_its_secret_first() -> None:
 def levelled(
     who: PeerIdentity, lowest: int, highest: int, level: int | None, cluster: str | None = "cluster-1"
 ) -> Terms:
-    """Numbers count from the first level, which is 0."""
+    """Level numbers start at 0."""
     levels = Levels(FIRST_LEVEL + lowest, FIRST_LEVEL + highest)
     at = None if level is None else FIRST_LEVEL + level
     return terms(dataclasses.replace(who, levels=levels, feature_level=at, cluster_uuid=cluster))
@@ -317,7 +317,7 @@ def test_levels_that_overlap_are_enough() -> None:
         assert acceptor.introduced.peer.identity.feature_level == FIRST_LEVEL + 1
 
 
-# ------------------------------------------------------------------------------------------- what may not be changed
+# ------------------------------------------------------------------------------------------- changed frames
 
 
 def test_changed_byte_in_any_frame_is_refused() -> None:
@@ -349,7 +349,7 @@ def test_truncated_or_extended_frame_is_refused() -> None:
 
 
 def test_a_recorded_handshake_opens_nothing() -> None:
-    """The dialer's recorded frames are sent to the same node again, and to one that repeats its own frames."""
+    """The dialer's recorded frames are sent again to the same node and to a node that repeats its own frames."""
     one, two = terms(ONE), terms(TWO)
     recorded = frames(one, two)
     acceptor = Side(accept(two, b"\x03" * 32))
@@ -374,7 +374,7 @@ def test_a_mirror_is_no_node() -> None:
     dialer.step(hello)
     assert dialer.refusal is not None
 
-    # Between two nodes, with each given its own proof back instead of the other's.
+    # Between two nodes, where each gets its own proof back instead of the peer's proof.
     for frame in (3, 4):
         bodies = frames(terms(ONE), terms(TWO))
         own = bodies[frame - 1] if frame == 4 else bodies[2]
@@ -382,11 +382,11 @@ def test_a_mirror_is_no_node() -> None:
         dialer, acceptor = shake(terms(ONE), terms(TWO), meddle=meddled)
         mirrored = dialer if frame == 3 else acceptor
         assert mirrored.refusal is not None and mirrored.introduced is None
-    # The welcome of one role is not that of the other, even when all that it says is the same.
+    # The welcome frames of the two roles differ, even with equal content.
     assert bodies[3] != bodies[4]
 
 
-# ------------------------------------------------------------------------------------------------- what may be sent
+# ------------------------------------------------------------------------------------------------- valid frames
 
 
 HELLO: list[Any] = [
@@ -533,7 +533,7 @@ def test_garbage_is_refused(bodies: list[bytes]) -> None:
         assert dialer.introduced is None
 
 
-# ------------------------------------------------------------------------------------------------------ the document
+# ------------------------------------------------------------------------------------------------------ documentation
 
 
 def test_documented_bytes_match_the_handshake() -> None:
@@ -551,7 +551,7 @@ def test_documented_bytes_match_the_handshake() -> None:
 
 
 def test_documented_proof_matches_the_handshake() -> None:
-    """From what the page says alone."""
+    """Compute the proof from the documentation alone."""
     hello, challenge, proof, welcome, last = frames(terms(ONE), terms(TWO))
     openings = b"".join(len(body).to_bytes(4, "big") + body for body in (hello, challenge))
     words = msgpack.packb([False, None])

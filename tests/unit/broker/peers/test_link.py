@@ -1,4 +1,4 @@
-"""A link: order, what goes out together, the bounds of its queue, signs of life, and how it ends."""
+"""Tests of a link: order, joined frames, queue limits, keepalives, and the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PEER = Peer(PeerIdentity(node_id="node2", store_uuid="store-2", cluster_uuid=Non
 
 
 class CountedStream(trio.abc.HalfCloseableStream):
-    """A stream that notes each `send_all`, and takes nothing while `stuck`; while `leaking`, nothing arrives."""
+    """A stream that records each `send_all`. While `stuck`, it accepts nothing. While `leaking`, nothing arrives."""
 
     def __init__(self, inner: trio.StapledStream[Any, Any]) -> None:
         self.inner = inner
@@ -53,7 +53,7 @@ class CountedStream(trio.abc.HalfCloseableStream):
 
 
 class Bed:
-    """A link that runs, and the raw other end."""
+    """A running link and the raw stream of its peer."""
 
     def __init__(self) -> None:
         near, far = trio.testing.memory_stream_pair()
@@ -68,7 +68,7 @@ class Bed:
         self.ended.set()
 
     async def ping(self) -> None:
-        """Be alive at the far end."""
+        """Send keepalives from the far end."""
         while True:
             await self.far.send((0, None))
             await trio.sleep(1)
@@ -132,7 +132,7 @@ async def test_a_sign_of_life_only_when_nothing_else_was_sent(autojump_clock: tr
             bed.link.send(1, number)
             await trio.sleep(PING_S / 5)
         assert [await bed.far.receive() for _ in range(50)] == [(1, number) for number in range(50)]
-        assert bed.frames == [], "and it is handed to nobody"
+        assert bed.frames == [], "keepalives must not reach the frame handler"
 
 
 async def test_frames_queued_during_a_send_need_no_keepalive(autojump_clock: trio.testing.MockClock) -> None:
@@ -156,7 +156,7 @@ async def test_closing_ends_it_at_once(autojump_clock: trio.testing.MockClock) -
 
 
 async def test_idle_links_stay(autojump_clock: trio.testing.MockClock) -> None:
-    """On signs of life alone."""
+    """Keepalives alone keep the links open."""
     links = [PeerLink(PEER, PeerStream(end)) for end in trio.testing.memory_stream_pair()]
     async with trio.open_nursery() as nursery:
         for link in links:
@@ -198,7 +198,7 @@ async def test_queue_of_link_is_bounded(autojump_clock: trio.testing.MockClock) 
         assert bed.link.send(2, "a sign of life goes on"), "room is advice"
         while bed.link.send(1, piece):
             assert bed.link.waiting_bytes <= QUEUE_MOST_BYTES
-        assert "wait to be sent" in bed.link.why, "all is lost rather than one of them"
+        assert "wait to be sent" in bed.link.why, "the link must close instead of losing one frame"
         await bed.ended.wait()
 
 
@@ -206,7 +206,7 @@ async def test_a_frame_that_is_too_large_is_the_callers_fault() -> None:
     async with running() as bed:
         with pytest.raises(FrameTooLarge):
             bed.link.send(1, b"x" * (64 << 20))
-        assert bed.link.send(1, None), "and the link goes on"
+        assert bed.link.send(1, None), "the link must continue"
 
 
 @pytest.mark.parametrize("value", [None, 5, (), (1,), (1, 2, 3), ("1", 2), (True, 2), (-1, 2), (256, 2), {1: 2}, "12"])
@@ -221,7 +221,7 @@ async def test_unexpected_frame_ends_a_link(value: object) -> None:
 
 
 async def test_closed_link_delivers_no_frames() -> None:
-    """Not even what has been received already."""
+    """Frames that were received before the close are dropped too."""
     near, far = trio.testing.memory_stream_pair()
     link = PeerLink(PEER, PeerStream(near))
     other = PeerStream(far)
@@ -249,7 +249,7 @@ async def test_link_reads_nothing_while_its_queue_is_full(autojump_clock: trio.t
         for _ in range(10):
             await other.send((1, bytes(97)))
         await trio.sleep(1)
-        assert sizes == [101, 101, 101], "those that began below the limit"
+        assert sizes == [101, 101, 101], "the sends that began below the limit"
         limit = 450
         await trio.sleep(1)
         assert sizes == [101] * 5

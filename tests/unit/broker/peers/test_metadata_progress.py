@@ -16,7 +16,7 @@ from sandq.storage.identity import Identity
 
 
 class Bed:
-    """A node that is linked with "a" and "b" of its cluster, and with "x" of a different cluster."""
+    """A node with links to "a" and "b" of its cluster and to "x" of a different cluster."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, int, Any]] = []
@@ -57,7 +57,7 @@ async def test_until_others_waits_for_linked_nodes_of_this_cluster() -> None:
         nursery.start_soon(bed.progress.until_others, 7)
         bed.progress.heard("a", 8)
         await trio.testing.wait_all_tasks_blocked()
-        assert nursery.child_tasks, "b has said nothing"
+        assert nursery.child_tasks, "b has reported nothing"
         del bed.up["b"]
         bed.progress.down("b")
     assert bed.progress.others == {"a": 8}

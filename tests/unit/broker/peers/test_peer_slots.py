@@ -14,7 +14,7 @@ KNOWN = "10.0.0.1"
 
 
 class Visitors:
-    """Connections that never say anything, in the order in which they came."""
+    """Silent connections in the order of their arrival."""
 
     def __init__(self) -> None:
         self.peer_port = PeerSlots(lambda: {KNOWN})
@@ -64,7 +64,7 @@ async def test_slots_are_reserved_for_known_peers() -> None:
         here.come(*[KNOWN] * (KNOWN_SLOTS - 1))
         assert 0 not in here.lost()
         here.come(KNOWN)
-        assert 0 in here.lost(), "the oldest of them goes, too"
+        assert 0 in here.lost(), "the oldest connection is closed too"
 
 
 async def test_introduced_peer_frees_its_slot() -> None:

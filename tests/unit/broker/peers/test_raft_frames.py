@@ -1,4 +1,4 @@
-"""Raft's messages in frames."""
+"""Tests of Raft messages in frames."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def test_own_leaderships_are_sent_to_all_and_to_new_peers() -> None:
     table.led(7, 3, True)
     table.led(8, 1, True)
     table.led(8, 1, False)
-    table.led(9, 1, False)  # it never led it: nothing to tell
+    table.led(9, 1, False)  # the node never led the group, so it reports nothing
     said = [[(7, 3, True)], [(8, 1, True)], [(8, 1, False)]]
     assert told == [(node, PeerFrame.ROUTES, routes) for routes in said for node in ("n2", "n3")]
     told.clear()
@@ -38,7 +38,7 @@ def test_leader_of_the_latest_term_wins() -> None:
     table.heard("n3", [(7, 6, True)])
     assert table.leader(7) == "n3"
     table.heard("n2", [(7, 5, False)])
-    assert table.leader(7) == "n3", "who was deposed says so late"
+    assert table.leader(7) == "n3", "a deposed leader reports late"
 
 
 def test_a_node_that_goes_leads_nothing() -> None:

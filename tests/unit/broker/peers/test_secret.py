@@ -66,7 +66,7 @@ def test_replaced_file_is_read_again(tmp_path: Path) -> None:
     secret_file(path, OLD + b"\n---\n" + NEW)
     assert secrets.check() and secrets.current == (OLD, NEW)
     secret_file(path, OLD + b" \n---\n" + NEW + b"\n")
-    assert not secrets.check(), "they are the same"
+    assert not secrets.check(), "both secrets are the same"
     secret_file(path, b"short")
     with pytest.raises(StartupError, match="16 to 4096"):
         secrets.check()
@@ -91,7 +91,7 @@ async def test_followers_of_the_secret_are_notified(tmp_path: Path, autojump_clo
         await trio.sleep(2.5 * CHECK_S)
         secret_file(path, b"short")
         await trio.sleep(2.5 * CHECK_S)
-        assert not told, "it goes on with those of before"
+        assert not told, "the node keeps the previous secrets"
         secret_file(path, NEW)
         await has_told.wait()
         assert told == [(NEW,)]

@@ -1,4 +1,4 @@
-"""Frames between nodes: whole or not at all, within their limits, and nobody waits for ever."""
+"""Tests of frames between nodes: complete frames only, size limits, and time limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sandq.protocol.requests import Hello
 
 
 def pair() -> tuple[PeerStream, trio.abc.HalfCloseableStream]:
-    """A stream, and the other end, raw."""
+    """Return a stream and the raw end of its peer."""
     near, far = trio.testing.memory_stream_pair()
     return PeerStream(near), far
 
@@ -156,7 +156,7 @@ async def test_a_large_frame_may_take_longer_than_the_silence(autojump_clock: tr
     value = b"x" * (4 << 20)
 
     class Slow:
-        """Takes a piece a second."""
+        """A stream that accepts one piece per second."""
 
         async def receive_some(self, most: int) -> bytes:
             await trio.sleep(1)

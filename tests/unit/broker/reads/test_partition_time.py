@@ -1,4 +1,4 @@
-"""When the time of a partition is advanced for a reader."""
+"""Tests of the cases in which a reader advances the time of a partition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOW_MS = 1_800_000_000_000
 
 
 class Group:
-    """A group that counts the entries it is asked for."""
+    """A group that counts the requested entries."""
 
     number = 7
 

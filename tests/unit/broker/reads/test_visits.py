@@ -23,7 +23,7 @@ SIZE = 1000
 
 
 class Thread:
-    """The apply thread, which does what it is asked when the test says so."""
+    """An apply thread that runs its tasks when the test decides."""
 
     def __init__(self) -> None:
         self.asked: list[Ask] = []
@@ -135,7 +135,7 @@ async def test_late_replies_wake_readers_waiting_for_memory(thread: Thread, runn
 
 
 async def test_delivered_replies_are_not_referenced(thread: Thread, runner: Runner) -> None:
-    """A request of the same visit that still waits must not keep the replies of the others."""
+    """A waiting request must not hold back the replies of other requests of the same visit."""
 
     class Page(list[int]): ...
 

@@ -1,4 +1,4 @@
-"""The applier tells at once what came of entries, and writes the rows of many small runs together."""
+"""The applier reports the results of entries at once and writes the rows of many small runs together."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ T = 1_800_000_000_000
 
 
 class Counter:
-    """A replica that writes as many rows as an entry has bytes."""
+    """A replica that writes one row per byte of an entry."""
 
     def __init__(self, number: int) -> None:
         self.store = number
@@ -50,7 +50,7 @@ class Counter:
         self.careful_until = 0
         self._rows: dict[bytes, bytes] = {}
         self.midway: Callable[[], None] = tuple
-        """Called in the middle of an entry."""
+        """Hook that is called in the middle of an entry."""
 
     def shut(self, step: Step, error: BaseException, *, index: int | None = None) -> None:
         rows_index = self.rows_index
@@ -170,7 +170,7 @@ def test_long_entry_yields(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
             ([(1, 1, [1])], {1: 1}),
             ([(1, 2, [2])], {1: 2}),
         ]
-        assert (bed.written(0), bed.written(1)) == (0, 2), "nothing of an entry that is half done is written"
+        assert (bed.written(0), bed.written(1)) == (0, 2), "no row of a half-applied entry is written"
         long.midway = tuple
 
     first = Apply(0, long, 2, b"x", True)
@@ -206,11 +206,11 @@ def test_entries_yield_up_to_a_maximum_depth(bed: Bed, monkeypatch: pytest.Monke
     bed.applier.run([bed.entry(0)])
     assert len(deepest) == DEPTH and len(waiting) == 1
     sent = [number for published in bed.sent for number in published.statuses]
-    assert sent == [*range(DEPTH, -1, -1)], "the last one that came is through first"
+    assert sent == [*range(DEPTH, -1, -1)], "the last task must finish first"
 
 
 def test_query_of_a_group_yields_and_query_without_group_does_not(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A query without a group runs after everything else: no other change may happen meanwhile."""
+    """A query without a group runs after all other tasks, because no change may happen during it."""
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     asked: list[int] = []
 
@@ -263,11 +263,11 @@ def test_bytes_of_unfinished_entries_are_limited(bed: Bed, monkeypatch: pytest.M
     bed.applier.run([bed.entry(0, 4)])
     assert [number for published in bed.sent for number in published.statuses] == [2, 1, 0]
     bed.applier.run([bed.entry(0, 4)])
-    assert not waiting, "those that are done count no more"
+    assert not waiting, "finished tasks must not count any more"
 
 
 def test_replies_follow_the_results_that_they_depend_on(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A query between two entries, of one group or of all, is answered together with the result of the first one."""
+    """A query between two entries is answered together with the result of the first entry."""
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     long, other = bed.replicas
     bed.applier.other_tasks = lambda: [Apply(1, other, 2, b"x", True)]
@@ -289,7 +289,7 @@ def test_replies_follow_the_results_that_they_depend_on(bed: Bed, monkeypatch: p
 
 
 def test_long_entries_do_not_delay_the_end_of_another_entry(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The longer others took, the longer an entry goes on before it gives way again."""
+    """The longer other entries ran, the longer an entry runs before it yields again."""
     now_s = 0.0
     monkeypatch.setattr(applier, "time", SimpleNamespace(perf_counter=lambda: now_s))
     work_s = 200 * SLICE_S

@@ -91,7 +91,7 @@ def test_take_first_returns_items_in_arrival_order() -> None:
 
 @pytest.mark.parametrize("seed", seeds(10, 300))
 def test_order_and_nothing_lost(seed: int) -> None:
-    """Against all that waits, in the order in which it came."""
+    """Compare the queue with a list of all waiting items in arrival order."""
     rng = random.Random(seed)
     queue: FairQueue[Item] = FairQueue()
     waiting: list[Item] = []
@@ -119,12 +119,12 @@ def test_order_and_nothing_lost(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", seeds(10, 300))
 def test_wait_is_bounded_by_the_own_work(seed: int) -> None:
-    """The bound for each other queue: the work that waited in the item's own queue when it came, including it, and one
-    item more."""
+    """The bound for each other queue: the work in the item's queue at its arrival, with the item itself, plus one
+    item."""
     rng = random.Random(seed)
     queue: FairQueue[Item] = FairQueue()
     waiting: dict[Item, tuple[int, dict[str, int]]] = {}
-    """The bound of each waiting item, and the work that was taken from other queues since it came."""
+    """The bound of each waiting item, and the work taken from other queues since its arrival."""
     largest = {"a": 1000, "b": 50, "c": 1}
     for number in range(400):
         if rng.random() < 0.1:

@@ -1,4 +1,4 @@
-"""Tests of replies to requests that need a higher feature level than the cluster has, as far as the node knows it."""
+"""Tests of replies to requests that need a higher feature level than the node knows for the cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sandq.storage.stores import MemoryStores
 from tests.support.registered import register_node
 
 STEPS = 100_000
-"""More than it takes to lead alone."""
+"""Time in which a single node certainly becomes leader."""
 
 
 def step(node_log: NodeLog) -> None:
@@ -49,7 +49,7 @@ def test_unknown_level_is_retriable_and_unsupported_level_is_refused() -> None:
     metadata = node_log.open_metadata()
     node_log.check_level(FIRST_LEVEL)
     with pytest.raises(Unavailable, match="does not know the cluster's feature level yet"):
-        node_log.check_level(next_level)  # it may have been allowed before this node was killed
+        node_log.check_level(next_level)  # the level may have been allowed before this node was killed
     with pytest.raises(Conflict, match=f"needs feature level {later}, and the cluster is at {FIRST_LEVEL}"):
         node_log.check_level(later)
     _until(node_log, lambda: metadata.ready)
@@ -61,7 +61,7 @@ def test_unknown_level_is_retriable_and_unsupported_level_is_refused() -> None:
     metadata.submit(register_node("n1", "store", {}, highest_level=next_level), results.append)
     _until(node_log, lambda: len(results) == 1)
     with pytest.raises(Unavailable, match=f"about to reach feature level {next_level}"):
-        node_log.check_level(next_level)  # a cluster that was just formed, say
+        node_log.check_level(next_level)  # for example a cluster that was just formed
     with pytest.raises(Conflict, match=f"needs feature level {later}"):
         node_log.check_level(later)
     metadata.submit(RaiseFeatureLevel(next_level), results.append)

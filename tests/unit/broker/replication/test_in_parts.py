@@ -1,4 +1,4 @@
-"""Tests of moves and nacks that one entry does not finish: the rest is submitted again until all is done."""
+"""Tests of moves and nacks that need several entries: the rest is submitted again until all items are done."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def test_messages_that_a_nack_lost_are_reported_with_the_rest() -> None:
 
 @pytest.mark.parametrize("at_once", [1, 3, 40])
 def test_many_items_are_looked_at_a_few_times_each(at_once: int) -> None:
-    """An entry looks up all that it is to do, also what it has no budget for."""
+    """An entry looks up all its items, also items beyond its budget."""
     host = OneAfterTheOther(at_once)
     many = c.Move([((0, at.to_bytes(16, "big")), 5, False) for at in range(1000)])
     assert outcome(host, many) == [["moved", name] for (_, name), *_ in many.items]
     assert sum(len(items) for items, _ in host.submitted) <= (1 + LEAST_ITEMS) * 1000
-    assert len(host.submitted) <= 1000 / at_once + 10, "no entry does less than it could"
+    assert len(host.submitted) <= 1000 / at_once + 10, "each entry must use its whole budget"
     done = [item for items, _ in host.submitted for item in items[:at_once]]
     assert done == many.items, "in their order"
 
@@ -104,8 +104,8 @@ def test_an_error_of_the_command_is_passed_on() -> None:
 
 
 class Slicing(OneAfterTheOther):
-    """A group whose entries do one message of one item each; the first message of each item is not of its lease, and
-    after `ends_after` entries no lease is there any more."""
+    """A group whose entries process one message of one item. The first message of an item is not in its lease. After
+    `ends_after` entries all leases have ended."""
 
     def __init__(self, ends_after: int = 100) -> None:
         super().__init__(at_once=1)

@@ -1,4 +1,4 @@
-"""Calls of threads run on the loop, in their order, and none is forgotten."""
+"""Calls from threads run on the loop in order, and no call is lost."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_inline_result_is_delivered_in_this_turn_after_earlier_calls() -> 
 
     def nested() -> None:
         assert inbox.during(again) == "again"
-        heard.append("not within it")  # a sync that is reported must not begin during the work of a different sync
+        heard.append("not within it")  # the report of a sync must not run during the work of another sync
 
     def again() -> str:
         inbox.put(heard.append, "within")
@@ -92,7 +92,7 @@ async def test_a_closed_inbox_has_run_all_and_takes_nothing() -> None:
     inbox.put(inbox.put, heard.append, "last")
     inbox.close()
     assert heard == ["last"]
-    inbox.put(heard.append, "late")  # a thread that hung in the disk
+    inbox.put(heard.append, "late")  # a thread that hung in a disk operation
     inbox.close()
     assert heard == ["last"]
     await inbox.run()  # ends at once

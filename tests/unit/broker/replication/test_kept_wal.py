@@ -1,4 +1,4 @@
-"""How much of the WAL the log of one group may keep for a member that is behind, while other groups write."""
+"""Tests of the WAL size that one group may keep for a lagging member while other groups write."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from sandq.storage.stores import MemoryStores
 from tests.support.simulation.stepped import Stepped, VirtualClock
 
 BEHIND, BUSY = 7, 8
-"""Groups."""
+"""Numbers of the groups."""
 SEGMENT_BYTES = 64 << 10
 SEGMENTS_MOST = 4
 """Maximum number of segments that one log may keep."""
 
 
 class Bed(Stepped):
-    """Two partitions of this node, which is their only member."""
+    """Two partitions whose only member is this node."""
 
     def __init__(self) -> None:
         clock = VirtualClock()
@@ -99,7 +99,7 @@ def test_a_long_tail_is_kept_for_a_member_until_it_keeps_too_much_of_the_wal(mon
             bed.write(BUSY)
         bed.run_checkpoint()
         found.append((bool(lost), bed.segments()))
-    assert not found[0][0], "it is kept at first"
+    assert not found[0][0], "the log is kept at first"
     assert found[-1][0]
     assert all(one <= other for (one, _), (other, _) in pairwise(found))
     assert max(segments for _, segments in found) <= SEGMENTS_MOST + 4, found
@@ -124,14 +124,14 @@ def test_logs_take_no_more_than_their_share_together() -> None:
     assert lost == [BUSY] and logs.bytes <= logs.share_bytes
     logs.share_bytes = 100
     bed.run_checkpoint()
-    assert lost == [BUSY], "a snapshot can always be followed by one log"
+    assert lost == [BUSY], "one log must always remain to follow a snapshot"
 
 
 def test_many_groups_keep_less_of_their_logs_each() -> None:
     bed = Bed()
     logs = bed.node_log.memory.accounts["logs"]
     assert isinstance(logs, Measured)
-    logs.share_bytes = 8 * (40 << 10)  # 40 KiB for each of two
+    logs.share_bytes = 8 * (40 << 10)  # 40 KiB for each of two groups
     for group in bed.hosts:
         for _ in range(10):
             bed.write(group)

@@ -1,4 +1,4 @@
-"""Groups have turns on the apply thread: one with much to do keeps no other waiting for more than one entry."""
+"""Groups have turns on the apply thread: a busy group delays another group by at most one entry."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_other_items_run_while_an_item_yields() -> None:
                     done += [each.upper() + "'" for each in lanes.others(one)]
                     done += [each + "'" for each in lanes.others(on)]
                 done.append(other)
-            assert len(lanes) == 3, "this one, the next of its group, and what comes behind all"
+            assert len(lanes) == 3, "this item, the next item of its group, and the item without a group"
         done.append(item)
     assert done == ["c'", "C'", "b", "B", "a", "A", "!"]
     assert len(lanes) == 0
@@ -93,7 +93,7 @@ def test_any_order(seed: int) -> None:
 
 
 def rest() -> None:
-    """Nothing was put off."""
+    """Do nothing, because nothing was postponed."""
 
 
 def never(items: object) -> int:
@@ -176,7 +176,7 @@ def test_idle_worker_does_deferred_work() -> None:
         worker.submit(item)
         assert rested.acquire(timeout=PATIENCE_S)
         assert put_off.is_set()
-    # Once is enough, however long nothing comes.
+    # One rest is enough, however long no item comes.
     assert not rested.acquire(timeout=3 * REST_S)
     assert done == ["a", "rest", "b", "rest"]
     worker.submit("c")
@@ -219,7 +219,7 @@ class Here:
         assert self.handled.acquire(timeout=PATIENCE_S)
 
     def run_here(self, item: str) -> None:
-        """Once the thread has nothing to do; it rests in between, if it is slow."""
+        """Wait until the thread is idle. A slow thread may rest in between."""
         self.submit("first")
         while not self.worker.run_here([item]):
             self.submit("again")
@@ -233,7 +233,7 @@ def test_inline_run_happens_only_between_two_turns_of_the_thread() -> None:
     while "rest" in here.done and here.worker.run_here(["c"]):
         pytest.fail("the thread rests")
     here.run_here("d")
-    while here.done[-1] != "rest":  # it may have rested before that, too
+    while here.done[-1] != "rest":  # the thread may have rested earlier too
         assert here.rested.acquire(timeout=PATIENCE_S)
     assert here.done[:2] == ["b there", "rest"] and "a here" not in here.done and "c here" not in here.done
     assert here.done[-2:] == ["d here", "rest"]

@@ -30,7 +30,7 @@ def test_more_than_the_budget_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> No
     bed = Bed(monkeypatch)
     bed.pins.put("far", 10)
     bed.pins.put("near", 13)
-    assert bed.pins.needed_from(journal(14)) == 10, "five entries behind entry 10"
+    assert bed.pins.needed_from(journal(14)) == 10, "five entries after entry 10"
     assert bed.pins.needed_from(journal(15)) == 13
     assert bed.pins.needed_from(journal(18)) is None and len(bed.pins) == 0
 

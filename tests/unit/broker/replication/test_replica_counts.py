@@ -1,4 +1,4 @@
-"""A replica counts what this node was asked for, and nothing that it only applies."""
+"""A replica counts only the work that was requested on this node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_entries_without_a_local_request_are_not_counted() -> None:
     apply(replica, 3, c.Ack([(lease.token, None)]), wanted=False)
     assert replica.status().counted == Counted(stored=3, stored_bytes=len(batch), leases=1)
     (group,) = replica.status().groups
-    assert (group.ready, group.leased) == (1, 0), "what is there is told, whoever did it"
+    assert (group.ready, group.leased) == (1, 0), "group counts must include entries of all nodes"
 
 
 def test_a_lease_knows_whether_its_messages_were_leased_before() -> None:
@@ -48,11 +48,13 @@ def test_a_lease_knows_whether_its_messages_were_leased_before() -> None:
     apply(replica, 3, c.Release("g", "c"), wanted=True)
     assert replica.status().counted.released == 1
     second = lease(4)
-    assert (second.attempt, second.returning) == (1, True), "the attempt did not count, and yet it was one"
+    assert (second.attempt, second.returning) == (1, True), (
+        "the released attempt is not counted, but the message is marked as returning"
+    )
 
 
 def test_leases_belong_to_the_epoch_of_their_grant() -> None:
-    """Another process with the id of one that lasts, and no epoch, gets none of its messages."""
+    """A process without an epoch gets no messages of a durable process with the same id."""
     replica = PartitionReplica(MemoryStores(), 1, 7, 0, parse_settings({}).record())
     apply(replica, 1, c.Append(encode({Column.VALUE: [b"a", b"b"]})), c.OpenGroup("g", "earliest"), wanted=True)
     grants = [c.Grant("c", 1, 10_000, 5), c.Grant("c", 1, 10_000)]

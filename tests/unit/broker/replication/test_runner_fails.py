@@ -28,7 +28,7 @@ from tests.support.waiting import PATIENCE_S, until_holds
 
 
 class Bed:
-    """A node that is the only voter of its metadata. Its disk fails on request."""
+    """A node that is the only voter of its metadata group. The test can make its disk fail."""
 
     def __init__(self, checkpoint_bytes: int = 1 << 30) -> None:
         wakeup, inbox = Signal(), Inbox()
@@ -71,7 +71,7 @@ async def bed(**options: int) -> AsyncIterator[Bed]:
 
 
 async def test_members_are_not_changed_by_an_only_voter_that_cannot_write() -> None:
-    """It leads on, to answer what it knows; a change waited for a pass that never came."""
+    """The node keeps leading to answer reads. A member change once waited forever for a pass."""
     async with bed() as node:
         await node.fail()
         assert node.metadata.ready
@@ -115,7 +115,7 @@ async def test_waiter_between_commit_batches_gets_the_log_failure() -> None:
 
 
 async def test_a_log_that_has_grown_is_cut_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it is in memory until then; a second later it may be as much again as a disk writes in one."""
+    """The log is in memory until it is cut. In one second it may grow by all that the disk can write in a second."""
     monkeypatch.setattr(runner_module, "CHECKPOINT_CHECK_S", 1e9)
     async with bed(checkpoint_bytes=100_000) as node:
         for _ in range(10):
@@ -126,7 +126,7 @@ async def test_a_log_that_has_grown_is_cut_at_once(monkeypatch: pytest.MonkeyPat
 async def test_log_written_during_flush_is_trimmed_by_the_next_checkpoint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also when nothing comes after it."""
+    """A log that is too large is cut even if no further entry follows."""
     monkeypatch.setattr(runner_module, "CHECKPOINT_CHECK_S", 1e9)
     async with bed(checkpoint_bytes=100_000) as node:
         flush, flushing, goes_on = node.node_log.stores.flush, threading.Event(), threading.Event()
@@ -186,7 +186,7 @@ async def test_entries_of_a_group_in_one_commit_batch_are_limited() -> None:
         host.flush()
         assert len(host.requests.proposed) == 8
         host.flush()
-        assert len(host.requests.proposed) == 8, "no more before some of it is applied"
+        assert len(host.requests.proposed) == 8, "no further entries before some are applied"
         await until_holds(lambda: len(done) == 10)
 
 
@@ -204,7 +204,7 @@ async def test_bytes_of_a_group_in_one_commit_batch_are_limited() -> None:
 
 
 async def test_large_requests_let_others_of_the_group_proceed() -> None:
-    """Sixteen large requests wait, of which a limited number is proposed at a time. A later small one is next."""
+    """Sixteen large requests wait, and only a limited number is proposed at once. A later small request is next."""
     async with bed() as node:
         host, done = node.metadata, list[str]()
 

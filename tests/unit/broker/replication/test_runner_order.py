@@ -1,4 +1,4 @@
-"""Tests of the order of applied entries: it is the order of the log, whatever else happens meanwhile."""
+"""Tests that entries are applied in the order of the log, even if syncs finish meanwhile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sandq.broker.replication.runner import Runner
 
 
 class Thread:
-    """The apply thread: it lets the loop run one entry, and meanwhile the sync of the next pass is heard of."""
+    """An apply thread that lets the loop run one entry. Meanwhile the sync of the next pass is reported."""
 
     def __init__(self, inbox: Inbox, order: list[str]) -> None:
         self._inbox = inbox
@@ -25,7 +25,7 @@ class Thread:
 
 
 async def test_unapplied_entries_are_submitted_before_the_next_sync() -> None:
-    """It was after it: an entry of the next pass was applied before the last ones of this pass, and these were lost."""
+    """Once they were submitted later. Then an entry of the next pass was applied first, and entries were lost."""
     runner, order = object.__new__(Runner), []
     runner._inbox = Inbox()
     runner._apply = Thread(runner._inbox, order)  # type: ignore[assignment]

@@ -20,7 +20,7 @@ STEPS = {"decode": Step.DECODE, "write": Step.APPLY, "end": Step.APPLY, "status"
 
 
 class Case(NamedTuple):
-    """A log in which one entry cannot be applied."""
+    """A log with one entry that cannot be applied."""
 
     recording: Recording
     log: list[bytes]
@@ -48,7 +48,7 @@ def corpus() -> list[Recording]:
 
 
 def cases_of(corpus: list[Recording], command_class: type[c.Command]) -> Iterator[Case]:
-    """Yield a case of each log that has such a command: its first entry with one, merged with two that do nothing."""
+    """Yield a case for each log with such a command: its first such entry, merged with two idle entries."""
     for recording in corpus:
         positions = [at for at in recording.positions(command_class) if at > 0]
         if positions:
@@ -91,7 +91,7 @@ def faults_of(case: Case) -> list[Fault]:
 
 
 def fail(case: Case, fault: Fault) -> ShutBed:
-    """Return a bed whose replica is shut by the fault, while the other partition goes on in the same runs."""
+    """Return a bed whose replica is shut by the fault while the other partition continues in the same runs."""
     with fault.planted():
         bed = run(case)
     failure = bed.replica.failure
@@ -101,7 +101,8 @@ def fail(case: Case, fault: Fault) -> ShutBed:
         assert fault.step == "status" and failure.rows_index == case.at + 1
     else:
         assert failure.rows_index < failure.index
-        assert failure.index == case.at + 1 or fault.step == "drain"  # others may come before the rows are written
+        # other entries may come before the rows are written
+        assert failure.index == case.at + 1 or fault.step == "drain"
     assert [each for each in bed.published for group, _ in each.shut if group == GROUP]
     return bed
 
@@ -132,7 +133,7 @@ def test_skip_of_a_command_ends_with_the_same_rows_whenever_replicas_restart(
     corpus: list[Recording], command_class: type[c.Command], positions: tuple[int, ...] | None
 ) -> None:
     if command_class is c.Skipped and positions is not None:
-        return  # there is nothing left to skip
+        return  # no entry is left to skip
     for case in cases_of(corpus, command_class):
         fault = faults_of(case)[0]
         bed = fail(case, fault)
@@ -155,4 +156,6 @@ def test_skip_of_a_command_ends_with_the_same_rows_whenever_replicas_restart(
         applied = case.reference()
         applied.run_log(case.log, skip)
         failure = applied.replica.failure
-        assert failure is not None and failure.step is Step.SKIPPED, "it has applied what the group skipped"
+        assert failure is not None and failure.step is Step.SKIPPED, (
+            "the replica has applied the entry that the group skipped"
+        )

@@ -1,4 +1,4 @@
-"""Tests of failures of a replica: where it fails decides where it is shut and which entry it names (ADR 46)."""
+"""Tests of replica failures: the failing step decides the shut position and the named entry (ADR 46)."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_failure_behind_the_commands_blames_none_of_them() -> None:
 
 def test_fault_in_a_yielding_entry_shuts_only_its_own_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of two partitions fails while an entry of the other one is half done."""
-    monkeypatch.setattr(applier, "SLICE_S", -1.0)  # it gives way whenever it may
+    monkeypatch.setattr(applier, "SLICE_S", -1.0)  # the entry yields whenever possible
     for poisoned in ("inner", "outer"):
         one = bed()
         one.run_log([entry(*LEASED)])
@@ -120,7 +120,7 @@ def test_replica_remembers_each_decision_with_many_skipped_commands() -> None:
 
 
 class MetadataBed:
-    """The metadata's replica over the applier."""
+    """The metadata replica over the applier."""
 
     def __init__(self) -> None:
         self.stores = MemoryStores()
@@ -234,7 +234,7 @@ def test_fault_at_any_step_of_a_metadata_command_keeps_the_state_before_it(at: i
 
 
 def test_results_before_a_failing_status_are_not_reported() -> None:
-    """An operator may skip the entry that is blamed, so that nothing of it may be acknowledged."""
+    """An operator may skip the named entry, so no result of this entry may be acknowledged."""
     one = bed()
     one.run_log([entry(*LEASED)])
     one.published.clear()

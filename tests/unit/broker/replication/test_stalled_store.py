@@ -1,4 +1,4 @@
-"""A store that stands still keeps nobody waiting but who brings much for it."""
+"""A stalled store delays only groups that write much."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LARGE, SMALL = (encode({Column.VALUE: [bytes(size)]}) for size in (256 << 10, 10
 
 
 def partitions(node_log: NodeLog) -> list[RaftGroup]:
-    """Two, of one topic, that this node is alone with."""
+    """Two partitions of one topic whose only member is this node."""
     settings = parse_settings({}).record()
     placed = tuple(Partition(group, ("n1#1",), ("n1#1",)) for group in GROUPS)
     topic = Topic(
@@ -64,7 +64,7 @@ def produce(host: RaftGroup, batch: bytes, answers: list[Any]) -> None:
 
 
 class Bed(Stepped):
-    """Whose store is written to when a test says so."""
+    """A node whose store is written when the test decides."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
@@ -89,7 +89,7 @@ class Bed(Stepped):
             self.drive()
 
     def go_on(self) -> None:
-        """The store writes what it was given, and whatever that lets in."""
+        """Let the store write its queued rows, and the rows that are admitted as a result."""
         while self.node_log.stores.progress is not None or self.node_log.has_held:
             self.node_log.stores.write_out()
             self.node_log.propose_again()
@@ -107,8 +107,8 @@ def test_stalled_store_delays_no_reply_until_its_limit() -> None:
         sent += 1
         bed.clock.ms += 100
         bed.settle()
-        assert sent * len(LARGE) < 2 * STORE_BYTES, "it takes without end"
-    assert bed.clock.ms - VirtualClock().ms >= 500 and bed.below.scan(b"", b"\xff") == [], "it did stand still"
+        assert sent * len(LARGE) < 2 * STORE_BYTES, "the store must not accept rows without limit"
+    assert bed.clock.ms - VirtualClock().ms >= 500 and bed.below.scan(b"", b"\xff") == [], "the store must have stalled"
     assert len(LARGE) * len(large) >= STORE_BYTES - len(LARGE)
     small: list[Any] = []
     for number in range(50):
@@ -119,7 +119,7 @@ def test_stalled_store_delays_no_reply_until_its_limit() -> None:
     for _ in range(9):
         produce(one, SMALL, large)
     bed.settle()
-    assert len(large) == sent - 1, "what comes behind it keeps its order"
+    assert len(large) == sent - 1, "later entries must keep their order"
     assert bed.node_log.memory.accounts["rows"].bytes < STORE_BYTES + 2 * len(LARGE)
     bed.go_on()
     assert len(large) == sent + 9 and not any(isinstance(answer, Exception) for answer in large + small)
@@ -138,10 +138,10 @@ def test_request_that_waits_too_long_for_capacity_reports_nothing_stored() -> No
     stored = len(answers)
     bed.node_log.expire(30)
     produce(host, SMALL, answers)
-    assert len(answers) == stored, "it has waited no time yet"
+    assert len(answers) == stored, "the request has not waited yet"
     bed.node_log.expire(30)
     refused = answers[stored:]
-    assert len(answers) == 2 * STORE_BYTES // len(LARGE), "the last one has just come"
+    assert len(answers) == 2 * STORE_BYTES // len(LARGE), "the last request has just arrived"
     assert refused and all(isinstance(answer, Overloaded) and answer.retriable for answer in refused)
     assert "could not be proposed" in str(refused[0])
     bed.go_on()
@@ -161,7 +161,7 @@ def test_follower_refuses_entries_of_a_group_with_unwritten_rows() -> None:
 
 
 class Threads:
-    """The same with the threads of a node."""
+    """The same test bed with the threads of a node."""
 
     def __init__(self) -> None:
         wakeup, inbox = Signal(), Inbox()
@@ -255,7 +255,7 @@ async def test_failing_store_ends_waiting_requests() -> None:
 
 async def test_until_written_waits_until_rows_are_written() -> None:
     async with threads() as node:
-        await node.runner.until_written()  # there are none
+        await node.runner.until_written()  # no requests may wait
         node.below.stall()
         key = node.hosts[0].replica._rows.prefix + b"x"  # type: ignore[attr-defined]
         for _ in range(3):
@@ -263,7 +263,7 @@ async def test_until_written_waits_until_rows_are_written() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.runner.until_written)
             await trio.testing.wait_all_tasks_blocked()
-            assert nursery.child_tasks, "it did not wait"
+            assert nursery.child_tasks, "the call must wait for the store"
             node.below.go_on()
         node.below.stall()
         for _ in range(3):

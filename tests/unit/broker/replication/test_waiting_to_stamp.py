@@ -12,7 +12,7 @@ from sandq.storage.stores import MemoryStores
 from tests.support.registered import register_node
 
 STEPS = 100_000
-"""More than it takes to lead alone."""
+"""Time in which a single node certainly becomes leader."""
 
 
 def test_commands_are_not_stamped_while_the_clock_waits() -> None:
@@ -43,7 +43,7 @@ def test_commands_are_not_stamped_while_the_clock_waits() -> None:
         step()
         if metadata.ready:
             break
-    assert metadata.ready, "it leads, and may be read"
+    assert metadata.ready, "the node leads and answers reads"
     answers: list[object] = []
     with pytest.raises(Unavailable, match="it was not compared"):
         metadata.submit(register_node("n1", "store", {}), answers.append)
@@ -51,7 +51,7 @@ def test_commands_are_not_stamped_while_the_clock_waits() -> None:
     metadata.submit(register_node("n1", "store", {}), answers.append)
     reasons.append(reason)
     step()
-    assert isinstance(answers[0], Unavailable), "nor what was taken before it began to wait"
+    assert isinstance(answers[0], Unavailable), "requests from before the wait are not proposed either"
     assert not stamps and not node_log.backlog.bytes
     reasons.clear()
     metadata.submit(register_node("n1", "store", {}), answers.append)

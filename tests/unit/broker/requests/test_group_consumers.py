@@ -1,4 +1,4 @@
-"""The consumers of a group on one node: subscriptions and leases of several partitions."""
+"""Tests of the consumers of a group on one node: subscriptions and leases of several partitions."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def test_answer_has_a_bounded_number_of_rows_and_counts_the_others() -> None:
     table.add({f"c{number:04}": subscription(-1) for number in range(CONSUMERS_MAX + 3)}, {"c1002": (1, 1)})
     rows, left_out = table.rows()
     assert len(rows) == CONSUMERS_MAX and left_out == 3
-    assert rows[0]["consumer"] == "c1002" and rows[1]["consumer"] == "c0000", "those with messages come first"
-    assert rows[0]["credit"] == 0, "what was pushed again beyond the credit is no credit"
+    assert rows[0]["consumer"] == "c1002" and rows[1]["consumer"] == "c0000", "consumers with messages come first"
+    assert rows[0]["credit"] == 0, "messages that were pushed again beyond the credit are no credit"

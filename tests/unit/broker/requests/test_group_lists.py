@@ -1,4 +1,4 @@
-"""Lists of groups: tens of thousands of rows are one answer, and are made in turns, few lists at once."""
+"""Tests of group lists: tens of thousands of rows fit one answer, and only a few lists are built at once."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from sandq.protocol.requests_admin import GroupList
 
 PARTITIONS: Final = 50
 GROUPS: Final = 1_000
-"""In each of them: as many as a topic may have, and a node."""
+"""Groups per partition: the maximum of a topic and of a node."""
 
 
 class Broker:
-    """Leads a topic with many groups; what they are is known at once."""
+    """A node that leads a topic with many groups, whose state is known at once."""
 
     def __init__(self, partitions: int = PARTITIONS, groups: int = GROUPS) -> None:
         self.listing = trio.Semaphore(LISTS_AT_ONCE)
@@ -61,7 +61,7 @@ class Broker:
 
 
 class Packed(trio.abc.Instrument):
-    """How many rows were packed in any round of the loop, at most."""
+    """Maximum number of rows that were packed in one round of the loop."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.most = self.rounds = self._rows = 0
@@ -105,7 +105,7 @@ async def test_few_lists_are_made_at_once_and_one_of_a_connection() -> None:
         for _ in range(3):
             nursery.start_soon(clients[0].groups, GroupList("t"), NODE)
         await trio.testing.wait_all_tasks_blocked()
-        assert broker.asking == 1, "one connection's come one after the other"
+        assert broker.asking == 1, "the requests of one connection run one after another"
         for client in clients[1:]:
             nursery.start_soon(client.groups, GroupList("t"), NODE)
         await trio.testing.wait_all_tasks_blocked()

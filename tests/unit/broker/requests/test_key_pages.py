@@ -1,4 +1,4 @@
-"""A page of keys is read and encoded part by part, and gives way behind each."""
+"""A page of keys is read and encoded in parts, with a yield after each part."""
 
 from __future__ import annotations
 

@@ -16,14 +16,14 @@ NOTHING: Any = None
 
 
 class Rows:
-    """Rows whose close would wait for the read."""
+    """Rows whose close waits for the read."""
 
     def close(self) -> None:
         raise AssertionError("it is held by what reads")
 
 
 class HungRunner:
-    """Its maintenance thread hangs."""
+    """A node whose maintenance thread hangs."""
 
     def __init__(self) -> None:
         self.rows = Rows()

@@ -1,4 +1,4 @@
-"""How often writes outran a snapshot is known for as long as its member needs one."""
+"""Tests that the count of outrun snapshots is kept as long as its member needs a snapshot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEY = (1, "b#1")
 
 
 def test_member_that_needs_a_snapshot_is_not_forgotten() -> None:
-    """Also while it has all that was committed a round ago: the next one would be sent as slowly as the one before."""
+    """A member can lag again at once. If it were forgotten, the next snapshot would be sent as slowly as the first."""
     group = SimpleNamespace(lagging={"b#1"}, is_leader=True, has_caught_up=lambda member: True)
     host = SimpleNamespace(failed=None, group=group, members=(("a#1", "b#1"), ()))
     hosts = {1: host}
@@ -24,7 +24,7 @@ def test_member_that_needs_a_snapshot_is_not_forgotten() -> None:
     group.lagging.clear()
     group.has_caught_up = lambda member: False
     snapshots._forget_outrun()
-    assert snapshots._outrun == {KEY: 3}, "it gets the rest from the log"
+    assert snapshots._outrun == {KEY: 3}, "the member gets the rest from the log"
     group.has_caught_up = lambda member: True
     snapshots._forget_outrun()
     assert snapshots._outrun == {}

@@ -1,4 +1,4 @@
-"""A snapshot's way over connections that break at any frame, into receivers that crash at any step."""
+"""Tests of snapshot transfers over connections that break at any frame, to receivers that crash at any step."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def meta(*, snapshot_id: bytes = bytes(16), group: int = GROUP, index: int = 41)
 
 
 class Wire:
-    """Two ends in memory; the connection breaks when `frames` have been sent, both ways counted together. `late`: what
-    was sent before still arrives."""
+    """Two ends in memory. The connection breaks after `frames` frames in both directions together. `late`: frames that
+    were sent before still arrive."""
 
     def __init__(self, frames: int = 10**9, *, late: bool = True) -> None:
         self.frames = frames
@@ -111,7 +111,7 @@ class End:
 
 
 class Source:
-    """A node that sends what it has; its store goes on changing."""
+    """A node that sends its rows while its store changes."""
 
     def __init__(self, rows: list[Row] | None = None) -> None:
         self.stores = MemoryStores()
@@ -131,7 +131,7 @@ class Source:
 
 
 class PowerLost(BaseException):
-    """The receiver dies."""
+    """The receiver dies at this step."""
 
 
 class Target:
@@ -207,7 +207,7 @@ class TargetSink:
 async def transfer(
     source: Source, target: Target, wire: Wire, what: Meta | None = None
 ) -> tuple[Answer | Exception, Answer | Exception]:
-    """One connection: how it ended at the sender, and at the receiver."""
+    """Run one connection. Return its outcome at the sender and at the receiver."""
     ends: dict[str, Answer | Exception] = {}
 
     async def run(name: str, talk: Callable[[], Any]) -> None:
@@ -261,7 +261,8 @@ async def test_chunks_in_flight_are_at_most_the_window(autojump_clock: trio.test
 
 @pytest.mark.parametrize("late", [True, False])
 async def test_transfer_broken_at_every_frame_is_completed(late: bool) -> None:
-    """Connections of n frames, one after the other, until it is there; each goes on where the one before ended."""
+    """Each connection sends n frames and continues where the previous connection ended, until the snapshot is
+    complete."""
     whole = Wire()
     await transfer(Source(), Target(), whole)
     for frames in range(1, len(whole.sent)):
@@ -372,7 +373,7 @@ async def test_a_group_that_goes_while_its_snapshot_comes_is_not_installed() -> 
     assert target.installed() is None
 
 
-# Failures at the receiver
+# Failures at the receiver.
 
 
 @pytest.mark.parametrize("error", [StorageFailed("the disk is full"), Corruption("damaged " + "x" * 5000)])
@@ -418,8 +419,8 @@ async def test_a_damaged_chunk_is_refused_and_sent_again() -> None:
 
 
 async def test_a_receiver_that_dies_at_any_step_points_to_nothing_half_installed() -> None:
-    """An older state is installed; the newer one comes. After a power loss at each step the pointer is at one of them,
-    whole, and it can be sent again."""
+    """A newer state replaces an installed older state. After a power loss at any step the pointer is at a complete
+    state, and the transfer can be repeated."""
     older, newer = ROWS[:10], ROWS[5:]
     counting = Target()
     await transfer(Source(newer), counting, Wire())
@@ -526,7 +527,7 @@ async def test_a_chunk_that_is_too_large_ends_the_connection(autojump_clock: tri
         [(RESUME, None), (RESUME, None)],
         [(RESUME, None), (FAILED, b"reason")],
         [(RESUME, None), (ACK, 1)],
-        [(RESUME, b"k028"), (ACK,)],  # one chunk is left, the last: its answer is DONE
+        [(RESUME, b"k028"), (ACK,)],  # only the last chunk is left, so its answer must be DONE
     ],
 )
 async def test_an_answer_that_is_none_ends_the_connection(
@@ -561,7 +562,7 @@ async def test_requests_to_a_receiver_are_limited() -> None:
             await wire.left.send((OFFER, meta(group=group).encode()))
         refusal = await same.left.receive()
         assert refusal[0] == REFUSE and "a different connection" in refusal[2]
-        assert (await another.left.receive())[0] == RESUME, "there is room again"
+        assert (await another.left.receive())[0] == RESUME, "a slot must be free again"
         for wire in (*wires, same, another):
             wire.cut()
 
@@ -600,7 +601,7 @@ async def test_throttle_keeps_its_rate(autojump_clock: trio.testing.MockClock) -
     began = trio.current_time()
     for _ in range(100):
         await throttle.take(100)
-    # The last one begins when the 99 before are paid for, the burst aside.
+    # The last chunk begins when the first 99 are paid for, minus the burst.
     assert trio.current_time() - began == pytest.approx(9.9 - BURST_S)
 
 
@@ -629,7 +630,7 @@ async def test_a_pause_saves_up_no_more_than_a_burst(autojump_clock: trio.testin
     await trio.sleep(1000)
     began = trio.current_time()
     await throttle.take(1000)
-    assert trio.current_time() == began, "one may always go"
+    assert trio.current_time() == began, "one chunk may always go"
     await throttle.take(1)
     assert trio.current_time() - began == pytest.approx(1 - BURST_S)
 

@@ -1,4 +1,4 @@
-"""Tests of a node's delivery counts: every message is in its bucket, however deliveries are split."""
+"""Tests of a node's delivery counts: each message is in its bucket, for any split into deliveries."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ NOW_MS = 1_800_000_000_000
 
 
 def run(due_ms: int, count: int) -> Piece:
-    """Messages of one instant, as a batch has them."""
+    """Messages of one due time, as in a batch."""
     return Piece(offsets.pack(due_ms, 7, 0, 0), None, 0, [(0, count)], b"x" * 10)
 
 
 def column(times_ms: list[int]) -> Piece:
-    """Messages with an instant each."""
+    """Messages with one due time each."""
     packed = [offsets.pack(at, 7, place, 0) for place, at in enumerate(times_ms)]
     return Piece(b"".join(packed), None, 0, [(0, len(times_ms))], b"x" * 10)
 
@@ -108,8 +108,8 @@ def test_objective_counts_messages_due_while_there_was_credit(seed: int) -> None
     counted = [at for at in times if at >= free_since_ms]
     assert topic.slo_deliveries == sum(node.slo.counts) == len(counted)
     assert topic.slo_late == sum(NOW_MS - at > 100 for at in counted)
-    assert sum(node.slo.counts[bisect_left(LATENESS, 0.1) + 1 :]) == topic.slo_late, "as the histogram has it"
-    assert sum(topic.lateness.counts) == 200, "the others are late all the same"
+    assert sum(node.slo.counts[bisect_left(LATENESS, 0.1) + 1 :]) == topic.slo_late, "the value in the histogram"
+    assert sum(topic.lateness.counts) == 200, "the other messages are still late"
 
 
 def test_batch_of_one_instant_counts_completely_or_not_at_all(node: NodeStats, topic: TopicStats) -> None:

@@ -1,4 +1,4 @@
-"""A disk that is full, hangs or is not there costs the lateness objective what it kept, and nothing else."""
+"""If the disk is full, hangs or is missing, only the stored lateness history is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T_S = 1_800_000_000.0
 
 
 class Disk:
-    """Writes as a test has it."""
+    """A disk whose writes the test controls."""
 
     def __init__(self, write: Callable[[bytes], None]) -> None:
         self.replace = lambda name, data: write(data)
@@ -78,7 +78,7 @@ async def test_a_disk_that_hangs_stops_no_count_and_no_end(autojump_clock: Any) 
             nursery.cancel_scope.cancel()
     finally:
         goes_on.set()
-    assert taken == 3 and len(writes) == 1, "never two at a time"
+    assert taken == 3 and len(writes) == 1, "never two writes at a time"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"SANDQSLO", b"of somebody else" * 9])

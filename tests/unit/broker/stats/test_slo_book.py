@@ -1,4 +1,4 @@
-"""How late deliveries were is kept by the minute and by the hour, and outlives the node."""
+"""Tests that delivery lateness is kept per minute and per hour, and survives a restart."""
 
 from __future__ import annotations
 

@@ -24,4 +24,4 @@ async def test_finalize_is_not_retried(monkeypatch: pytest.MonkeyPatch, dry_run:
     made._cluster = cast("Cluster", None)
     finalize = cluster.ClusterAdmin.finalize.__wrapped__  # type: ignore[attr-defined]
     assert await finalize(made, dry_run=dry_run) == (15, 16)
-    assert asked == [(Finalize(dry_run), dry_run)], "else it would be told that there is nothing to do"
+    assert asked == [(Finalize(dry_run), dry_run)], "a second request would get the answer that nothing is left to do"

@@ -1,4 +1,4 @@
-"""The consumers of a group: replies of several leaders put together."""
+"""Tests of the consumers of a group: the replies of several leaders are merged."""
 
 from __future__ import annotations
 

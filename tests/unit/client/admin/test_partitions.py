@@ -1,4 +1,4 @@
-"""Partitions that are added and moved, and nodes that are drained, as a client says it and gets to know of it."""
+"""Tests of the client's requests and replies for added and moved partitions and drained nodes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_added_partitions_are_used_immediately(with_client: Any) -> None:
             record = await client.admin.update_topic("t", partitions=4, replicas=3, ttl="1h")
             assert (len(record.partitions), record.initial_partitions, record.replicas) == (4, 1, 3)
             assert server.of_type(Type.TOPIC_UPDATE)[0][2:] == ["t", {"ttl": "1h"}, 4, 3]
-            assert client._cluster.record("t") == record, "the answer told of them"
+            assert client._cluster.record("t") == record, "the answer contained the new partitions"
             await (await producer.send(b"y", partition=3))
         assert [row.value for row in server.stored["t", 3]] == [b"y"]
         for wrong in ({"partitions": 0}, {"replicas": -1}, {"partitions": "2"}, {"replicas": True}):
@@ -51,7 +51,7 @@ def test_outdated_record_does_not_replace_a_recreated_topic(with_client: Any) ->
         known = client._cluster.record("t")
         assert known is not None
         older = known._replace(number=known.number - 1, partitions=known.partitions * 4)
-        # Nothing is asked meanwhile: what METADATA says of a topic counts in any case.
+        # Another METADATA reply would replace the record, so no request is sent meanwhile.
         client._cluster.learn_all([older], client._cluster.generation)
         assert client._cluster.record("t") == known
 
@@ -215,7 +215,7 @@ def test_error_of_ended_subscription_has_the_reason(run: Any) -> None:
                 assert not first.subscribed
                 subscription_id = leader.subscription().request.subscription_id
                 cluster = client._cluster
-                await until_holds(lambda: not cluster._wanted and cluster._refresh_now._event)  # nothing is asked
+                await until_holds(lambda: not cluster._wanted and cluster._refresh_now._event)  # no request is sent
                 leader.topics.clear()
                 leader.add_topic("t", 2, leaders=["n2", "n1"])
                 ended = encode_error(subscription_id, NotLeader("topic 't' has more partitions now"))

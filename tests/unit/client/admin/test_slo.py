@@ -1,4 +1,4 @@
-"""Tests of the report of the lateness objective: it merges the reports of nodes and says which part is proven."""
+"""Tests of the report of the lateness objective: node reports are merged, and the proven part is named."""
 
 from __future__ import annotations
 

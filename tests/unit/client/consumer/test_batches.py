@@ -1,4 +1,4 @@
-"""Consuming by the batch: no work for single messages, one item for all of them."""
+"""Tests of batch consumers: a batch is one item on the wire, without work per message."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_batch_has_the_pushed_messages(with_client: Any) -> None:
             assert "of 3" in repr(second)
             await first.ack()
             await second.ack()
-            assert subscribed.credit == 10_000 - 6, "for so little no credit is given back while nobody waits"
+            assert subscribed.credit == 10_000 - 6, "few settled messages return no credit while no caller waits"
         assert [ack.items for ack in server.acks] == [[[TOKEN, None]], [[TOKEN + 1, None]]]
 
     with_client(body)
@@ -58,7 +58,7 @@ def test_batch_ack_sends_one_item(with_client: Any) -> None:
             batches = await take_batches(subscription, 3)
             for batch in batches[:2]:
                 batch.ack()
-            await batches[1].ack()  # once more, and awaited this time
+            await batches[1].ack()  # again, but awaited
             (ack,) = server.acks
             assert ack.items == [[TOKEN, [[bases[0], 1000], [bases[1], 1000]]]]
             assert not [message for batch in batches for message in batch._chunk.events]
@@ -66,7 +66,7 @@ def test_batch_ack_sends_one_item(with_client: Any) -> None:
             await batches[2].nack(delay="5s", error="no")
             assert server.nacks[0].items == [[TOKEN, [[bases[2], 1000]], 5000, "no"]]
             await batches[2].nack()
-            batches[2].ack()  # it was settled: nothing is left to do
+            batches[2].ack()  # the batch was settled, so the ack does nothing
             assert len(server.nacks) == 1
             with pytest.raises(InvalidRequest):
                 batches[2].extend(0)
@@ -146,7 +146,7 @@ def test_ack_of_batch_with_lost_lease_raises_lease_lost(with_client: Any, caplog
             server.script[Type.ACK].append(lambda to, frame: to.send(encode_reply(frame[1], [[]])))
             second.ack()
         assert "5 acks came too late" in caplog.text
-        assert "1 acks came too late" not in caplog.text  # the caller awaited that one
+        assert "1 acks came too late" not in caplog.text  # the caller awaited the other ack
 
     with_client(body)
 
@@ -162,14 +162,14 @@ def test_batches_that_lapsed_are_not_given(with_client: Any) -> None:
             server.deliver(subscribed, [b"c"], token=TOKEN + 1)
             (batch,) = await take_batches(subscription, 1)
             assert batch.values == [b"c"]
-            await held.ack()  # the broker has the last word
+            await held.ack()  # the broker decides
             assert len(server.acks) == 1
 
     with_client(body)
 
 
 def test_delivery_after_the_end_of_its_lease_is_dropped(with_client: Any) -> None:
-    """A push that was long on its way: another consumer may have had the message since."""
+    """A delayed push is dropped, because another consumer may have got the message."""
 
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=10, auto_extend=False) as subscription:
@@ -178,13 +178,13 @@ def test_delivery_after_the_end_of_its_lease_is_dropped(with_client: Any) -> Non
             server.deliver(subscribed, [b"in time"], token=TOKEN + 1)
             (batch,) = await take_batches(subscription, 1)
             assert batch.values == [b"in time"]
-            await until_holds(lambda: subscribed.credit == 9)  # what came late takes no place
+            await until_holds(lambda: subscribed.credit == 9)  # dropped messages use no credit
 
     with_client(body)
 
 
 def test_a_lease_that_lapsed_and_is_pushed_again_lapses_again(with_client: Any) -> None:
-    """It was looked after no more: neither extended nor let go of, and its credit was gone."""
+    """Such a lease was once neither extended nor released, so its credit was lost."""
 
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=10, lease="100ms", auto_extend=False) as subscription:
@@ -246,7 +246,7 @@ def test_ranges_of_names_the_given_offsets(positions: set[int], later: set[int])
     rows = ranges_of((number, 1) for number in sorted(numbers, reverse=True))
     named = FakeServer.named(rows)
     assert named == {number.to_bytes(16, "big") for number in numbers}
-    Ack.parse([9, 1, 7, 3, [[TOKEN, rows]]])  # as the broker takes it
+    Ack.parse([9, 1, 7, 3, [[TOKEN, rows]]])  # as the broker accepts it
 
 
 def test_ranges_are_as_short_as_may_be() -> None:
@@ -256,10 +256,10 @@ def test_ranges_are_as_short_as_may_be() -> None:
     far_apart = [(BASE + place * OFFSET_STEP, 1) for place in range(0, 60_000, 5000)]
     assert [extent for _, extent in ranges_of(far_apart)] == [1] * 12
     assert [extent for _, extent in ranges_of([(BASE, 5), (BASE + 5 * OFFSET_STEP, 7)])] == [12]
-    # Two dense stretches that lie far apart are two bitmaps.
+    # Two dense ranges that are far apart become two bitmaps.
     other = [(number + 50_000 * OFFSET_STEP, count) for number, count in every_other]
     assert [len(extent) for _, extent in ranges_of(every_other + other)] == [125, 125]
-    # Messages that were moved lie at instants of their own.
+    # Moved messages have their own due times.
     moved = [(BASE + (place << 80), 1) for place in range(5)]
     assert len(ranges_of(moved)) == 5
 

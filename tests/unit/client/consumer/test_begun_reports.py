@@ -1,4 +1,4 @@
-"""Messages that were held in a crash: the broker knows of each that it was begun, before it is handed out."""
+"""Tests for crashes: the broker learns that a message was begun before the consumer gets it."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_report_does_not_shorten_a_lease_that_was_extended(with_client: Any) -> 
         async with client.subscribe("t", group="g", auto_extend=False) as subscription:
             server.deliver(server.subscription(), [b"a", b"b", b"c"], token=TOKEN, begin_first=True)
             (first,) = await take(subscription, 1)
-            first.extend("1h")  # not awaited: it may be unanswered, or unsent, by the time of the next report
+            first.extend("1h")  # not awaited: at the next report the extension may be unsent or unanswered
             await take(subscription, 1)
             await take(subscription, 1)
             asked = [item[1] for extend in server.extends for item in extend.items]

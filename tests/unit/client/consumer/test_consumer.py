@@ -1,4 +1,4 @@
-"""Consuming: messages, acks, credit, leases."""
+"""Tests of consumers: messages, acks, credit, and leases."""
 
 from __future__ import annotations
 

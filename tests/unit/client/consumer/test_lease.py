@@ -1,4 +1,4 @@
-"""Holding messages: credit, extending, nacks, leases that are lost."""
+"""Tests of held messages: credit, extensions, nacks, and lost leases."""
 
 from __future__ import annotations
 
@@ -152,10 +152,10 @@ def test_leases_are_extended_while_messages_are_held(with_client: Any) -> None:
             await first.ack()
             for seen in (1, 2):
                 await until_holds(lambda seen=seen: len(server.extends) >= seen)
-            begun = [[offsets.shift(base, 1), 1]]  # the broker learns which messages were begun and are not settled
+            begun = [[offsets.shift(base, 1), 1]]  # the broker learns the messages that were begun but not settled
             assert all(item == [TOKEN, 300, begun] for extend in server.extends for item in extend.items)
             await second.ack()
-            assert not list(subscription._consumers["t"].leases())  # nothing is left to be extended
+            assert not list(subscription._consumers["t"].leases())  # no lease is left to extend
 
     with_client(body)
 
@@ -166,12 +166,13 @@ def test_without_auto_extend_a_lease_lapses(with_client: Any, caplog: Any) -> No
             subscribed = server.subscription()
             server.deliver(subscribed, [b"a", b"b", b"c"], token=TOKEN, lease_ms=100)
             (first,) = await take(subscription, 1)
-            await until_holds(lambda: subscribed.credit == 3)  # the held one, and those not yielded yet
+            # the held message and the messages that were not yielded yet
+            await until_holds(lambda: subscribed.credit == 3)
             assert not server.extends
             server.deliver(subscribed, [b"b"], token=TOKEN + 1)
             (second,) = await take(subscription, 1)
             assert second.value == b"b"
-            await first.ack()  # the broker has the last word
+            await first.ack()  # the broker decides
             await second.ack()
             await until_holds(lambda: subscribed.credit == 3)
 
@@ -197,7 +198,7 @@ def test_a_nack_may_change_priority_and_headers(with_client: Any) -> None:
                     [TOKEN, [[offsets.shift(base, 3), 1]], 5000, "no", True, {"priority": 0}],
                     [TOKEN, [[offsets.shift(base, 4), 1]], None, None, True, {"headers": headers_pack({"a": 1})}],
                 ],
-            ], "what changes something is in a frame of its own"
+            ], "a changing item has its own frame"
             for priority in (2**31, "1", True):
                 with pytest.raises(InvalidRequest, match="priority"):
                     messages[5].nack(priority=priority)
@@ -228,7 +229,7 @@ def test_giving_up_and_snoozing(with_client: Any) -> None:
                     [TOKEN, [[at[4], 1]], None, None, True, {"headers": b""}, 2],
                     [TOKEN, [[at[5], 1]], None, "ValueError: bad", True, None, 1],
                 ],
-            ], "what an older broker refuses is in a frame of its own"
+            ], "an item that an older broker refuses has its own frame"
             assert messages[5].is_settled and not messages[5].is_held
             await messages[5].dead("again is once")
             for settle in (messages[5].ack, messages[5].nack):

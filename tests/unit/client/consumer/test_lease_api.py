@@ -1,4 +1,4 @@
-"""Leasing once, while leaders are looked for."""
+"""Tests of single lease requests while leaders change."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_leader_is_looked_up_before_a_retry(with_client: Any) -> None:
 
 
 def waiting(server: FakeServer) -> list[Any]:
-    """Requests that wait there, or waited."""
+    """Requests that wait or waited at this server."""
     return [frame for frame in server.of_type(Type.LEASE) if Lease.parse(frame).wait_ms]
 
 
@@ -127,14 +127,14 @@ async def waiting_at_two(found: list[bytes], **wanted: Any) -> AsyncIterator[tup
 
 
 def give(server: FakeServer, partition: int, *values: bytes) -> None:
-    """To who waits."""
+    """Give the messages to the waiting request."""
     for connection in server.connections:
         gives(partition, *values)(connection, waiting(server)[-1])
 
 
 @pytest.mark.parametrize("quick", [0, 1])
 def test_first_leader_with_messages_ends_the_wait(run: Any, quick: int) -> None:
-    """The other leaders get a cancellation, and none is asked again meanwhile."""
+    """The other leaders get a cancellation and no further request."""
 
     async def main() -> None:
         found: list[bytes] = []
@@ -165,7 +165,7 @@ def test_lease_from_several_leaders_never_exceeds_the_requested_number(run: Any)
 
 
 def test_ack_waits_until_the_owner_is_known(run: Any) -> None:
-    """A node that had acked the message could not undo it."""
+    """A node cannot undo an ack."""
 
     async def main() -> None:
         found: list[bytes] = []
@@ -200,7 +200,7 @@ def test_an_ack_that_fails_at_one_leader_loses_nothing_of_the_other(run: Any) ->
                 give(one, 0, b"a")
                 await until_holds(lambda: found or two.of_type(Type.ACK))
                 if not one.of_type(Type.ACK) and not found:
-                    tasks.cancel_scope.cancel()  # only the other one was in time
+                    tasks.cancel_scope.cancel()  # only the other ack was in time
             assert found in ([], [b"a"])
             assert bool(found) == bool(one.of_type(Type.ACK))
 
@@ -212,7 +212,7 @@ def test_cancelled_lease_request_gives_messages_back(run: Any) -> None:
         async with two_nodes() as (one, two, client):
             for server in (one, two):
                 server.script[Type.LEASE] += [nothing] * 10_000
-            assert await client.leases("t", "g").take() == [], "both are connected to"
+            assert await client.leases("t", "g").take() == [], "the client is connected to both nodes"
             two.frames.clear()
             one.script[Type.LEASE].appendleft(gives(0, b"a"))
             two.script[Type.LEASE].appendleft(SILENCE)

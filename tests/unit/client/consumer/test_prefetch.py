@@ -17,7 +17,7 @@ TOKEN = 5 << 16
 
 
 def settle(prefetch: Prefetch, per_s: int, seconds: float, start_s: float = 100.0) -> float:
-    """One message after the other, at a rate; when the last one was."""
+    """Settle single messages at a rate. Return the time of the last message."""
     now_s = start_s
     for number in range(1, int(per_s * seconds) + 1):
         now_s = start_s + number / per_s
@@ -53,7 +53,7 @@ def test_prefetch_falls_when_work_becomes_slow() -> None:
 
 def test_prefetch_is_zero_at_the_beginning() -> None:
     prefetch = Prefetch()
-    assert not prefetch.settled(1000, 5.0) and prefetch.extra == 0, "since when, nobody knows"
+    assert not prefetch.settled(1000, 5.0) and prefetch.extra == 0, "the begin of the period is unknown"
 
 
 def test_credit_is_returned_in_batches(with_client: Any) -> None:
@@ -78,7 +78,7 @@ def test_credit_is_returned_in_batches(with_client: Any) -> None:
 
 
 def test_messages_behind_slow_work_are_given_back(with_client: Any) -> None:
-    """Messages came quickly, and then a handler takes its time: another consumer may have what it did not begin."""
+    """After many quick messages a handler is slow. Other consumers may get the messages that it has not begun."""
 
     async def body(server: FakeServer, client: Client) -> None:
         quick = 2000
@@ -104,7 +104,7 @@ def test_messages_behind_slow_work_are_given_back(with_client: Any) -> None:
                 return sum(row.token in named for row in rows if row.state == "leased")
 
             rows = server.stored["t", 0]
-            # Each message has a lease of its own here, and the two that were begun are held.
+            # Each message has its own lease here. The two begun messages stay held.
             await until_holds(lambda: sum(row.state == "leased" for row in rows) - given_back() == 2)
             assert given_back() > 2 and len(begun) == quick + 2
             slow.set()

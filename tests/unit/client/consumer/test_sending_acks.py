@@ -31,7 +31,7 @@ REFUSAL = UnknownTopic("there is no topic 'u'")
 
 
 def loses(*ranges: list[Any]) -> Any:
-    """An answer that says what of the ack was not held any more."""
+    """An answer that names the messages of the ack that were no longer held."""
     return lambda to, frame: to.send(encode_reply(frame[1], [list(ranges)]))
 
 
@@ -70,7 +70,7 @@ def test_batch_with_one_lost_message_keeps_the_others_held(with_client: Any) -> 
                 (True, False, False),
             ]
             with pytest.raises(LeaseLost):
-                await batch.ack(then=NEXT)  # which one is lost is known: nothing is asked
+                await batch.ack(then=NEXT)  # the lost message is known, so no request is sent
             await messages[0].ack(then=NEXT)
             await messages[2].nack()
             assert [server.named(sent.what) for sent in server.ack_thens] == [{base}]
@@ -81,7 +81,7 @@ def test_batch_with_one_lost_message_keeps_the_others_held(with_client: Any) -> 
 
 @pytest.mark.parametrize("end", ["ack", "then", "nack", "dead"])
 def test_message_stays_held_after_refused_ack(with_client: Any, end: str) -> None:
-    """It was lost to its consumer before: neither acked nor nacked, it waited for its lease to end."""
+    """Once the message was neither acked nor nacked. The consumer lost it until the lease ended."""
 
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=1, lease="1s") as subscription:
@@ -95,7 +95,7 @@ def test_message_stays_held_after_refused_ack(with_client: Any, end: str) -> Non
                 await settlement
             assert message.is_held and not message.is_settled and not message.is_lost
             if end == "ack":
-                await until_holds(lambda: server.extends)  # its lease is extended like that of any held message
+                await until_holds(lambda: server.extends)  # the lease is extended like the lease of any held message
             match end:
                 case "ack":
                     await message.ack()
@@ -111,7 +111,7 @@ def test_message_stays_held_after_refused_ack(with_client: Any, end: str) -> Non
                 end == "then",
                 end in ("nack", "dead"),
             )
-            # The subscription gets its credit back, and no more.
+            # The subscription gets exactly its credit back.
             server.deliver(server.subscription(), [b"w"], token=TOKEN + 1)
             (other,) = await take(subscription, 1)
             await other.ack()
@@ -133,7 +133,7 @@ def test_refused_ack_without_await_releases_the_lease(with_client: Any, caplog: 
             assert not server.extends
             with pytest.raises(UnknownTopic):
                 await settlement
-            await message.nack()  # the broker has the last word
+            await message.nack()  # the broker decides
             assert len(server.nacks) == 1
 
     with_client(body)
@@ -141,7 +141,7 @@ def test_refused_ack_without_await_releases_the_lease(with_client: Any, caplog: 
 
 @pytest.mark.parametrize("kind", [Type.ACK_THEN, Type.NACK])
 def test_refused_message_is_not_acked_with_the_rest_of_its_lease(with_client: Any, caplog: Any, kind: Type) -> None:
-    """The rest seemed to be all of the lease, and was acked so: what the broker holds still went with it."""
+    """Once the rest was acked as the whole lease, so the broker also acked the refused message."""
 
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=10) as subscription:
@@ -186,7 +186,7 @@ def test_message_stays_held_only_if_the_ack_was_certainly_not_done(
 
 
 def test_refused_ack_in_a_handler_fails_the_message(with_client: Any) -> None:
-    """Its message was lost, and came again when its lease had ended."""
+    """Once the message was lost to the consumer and returned only when its lease ended."""
 
     async def handler(message: Any) -> None:
         await message.ack(then=NEXT)

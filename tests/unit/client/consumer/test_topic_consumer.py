@@ -1,4 +1,4 @@
-"""Tests of a subscription at several nodes: the nodes that it leaves, and the messages that it holds meanwhile."""
+"""Tests of a subscription at several nodes: left nodes, and messages that are held meanwhile."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ async def set_leaders(client: Client, leaders: Sequence[str | None], *servers: F
 
 
 def test_held_messages_stay_while_the_leader_is_unknown(run: Any) -> None:
-    """It was given back behind the consumer's back, as if nobody had begun with it: others got it, as the same
-    attempt."""
+    """Once a held message was released without the consumer's knowledge, as if not begun. Other consumers got it as the
+    same attempt."""
 
     async def main() -> None:
         async with (
@@ -61,7 +61,7 @@ def test_held_messages_stay_while_the_leader_is_unknown(run: Any) -> None:
 
 
 def test_a_node_that_ceases_to_lead_is_left(run: Any) -> None:
-    """It says so itself."""
+    """The node itself reports that it no longer leads."""
 
     async def main() -> None:
         async with two_nodes() as (one, two, client), client.subscribe("t", group="g", credit=4) as subscription:
@@ -76,7 +76,7 @@ def test_a_node_that_ceases_to_lead_is_left(run: Any) -> None:
 
 
 def test_held_messages_stay_when_a_node_times_out(run: Any) -> None:
-    """Subscribing again on a new connection took too long, and was tried once more."""
+    """The new subscription on a new connection took too long and was repeated."""
 
     async def main() -> None:
         async with (
@@ -113,7 +113,7 @@ def test_node_without_leaders_gets_no_prefetch_credit(run: Any) -> None:
 
 
 def test_messages_in_flight_at_credit_revocation_are_released(with_client: Any) -> None:
-    """Topics that each give all of the credit at the same time: no more is held than the credit and one of each."""
+    """Two topics deliver the whole credit at the same time. At most the credit plus one message per topic is held."""
 
     async def body(server: FakeServer, client: Client) -> None:
         server.limits = {"credit_least": -1000}
@@ -127,12 +127,13 @@ def test_messages_in_flight_at_credit_revocation_are_released(with_client: Any) 
             server.deliver(u, [b"u0"], token=TOKEN, last=True)
             await until_holds(lambda: (t.credit, u.credit) == (2, 2))
             server.deliver(u, [b"u1", b"u2"], token=TOKEN + 1, last=True)
-            server.deliver(t, [b"t1", b"t2", b"t3", b"t4", b"t5"], token=TOKEN + 1, last=True)  # it had credit for them
+            # the session had credit for the messages
+            server.deliver(t, [b"t1", b"t2", b"t3", b"t4", b"t5"], token=TOKEN + 1, last=True)
             held = await take(subscription, 8)
             await until_holds(lambda: server.nacks)
             assert [message.value for message in held] == [b"t0", b"u0", b"u1", b"u2", b"t1", b"t2", b"t3", b"t4"]
             (nack,) = server.nacks
-            assert nack.items[0][0] == TOKEN + 1 and nack.items[0][4] is False, "its attempt is not counted"
+            assert nack.items[0][0] == TOKEN + 1 and nack.items[0][4] is False, "the attempt is not counted"
             await until_holds(lambda: (t.credit, u.credit) == (-2, 0))
             for message in held:
                 await message.ack()

@@ -1,4 +1,4 @@
-"""`client.run`: what becomes of messages, how many at once, how it ends."""
+"""Tests of `client.run`: the outcome of messages, the concurrency, and the shutdown."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_handler_result_settles_the_message(with_client: Any, caplog: Any) -> No
             ],
             key=str,
         )
-        assert len(seen) == 8, "each was handled once"
+        assert len(seen) == 8, "each message was handled once"
 
     with_client(body)
     failed = [record for record in caplog.records if record.exc_info]
@@ -148,7 +148,7 @@ def test_a_handler_that_takes_too_long_is_cancelled_and_its_message_nacked(with_
         await produce(client, b"hangs", b"fails then", b"fast", b"swallows it", b"gives up")
         async with running(client, handler, timeout="20ms", retry_on=()):
             await until_holds(lambda: len(ended) == 5 and states(server)[b"fast"] == "acked")
-        # Messages that were settled by then have been sent.
+        # The acks of messages that were settled by then have been sent.
         assert {value for value, state in states(server).items() if state == "acked"} == {b"fast"}
         assert {(item[3], *item[4:]) for nack in server.nacks for item in nack.items} == {
             ("took longer than 20ms, and then: OSError: no more disk",),
@@ -181,7 +181,7 @@ def test_slow_synchronous_handler_keeps_its_slot(with_client: Any, caplog: Any) 
         async with running(client, handler, timeout="20ms", concurrency=1, dead_on=ValueError, credit=10):
             server.deliver(await subscribed(server), [b"hangs", b"next"], token=TOKEN)
             await until_holds(lambda: nack_texts(server))
-            assert begun == [b"hangs"], "its thread has the only place"
+            assert begun == [b"hangs"], "the hanging handler uses the only slot"
             go.set()
             await until_holds(lambda: server.acks)
         assert nack_texts(server) == [(None, "took longer than 20ms")]
@@ -226,7 +226,7 @@ def test_concurrency_limits_running_handlers(with_client: Any) -> None:
         async with running(client, handler, concurrency=3):
             await until_holds(lambda: now == 3)
             held = sum(state == "leased" for state in states(server).values())
-            assert held == 3, "none waits here for a worker"
+            assert held == 3, "no message may wait in the client for a worker"
             go.set()
             await until_holds(lambda: set(states(server).values()) == {"acked"})
         assert most == 3
@@ -292,10 +292,10 @@ def test_cancelled_it_lets_handlers_end_and_gives_the_rest_back_at_once(with_cli
                 await until_holds(lambda: len(server.nacks) == 2)
                 (item,) = server.nacks[1].items
                 assert item in ([TOKEN + 1, [[late, 1]], None, None, False], [TOKEN + 1, None, None, None, False])
-                assert server.subscription().credit == 0, "no more is asked for"
+                assert server.subscription().credit == 0, "no further messages are requested"
                 assert not server.unsubscribed and not server.acks, "handlers have their grace time"
                 go.set()
-        assert begun == [b"1", b"2"], "nothing more was begun"
+        assert begun == [b"1", b"2"], "no further message was begun"
         assert [item[1] for ack in server.acks for item in ack.items] in (
             [[[base, 2]]],
             [[[base, 1]], [[offsets.shift(base, 1), 1]]],
@@ -733,7 +733,7 @@ class Unspeakable(Exception):
 
 
 def test_errors_that_cannot_be_encoded_do_not_stop_the_run(with_client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # pytest's workers cannot send such text to one another, and reports hold what is logged.
+    # pytest's workers cannot exchange such text, and their reports contain the log.
     monkeypatch.setattr(logging.getLogger("sandq.client"), "disabled", True)
 
     async def handler(message: Message) -> None:

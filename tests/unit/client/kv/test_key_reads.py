@@ -1,4 +1,4 @@
-"""Reading keys: gets that share frames, many keys, scans over partitions, stale reads."""
+"""Tests of key reads: shared frames of gets, many keys, scans over partitions, and stale reads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.waiting import until_holds
 
 
 def fill(server: FakeServer, keys: list[bytes], partitions: int = 1) -> None:
-    """Topic "k" with these keys; each one's value is the key backwards."""
+    """Topic "k" with these keys. The value of each key is the reversed key."""
     server.add_topic("k", partitions, kind="compacted")
     for number, key in enumerate(keys):
         version = b"%016d" % number
@@ -39,7 +39,7 @@ async def all_of(scan: Any) -> list[bytes]:
     return [entry.key async for entry in scan]
 
 
-# One by one.
+# Get the keys one by one.
 
 
 def test_gets_at_the_same_time_share_frames(with_client: Any) -> None:
@@ -59,7 +59,7 @@ def test_gets_at_the_same_time_share_frames(with_client: Any) -> None:
         assert found.pop(b"none") is None
         assert {key: entry and entry.value for key, entry in found.items()} == {key: key[::-1] for key in numbered(50)}
         frames = server.of_type(Type.KV_GET)
-        assert sorted(frame[3] for frame in frames) == [0, 1], "one for each partition"
+        assert sorted(frame[3] for frame in frames) == [0, 1], "one request for each partition"
         assert sum(len(frame[5]) for frame in frames) == 51
 
     with_client(body)
@@ -235,12 +235,12 @@ def test_a_scan_reads_ahead_one_page_and_no_more(with_client: Any) -> None:
         await until_holds(lambda: len(server.of_type(Type.KV_SCAN)) == 2)
         for _ in range(9):
             await anext(scan)
-        await client.kv("k").get("k00000")  # behind a page that it might ask for
+        await client.kv("k").get("k00000")  # this reply comes after a page that the scan might request
         assert len(server.of_type(Type.KV_SCAN)) == 2
         server.script[Type.KV_SCAN].append(InvalidRequest("never"))
         for _ in range(10):
             await anext(scan)
-        with pytest.raises(InvalidRequest, match="never"):  # behind what had come before
+        with pytest.raises(InvalidRequest, match="never"):  # the error comes after the rows that were read before
             await anext(scan)
 
     with_client(body)
@@ -314,7 +314,7 @@ def test_stale_reads_go_to_any_that_holds_the_partition(run: Any) -> None:
                 nothing = kv.scan(prefix="none", consistency="stale")
                 assert [entry async for entry in nothing] == [] and scan.stale_ms == nothing.stale_ms == 17
 
-                # One that hangs costs a part of the time only.
+                # A hanging node uses only part of the time limit.
                 two.script[Type.KV_GET] += [SILENCE]
                 for _ in range(100):
                     assert await kv.get("k00001", consistency="stale") is not None
@@ -322,7 +322,7 @@ def test_stale_reads_go_to_any_that_holds_the_partition(run: Any) -> None:
                         break
                 assert not two.script[Type.KV_GET], "it was asked"
 
-                # Refused by all at first: the leader is asked at last, and as often as it takes.
+                # If all nodes refuse, the leader is asked until it answers.
                 two.script[Type.KV_GET] += [Unavailable("behind")] * 3
                 one.script[Type.KV_GET] += [NotLeader("not yet"), Unavailable("not yet")]
                 del one.frames[:], two.frames[:]

@@ -42,7 +42,7 @@ def test_put_value_is_returned_by_get(with_client: Any) -> None:
         assert entry.headers == {} and entry == await kv.get("user/1") and len({entry, await kv.get("user/1")}) == 1
         deleted = await kv.delete("user/1")
         assert deleted > later and await kv.get("user/1") is None
-        assert await kv.delete("user/1") > deleted, "deleting what has no value is no error"
+        assert await kv.delete("user/1") > deleted, "deleting a missing key is no error"
 
     with_client(body)
 
@@ -205,7 +205,7 @@ def test_topics_of_another_kind(with_client: Any) -> None:
 
 
 def test_messages_that_no_topic_of_the_kind_takes(with_client: Any) -> None:
-    """They would spoil the batch that they share."""
+    """Such messages would fail the whole batch."""
 
     async def body(server: FakeServer, client: Client) -> None:
         kv = with_keys(server, client)
@@ -264,7 +264,7 @@ def test_log_deletions_are_distinguished_from_empty_values(with_client: Any) -> 
 
 
 def test_versions_of_a_refused_batch(with_client: Any) -> None:
-    """`Receipts` gives what was stored, or raises the first that was not."""
+    """`Receipts` returns the stored versions, or raises the first error."""
 
     async def body(server: FakeServer, client: Client) -> None:
         kv = with_keys(server, client)

@@ -1,4 +1,4 @@
-"""Watching keys: every change once, in order, from where one stood."""
+"""Tests of key watches: each change arrives once and in order, from a given position."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def next_of(watch: Watch, count: int) -> list[Change]:
 
 
 async def behind_all(client: Client) -> None:
-    """Ask something behind all that the client has to say by now: what it did not say till then, it does not say."""
+    """Send a request after all queued requests of the client. A request that was not sent by now will not be sent."""
     await client.admin.list_topics()
 
 
@@ -134,7 +134,7 @@ def test_watch_starts_after_a_version(with_client: Any) -> None:
 
 
 def test_watch_continues_from_a_position(with_client: Any) -> None:
-    """Wherever a watch stops, its position leads to the rest: nothing twice, nothing left out."""
+    """A watch can stop anywhere. From its position the rest follows, without gaps and duplicates."""
 
     async def body(server: FakeServer, client: Client) -> None:
         kv = with_keys(server, client, 3)
@@ -162,10 +162,10 @@ def test_position_covers_only_yielded_changes(with_client: Any) -> None:
             before = watch.position
             versions = await kv.put_many([("a", str(n)) for n in range(5)])
             await until_holds(lambda: len(watch._answers) == 1)
-            assert watch.position == before, "what waits was not handed out"
+            assert watch.position == before, "waiting changes are not handed out yet"
             for version in versions[:4]:
                 assert (await anext(watch)).version == version and watch.position == {0: version}
-            # A reply without changes moves the end of the read range, and keeps the rest.
+            # A reply without changes moves only the end of the read range.
             await until_holds(lambda: server.kv_watches)
             server.index += 100
             server.answer_watches(is_late=True)
@@ -182,7 +182,7 @@ def test_position_covers_only_yielded_changes(with_client: Any) -> None:
 
 
 def test_positions_remember_compacted_changes(with_client: Any) -> None:
-    """A watch from the earliest change starts before changes that were compacted long ago, and has missed none."""
+    """A watch from the earliest change starts before old compacted changes and reports no missed change."""
 
     async def body(server: FakeServer, client: Client) -> None:
         kv = with_keys(server, client)
@@ -287,8 +287,8 @@ def test_a_node_that_is_silent_is_asked_again(with_client: Any) -> None:
             assert shown(await next_of(watch, 1)) == [(b"a", b"1")]
         waits = [request.wait_ms for request in asked(server)]
         first, then = waits[:2], set(waits[2:])
-        assert first == [0, 0], "at once, until it was answered: that says how far there is nothing to be seen"
-        assert then <= {100}, "less than an answer may take"
+        assert first == [0, 0], "the first requests do not wait, because their answer gives the position"
+        assert then <= {100}, "the wait is shorter than the timeout of an answer"
 
     with_client(body, timeout_s=0.2)
 

@@ -1,4 +1,4 @@
-"""Bulk work, dead letters, reading, administration."""
+"""Tests of bulk jobs, dead letters, reads, and administration."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MINUTE_MS = 60_000
 
 
 async def fill(client: Client, count: int, *, prefix: str = "k") -> list[str]:
-    """Delayed messages, a minute apart, over all partitions."""
+    """Produce delayed messages, one minute apart, over all partitions."""
     rows = [
         {"value": b"%d" % n, "key": f"{prefix}{n}", "deliver_at": NOW_MS + n * MINUTE_MS} for n in range(1, count + 1)
     ]
@@ -113,7 +113,7 @@ def test_leaving_a_job_stops_it(with_client: Any) -> None:
         assert {job.record.state for job in server.jobs.values()} == {"stopped"} and len(server.jobs) == 2
         assert len(left(server)) > 20
 
-        # A partition that fails ends it in the others, too.
+        # A failed partition also ends the job in the other partitions.
         server.script[Type.JOB_STATUS] += [NotFound("no such job")]
         with pytest.raises(NotFound):
             await client.messages("t").cancel_all()
@@ -171,7 +171,7 @@ def test_dead_letters_by_id(with_client: Any) -> None:
         ):
             with pytest.raises(InvalidRequest):
                 await dead.redrive_ids(wrong)
-        assert len(server.of_type(Type.DEAD_REDRIVE)) == asked, "nothing is done before all are known to be right"
+        assert len(server.of_type(Type.DEAD_REDRIVE)) == asked, "no request is sent before all ids are checked"
         with pytest.raises(UnknownGroup):
             await client.dead("t", "other").redrive_ids(texts[:1])
         with pytest.raises(UnknownTopic):
@@ -196,7 +196,7 @@ def test_a_group_that_is_not_in_the_partition_has_no_such_dead_letter(with_clien
 
 
 def test_dead_letter_filters_are_sent_only_if_given(with_client: Any) -> None:
-    """Options that were not given are not sent: older brokers know neither."""
+    """Options that were not given are not sent, because older brokers do not know them."""
 
     async def body(server: FakeServer, client: Client) -> None:
         await fill(client, 4)
@@ -308,7 +308,7 @@ def test_fetch(with_client: Any) -> None:
         server.closed_ms = NOW_MS + 9 * MINUTE_MS
         server.page_rows = 3
         found = [message async for message in client.fetch("t", 0)]
-        assert [message.offset for message in found] == texts[:8]  # what is closed
+        assert [message.offset for message in found] == texts[:8]  # only closed time is returned
         first = found[0]
         assert (first.id, first.topic, first.partition, first.value, first.key) == (texts[0], "t", 0, b"1", b"k1")
         assert (first.created_ms, first.deliver_at_ms, first.headers) == (NOW_MS, NOW_MS + MINUTE_MS, {})
@@ -320,7 +320,7 @@ def test_fetch(with_client: Any) -> None:
         assert [message.offset async for message in some] == texts[1:3]
         server.script[Type.FETCH] += [CUT, NotLeader("moved")]
         assert [message.offset async for message in client.fetch("t", 0, limit=4)] == texts[:4]
-        assert server.of_type(Type.FETCH)[-1][6] == 1  # no more than is wanted
+        assert server.of_type(Type.FETCH)[-1][6] == 1  # no more than requested
         assert [message async for message in client.fetch("t", 0, limit=0)] == []
         assert [message async for message in client.fetch("t", 0, NOW_MS + 60 * MINUTE_MS)] == []
         for wrong in (-1, 4096, True):
@@ -432,7 +432,7 @@ def test_forecasts_and_groups_are_summed_over_leaders(run: Any) -> None:
                 with pytest.raises(InvalidRequest):
                     await client.admin.forecast("t", **wrong)
 
-            # A group that only one of the leaders knows is known.
+            # A group counts as known if one leader knows it.
             del one.groups["g"]
             assert list(await client.admin.seek_group("t", "g", "latest")) == [0, 1]
             assert "to" in two.groups["g"]

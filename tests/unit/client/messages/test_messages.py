@@ -1,4 +1,4 @@
-"""Looking at stored messages, taking them back, moving them."""
+"""Tests of reading, cancelling and moving stored messages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_get(with_client: Any) -> None:
         assert (await messages.get(unique_key="u")).id == named
         with pytest.raises(NotFound):
             await messages.get(unique_key="other")
-        with pytest.raises(NotFound, match="has no message"):  # an id of a partition that there is not
+        with pytest.raises(NotFound, match="has no message"):  # an id of a partition that does not exist
             await messages.get(offsets.to_text(offsets.pack(5, 5, 5, 9)))
 
     with_client(body)
@@ -407,7 +407,7 @@ def test_a_partition_that_moved_is_found(run: Any) -> None:
             one.stored["t", 1] = two.stored["t", 1]
             assert (await client.messages("t").get(text)).partition == 1
             assert not one.of_type(Type.GET)
-            # With a hint it is asked there at once; without, metadata tells.
+            # With a hint the named leader is asked at once. Without a hint the client asks for metadata.
             for details in ({"node_id": "n1"}, {}):
                 two.script[Type.GET] += [NotLeader("moved", **details)] * 100
                 if not details:

@@ -34,7 +34,7 @@ def bed() -> LaneBed:
 
 
 def heal(bed: LaneBed) -> list[int]:
-    """Let all be well again, and see that every receipt is true. The batches that are stored."""
+    """Repair all faults and check every receipt. Return the stored batches."""
     bed.heal()
     bed.check()
     return list(bed.stored())
@@ -48,7 +48,9 @@ def test_a_lost_answer(bed: LaneBed, fate: str) -> None:
     assert heal(bed) == [0, 1]
     assert one.offsets and two.offsets
     first = (1, 1, False) if fate == LOSE_LEADER else (1, 2, False)
-    assert bed.numbers[0] == first and (1, 1, True) in bed.numbers, "under the same number, and marked as sent before"
+    assert bed.numbers[0] == first and (1, 1, True) in bed.numbers, (
+        "the batch is resent with the same number and marked as resent"
+    )
 
 
 def test_recreated_topic_with_fewer_partitions_is_unknown_partition(bed: LaneBed) -> None:
@@ -57,7 +59,7 @@ def test_recreated_topic_with_fewer_partitions_is_unknown_partition(bed: LaneBed
     bed.send()
     bed.read(STORE)
     bed.answer()
-    bed.node.topic = topic._replace(partitions=[])  # who tells of it is behind: it has the partition
+    bed.node.topic = topic._replace(partitions=[])  # the node with the old metadata is behind: the partition exists
     one = bed.send()
     bed.read(STORE)
     bed.answer()
@@ -97,7 +99,9 @@ def test_batches_behind_a_retriable_refusal_are_resent_in_order(bed: LaneBed, er
     assert heal(bed) == [0, 1, 2]
     refused, stored = bed.numbers[:2], bed.numbers[2:]
     assert refused == [(1, 2, False), (1, 3, False)], "out of sequence"
-    assert stored == [(1, 1, False), (1, 2, False), (1, 3, False)], "in order, and not marked: nothing was lost"
+    assert stored == [(1, 1, False), (1, 2, False), (1, 3, False)], (
+        "the batches are in order and not marked as resent, because nothing was lost"
+    )
 
 
 def test_five_numbers_fly_at_once(bed: LaneBed) -> None:
@@ -106,7 +110,7 @@ def test_five_numbers_fly_at_once(bed: LaneBed) -> None:
         bed.send()
     assert len(bed.wire.requests) == 5
     bed.read(*[STORE] * 5)
-    bed.wire.answers.rotate(-1)  # of later ones first: what is oldest must stay among those the broker remembers
+    bed.wire.answers.rotate(-1)  # later batches first: the oldest batch must stay within the memory of the broker
     bed.answer(4)
     assert len(bed.wire.requests) == 0
     bed.answer()
@@ -114,7 +118,7 @@ def test_five_numbers_fly_at_once(bed: LaneBed) -> None:
     assert heal(bed) == [*range(8)]
 
 
-# -- what is said of one whose time is over ---------------------------------------------------------------------------
+# -- errors of timed out batches ---------------------------------------------------------------------------
 
 
 def test_batch_without_reply_has_unknown_outcome(bed: LaneBed) -> None:
@@ -152,7 +156,7 @@ def test_a_lost_connection_leaves_the_outcome_unknown(bed: LaneBed) -> None:
     assert "outcome is unknown" in batch.error.message
 
 
-# -- the node says nothing ----------------------------------------------------------------------------------------
+# -- silent node ---------------------------------------------------------------------------------------
 
 
 def test_batches_of_silent_node_are_resent_to_new_leader_with_same_numbers(bed: LaneBed) -> None:
@@ -160,7 +164,7 @@ def test_batches_of_silent_node_are_resent_to_new_leader_with_same_numbers(bed: 
     bed.stand_still()
     assert [number_of(produce.sequence) for _, produce in bed.wire.requests] == [one.sequence, two.sequence] == [1, 2]
     assert all(is_resent(produce.sequence) for _, produce in bed.wire.requests)
-    assert heal(bed) == [0, 1], "the silent node's log had them after all, or the new leader's: once each"
+    assert heal(bed) == [0, 1], "each batch is stored once, by the silent node or by the new leader"
 
 
 def test_batch_of_silent_node_waits_without_another_leader(bed: LaneBed) -> None:
@@ -182,18 +186,18 @@ def test_a_node_that_answers_is_not_silent(bed: LaneBed) -> None:
     bed.answer()
     bed.node.elect()
     bed.advance(1.0)
-    assert not bed.wire.requests, "it has just answered"
+    assert not bed.wire.requests, "the node has just answered"
     bed.read(STORE, wire=slow)
     slow.hand_over()
     bed.advance()
     assert bed.partition_producer.idle
 
 
-# -- one is given up --------------------------------------------------------------------------------------------------
+# -- abandoned batches ----------------------------------------------------------------------------------------------
 
 
 def test_abandoned_batch_keeps_its_position_before_others(bed: LaneBed) -> None:
-    """The leader hangs, then goes: the first one's time is over, the second one's is not."""
+    """The leader hangs and then disappears. The first batch has timed out, the second has not."""
     one = bed.send()
     bed.advance(6)
     two = bed.send()
@@ -201,7 +205,7 @@ def test_abandoned_batch_keeps_its_position_before_others(bed: LaneBed) -> None:
     assert one.error and one.unknown and not two.done
     bed.read(LOSE_ENTRY, LOSE_ENTRY)
     bed.answer(2)
-    assert heal(bed) == [0, 1], "it may be stored, it was said"
+    assert heal(bed) == [0, 1], "the error says that the batch may be stored"
     assert two.offsets
     assert isinstance(one.error, TimedOut) and "may have been stored" in one.error.message
 
@@ -266,11 +270,11 @@ def test_batch_that_was_always_refused_is_not_stored_later(bed: LaneBed) -> None
     assert bed.numbers[-2:] == [(2, 1, False), (2, 2, False)]
 
 
-# -- one fails for good -----------------------------------------------------------------------------------------------
+# -- permanent errors -----------------------------------------------------------------------------------------------
 
 
 def test_batches_behind_a_failed_batch_are_resent_in_a_new_epoch(bed: LaneBed) -> None:
-    """Also what has no answer: it cannot have been stored."""
+    """A batch without an answer fails too, because it cannot have been stored."""
     one, two, three = bed.send(), bed.send(), bed.send()
     bed.read(InvalidRequest("no"), STORE, STORE)
     bed.answer(2)
@@ -318,7 +322,7 @@ def test_new_epoch_waits_for_batches_in_flight(bed: LaneBed) -> None:
     assert two.offsets and three.offsets
 
 
-# -- the broker forgets -----------------------------------------------------------------------------------------------
+# -- forgotten numbers -----------------------------------------------------------------------------------------------
 
 
 def test_a_forgotten_producer_goes_on_in_a_new_epoch(bed: LaneBed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +365,7 @@ def test_batch_is_resent_only_within_the_retry_time_of_the_broker(
     bed.read(Overloaded("full"))
     bed.answer()
     bed.advance(2)
-    assert not one.done and not two.done, "they fly, or were refused"
+    assert not one.done and not two.done, "the batches are in flight or were refused"
     bed.cut(connect=False)
     bed.node.wire = Wire("node1")
     bed.partition_producer.pump(bed.now + 0.05)

@@ -1,4 +1,4 @@
-"""Producing: batches, receipts, errors, retries."""
+"""Tests of producers: batches, receipts, errors, and retries."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_timeout_of_one_produce(with_client: Any) -> None:
         with pytest.raises(TimedOut, match=r"topic 't': not confirmed in 0.05 s; the outcome is unknown") as caught:
             await client.produce("t", b"slow", timeout="50ms")
         assert "unless it has a unique_key" in str(caught.value) and caught.value.details == {"topic": "t"}
-        assert len(held) == 1, "it was sent, and nobody answered"
+        assert len(held) == 1, "the batch was sent, and no answer came"
         server.script[Type.PRODUCE].clear()
         assert await client.produce("t", b"quick", timeout="1h")
         for wrong in (0, "soon"):
@@ -274,7 +274,7 @@ def test_a_refused_batch_fails_its_receipts_and_the_block(with_client: Any) -> N
                 await receipt
             with pytest.raises(StorageFailed):
                 await receipt
-            assert await (await producer.send(b"y"))  # raised once: the block has nothing to say about it
+            assert await (await producer.send(b"y"))  # the error was raised once, so the block does not raise it again
 
     with_client(body)
 
@@ -354,7 +354,7 @@ def test_producer_that_does_not_wait_for_a_quota_fails_at_once(with_client: Any,
         assert len(server.of_type(Type.PRODUCE)) == 1 + waits
         assert await client.produce("t", b"y")
         server.script[Type.PRODUCE] += [TimedOut("who knows"), QuotaExceeded("full", retry_after_ms=1)]
-        assert await client.produce("t", b"z"), "it may be stored already: it is asked for until that is known"
+        assert await client.produce("t", b"z"), "the batch may be stored, so it is resent until this is known"
 
     with_client(body, waits_for_quota=waits)
 

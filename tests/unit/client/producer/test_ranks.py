@@ -1,4 +1,4 @@
-"""Priorities and tenants: which batches they travel in, where they go, and which topics take them."""
+"""Tests of priorities and tenants: their batches, their partitions, and the topics that accept them."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_unique_key_is_looked_for_where_its_tenant_is(with_client: Any) -> Non
             assert await messages.cancel(unique_key="u", tenant=tenant) == found.id
             with pytest.raises(NotFound):
                 await messages.get(unique_key="u", tenant=tenant)
-            server.cancelled.clear()  # which it knows by unique key alone
+            server.cancelled.clear()  # the topic finds duplicates by unique key only
         default = await client.produce("f", b"v", unique_key="u")
         assert (await messages.get(unique_key="u")).id == default
         assert (await messages.get(unique_key="u", tenant="default")).id == default

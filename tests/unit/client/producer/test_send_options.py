@@ -17,12 +17,12 @@ from sandq.server.http.bodies import MessageIn
 
 OPTIONS = SendOptions.__annotations__
 NOT_IN_JSON = {"partition"}
-"""Over HTTP the path names the partition."""
+"""In HTTP requests the path names the partition."""
 NOT_SENT_BY_ACKS = {"delay_ms", "partition", "unique_key", "on_conflict"}
 
 
 def listed(method: Callable[..., Any]) -> dict[str, tuple[str, Any]]:
-    """Return the type and the default of each option that the method takes by name, in their order."""
+    """Return the type and the default of each keyword option of the method, in order."""
     parameters = inspect.signature(method).parameters
     return {name: (each.annotation, each.default) for name, each in parameters.items() if name in OPTIONS}
 
@@ -49,7 +49,7 @@ def test_json_messages_have_the_same_options() -> None:
         return {name.removesuffix("_base64") for name in names} - {"text", "value", "json", "json_"}
 
     assert plain(MessageIn.model_fields) == OPTIONS.keys() - NOT_IN_JSON
-    assert plain(KNOWN) == OPTIONS.keys() - NOT_IN_JSON - {"on_conflict"}, "which is of the request, not of a message"
+    assert plain(KNOWN) == OPTIONS.keys() - NOT_IN_JSON - {"on_conflict"}, "an option of the request, not of a message"
 
 
 def test_outgoing_messages_have_the_same_options() -> None:

@@ -1,4 +1,4 @@
-"""Producing with unique keys and times to live."""
+"""Tests of producers with unique keys and times to live."""
 
 from __future__ import annotations
 
