@@ -5,8 +5,8 @@
     SUBSCRIBE field 8 (held) item 3: expected [group number, partition, token]
 
 Fields are counted from 1, as in `docs/protocol.md`. The common case costs one comparison of types; error messages are
-built only for mistakes. A request must have exactly its fields, so that nothing a client asks for is ignored. A reply
-or a push may have further fields of a newer broker, which are ignored.
+built only for mistakes. A request must have exactly its declared fields, so that no field of a client is silently
+ignored. A reply or a push may have further fields of a newer broker, which are ignored.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ PARTITION_MAX: Final = 4095
 OFFSET_BYTES: Final = 16
 
 Check = Callable[[Any], str | None]
-"""Function that returns what is wrong with a value of the right type; None if nothing is."""
+"""Function that returns what is wrong with a value of the correct type. None if the value is valid."""
 
 _NAMES = {int: "int", str: "str", bytes: "bin", list: "array", dict: "map", bool: "bool", type(None): "nil"}
 
 
 class Field(NamedTuple):
-    """One field: its name, its type (or several), whether nil is allowed, the bounds of an int, and further checks of
-    values of a type."""
+    """One field: its name, its allowed types, whether nil is allowed, the bounds of an int, and further checks by
+    type."""
 
     name: str
     kind: type | tuple[type, ...]
@@ -62,7 +62,8 @@ class Shape:
         self.fields = fields
         self.error = error
         self._exact = exact
-        # `type` distinguishes int and bool, `isinstance` does not: True is not the number 1 here.
+        # Compare with `type`, which distinguishes int and bool, unlike `isinstance`: True is not accepted as the number
+        # 1.
         self._types = [int, int, *(field.kinds[0] for field in fields)]
         self._bounds = [
             (place, field.minimum, field.maximum) for place, field in enumerate(fields, 2) if int in field.kinds
@@ -70,8 +71,8 @@ class Shape:
         self._checks = [(place, *check) for place, field in enumerate(fields, 2) for check in field.checks]
 
     def check(self, frame: Sequence[Any]) -> None:
-        """Raise `error` unless the frame's fields are as described. First check their types, then bounds, then the
-        rest."""
+        """Raise `error` unless the frame's fields match the shape. Check types first, then bounds, then everything
+        else."""
         if [*map(type, frame)] != self._types:
             self._check_each(frame)
         for place, minimum, maximum in self._bounds:

@@ -16,8 +16,8 @@ the protocol: never change one.
 A frame from the network is decoded only when it is complete, and the memory of the result is bounded. An array or a map
 has at most 65,536 items. Everything in a frame except the bin fields of its outermost array (the batches) has at most 4
 MiB, and at most 524,288 arrays and maps. Without the second bound, a 32 MiB frame of empty arrays would become 2 GiB of
-objects; without the third, one of 4 MiB would become 270 MB. The bounds apply to requests. A client lifts them, because
-it chose the node that it reads from, and replies may contain values within maps.
+objects. Without the third bound, a 4 MiB frame would become 270 MB. The bounds apply to requests. A client does not
+apply them, because it trusts the node that it has chosen, and replies may contain values within maps.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sandq.model.limits import DEFAULT
 T = TypeVar("T")
 
 PROTOCOL_VERSION: Final = 2
-"""Version 1 is that of development versions."""
+"""Version 1 was used by development versions."""
 
 ITEMS_MAX: Final = 65_536
 """Maximum number of items in one array or map of a frame."""
@@ -45,14 +45,15 @@ CONTROL_BYTES: Final = 4 * 1024 * 1024
 """Maximum bytes of a request without the bin fields of its outermost array."""
 
 PARTS_MAX: Final = 8 * ITEMS_MAX
-"""Maximum number of arrays and maps in a request that is decoded in steps. An item of an ACK has three."""
+"""Maximum number of arrays and maps in a request that is decoded in steps. An item of an ACK has three arrays."""
 
 LARGE_BYTES: Final = 256 << 10
-"""Frames above this size are decoded in steps if their reader has other connections to serve."""
+"""Frames above this size, in bytes, are decoded in steps if their reader also serves other connections."""
 PIECE_BYTES: Final = 16 << 10
 """Maximum bytes of a large frame that are decoded in one step."""
 JOINED_BYTES: Final = 16 << 10
-"""Parts of a frame up to this size are copied into one buffer; each larger part is sent as a buffer of its own."""
+"""Parts of a frame up to this size, in bytes, are copied into one buffer. Each larger part is sent as a separate
+buffer."""
 _STEP_ITEMS: Final = 256
 _STEP_DEPTH: Final = 8
 
@@ -69,7 +70,7 @@ _BIN_CODES = frozenset((0xC4, 0xC5, 0xC6))
 
 
 class Type(IntEnum):
-    """Types of frames. Not stored in any file, but every client uses the numbers: never change them."""
+    """Types of frames. Files do not contain the numbers, but all clients use them: never change a number."""
 
     REPLY = 0
     HELLO = 1
@@ -166,15 +167,15 @@ RESERVED: Final = frozenset(
     {*range(67, 72)}  # KV_*
     | {85}  # SCHEDULE_*
 )
-"""Numbers reserved for later: answered with INVALID, "not implemented by this version"."""
+"""Numbers reserved for later. The reply to such a request is INVALID, "not implemented by this version"."""
 
 
 class FrameReader:
     """Splits the bytes that arrive on one connection into frames.
 
-    `feed` accepts the bytes in pieces of any size. It raises ProtocolError, FrameTooLarge or WrongPort (an HTTP request
-    or a TLS handshake at the start of the connection) and no other exception. After an error the reader must not be
-    used again, and the connection must be closed. It keeps at most one incomplete frame, of at most `max_frame_bytes`.
+    `feed` accepts the bytes in pieces of any size. It raises only ProtocolError, FrameTooLarge, or WrongPort (an HTTP
+    request or a TLS handshake at the start of the connection). After an error, do not use the reader again, and close
+    the connection. The reader keeps at most one incomplete frame, of at most `max_frame_bytes`.
     """
 
     __slots__ = (
@@ -196,8 +197,8 @@ class FrameReader:
     ) -> None:
         """Make a reader for one connection.
 
-        `first_frame_bytes`: maximum size of the first frame, if that is less. `defer_bytes`: larger frames are returned
-        as a `LargeFrame`, if they also have more bytes than `ITEMS_MAX`.
+        `first_frame_bytes`: lower maximum size for the first frame. `defer_bytes`: larger frames are returned as a
+        `LargeFrame`, if they also have more bytes than `ITEMS_MAX`.
         """
         self._defer_bytes = defer_bytes
         self._max_frame_bytes = max_frame_bytes
@@ -209,17 +210,17 @@ class FrameReader:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes received of the incomplete frame."""
+        """Number of received bytes of the incomplete frame."""
         return len(self._kept)
 
     @property
     def wanted_bytes(self) -> int:
-        """Bytes that the incomplete frame will have, as far as is known."""
+        """Total bytes of the incomplete frame, as far as is known."""
         return self._wanted
 
     def feed(self, data: bytes | bytearray | memoryview, most: int = sys.maxsize) -> list[Any]:
-        """Return the frames that `data` completes, in order: none, one or many. If there are `most` of them, more may
-        be complete already: `feed(b"", most)` returns those."""
+        """Return the frames that `data` completes, in order: none, one or many. If it returns `most` frames, more
+        frames may be complete: `feed(b"", most)` returns these."""
         kept = self._kept
         if kept:
             kept += data
@@ -317,11 +318,12 @@ class LargeFrame:
 
     @property
     def kind(self) -> int:
-        """Type of the frame, read without decoding. Correct only for types below 128, which are a single byte."""
+        """Type of the frame, read without decoding the frame. Correct only for types below 128, which are a single
+        byte."""
         return self._body[_HEAD_BYTES.get(self._body[0], 1)]
 
     def decode(self) -> Generator[int, None, Frame]:
-        """Decode the frame in steps. Yield the size of each step, in items or in pieces of bytes. Raise as
+        """Decode the frame in steps. Yield the size of each step, in items or in pieces of bytes. Raise the errors of
         `FrameReader.feed`."""
         try:
             frame = yield from _decode(self._body, 0, self._control_bytes, _unpacker())
@@ -370,7 +372,7 @@ def _decode(
     if len(body) <= PIECE_BYTES or depth == _STEP_DEPTH or not (code >> 4 == 0x9 or code in _ARRAY_CODES):
         yield 1 + len(body) // PIECE_BYTES
         return unpack(body)
-    # Step over the items of the array with `skip`, which builds no objects, and decode each item or piece by itself.
+    # Step over the items of the array with `skip`, which builds no objects. Decode each item or piece by itself.
     walker = msgpack.Unpacker(max_buffer_size=len(body), max_array_len=ITEMS_MAX, max_map_len=ITEMS_MAX)
     walker.feed(body)
     count = walker.read_array_header()
@@ -403,7 +405,8 @@ def _undecodable(length: int, error: Exception) -> ProtocolError:
 
 
 def _check_control_bytes(body: memoryview, limit: int) -> None:
-    """Refuse a large frame that would need far more memory than it has bytes (see the module's docstring)."""
+    """Refuse a large frame whose objects would need far more memory than the frame itself (see the module's
+    docstring)."""
     try:
         skimmer = msgpack.Unpacker(max_buffer_size=len(body), max_array_len=ITEMS_MAX, max_map_len=ITEMS_MAX)
         skimmer.feed(body)
@@ -434,7 +437,8 @@ _pack_lenient = msgpack.Packer(autoreset=True, default=str).pack
 
 
 def encode_frame(*fields: Any) -> bytes:
-    """Return the bytes of the frame `[fields...]`; the first two are type and request id. Tuples become arrays."""
+    """Return the bytes of the frame `[fields...]`. The first two fields are type and request id. Tuples become
+    arrays."""
     body: bytes = _pack(fields)
     return LENGTH.pack(len(body)) + body
 
@@ -455,14 +459,14 @@ def encode_reply(request_id: int, *fields: Any) -> bytes:
 
 
 class PackedArray(NamedTuple):
-    """An array of `length` items that are encoded already; each part holds some of them."""
+    """An array of `length` encoded items. Each part contains some of the items."""
 
     length: int
     parts: Sequence[bytes]
 
 
 def encode_packed(request_id: int, *fields: bytes | PackedArray) -> list[bytes]:
-    """Return the reply whose fields are encoded already, in parts as `frame_of` returns them."""
+    """Return a reply with fields that are encoded already, in parts like the result of `frame_of`."""
     parts = [_pack_header(2 + len(fields)), _pack(0), _pack(request_id)]
     for field in fields:
         if isinstance(field, PackedArray):
@@ -473,8 +477,8 @@ def encode_packed(request_id: int, *fields: bytes | PackedArray) -> list[bytes]:
 
 
 def frame_of(parts: Sequence[bytes]) -> list[bytes]:
-    """Return the frame of a body that is given in parts, as buffers that are sent one after the other. Small parts are
-    joined, large ones are not copied."""
+    """Return the frame of a body that is given in parts, as buffers to send one after the other. Small parts are
+    joined; large parts are not copied."""
     joined: list[bytes] = []
     small = [LENGTH.pack(sum([len(part) for part in parts]))]
     for part in filter(None, parts):
@@ -491,12 +495,12 @@ def frame_of(parts: Sequence[bytes]) -> list[bytes]:
 
 
 def pack_large_bin(size: int) -> bytes:
-    """Return the msgpack header of bytes that are a part of a frame by themselves."""
+    """Return the msgpack header of a bin whose bytes are a separate part of a frame."""
     return b"\xc6" + LENGTH.pack(size)
 
 
 def encode_replies(replies: Iterable[tuple[Any, ...]]) -> bytes:
-    """Return many replies, each given as its request id and fields, concatenated."""
+    """Return the concatenated bytes of many replies. Each is given as its request id and fields."""
     pack, length = _pack, LENGTH.pack
     frames: list[bytes] = []
     for reply in replies:

@@ -1,7 +1,7 @@
-"""Prove the knowledge of a shared secret: HMAC-SHA256 over a purpose and all that both sides have sent before.
+"""Prove the knowledge of a shared secret: HMAC-SHA256 over a purpose and everything that both sides have sent before.
 
-A proof cannot be made without the secret. An intercepted proof is useless elsewhere, because each side has sent random
-bytes that it never sends again.
+A proof cannot be made without the secret. An intercepted proof is useless on another connection, because each side has
+sent random bytes that it never sends again.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import hmac
 from typing import Final
 
 NONCE_BYTES: Final = 32
-"""Random bytes from each side."""
+"""Number of random bytes that each side sends."""
 PROOF_BYTES: Final = 32
 _GATEWAY: Final = b"gateway proof"
 
 
 def said(*parts: bytes) -> bytes:
-    """Return the parts that were sent, each after its length, so that bytes cannot move from one part to the next
-    unnoticed."""
+    """Return the parts that were sent, each preceded by its length, so that moving bytes from one part to the next
+    changes the result."""
     return b"".join([len(part).to_bytes(4, "big") + part for part in parts])
 
 
@@ -27,24 +27,25 @@ def prove(secret: bytes, what: bytes, said_before: bytes) -> bytes:
 
 
 def is_proof(proof: bytes, secret: bytes, what: bytes, said_before: bytes) -> bool:
-    """Return whether the proof is right, in constant time."""
+    """Return whether the proof is correct. Takes constant time."""
     return hmac.compare_digest(proof, prove(secret, what, said_before))
 
 
 def derive(secret: bytes, purpose: bytes) -> bytes:
-    """Return a secret for one purpose, which reveals nothing about the secret that it is derived from."""
+    """Derive a secret for one purpose. The result reveals nothing about `secret`."""
     return hmac.digest(secret, b"sandq derived\0" + purpose, "sha256")
 
 
 def prove_gateway(secret: bytes, nonce: bytes, challenge: bytes, node_id: str, cluster_uuid: str) -> bytes:
-    """Return the proof that a gateway sends to a node (PROVE). `nonce`: the gateway's; the rest as in HELLO's reply."""
+    """Return the proof that a gateway sends to a node (PROVE). `nonce`: the nonce of the gateway. All other arguments
+    are from HELLO's reply."""
     return prove(secret, _GATEWAY, _greetings(nonce, challenge, node_id, cluster_uuid))
 
 
 def is_gateway_proof(
     proof: bytes, secret: bytes, nonce: bytes, challenge: bytes, node_id: str, cluster_uuid: str
 ) -> bool:
-    """Return whether the proof is that of `prove_gateway`."""
+    """Return whether the proof is equal to the result of `prove_gateway`."""
     return is_proof(proof, secret, _GATEWAY, _greetings(nonce, challenge, node_id, cluster_uuid))
 
 

@@ -58,7 +58,7 @@ _HELLO = _shape(
 
 
 class HelloReply(NamedTuple):
-    """Identity of a node, the limits of `model.limits` that a client must keep, by name, and the node's time."""
+    """Identity of a node, the limits of `model.limits` that apply to clients, by name, and the node's time."""
 
     server_version: str
     node_id: str
@@ -66,7 +66,8 @@ class HelloReply(NamedTuple):
     limits: Mapping[str, Any]
     now_ms: int
     challenge: bytes | None = None
-    """Challenge that a gateway asked for and must answer with a proof; None if the node does not support gateways."""
+    """Challenge that a gateway has requested, and to which it must reply with a proof. None if the node does not
+    support gateways."""
 
     @classmethod
     def parse(cls, frame: Frame) -> HelloReply:
@@ -84,15 +85,15 @@ class Node(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """One partition of a topic; `leader` is a node id, None while there is no leader."""
+    """One partition of a topic. `leader`: node id; None while there is no leader."""
 
     partition: int
     group_number: int
     leader: str | None
     nodes: tuple[str, ...] = ()
-    """Nodes that should hold it; the first one should lead it."""
+    """Nodes that should hold the partition. The first node should lead it."""
     moving: bool = False
-    """Whether other nodes may still hold it, or some of these nodes do not have it yet."""
+    """Whether other nodes may still hold the partition, or some of `nodes` do not have it yet."""
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Partition:
@@ -111,7 +112,7 @@ TWO_REPLICAS: Final = (
 
 
 class TopicRecord(NamedTuple):
-    """A topic in the metadata. `number` is never reused, so it distinguishes a topic from a later one of the same
+    """A topic in the metadata. `number` is never reused, so it distinguishes a topic from a later topic of the same
     name."""
 
     name: str
@@ -122,7 +123,8 @@ class TopicRecord(NamedTuple):
     replicas: int
     settings: Mapping[str, Any]
     owner: str | None = None
-    """The principal that created it, and whose quota it counts against; None if its creator was not authenticated."""
+    """The principal that created the topic. The topic counts against the principal's quota. None if the creator was not
+    authenticated."""
 
     @classmethod
     def from_map(cls, record: object) -> TopicRecord:
@@ -175,18 +177,20 @@ class MetadataReply(NamedTuple):
 
 
 class Offsets(NamedTuple):
-    """The offsets of a batch, by position: a run (`column` None), or one each. `conflicts`: the refused positions, with
-    the state of the message that has the unique key. The offset of a refused position is the id of that message."""
+    """The offsets of a batch, by position: a run (`column` None), or one offset per position. `conflicts`: the refused
+    positions, with the state of the message that has the unique key. The offset of a refused position is the id of that
+    message."""
 
     base: bytes
     messages: int
     column: bytes | None
     conflicts: Mapping[int, str] = MappingProxyType({})
     outcomes: Mapping[int, tuple[str, bytes | str]] | None = None
-    """Results by position, for messages whose unique keys were taken and which were not refused; None if not reported.
+    """By position: results for messages that were not refused although their unique keys were taken. None if not
+    reported.
 
-    REPLACED has the id of the message that was cancelled. STORED: the new message was stored, because it was too
-    late to replace the other one. IGNORED: the new message was left out. Both have the state of the other message.
+    REPLACED has the id of the message that was cancelled. STORED: both messages are stored, because it was too late to
+    cancel the other one. IGNORED: the new message was left out. STORED and IGNORED have the state of the other message.
     """
 
     @classmethod
@@ -248,11 +252,11 @@ PIECE: Final = (
     Field("live", list, optional=True),
     Field("batch", bytes),
 )
-"""Fields of a batch with the broker's data about its messages, as a frame carries it."""
+"""Fields of a frame that contain a batch, with the broker's data about its messages."""
 
 
 def check_piece(shape: Shape, number: int, fields: Sequence[Any]) -> None:
-    """Raise unless the fields of a piece, of which `number` is the first, fit together. Their types are checked
+    """Raise unless the fields of a piece fit together. `number`: number of the first field. The types were checked
     before."""
     offsets, ids, created_ms, live, _ = fields
     if not offsets or len(offsets) % OFFSET_BYTES:
@@ -284,10 +288,10 @@ _DELIVER_ITEMS: Final = 13
 
 
 class Deliver(NamedTuple):
-    """Messages under one lease. A lease may span several of these frames, which then follow one another.
+    """Messages under one lease. A lease may span several DELIVER frames, which then follow one another.
 
     `begin_first`: the consumer must report each message as begun (EXTEND), and wait for the reply, before it begins the
-    message. A frame has this field, before the batch, only if it is true.
+    message. Only if it is true, a frame has this field, before the batch.
     """
 
     subscription_id: int
@@ -319,9 +323,9 @@ def encode_deliver(
 ) -> Iterator[bytes]:
     """Encode the DELIVER pushes of a lease, one for each piece. Each batch is copied once and not encoded again.
 
-    `last`: no further frame of this lease follows. Only then can a client ack a lease as a whole, in one small item. If
-    in doubt, leave it False: such an ack covers the whole lease, including messages that were never sent. `reports`:
-    whether the consumer knows `begin_first`.
+    `last`: no further frame of this lease follows. Only then can a client ack the whole lease in one small item. If in
+    doubt, use False: such an ack covers the whole lease, including messages that were never sent. `reports`: whether
+    the consumer knows `begin_first`.
     """
     left = len(lease.pieces)
     for offsets, ids, created_ms, live, batch in lease.pieces:
@@ -347,7 +351,7 @@ def encode_deliver(
 
 
 def results(frame: Frame, count: int) -> list[Any]:
-    """Return the results of an ACK, NACK or EXTEND: one per item sent. Only their number is checked."""
+    """Return the results of an ACK, NACK or EXTEND: one per item. Only their number is checked."""
     value = frame[2] if len(frame) > 2 else None
     if type(value) is not list or len(value) != count:
         raise ProtocolError(f"expected an array of {count} results, got {str(value)[:100]}")

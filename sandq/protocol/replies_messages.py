@@ -60,7 +60,7 @@ DONE: Final = "done"
 STOPPED: Final = "stopped"
 
 Spec = Mapping[str, tuple[type, ...]]
-"""The keys of a map (or the verdicts of an outcome), and the types that their values may have."""
+"""By key of a map (or by verdict of an outcome): the types that its value may have."""
 
 _OFFSETS = frozenset(("id", "offset", "job_id"))
 _NIL = type(None)
@@ -85,8 +85,8 @@ def parse_pieces(frame: Frame, place: int) -> list[Piece]:
 
 
 def encode_pieces(request_id: int, head: Sequence[Any], pieces: Sequence[Piece]) -> list[bytes]:
-    """Return a reply that ends with pieces, in parts as `frame_of` returns them. Large batches are separate parts,
-    without a copy."""
+    """Return a reply that ends with pieces, in parts like the result of `frame_of`. Large batches are separate parts,
+    which are not copied."""
     packer = msgpack.Packer(autoreset=False)
     parts: list[bytes] = []
     packer.pack_array_header(2 + len(head) + len(PIECE) * len(pieces))
@@ -105,11 +105,12 @@ def encode_pieces(request_id: int, head: Sequence[Any], pieces: Sequence[Piece])
 
 
 class Outcome(NamedTuple):
-    """The result of a cancel or a move, or for a dead letter.
+    """The result of a request for one message: a cancel, a move, or a redrive or purge of a dead letter.
 
-    CANCELLED has the id. MOVED has the new offset; so has UPDATED, if a new value or headers were given. TOO_LATE has
-    the state of the message, NOT_FOUND has None. For a dead letter, REDRIVEN and PURGED have the id, NOT_DEAD has the
-    state, NOT_FOUND has None. NOT_YET: the items before it were large, so the client must send this item again.
+    `detail` by verdict: CANCELLED has the id. MOVED has the new offset. UPDATED (a new value or headers) has the new
+    offset, too. TOO_LATE has the state of the message, NOT_FOUND has None. For a dead letter, REDRIVEN and PURGED have
+    the id, NOT_DEAD has the state, NOT_FOUND has None. NOT_YET: the preceding items were large, so the client must send
+    this item again.
     """
 
     verdict: str
@@ -125,8 +126,8 @@ DEAD_OUTCOMES: Final[Spec] = {
 
 
 def outcomes(frame: Frame, count: int, spec: Spec = _OUTCOMES) -> list[Outcome]:
-    """Return the outcomes in the reply to a request of `count` items: those of `spec`, by default of a MOVE or a
-    CANCEL."""
+    """Return the outcomes in the reply to a request of `count` items. `spec`: the allowed outcomes; by default those of
+    MOVE and CANCEL."""
     rows = frame[2] if len(frame) > 2 else None
     if type(rows) is not list or len(rows) != count:
         raise ProtocolError(f"expected an array of {count} outcomes, got {str(rows)[:100]}")
@@ -198,7 +199,7 @@ class DeadRecord(NamedTuple):
     """A dead letter of one group.
 
     `history` as in WHY: [attempt, consumer, leased_ms, ended_ms, outcome, error] items, for all its lives. `lives`: the
-    lives that are over, [life, number of its items in `history`, attempts, reason, error, dead_ms, redriven_ms].
+    completed lives, [life, number of its items in `history`, attempts, reason, error, dead_ms, redriven_ms].
     `not_forwarded`: the reason why the dead letter topic refused it.
     """
 
@@ -237,7 +238,7 @@ _LIFE: Final[Sequence[tuple[type, ...]]] = ((int,), (int,), (int,), (str,), (str
 
 
 def _check_lives(what: str, lives: object) -> None:
-    """Raise ProtocolError unless `lives` is a list of well-formed lives, which may be empty."""
+    """Raise ProtocolError unless `lives` is a list, possibly empty, of well-formed lives."""
     for life in lives if isinstance(lives, (list, tuple)) else [lives]:
         fields = life[: len(_LIFE)] if type(life) is list else ()
         if len(fields) < len(_LIFE) or not all(
@@ -248,7 +249,7 @@ def _check_lives(what: str, lives: object) -> None:
 
 
 _SELDOM: Final[Mapping[str, Any]] = {"priority": 0, "tenant": None, "lives": (), "not_forwarded": None}
-"""Keys that a map has only if they differ from these defaults."""
+"""Optional keys of a map, with their defaults. A map omits a key that has its default."""
 
 
 def _without_defaults(row: dict[str, Any]) -> dict[str, Any]:
@@ -300,7 +301,7 @@ _PAGE = _shape("page", Field("rows", list), Field("next", bytes, optional=True))
 
 
 def page(frame: Frame, row: Callable[[object], T]) -> tuple[list[T], bytes | None]:
-    """Return the rows of a LIST or DEAD_LIST, each read by `row`, and the next page's `after`."""
+    """Return (rows of a LIST or DEAD_LIST, `after` of the next page). `row` parses one row."""
     _PAGE.check(frame)
     check_offset(_PAGE, 2, frame[3])
     return [row(one) for one in frame[2]], frame[3]

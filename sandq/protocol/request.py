@@ -1,4 +1,4 @@
-"""Declare requests: a class for each, whose annotations are its fields on the wire.
+"""Declare requests. Each request is a class, and its annotations are its fields on the wire.
 
     class Fetch(Request, type=Type.FETCH):
         topic: str
@@ -7,13 +7,14 @@
         state: Annotated[str, choice("on", "off")]      a check beyond the type
         pending: bool = False                           may be left out at the end of a frame
 
-A frame may omit fields at its end that have a default, and a client omits those that equal the default. So a client can
-send a request to an older version if it uses no newer field. Each field that is added later needs a default.
+A frame may omit trailing fields that have a default, and a client omits trailing fields that equal their default. So a
+client can send a request to an older version if the request uses no newer field. Each field that is added later needs a
+default.
 
-The shape that frames are checked against is derived from the annotations once, when the module is imported. The class
-of a frame is found by its frame type. A class that checks several fields together overrides `parse`. A request is a
-tuple of its fields: immutable, and cheap to create, which matters for frames of one message. This module does not check
-single messages.
+The shape against which frames are checked is derived from the annotations once, when the module is imported. `REQUESTS`
+maps a frame type to its class. A class that checks several fields together overrides `parse`. A request is a tuple of
+its fields: immutable, and cheap to create, which matters for frames of one message. This module does not check single
+messages.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ HEAD_ITEMS: Final = 2
 
 
 class Bounds(NamedTuple):
-    """The least and the greatest value of an int; by default 0 and the greatest u64."""
+    """The least and the greatest value of an int. Default: 0 and the greatest u64."""
 
     minimum: int = 0
     maximum: int = U64_MAX
@@ -122,7 +123,7 @@ class _RequestMeta(type):
             return super().__new__(meta, name, bases, body)
         names = [*body.get("__annotations__", {})]
         defaults = [body.pop(field) for field in names if field in body]
-        # The class gets a named tuple as its first base, so that an instance is a plain tuple that is cheap to make.
+        # The first base of the class is a named tuple, so that an instance is a plain tuple that is cheap to create.
         plain = namedtuple(name, names, defaults=defaults)  # type: ignore[misc]
         made: Any = super().__new__(meta, name, (plain, *bases), {**body, "__slots__": (), "type": type})
         hints = get_type_hints(made, include_extras=True)
@@ -150,7 +151,8 @@ class Request(tuple[Any, ...], metaclass=_RequestMeta):
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
-        """Parse a decoded frame of this type. Raise InvalidRequest, which names the wrong field."""
+        """Parse a decoded frame of this type. Raise InvalidRequest, which names the wrong field, if the frame is
+        invalid."""
         # Older clients do not send fields that were added later: fill in the defaults.
         missing = HEAD_ITEMS + len(cls.shape.fields) - len(frame)
         if 0 < missing <= len(cls.defaults):
@@ -159,10 +161,10 @@ class Request(tuple[Any, ...], metaclass=_RequestMeta):
         return tuple.__new__(cls, frame[HEAD_ITEMS:])
 
     checked = parse
-    """The same as `parse`, for a class that overrides `parse` to check more than the annotations say."""
+    """The original `parse`, for a class that overrides `parse` to check more than the annotations say."""
 
     def frame(self, request_id: int) -> bytes:
-        """Encode the request without the fields at its end that have their defaults."""
+        """Encode the request without trailing fields that have their defaults."""
         sent = len(self)
         for default in reversed(self.defaults):
             if self[sent - 1] != default:

@@ -1,7 +1,8 @@
 """Requests of producers and consumers, about a connection, a topic's partition or a lease.
 
 Items of ACK and NACK name the messages of a lease. `what` is nil (the whole lease) or `[[base offset bin16, count int |
-bitmap bin]...]`. Bit i of byte i // 8 of a bitmap, least significant first, is base + i places.
+bitmap bin]...]`. Bit i of a bitmap is in byte i // 8, least significant bit first, and names the offset base + i
+positions.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ ConsumerId = Annotated[str, characters(1, DEFAULT.consumer_id_chars)]
 Credits = Annotated[int, Bounds(0, DEFAULT.credit_max)]
 EPOCH_MAX: Final = 2**63 - 1
 Epoch = Annotated[int, Bounds(1, EPOCH_MAX)]
-"""Epoch of a consumer: each of its processes has a higher one than the processes before it."""
+"""Epoch of a consumer. Each new process of the consumer has a higher epoch than the processes before it."""
 
 
 def _check_partitions(partitions: Sequence[Any]) -> str | None:
@@ -82,7 +83,7 @@ class Hello(Request, type=Type.HELLO):
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
-        """Parse the frame. Raise WrongVersion if the client uses another version, whatever else its frame holds."""
+        """Parse the frame. Raise WrongVersion if the client uses another version, without checking the other fields."""
         if len(frame) > 2 and type(frame[2]) is int and frame[2] != PROTOCOL_VERSION:
             raise WrongVersion(
                 f"this server speaks version {PROTOCOL_VERSION} of the protocol, the client {frame[2]}",
@@ -91,7 +92,7 @@ class Hello(Request, type=Type.HELLO):
         return cls.checked(frame)
 
     def __repr__(self) -> str:
-        """Return the text without the values of options, which may identify the client."""
+        """Return the text without the values of options, because these may identify the client."""
         return f"Hello(version={self.version!r}, client_name={self.client_name!r}, options={[*self.options]!r})"
 
 
@@ -108,17 +109,18 @@ def _check_grant(grant: Any) -> str | None:
 
 
 class Prove(Request, type=Type.PROVE):
-    """Prove to be a gateway (`proofs.prove_gateway`), once, after a HELLO that requested a challenge."""
+    """Prove that the sender is a gateway (`proofs.prove_gateway`). Sent once, after a HELLO that requested a
+    challenge."""
 
     proof: Annotated[bytes, length(PROOF_BYTES)]
 
 
 class OnBehalf(Request, type=Type.ON_BEHALF):
     """Name the caller of all following requests, until the next ON_BEHALF. Without an address, the gateway itself is
-    the caller. Only a connection that has proved to be a gateway may send it. No reply.
+    the caller. Allowed only on a connection that has proved to be a gateway. No reply.
 
-    `grants`: what the caller may consume, if it may consume only by some groups of topics. The gateway checks the
-    caller's rights, but only the node knows which group a lease belongs to.
+    `grants`: the caller's rights to consume, if they cover only some groups of topics. The gateway checks the caller's
+    rights, but only the node knows to which group a lease belongs.
     """
 
     principal: Annotated[str, characters(1, PRINCIPAL_CHARS)] | None
@@ -164,10 +166,10 @@ class Produce(Request, type=Type.PRODUCE):
     """Store one batch in one partition. Producer id 0: not idempotent, and epoch and sequence are 0, too. Otherwise,
     see `model.sequence` for the meaning of `sequence`.
 
-    `on_conflict` applies to a message whose unique key is taken. REJECT: the message is refused. REPLACE: the message
-    that has the key is cancelled; if a group holds it, the new one is refused. REPLACE_PENDING: as REPLACE, but the new
-    one is refused once any group has leased the message that has the key. IGNORE: the new message is left out, and the
-    reply has the id of the message that has the key.
+    `on_conflict` applies to a message whose unique key is taken. The old message is the one that has the key. REJECT:
+    the new message is refused. REPLACE: the old message is cancelled; if a group holds it, the new message is refused.
+    REPLACE_PENDING: like REPLACE, but the new message is refused if any group has leased the old one. IGNORE: the new
+    message is left out, and the reply has the id of the old message.
     """
 
     topic: str
@@ -183,10 +185,10 @@ class Produce(Request, type=Type.PRODUCE):
 
 
 class Subscribe(Request, type=Type.SUBSCRIBE):
-    """Join a group on this node. `subscription_id`: chosen by the client, unique in the connection, and no request's
-    id. `held`: the leases that the consumer believes to hold.
+    """Join a group on this node. `subscription_id`: chosen by the client; unique among the subscriptions and requests
+    of the connection. `held`: the leases that the consumer believes to hold.
 
-    `epoch`: of the consumer. A subscription with a later epoch takes over the leases of this one and ends it.
+    `epoch`: epoch of the consumer. A subscription with a later epoch ends this one, and takes over its leases.
     `partitions`: the partitions to consume; None: all. `handlers`: number of messages that the consumer processes at
     the same time, in the order of their delivery; None: it may begin all of them at once.
     """
@@ -213,9 +215,9 @@ class Unsubscribe(Request, type=Type.UNSUBSCRIBE):
 class Lease(Request, type=Type.LEASE):
     """Lease messages that are due now, or the first that become due within `wait_ms`.
 
-    `consumer_id` is used by this request only, so that all it holds can be given back at once. `ack`: the messages are
-    acked before they are sent. UNSUBSCRIBE with the id of the request ends the wait. `partitions`: the partitions to
-    lease from; None: all.
+    `consumer_id` is used only by this request, so that all its messages can be given back together. `ack`: the messages
+    are acked before they are sent. UNSUBSCRIBE with the id of the request ends the wait. `partitions`: the partitions
+    to lease from; None: all.
     """
 
     topic: str
@@ -230,7 +232,7 @@ class Lease(Request, type=Type.LEASE):
 
 
 class Credit(Request, type=Type.CREDIT):
-    """Allow `more` messages to be pushed, in addition to those allowed before; fewer if it is negative. No reply."""
+    """Allow the node to push `more` additional messages. If negative, allow fewer than before. No reply."""
 
     subscription_id: int
     more: Annotated[int, Bounds(-DEFAULT.credit_max, DEFAULT.credit_max)]
@@ -249,7 +251,7 @@ class Ack(Request, type=Type.ACK):
     @classmethod
     def parse(cls, frame: Frame) -> Self:
         request = cls.checked(frame)
-        # Fast path: most items ack a whole lease, and there are many of them.
+        # Fast path, because there are many items, and most of them ack a whole lease.
         others = [
             (item, row)
             for item, row in enumerate(request.items, 1)
@@ -267,7 +269,7 @@ _THEN_INTS: Final = ("ttl_ms", "priority")
 
 
 def _check_then(row: Any) -> str | None:
-    """Return what is wrong with a message that an ack sends; None if nothing is."""
+    """Return what is wrong with a message that an ack sends. None if it is valid."""
     if type(row) is not list or [type(cell) for cell in row[2:]] != [bool, dict]:
         return "expected [topic | nil, time | nil, is a delay, message]"
     topic, at_ms, is_delay, message = row
@@ -289,9 +291,9 @@ def _check_then(row: Any) -> str | None:
 
 
 class AckThen(Request, type=Type.ACK_THEN):
-    """Ack messages of one lease, as with ACK, and send other messages, atomically. Messages: `[topic | nil (that of the
-    lease), time | nil (at once), whether it is a delay, {value, key, headers bin, ttl_ms, priority int, tenant str}]`;
-    each field of the map may be missing."""
+    """Ack messages of one lease, like ACK, and send other messages in the same atomic step. Messages: `[topic | nil
+    (that of the lease), time | nil (at once), whether it is a delay, {value, key, headers bin, ttl_ms, priority int,
+    tenant str}]`; each field of the map may be missing."""
 
     group_number: int
     partition: Partition
@@ -322,12 +324,12 @@ def _is_change(changes: Any) -> bool:
 
 
 class NackItem(NamedTuple):
-    """An item of a NACK, with named fields: `NackItem(*item)`. On the wire and in the log the last three may be
+    """An item of a NACK, with named fields: `NackItem(*item)`. On the wire and in the log, the last three fields may be
     missing."""
 
     token: int
     what: Any
-    """Ranges of messages; None: all of the lease."""
+    """Ranges of messages. None: all messages of the lease."""
     delay_ms: int | None
     """Delay until the next attempt; None: the back-off of the topic."""
     error: str | None
@@ -342,11 +344,11 @@ class Nack(Request, type=Type.NACK):
     """Give messages back. Items: `[token, what, delay_ms | nil (the topic's back-off), error | nil]`, and up to three
     further fields.
 
-    The fifth field is `False` if the messages were not begun: they are ready at once, and the attempt is not counted.
-    The sixth is a map with `priority` or `headers` (packed; empty: none) or both, which the messages have in the group
-    from then on. The seventh says how the attempt ends (`model.nack_ends`; the sixth may then be nil). RETRY is the
-    default. DEAD: the messages are dead at once, with the error, and are not changed. SNOOZE: they are retried, and the
-    attempt is not counted.
+    The fifth field is `False` if the messages were not begun: they are ready immediately, and the attempt does not
+    count. The sixth field is a map with a new `priority`, new `headers` (packed; empty: none), or both, which apply in
+    the group from then on. The seventh field says how the attempt ends (`model.nack_ends`); the sixth may then be nil.
+    RETRY is the default. DEAD: the messages are dead immediately, with the error, and are not changed. SNOOZE: they are
+    retried, and the attempt does not count.
     """
 
     group_number: int
@@ -421,14 +423,14 @@ class Ping(Request, type=Type.PING):
 Settling = Ack | Nack | AckThen | Extend
 """Requests that name messages of leases by ranges."""
 MANY: Final = 64
-"""Number of ranges from which `_are_apart` is tried first."""
+"""For at least this many ranges, `_are_apart` is tried first."""
 
 
 def ranges_of(cls: type[Settling], item: int, what: object) -> list[list[Any]]:
     """Return the ranges of an item of an ACK or NACK, with adjacent ranges merged. Raise unless `what` is an array of
     `[offset, count | bitmap]`.
 
-    A client that names each message by itself usually names runs.
+    Clients that name each message by itself usually name runs of adjacent messages.
     """
     field = "what" if cls is AckThen else "items"
     if type(what) is not list or not 1 <= len(what) <= RANGES_MAX:
@@ -445,7 +447,7 @@ def ranges_of(cls: type[Settling], item: int, what: object) -> list[list[Any]]:
             if type(offset) is bytes and len(offset) == OFFSET_BYTES:
                 number = number_of(offset, "big")
                 if type(extent) is int and 1 <= extent <= RANGE_MESSAGES:
-                    # A range that begins directly after the previous one is merged with it. A place of 0 is no
+                    # A range that begins directly after the previous one is merged with it. A position of 0 is no
                     # continuation: the addition has carried into the index of the entry.
                     if extent > 1:
                         _check_end(cls, item, number, extent)
@@ -469,8 +471,8 @@ def ranges_of(cls: type[Settling], item: int, what: object) -> list[list[Any]]:
 
 
 def _are_apart(what: list[Any]) -> bool:
-    """Return whether these are single messages, none of which directly follows the one before it. This holds for most
-    batches of scheduled messages. Checking all of them together takes half as long."""
+    """Return whether these are single messages of which no two are adjacent. This is true for most batches of scheduled
+    messages. Checking all ranges together takes half as long."""
     if {*map(type, what)} != {list} or {*map(len, what)} != {2}:
         return False
     named, extents = zip(*what, strict=True)
@@ -480,14 +482,14 @@ def _are_apart(what: list[Any]) -> bool:
         return False
     number_of = int.from_bytes
     if number_of(named[1], "big") - number_of(named[0], "big") == PLACE_STEP:
-        return False  # then most of the others follow one another, too
+        return False  # most other messages are then adjacent, too
     numbers = [number_of(one, "big") for one in named]
     return PLACE_STEP not in map(sub, numbers[1:], numbers)
 
 
 def _check_end(cls: type[Settling], item: int, number: int, count: int) -> None:
-    """Raise if a range ends after the last place. This is checked before anything is proposed: while the entry is
-    applied, it would be too late for the items before it."""
+    """Raise if a range ends after the last position. Check this before proposing: when the entry is applied, earlier
+    items would already be done."""
     if (number & PLACE_BITS) + (count - 1) * PLACE_STEP > PLACE_BITS:
         raise cls.wrong(
             "what" if cls is AckThen else "items",

@@ -1,6 +1,6 @@
 """Requests to identify a caller, and about identities and roles.
 
-IDENTITY_PUT, IDENTITY_DELETE, ROLE_PUT and ROLE_DELETE are for the node that leads the metadata group; any other node
+IDENTITY_PUT, IDENTITY_DELETE, ROLE_PUT and ROLE_DELETE are for the node that leads the metadata group. Any other node
 replies with the leader's name.
 """
 
@@ -29,8 +29,8 @@ PageOfIdentities = Annotated[int, Bounds(1, IDENTITIES_PAGE)]
 
 
 class Identify(Request, type=Type.IDENTIFY):
-    """Return the principal and the rights of these credentials. At most one of the two is given; without any, the
-    caller itself is meant. Gateways use it to authenticate their callers."""
+    """Return the principal and the rights of these credentials. At most one of the two is given. Without either, the
+    request is about the caller itself. Gateways use it to authenticate their callers."""
 
     token: Annotated[str, characters(1, TOKEN_CHARS)] | None
     certificate: Annotated[str, characters(1, FIXED.principal_chars)] | None
@@ -46,13 +46,13 @@ class IdentifyReply(NamedTuple):
 
     principal: str
     grants: Sequence[str] | None
-    """Grants of rights, with roles expanded; None: it may do everything."""
+    """Grants of rights, with roles expanded. None: full access."""
     expires_ms: int | None
     quota: Mapping[str, int]
 
     @property
     def access(self) -> Access | None:
-        """Access of the principal; None: everything."""
+        """Access of the principal. None: full access."""
         if self.grants is None:
             return None
         return Access.of(self.principal, self.grants, {})
@@ -79,7 +79,7 @@ def _is_grant(text: Any) -> bool:
 
 
 class IdentityPut(Request, type=Type.IDENTITY_PUT):
-    """Create an identity (`is_new`), or change one; settings that are not given are kept.
+    """Create an identity (`is_new`), or change an existing identity. Settings that are not given are kept.
 
     `changes`: `grants`, `add` or `remove` (lists of grants), `secret_hash` (SHA-256 of its token, bin), `expires_ms`
     (nil: never), `quota` (a map; nil removes a quota), `note`.

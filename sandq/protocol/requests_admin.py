@@ -72,7 +72,7 @@ class TopicDelete(Request, type=Type.TOPIC_DELETE):
 
 
 class TopicUpdate(Request, type=Type.TOPIC_UPDATE):
-    """Change settings of a topic, or its number of partitions or replicas. Values that are not given are kept."""
+    """Change settings of a topic, or its number of partitions or replicas. Omitted values are kept."""
 
     name: str
     settings: Mapping[str, Any]
@@ -81,20 +81,20 @@ class TopicUpdate(Request, type=Type.TOPIC_UPDATE):
 
 
 class GroupList(Request, type=Type.GROUP_LIST):
-    """Return the groups of a topic, a row for each partition that this node leads."""
+    """Return the groups of a topic: one row per group and partition that this node leads."""
 
     topic: str
 
 
 class ConsumerList(Request, type=Type.CONSUMER_LIST):
-    """Return the consumers of a group in the partitions that this node leads, a row each."""
+    """Return the consumers of a group in the partitions that this node leads: one row per consumer."""
 
     topic: str
     group: str
 
 
 class TopicStats(Request, type=Type.TOPIC_STATS):
-    """Return counts of a topic, a row for each partition that this node leads."""
+    """Return counts of a topic: one row per partition that this node leads."""
 
     topic: str
 
@@ -110,8 +110,8 @@ class GroupSeek(Request, type=Type.GROUP_SEEK):
 class GroupDelete(Request, type=Type.GROUP_DELETE):
     """Delete a group that has no consumers, with its dead letters.
 
-    Without a mode, it is refused while the group has unfinished messages. `check`: delete nothing, and return how many
-    unfinished messages the group has on this node. `force`: delete the group with its unfinished messages.
+    Without a mode, the request is refused while the group has unfinished messages. `check`: delete nothing, and return
+    how many unfinished messages the group has on this node. `force`: delete the group with its unfinished messages.
     """
 
     topic: str
@@ -144,8 +144,8 @@ class GroupLimit(Request, type=Type.GROUP_LIMIT):
 
 
 class GroupPush(Request, type=Type.GROUP_PUSH):
-    """Push the messages of a group to a URL, or change that: `url`, `secrets`, `keep_secrets`, `concurrency`,
-    `timeout`; values that are not given are kept. Nil: stop pushing."""
+    """Push the messages of a group to a URL, or change the push: `url`, `secrets`, `keep_secrets`, `concurrency`,
+    `timeout`. Omitted values are kept. Nil: stop pushing."""
 
     topic: str
     group: str
@@ -153,8 +153,8 @@ class GroupPush(Request, type=Type.GROUP_PUSH):
 
 
 class PushList(Request, type=Type.PUSH_LIST):
-    """Return the pushed groups of a topic, a row each, with the state of the push for the partitions this node
-    leads."""
+    """Return the pushed groups of a topic, one row per group, with the state of the push for the partitions that this
+    node leads."""
 
     topic: str
 
@@ -199,8 +199,8 @@ class DeadPurge(Request, type=Type.DEAD_PURGE):
 
 
 class Hold(Request, type=Type.HOLD):
-    """Protect the messages above an offset from being trimmed, for a time. Without an offset, end the hold; then the
-    time must be nil, too."""
+    """Protect the messages above an offset from being trimmed, for a time. Without an offset, end the hold; the time
+    must then be nil, too."""
 
     topic: str
     partition: Partition
@@ -221,7 +221,7 @@ class ClusterInfo(Request, type=Type.CLUSTER_INFO):
 
 
 class ClusterClock(Request, type=Type.CLUSTER_CLOCK):
-    """Show the guarded clock, or accept a step of the wall clock that it refused to follow."""
+    """Return the state of the guarded clock, or accept a step of the wall clock that it refused to follow."""
 
     action: Annotated[str, choice(SHOW, ACCEPT)]
 
@@ -231,8 +231,8 @@ class ClusterInit(Request, type=Type.CLUSTER_INIT):
 
 
 class NodeChange(Request, type=Type.NODE_CHANGE):
-    """Drain a node, undo that, or remove the node. The reply comes when the change is recorded, not when it is
-    complete."""
+    """Drain a node, undo a drain, or remove a node. The reply comes when the change is recorded; the change is
+    completed later."""
 
     node: str
     action: Annotated[str, choice(DRAIN, UNDRAIN, REMOVE)]
@@ -247,8 +247,8 @@ class Transfer(Request, type=Type.TRANSFER):
 
 
 class Rebuild(Request, type=Type.REBUILD):
-    """Make a node drop its replica of a partition and fetch it again from the others. The reply comes when the others
-    continue without the replica, and the metadata has assigned it to the node again."""
+    """Make a node drop its replica of a partition, and copy it again from the other replicas. The reply comes when the
+    group continues without the replica, and the metadata has assigned the partition to the node again."""
 
     topic: str
     partition: Partition
@@ -288,7 +288,8 @@ class EntrySkip(Request, type=Type.ENTRY_SKIP):
 
 
 class ClockReset(Request, type=Type.CLOCK_RESET):
-    """Set the time of a partition back to its leader's clock, if it is ahead. The reply comes when that has begun."""
+    """Set the time of a partition back to its leader's clock, if it is ahead. The reply comes when the reset has
+    begun."""
 
     topic: str
     partition: Partition

@@ -29,16 +29,16 @@ def _check_about(value: Mapping[str, Any]) -> str | None:
 
 
 class AuditList(Request, type=Type.AUDIT_LIST):
-    """Return the last lines of the node's audit log, the oldest first. `after`: a position of an earlier reply; only
-    lines after it are returned."""
+    """Return the last lines of the node's audit log, the oldest first. `after`: a position of an earlier reply; return
+    only lines after this position."""
 
     last: Annotated[int, Bounds(1, LINES_MOST)]
     after: Annotated[str, characters(1, POSITION_CHARS)] | None
 
 
 class AuditNote(Request, type=Type.AUDIT_NOTE):
-    """Record that a gateway refused a request of the caller that it acts for (ON_BEHALF). `call` and `call_id` are
-    those of its own API."""
+    """Record that a gateway refused a request of the caller that it acts for (ON_BEHALF). `call` and `call_id` belong
+    to the gateway's own API."""
 
     call: Annotated[str, characters(1, TEXT_CHARS)]
     about: Annotated[Mapping[str, Any], _check_about]

@@ -21,7 +21,7 @@ RESTORE_ID_CHARS: Final = 100
 TARGETS_MOST: Final = 32_768
 KEY_BYTES: Final = 64 << 10
 LOG_BYTES: Final = 1 << 20
-"""Maximum bytes of entries in a reply; a single larger entry is sent alone."""
+"""Maximum bytes of entries in a reply. A larger entry is sent alone."""
 READER_CHARS: Final = 100
 
 RestoreId = Annotated[str, characters(1, RESTORE_ID_CHARS)]
@@ -56,14 +56,14 @@ class BackupAccess(Request, type=Type.BACKUP_ACCESS):
 
 
 class BackupBegin(Request, type=Type.BACKUP_BEGIN):
-    """Keep the current rows of a partition for a limited time, to be read with BACKUP_READ."""
+    """Keep the current rows of a partition for a limited time, so that BACKUP_READ can read them (an export)."""
 
     topic: str
     partition: Partition
 
 
 class BackupRead(Request, type=Type.BACKUP_READ):
-    """Return the next rows of such an export, after a key."""
+    """Return the next rows of an export, after a key."""
 
     topic: str
     partition: Partition
@@ -82,8 +82,8 @@ class BackupEnd(Request, type=Type.BACKUP_END):
 class BackupLog(Request, type=Type.BACKUP_LOG):
     """Return entries of a partition's log after index `after`.
 
-    `term`: the term that the entry at `after` must have, if it is given. `after` None: return no entries, only the
-    position of the log. From now on, entries after `pin` (None: all future entries) are kept for this reader, for a
+    `term`: the term that the entry at `after` must have; None: any. `after` None: return no entries, only the position
+    of the log. From now on, the node keeps entries after `pin` (None: all future entries) for this reader, for a
     limited time and within bounds.
     """
 
@@ -97,8 +97,8 @@ class BackupLog(Request, type=Type.BACKUP_LOG):
 
 
 class RestoreTopic(Request, type=Type.RESTORE_TOPIC):
-    """Create a topic that accepts nothing until it is opened, or continue with one that this restore has created.
-    `settings`: the record in the backup."""
+    """Create a topic that accepts no messages until it is opened, or continue with a topic that this restore has
+    created. `settings`: the record in the backup."""
 
     name: Name
     kind: str
@@ -111,8 +111,8 @@ class RestoreTopic(Request, type=Type.RESTORE_TOPIC):
 
 
 class RestoreBegin(Request, type=Type.RESTORE_BEGIN):
-    """Begin to restore a partition, or return its progress. `targets`: pairs of the number that a topic had in the
-    backup, and the number that it has here."""
+    """Begin to restore a partition, or return its progress. `targets`: pairs (number of a topic in the backup, number
+    of the topic in this cluster)."""
 
     topic: str
     partition: Partition

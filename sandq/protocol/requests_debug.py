@@ -1,4 +1,4 @@
-"""Requests to diagnose a node: each is about the node that receives it."""
+"""Requests to diagnose a node. Each concerns the node that receives it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sandq.protocol.request import Bounds, Request, choice
 LEVELS: Final = ("debug", "info", "warning", "error")
 """Log levels. A node logs all events from its level on."""
 LOG_LEVEL_MS_MOST: Final = 86_400_000
-"""Maximum time for which another level applies, in ms. Then the configured level applies again."""
+"""Maximum time in ms for which a changed log level applies. Afterwards, the configured level applies again."""
 
 
 class LogLevel(Request, type=Type.LOG_LEVEL):

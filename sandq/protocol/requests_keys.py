@@ -1,7 +1,7 @@
 """Requests about the keys of a compacted topic, and the client's side of the replies. Keys are written by PRODUCE.
 
 A value in a reply is `<B 3x I q 16s` (flags: 1 with headers; bytes of the headers; expires_ms, 0 for never; version),
-followed by headers and value. KV_GET returns the values of at least the first key; the client asks again for the rest.
+followed by headers and value. KV_GET returns the value of at least the first key. The client requests the rest again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sandq.protocol.request import Bounds, Offset, Partition, Request
 KEYS_MOST: Final = 10_000
 """Maximum number of keys in one request."""
 ANSWER_BYTES: Final = 8 << 20
-"""A reply ends with the value that reaches this size."""
+"""A reply ends with the value that brings it to this size, in bytes."""
 WATCHED_MOST: Final = 65_536
 """Maximum number of changes in one reply."""
 WAIT_MS_MOST: Final = 30_000
@@ -46,7 +46,7 @@ _WATCHED = Shape("KV_WATCH reply", Field("through", bytes), Field("mark", bytes)
 
 
 class KvGet(Request, type=Type.KV_GET):
-    """Return the values of keys. `stale`: accept the state of the node that is asked, even if it does not lead the
+    """Return the values of keys. `stale`: accept the state of the receiving node, even if it does not lead the
     partition."""
 
     topic: str
@@ -78,7 +78,7 @@ class KvWatch(Request, type=Type.KV_WATCH):
     """Return changes after the version `after`, of the keys from `start` up to, but excluding, `stop`. Waits up to
     `wait_ms` for the first change.
 
-    `after` None: from now on; the reply comes at once. `mark`: that of the previous reply. `every`: also include
+    `after` None: from now on; the reply comes immediately. `mark`: mark of the previous reply. `every`: also include
     changes that a later write of the same key has replaced.
     """
 
@@ -130,7 +130,7 @@ class KvValues(NamedTuple):
 
 
 class KvPage(NamedTuple):
-    """The reply to a KV_SCAN. `next`: key to continue at; None: there are no more."""
+    """The reply to a KV_SCAN. `next`: key at which to continue. None: no more keys."""
 
     stale_ms: int
     rows: list[tuple[bytes, KeyValue]]
@@ -147,7 +147,7 @@ class KvPage(NamedTuple):
 
 
 def pack_rows(rows: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return keys and values as they follow each other in the reply to a KV_SCAN."""
+    """Return keys and values in the form of a reply to KV_SCAN: alternating."""
     packer = msgpack.Packer(autoreset=False)
     for key, value in rows:
         packer.pack(key)

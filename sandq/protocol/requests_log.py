@@ -27,8 +27,8 @@ _MEASURE_REPLY = Shape(
 
 
 class Fetch(Request, type=Type.FETCH):
-    """Read from `start` up to, but excluding, `end` (None: to the end). Nothing is leased or changed. `pending`:
-    include messages that are not closed yet, in their current state."""
+    """Read from `start` up to, but excluding, `end` (None: to the end). Leases and changes nothing. `pending`: include
+    messages above the closed part, in their current state."""
 
     topic: str
     partition: Partition
@@ -51,9 +51,9 @@ class Measure(Request, type=Type.MEASURE):
 
 
 class FetchReply(NamedTuple):
-    """A part of a partition's log. `next`: offset to continue at, None at the end of the requested range. `trimmed`:
-    offset up to which, inclusive, the log is trimmed. `number`: the topic's, which no later topic of the same name
-    has."""
+    """A part of a partition's log. `next`: offset at which to continue, None at the end of the requested range.
+    `trimmed`: last trimmed offset of the log. `number`: number of the topic; a later topic of the same name has another
+    number."""
 
     next: bytes | None
     closed_ms: int
@@ -71,8 +71,8 @@ class FetchReply(NamedTuple):
 
 class MeasureReply(NamedTuple):
     """Approximate size of a range. `first`: offset of the first message. `next`: offset after the counted messages,
-    None at the end of the requested range. `messages`: their approximate number. `clock_epoch`: how often the
-    partition's clock was set back."""
+    None at the end of the requested range. `messages`: approximate number of counted messages. `clock_epoch`: number of
+    clock resets of the partition."""
 
     first: bytes | None
     next: bytes | None

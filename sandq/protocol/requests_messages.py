@@ -22,7 +22,7 @@ PAGE_MAX: Final = 1000
 """Maximum number of rows of one LIST or DEAD_LIST, items of one MOVE or CANCEL, and ids of one DEAD_REDRIVE or
 DEAD_PURGE."""
 PREVIEW_BYTES_MAX: Final = 1 << 16
-"""Maximum size of a value's beginning, in bytes, that a LIST may request instead of whole values."""
+"""Maximum bytes of each value that a LIST may request, if it does not request whole values."""
 NEWEST: Final = "newest"
 """Order of a page that begins with the highest offset."""
 _TARGETS: Final = ([int, bytes], [int, bytes, str], [int, bytes, NoneType, bytes])
@@ -40,7 +40,7 @@ UNITS: Final = ("second", "minute", "hour")
 
 
 def check_target(target: Any) -> str | None:
-    """Return what is wrong with a reference to a message; None if nothing is."""
+    """Return what is wrong with a reference to a message. None if it is valid."""
     kinds = [*map(type, target)] if type(target) is list else []
     if kinds not in _TARGETS or target[0] not in (BY_ID, BY_UNIQUE_KEY) or target[0] == BY_ID < len(target) - 2:
         by = BY_UNIQUE_KEY
@@ -61,22 +61,23 @@ def check_target(target: Any) -> str | None:
 
 
 def check_prefix(prefix: bytes) -> str | None:
-    """Return what is wrong with a prefix of keys; None if nothing is. A prefix must not be longer than a key."""
+    """Return what is wrong with a prefix of keys. None if it is valid. A prefix may be at most as long as a key."""
     if len(prefix) > DEFAULT.key_bytes:
         return f"a key_prefix of {len(prefix)} bytes; {DEFAULT.key_bytes} is the limit"
     return None
 
 
 def check_unique_prefix(prefix: bytes) -> str | None:
-    """Return what is wrong with a prefix of unique keys; None if nothing is. A prefix must not be longer than a unique
-    key."""
+    """Return what is wrong with a prefix of unique keys. None if it is valid. A prefix may be at most as long as a
+    unique key."""
     if len(prefix) > FIXED.unique_key_bytes:
         return f"a unique_key_prefix of {len(prefix)} bytes; {FIXED.unique_key_bytes} is the limit"
     return None
 
 
 def check_error(part: str) -> str | None:
-    """Return what is wrong with a part of errors; None if nothing is. A part must not be longer than a NACK's error."""
+    """Return what is wrong with a part of errors. None if it is valid. A part may be at most as long as a NACK's
+    error."""
     if not 1 <= len(part) <= FIXED.error_chars:
         return f"error: a part of 1..{FIXED.error_chars} characters is expected, not of {len(part)}"
     try:
@@ -91,7 +92,7 @@ UPDATED_COLUMNS: Final = {"value": Column.VALUE.value, "headers": Column.HEADERS
 
 
 def _is_update(changes: Any) -> bool:
-    """Return whether this gives the length of a new value, of new headers, or both."""
+    """Return whether `changes` gives the length of a new value, of new headers, or both."""
     if type(changes) is not dict or not changes or not changes.keys() <= UPDATED_COLUMNS.keys():
         return False
     return all([type(size) is int and 0 <= size <= U32_MAX for size in changes.values()])
@@ -107,7 +108,7 @@ def _check_move(item: Any) -> str | None:
     if len(item) > 3 and not is_priority(item[3]) and (len(item) == 4 or item[3] is not None):
         return f"priority {item[3]!r} is not within {FIXED.priority_least}..{FIXED.priority_most}"
     if item[1] is None and len(item) > 3:
-        # The message keeps its time, so there is no time that a delay could change.
+        # The message keeps its time, so a delay makes no sense.
         return "relative must be false where at_ms is nil: the message keeps its time then" if item[2] else None
     return None if type(item[1]) is int and 0 <= item[1] <= U48_MAX else f"at_ms {item[1]} is not within 0..{U48_MAX}"
 
@@ -131,8 +132,8 @@ class Get(Request, type=Type.GET):
 class List(Request, type=Type.LIST):
     """Return a page of messages, ordered by offset, that are due from `from_ms` on and before `until_ms`.
 
-    `after`: None for the first page, then the next offset of the previous page. `order`: None for rising offsets,
-    "newest" for falling ones. `value_bytes`: maximum bytes of each value, None for whole values.
+    `after`: None for the first page, then the next offset of the previous page. `order`: None for ascending offsets,
+    "newest" for descending offsets. `value_bytes`: maximum bytes of each value, None for whole values.
     """
 
     topic: str
@@ -150,7 +151,7 @@ class List(Request, type=Type.LIST):
 
 
 class MoveItem(NamedTuple):
-    """An item of a MOVE, with named fields: `MoveItem(*item)`. On the wire and in the log the last two may be
+    """An item of a MOVE, with named fields: `MoveItem(*item)`. On the wire and in the log, the last two fields may be
     missing."""
 
     target: Sequence[Any]
@@ -167,10 +168,10 @@ class Move(Request, type=Type.MOVE):
     """Change the delivery times of pending messages, and optionally their priorities, values and headers. Items:
     `[target, at_ms, relative]`, and up to two further fields. relative: `at_ms` is a delay from now.
 
-    The fourth field is a new priority; `at_ms` may then be nil, and the time is kept. The fifth is a map with the
-    lengths of a new `value` or new `headers` (packed; empty: none) or both; the priority may then be nil, and is kept.
-    `cells` has their bytes in the order of the items, a value before headers. (Only bin fields of a frame itself may be
-    large.)
+    The fourth field is a new priority; `at_ms` may then be nil, to keep the time. The fifth field is a map with the
+    lengths of a new `value`, of new `headers` (packed; empty: none), or of both; the priority may then be nil, to keep
+    it. `cells` has their bytes in the order of the items, a value before headers, because only bin fields of the frame
+    itself may be large.
     """
 
     topic: str
@@ -197,7 +198,7 @@ class Move(Request, type=Type.MOVE):
 
     @classmethod
     def of_updates(cls, topic: str, partition: int, items: Sequence[Sequence[Any]]) -> Self:
-        """Build a request from items whose fifth fields hold the cells themselves, by name."""
+        """Build a request from items whose fifth fields contain the cells themselves, by name."""
         cells: list[bytes] = []
         named = []
         for item in items:
@@ -240,7 +241,7 @@ class Why(Request, type=Type.WHY):
 
 
 class Argument(NamedTuple):
-    """One argument of a job. nil stands for an optional argument that is not given."""
+    """One argument of a job. An optional argument that is not given is nil."""
 
     kind: type
     optional: bool = False
@@ -262,7 +263,8 @@ _DEAD_JOBS: Final = ("redrive", "purge_dead")
 _DEAD_FILTERS: Final = ("error", "key_prefix")
 BULK_PREFIXES: Final = ("key_prefix", "unique_key_prefix")
 EMPTY_PREFIX: Final = "{name}: it is empty, which every key begins with; give some text, or leave it out"
-"""Error message for a bulk job with an empty prefix. An unset variable of a script must not select every message."""
+"""Error message for a bulk job with an empty prefix. It is rejected so that an unset variable of a script does not
+select all messages."""
 _TO, _SHIFT, _PRIORITY = "to_ms", "shift_ms", "priority"
 JOBS: Final[Mapping[str, Mapping[str, Argument]]] = {
     "cancel": _PENDING,
@@ -279,7 +281,7 @@ JOBS: Final[Mapping[str, Mapping[str, Argument]]] = {
 
 
 class JobStart(Request, type=Type.JOB_START):
-    """Change many messages in the background. If the job's id is known already, only return its state."""
+    """Change many messages in the background. If a job with this id exists, only return its state."""
 
     topic: str
     partition: Partition
@@ -289,8 +291,9 @@ class JobStart(Request, type=Type.JOB_START):
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
-        """Parse the request. `arguments` gets every argument of the kind, None for those that are not given. The times
-        and the priority of a move, and the error and key of dead letters, are included only if they are given."""
+        """Parse the request. `arguments` gets all arguments of the kind; arguments that are not given are None.
+        Exception: the times and the priority of a move, and the error and key of dead letters, are included only if
+        they are given."""
         request = cls.checked(frame)
         return request._replace(arguments=_arguments(request.kind, request.arguments))
 
@@ -350,7 +353,7 @@ class JobStatus(Request, type=Type.JOB_STATUS):
 
 
 class JobStop(Request, type=Type.JOB_STOP):
-    """Stop a job. Its changes up to now are kept."""
+    """Stop a job. Its changes so far are kept."""
 
     topic: str
     partition: Partition

@@ -39,18 +39,18 @@ class GroupRow(NamedTuple):
     consumers: int
     is_paused: bool
     reason: str | None
-    """Reason why it gets no new messages; None if it does."""
+    """Reason why the group gets no new messages. None if it gets them."""
     oldest_ms: int | None
-    """Time at which its oldest message that is not acked became due."""
+    """Time at which the group's oldest message that is not acked became due."""
     held_up_by: int
     """Bits of the limits for which due messages wait: 1 max_in_flight, 2 rate."""
     push: str | None
-    """State of its push on this node; None: the group is not pushed."""
+    """State of the group's push on this node. None: the group is not pushed."""
     push_error: str | None
-    """Last error of its receiver on this node."""
+    """Last error of the push receiver on this node."""
     push_error_ms: int | None
     unfinished: int | None
-    """Messages that the group keeps since it expired (`group_ttl`); None: it has not expired."""
+    """Number of messages that the group still keeps after it has expired (`group_ttl`). None: it has not expired."""
 
 
 class TopicRow(NamedTuple):
@@ -59,7 +59,7 @@ class TopicRow(NamedTuple):
     name: str
     kind: str
     partitions: int
-    """Partitions of the topic, including those that other nodes lead."""
+    """Number of partitions of the topic, including partitions that other nodes lead."""
     led: int
     messages: int
     delayed: int
@@ -69,7 +69,7 @@ class TopicRow(NamedTuple):
     outbox: int
     bytes: int
     stored: int
-    """Messages stored within the last `over_ms`. `sent`, `acked` and `died` cover the same time."""
+    """Number of messages stored within the last `over_ms`. `sent`, `acked` and `died` cover the same time."""
     sent: int
     acked: int
     died: int
@@ -77,10 +77,10 @@ class TopicRow(NamedTuple):
     """Lateness of first deliveries within the last minute: pairs of a bucket's number and its count, in one flat
     list."""
     groups: int
-    """Number of groups; the next field has those that are furthest behind."""
+    """Number of groups. The next field has the groups that are furthest behind."""
     furthest: Sequence[GroupRow]
     replicas: int
-    """Replicas of each partition of the topic."""
+    """Number of replicas per partition."""
 
 
 class OverviewReply(NamedTuple):

@@ -35,11 +35,11 @@ PAUSE, RESUME, DELETE, TRIGGER = "pause", "resume", "delete", "trigger"
 ACTIONS: Final = (PAUSE, RESUME, DELETE, TRIGGER)
 _NIL: Final = type(None)
 NEW: Final = 0
-"""Version of an item that requires that no schedule of this name exists."""
+"""Version in an item which requires that no schedule of this name exists."""
 
 
 def check_schedule_name(name: Any) -> str | None:
-    """Return what is wrong with the name of a schedule; None if nothing is."""
+    """Return what is wrong with the name of a schedule. None if it is valid."""
     if type(name) is not str:
         return f"the name of a schedule is text, not {type(name).__name__}"
     try:
@@ -54,7 +54,7 @@ def check_schedule_name(name: Any) -> str | None:
 
 
 def check_schedule_id(schedule: Any) -> str | None:
-    """Return what is wrong with the id of a schedule (`of_schedule`); None if nothing is."""
+    """Return what is wrong with the id of a schedule (`of_schedule`). None if it is valid."""
     if type(schedule) is not str or "\0" not in schedule:
         return check_schedule_name(schedule)
     name, tenant = of_schedule(schedule)
@@ -84,8 +84,8 @@ ScheduleName = Annotated[str, check_schedule_id]
 
 class SchedulePut(Request, type=Type.SCHEDULE_PUT):
     """Create schedules, or change their settings. Items: `[name, version, settings, batch, paused]`. version: the
-    version that the schedule must have (0: it must not exist; nil: any). batch: one message. paused: nil leaves it
-    unchanged, and a new schedule is not paused."""
+    version that the schedule must have (0: it must not exist; nil: any). batch: one message. paused: nil: unchanged; a
+    new schedule is then not paused."""
 
     topic: str
     partition: Partition
@@ -93,7 +93,7 @@ class SchedulePut(Request, type=Type.SCHEDULE_PUT):
 
 
 class ScheduleChange(Request, type=Type.SCHEDULE_CHANGE):
-    """Pause, resume, delete or trigger schedules. `token`: identifies a trigger that is sent again."""
+    """Pause, resume, delete or trigger schedules. `token`: identifies repetitions of a trigger."""
 
     topic: str
     partition: Partition
