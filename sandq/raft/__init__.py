@@ -1,8 +1,8 @@
 """Raft groups over PySyncObj, guarded (floor F3; the only importer of pysyncobj).
 
 `Group` is one member of one Raft group behind a small interface: receive messages, propose, tick, commit. `GroupCommit`
-runs all groups of a node in commit batches: handle the messages that arrived, tick the dirty groups, write and sync one
-batch of WAL records, and only then send messages and count the new entries. See docs/architecture.md.
+runs all groups of a node in commit batches: handle arrived messages, tick the dirty groups, write and sync one batch of
+WAL records, and only then send messages and count the new entries. See docs/architecture.md.
 """
 
 from sandq.raft.group import Group, ProposalFailed, Proposed

@@ -27,9 +27,9 @@ class Election:
 
     def __init__(self, core: Core, transport: GroupTransport, journal: GroupJournal, member: str) -> None:
         self.pre_votes: set[tuple[int, str]] = set()
-        """(term, voter) pairs: this voter would vote for this member in this term."""
+        """(term, voter) pairs: the voter would vote for this member in the term."""
         self.eager = False
-        """True if this member is the designated first leader of a new group: it repeats its requests quickly."""
+        """True if this member is the designated first leader of a new group. It then repeats its requests quickly."""
         self._core = core
         self._transport = transport
         self._journal = journal
@@ -41,7 +41,7 @@ class Election:
     def tick(self, members: Members) -> Iterator[None]:
         """Wrap a tick of the library on a member that does not lead.
 
-        Hides the election deadline from the library unless an election may be held: the library reads the clock again,
+        Hide the election deadline from the library unless an election may be held. The library reads the clock again,
         and the deadline may have passed since `_may_stand` checked it."""
         core = self._core
         if self._may_stand(members):

@@ -26,8 +26,8 @@ from sandq.raft.transport import GroupTransport
 ROUND_S = 0.5
 """A member counts as caught up once it has everything that was committed this many seconds ago.
 
-While entries arrive all the time, no member has quite all of them. This is less than the shortest election timeout, so
-that the entries that a new voter still lacks do not cost the group its leader."""
+While entries arrive all the time, a member never has quite all of them. The time is below the shortest election
+timeout, so that the group does not lose its leader because of the entries that a new voter still lacks."""
 _REGULAR = bytes([wire.REGULAR])
 _MEMBERSHIP = bytes([wire.MEMBERSHIP])
 _SKIP = bytes([wire.SKIP])
@@ -37,23 +37,24 @@ class ProposalFailed(enum.Enum):
     """Why a proposal was not committed, as far as this member knows."""
 
     NOT_LEADER = "not_leader"
-    """This member does not lead; the entry was not appended."""
+    """This member does not lead. The entry was not appended."""
     REFUSED = "refused"
     """A membership change that is not allowed now; the entry was not appended."""
     UNKNOWN = "unknown"
     """This member lost leadership; the entry may or may not be committed later."""
     LOST = "lost"
-    """The entry can never be committed: a different one is committed at its index, or one of a later term below it."""
+    """The entry can never be committed: another entry is committed at its index, or an entry of a later term is
+    committed below it."""
 
 
 Proposed = Callable[[int | None, ProposalFailed | None], None]
-"""Called with the entry's index once it is committed, or with the reason why it is not.
+"""Called with the entry's index once the entry is committed, or with the reason why it is not committed.
 
 Must not raise (guard S9): the library would apply the entry twice."""
 
 
 class _Waiter:
-    """The callback of a pending proposal. `settles`: keep it pending if this member stops leading."""
+    """The callback of a pending proposal. `settles`: the proposal stays pending if this member stops leading."""
 
     __slots__ = ("_done", "settles")
 
@@ -78,9 +79,9 @@ class _Waiter:
 class Group:
     """One member of a Raft group.
 
-    `tick` counts acknowledgements, commits and appends. Entries that it appends count only in a later tick: the caller
-    (`GroupCommit`) syncs the WAL in between, and only then sends the messages passed to `send(node, message)`.
-    Nothing here uses pickle, a socket or a file.
+    `tick` counts acknowledgements, commits and appends. Entries that a tick appends count only in a later tick: the
+    caller (`GroupCommit`) syncs the WAL in between, and only then sends the messages passed to `send(node, message)`.
+    This class uses no pickle, socket or file.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class Group:
         )
         self._reconcile()
         if self.is_only_voter:
-            # The only voter need not wait for a leader: it can elect itself at once.
+            # The only voter can elect itself immediately, without waiting for a leader.
             core._SyncObj__raftElectionDeadline = 0
 
     # -- state ----------------------------------------------------------------------------------------------------
@@ -166,7 +167,7 @@ class Group:
 
     @property
     def leader(self) -> str | None:
-        """Name of the node that leads, as far as this member knows; None if it knows none."""
+        """Name of the leading node, as far as this member knows. None if it knows no leader."""
         leader = self._core._SyncObj__raftLeader
         return node_of(leader.id) if leader is not None else None
 
@@ -184,14 +185,14 @@ class Group:
 
     @property
     def is_changing(self) -> bool:
-        """True if the latest configuration is not committed, as far as this member knows."""
+        """True if the latest configuration is not committed yet, as far as this member knows."""
         return self.journal.members_index > self.commit_index
 
     @property
     def term_start(self) -> int:
         """Index of the no-op that opened this leader's term.
 
-        Once it is applied, every entry that was ever acknowledged is applied too."""
+        Once this no-op is applied, all entries that were ever acknowledged are applied, too."""
         return int(self._core._SyncObj__noopIDx or NEVER)
 
     @property
@@ -222,7 +223,7 @@ class Group:
         return self.reads.has_work(self.commit_index >= self.term_start, self.member, self._members.voters)
 
     def match_index(self, member: str) -> int:
-        """Return the last index up to which a member is known to have the leader's log on its disk."""
+        """Return the highest index up to which a member certainly has the leader's log on its disk."""
         return int(self._core._SyncObj__raftMatchIndex.get(hooks.member_node(member), 0))
 
     def has_caught_up(self, member: str) -> bool:
@@ -233,13 +234,14 @@ class Group:
     def age_s(self) -> float | None:
         """Return for how many seconds this member may have missed commits.
 
-        It is the time since its commit index was certainly the group's. None if that was never certain."""
+        This is the time since its commit index was certainly the group's commit index. None if this was never
+        certain."""
         return self._message_filter.age_s() if not self.is_leader else self._led_age_s()
 
     def _led_age_s(self) -> float | None:
         """Return the seconds since this leader sent messages that a majority has answered by now.
 
-        No other member can have led at that time. None if there was no such majority in this term."""
+        No other member can have been the leader at that time. None if there was no such majority in this term."""
         voters = self._members.voters
         if self.commit_index < self.term_start:
             return None
@@ -274,7 +276,7 @@ class Group:
         self._core._applyCommand(_SKIP + skip.encode(), _Waiter(done, settles=False))
 
     def read_index(self, done: ReadDone) -> None:
-        """Call `done(index)` once it is certain that nothing above that index was acknowledged before this call.
+        """Call `done(index)` once it is certain that no entry above this index was acknowledged before this call.
 
         Call `done(None)` if this node does not lead, or stops leading."""
         if self.is_leader:
@@ -283,7 +285,7 @@ class Group:
             done(None)
 
     def transfer(self, target: str) -> bool:
-        """Ask a voter to take over leadership. Return False if it lacks entries, or is no voter."""
+        """Ask a voter to take over leadership. Return False if `target` lacks entries, or is no voter."""
         outcome: list[int] = []
         self._core.transferLeadership(hooks.member_node(target), lambda result, error: outcome.append(error))
         return outcome == [FAIL_REASON.SUCCESS]
@@ -374,7 +376,8 @@ class Group:
     def _reconcile(self) -> None:
         """Give the library the members of the log's latest configuration (guard S3b).
 
-        Raft uses a configuration from its entry on, committed or not. Progress of members that stay is kept."""
+        A configuration applies from its entry on, even before the entry is committed. The progress of members that stay
+        is kept."""
         members = self.journal.members
         if members == self._members:
             return
@@ -448,9 +451,9 @@ class Group:
     def _settle(self) -> None:
         """Fail the pending proposals that can never be committed, with LOST.
 
-        Once an entry of a later term is committed below a proposal, no later leader can have that proposal (Raft's
-        leader completeness). If the proposal or another entry is committed at its index, the library reports that on
-        any member."""
+        Once an entry of a later term is committed below a proposal, no later leader can have the proposal (Raft's
+        leader completeness). If the proposal or another entry is committed at its index, the library reports the
+        outcome itself."""
         waiting = self._core._SyncObj__commandsWaitingCommit
         term = self.journal.term_at(self.commit_index) or 0
         lost = [index for index, entries in waiting.items() if index > self.commit_index and entries[-1][0] < term]

@@ -1,10 +1,10 @@
 """Run all groups of a node in commit batches (group commit): one WAL write and one fsync for many groups.
 
 This module does no I/O. A tick handles messages, ticks the dirty groups and returns the records of the batch. The owner
-writes and syncs them on the WAL thread, calls `synced`, and only then sends the messages from `take_outgoing`. A group
-is never ticked between the two: its leader would count entries that are not on disk yet, and a follower would
-acknowledge them. A committed entry is not handed out either before its batch is synced (an only voter commits its first
-no-op within the tick that elects it).
+writes and syncs them on the WAL thread, calls `synced`, and only then sends the messages from `take_outgoing`. Between
+a tick and `synced`, groups must not be ticked: a leader would count entries that are not on disk yet, and a follower
+would acknowledge them. A committed entry is also handed out only after its batch is synced, because a single voter
+commits its first no-op within the tick that elects it.
 """
 
 from __future__ import annotations
@@ -37,19 +37,21 @@ In between, the next scan runs when the earliest deadline passes."""
 TICKED_AT_ONCE = 64
 """Maximum number of groups ticked before other tasks on the event loop get a time slice."""
 ARRIVED_BYTES, ARRIVED_FRAMES = 64 << 20, 1024
-"""Maximum bytes and frames received from peers and not yet handled. At either limit, reading from peers pauses."""
+"""Maximum bytes and number of frames that were received from peers, but not handled. At either limit, reading from
+peers pauses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A committed entry. `GroupCommit` returns it to be applied once it is on this node's disk."""
+    """A committed entry. `GroupCommit` returns it, so that the caller applies it, once the entry is on this node's
+    disk."""
 
     group: int
     index: int
     command: bytes
     """The command to apply: empty for Raft's own entries, the replacement if the entry was skipped."""
     skip: Skip | None = None
-    """The decoded SKIP if the entry is one, else None."""
+    """The decoded SKIP, if the entry is a SKIP. Otherwise None."""
 
 
 class GroupCommit:
@@ -108,8 +110,8 @@ class GroupCommit:
     ) -> Group:
         """Add a group, and return it.
 
-        `applied`: index of the last entry in its state machine. `before_tick` is called before each tick: the group's
-        owner proposes there what it has queued. `settles`: see `Group`. Raise Corruption if the log does not fit the
+        `applied`: index of the last entry in its state machine. `before_tick` is called before each tick, so that the
+        group's owner can propose queued commands. `settles`: see `Group`. Raise Corruption if the log does not fit the
         state machine.
         """
 
@@ -143,7 +145,7 @@ class GroupCommit:
         """Stop running a group.
 
         Its records since the last tick are dropped, unless its log stays in use (`keeps_log`): a checkpoint may have
-        truncated the log, and relies on the records that say so."""
+        truncated the log, and relies on the records about the truncation."""
         if not keeps_log:
             self.records[:] = [record for record in self.records if record[1] != group.number]
         self.groups.pop(group.number, None)
@@ -170,7 +172,7 @@ class GroupCommit:
     def disconnected(self, node: str) -> None:
         """Drop everything queued for a node, and everything received from it but not handled yet.
 
-        A message of a lost connection must not be handled after one of the next connection."""
+        A message of a lost connection must not be handled after a message of the next connection."""
         self._up.pop(node, None)
         self._outgoing.pop(node, None)
         self._arrived = [arrived for arrived in self._arrived if arrived[0] != node]
@@ -188,7 +190,7 @@ class GroupCommit:
     def takes_more(self) -> bool:
         """True if the queue of received messages accepts more.
 
-        While a sync hangs on this node, its peers do not notice and keep sending."""
+        The limit is needed because peers keep sending while a sync hangs on this node."""
         return self._arrived_bytes < ARRIVED_BYTES and len(self._arrived) < ARRIVED_FRAMES
 
     def pause_s(self) -> float:
@@ -226,7 +228,7 @@ class GroupCommit:
         self._dirty[group] = None
 
     def _scan_at(self, deadline_s: float) -> None:
-        """Scan the election deadlines at `deadline_s` at the latest, but not more often than every `SCAN_S`."""
+        """Scan the election deadlines at `deadline_s` at the latest, but at most once per `SCAN_S`."""
         if deadline_s < self._scan_s:
             self._scan_s = max(deadline_s, self._not_before_s)
 
@@ -241,7 +243,7 @@ class GroupCommit:
 
     @property
     def is_short(self) -> bool:
-        """True if there are dirty groups, and few enough to tick in one time slice."""
+        """True if there are dirty groups, but few enough to tick in one time slice."""
         return 0 < len(self._dirty) <= TICKED_AT_ONCE and not self._arrived
 
     @property
@@ -262,7 +264,7 @@ class GroupCommit:
         for _ in range(min(TICKED_AT_ONCE, len(self._ticking))):
             group = self._ticking.popleft()
             if self.groups.get(group.number) is not group:
-                continue  # it was removed in the meantime
+                continue  # the group was removed in the meantime
             self._before_tick[group.number]()
             group.tick()
             self._note_company(group)
@@ -310,7 +312,7 @@ class GroupCommit:
                 self._dirty[group] = None
 
     def synced(self) -> list[Committed]:
-        """Note that the last tick's records are on disk. Return the committed entries that waited for that."""
+        """Note that the last tick's records are on disk. Return the committed entries that waited for the sync."""
         for group, last in self._ticked:
             group.journal.synced(last)
             if group.is_leader:
@@ -319,7 +321,8 @@ class GroupCommit:
         return self._take_committed()
 
     def take_outgoing(self) -> dict[str, list[wire.Message]]:
-        """Return the messages to send, by node. Call after `synced`: they acknowledge what the commit batch wrote."""
+        """Return the messages to send, by node. Call it after `synced`, because the messages acknowledge entries of the
+        commit batch."""
         outgoing, self._outgoing = self._outgoing, {}
         return outgoing
 
@@ -345,7 +348,7 @@ class GroupCommit:
     def _take_decided(self, group: Group, entry: Committed, ready: list[Committed], held: list[Committed]) -> None:
         """Append an entry to `ready`, or its replacement if it was skipped.
 
-        Append it to `held` instead while it is undecided whether it, or an entry before it, is skipped."""
+        While it is undecided whether this entry, or an earlier one, is skipped, append it to `held` instead."""
         journal, committed = group.journal, group.commit_index
         undecided = journal.undecided(committed)
         if undecided is not None and undecided <= entry.index:

@@ -1,10 +1,10 @@
 """The heartbeats of one idle group, which share a message with those of the node's other idle groups.
 
-A group is idle for its leader while every reachable member has the whole log and knows that it is committed. Its
-heartbeat then only says that the leader of this term is alive, and the reply only that a member of this term heard it.
-ALIVE and ALIVE_ACK mean the same (guard S5: they confirm no entry and commit none). A beat is an ALIVE or ALIVE_ACK as
-five numbers `(group, from, to, term, seq)`. As soon as anything changes, the group uses ALIVE, ALIVE_ACK and the
-library again.
+For its leader, a group is idle while every reachable member has the whole log and knows that it is committed. A
+heartbeat then only says that the leader of this term is alive, and the reply only says that a member of this term heard
+it. ALIVE and ALIVE_ACK have the same meaning (guard S5: they confirm no entry and commit none). A beat is an ALIVE or
+ALIVE_ACK as five numbers `(group, from, to, term, seq)`. As soon as the state of the group changes, the group uses
+ALIVE, ALIVE_ACK and the library again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sandq.raft.read_index import ReadIndex
 from sandq.raft.transport import GroupTransport
 
 FRESH_S = 1.0
-"""Seconds without a reply from a majority after which the group is not idle.
+"""If no majority has replied for this time, in seconds, the group is not idle.
 
 The library then checks whether this member can still lead."""
 
@@ -77,12 +77,13 @@ class GroupHeartbeats:
     def beats(self, up: Set[str], now_s: float) -> list[tuple[str, Beat]] | None:
         """Return (node, beat) pairs if the group is idle, else None. Call on a leader only.
 
-        The group counts as not idle, too, if a majority has not replied for `FRESH_S`."""
+        The group does not count as idle if no majority has replied for `FRESH_S`."""
         core, transport = self._core, self._transport
         last = self._journal.last_index
         if core._SyncObj__raftCommitIndex != last or self._reads.pending or transport.paused:
             return None
-        # A beat contains no index: it is enough only if every reachable member has the log and knows it is committed.
+        # A beat contains no index, so it suffices only if every reachable member has the log and knows that it is
+        # committed.
         match, answered_s = core._SyncObj__raftMatchIndex, core._SyncObj__lastResponseTime
         term, seq, live = core._SyncObj__raftCurrentTerm, transport.seq + 1, 1
         found = []
@@ -122,7 +123,8 @@ class GroupHeartbeats:
         return True
 
     def answered(self, member: str, beat: Beat, now_s: float) -> bool:
-        """Handle a member's reply to a beat, on the leader. Return False, and change nothing, if it is out of date."""
+        """Handle a member's reply to a beat, on the leader. Return False, and change nothing, if the reply is
+        outdated."""
         _, _, to, term, seq = beat
         core, other = self._core, self._others.get(member)
         if (

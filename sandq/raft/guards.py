@@ -1,8 +1,8 @@
 """The guards: each prevents one fault of PySyncObj 0.3.17 without changing it. docs/replication.md has the table.
 
-They are small functions of plain values. Each can be read and tested on its own, and a test can remove it to show the
-fault. Guards that replace a whole method of the library are in `core.py` (S6, S10, L4). Guards of the log on the disk
-are in `journal.py` and `group_commit.py` (S7), and those of message types in `wire.py` (S10).
+The guards are small functions of plain values. Each can be read and tested separately, and a test can remove a guard to
+show the fault. Guards that replace a whole method of the library are in `core.py` (S6, S10, L4). Guards of the log on
+the disk are in `journal.py` and `group_commit.py` (S7), and those of message types in `wire.py` (S10).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ MIN_ELECTION_S, MAX_ELECTION_S = 0.7, 2.0
 def known_prefix(journal: GroupJournal, previous: int, previous_term: int, entries: Sequence[LogEntry]) -> int:
     """S1: return how many of the entries are in the log already.
 
-    The library would truncate the log after `previous` even where the log agrees, and lose acknowledged entries."""
+    The library would truncate the log after `previous` even if the log agrees with the message, and lose acknowledged
+    entries."""
     if journal.term_at(previous) != previous_term:
         return 0
     known = 0
@@ -34,7 +35,7 @@ def known_prefix(journal: GroupJournal, previous: int, previous_term: int, entri
 def hidden_suffix(journal: GroupJournal, last: int) -> Iterator[None]:
     """S1: hide the entries after index `last` from the library, so that it does not truncate them.
 
-    A message that ends at `last` neither confirms nor refutes them."""
+    A message that ends at `last` says nothing about these entries."""
     start = last + 1 - journal.first_index
     suffix = journal[start:]
     list.__delitem__(journal, slice(start, None))
@@ -45,7 +46,7 @@ def hidden_suffix(journal: GroupJournal, last: int) -> Iterator[None]:
 
 
 def is_new_vote(votes: set[tuple[int, str]], term: int, voter: str, members: Members) -> bool:
-    """S2: return whether a vote counts, and remember it. Only voters count, each once per term."""
+    """S2: return whether a vote counts, and remember it. Only votes of voters count, one per voter and term."""
     if voter not in members.voters or (term, voter) in votes:
         return False
     votes.add((term, voter))
@@ -72,12 +73,12 @@ def may_change(
 
 
 def is_of_term(term: int, current: int) -> bool:
-    """S4: return whether a reply counts: one of an older term says nothing about this term's log."""
+    """S4: return whether a reply counts: a reply of an older term says nothing about this term's log."""
     return term == current
 
 
 def within_log(next_index: int, last: int) -> int:
-    """S4: limit a member's next index to the leader's own log, as no member can have more of it."""
+    """S4: limit a member's next index to the leader's own log, because no member can have more of the log."""
     return max(1, min(next_index, last + 1))
 
 
@@ -87,10 +88,10 @@ def never_back(commit_before: int, commit: int) -> int:
 
 
 def is_fresh_reset(barriers: dict[str, int], peer: str, seq: int, sent: int) -> bool:
-    """L2: return whether to honour a reset of a member's next index, and set the barrier for the resets after it.
+    """L2: return whether to honour a reset of a member's next index. If so, set the barrier for later resets.
 
-    Once a reset is honoured, resets that reply to earlier messages are ignored. Otherwise a follower that is more than
-    one batch behind would reset its leader's position again and again. `sent`: number of the last message sent."""
+    After a reset, resets in replies to earlier messages are ignored. Otherwise a follower that is more than one batch
+    behind would reset its leader's position repeatedly. `sent`: number of the last message sent."""
     if seq < barriers.get(peer, 0):
         return False
     barriers[peer] = sent + 1
@@ -100,7 +101,8 @@ def is_fresh_reset(barriers: dict[str, int], peer: str, seq: int, sent: int) -> 
 def conflict_start(journal: GroupJournal, index: int, committed: int) -> int:
     """L3: return the first index of the term that conflicts at `index`.
 
-    The leader then skips back over the whole term at once, not by one entry per heartbeat (Raft paper, section 5.3)."""
+    The leader then skips back over the whole term at once, instead of by one entry per heartbeat (Raft paper, section
+    5.3)."""
     term = journal.term_at(index)
     while term is not None and index > committed + 1 and journal.term_at(index - 1) == term:
         index -= 1
@@ -111,7 +113,7 @@ def kept_start(tried: set[str], peer: str, next_index: int, first: int) -> int:
     """L3: return the next index to try for a member, so that a snapshot is not sent for a few entries.
 
     Skipping back over a whole term may pass entries that both members have, and reach an index that the leader has
-    truncated. So try the leader's first kept entry (`first`) once before."""
+    truncated. So try the leader's first kept entry (`first`) once before sending a snapshot."""
     if next_index > first or peer in tried:
         return next_index
     tried.add(peer)

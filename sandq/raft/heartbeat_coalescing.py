@@ -23,7 +23,7 @@ class HeartbeatCoalescing:
         mark: Callable[[Group], None],
         scan_at: Callable[[float], None],
     ) -> None:
-        """Create it for the node's `groups`, by number; the mapping changes as groups come and go.
+        """`groups`: all groups of the node, by number; the caller changes the mapping when groups come and go.
 
         `send(node, message)` queues a message. `take(node, message, arrived_s)` lets a group handle a message.
         `mark(group)` requests a tick for a group. `scan_at(deadline_s)` requests a scan of the election deadlines."""
@@ -36,7 +36,7 @@ class HeartbeatCoalescing:
     def beat(self, now_s: float) -> None:
         """Send the heartbeat of all groups that this node leads.
 
-        Idle groups share one message per peer. The others send their own in a tick."""
+        Idle groups share one message per peer. All other groups send their own messages in a tick."""
         numbers: dict[str, list[int]] = {}
         for group in self._groups.values():
             if group.is_leader and not group.is_alone:
@@ -65,7 +65,8 @@ class HeartbeatCoalescing:
                 self._scan_at(group.deadline_s)
                 answers += (number, to, sender, term, seq)
             else:
-                # As ALIVE with `lagging`: the group replies with its commit index, and gets the entries it lacks.
+                # Handle it as an ALIVE with `lagging`: the group replies with its commit index, and gets the entries
+                # that it lacks.
                 self._take(node, (wire.ALIVE, *beat, True), arrived_s)
         if answers:
             self._send(node, (wire.BEAT_ACKS, tuple(answers)))

@@ -1,7 +1,7 @@
-"""The private names of PySyncObj that sandq uses, checked at start-up, and the only global patch.
+"""The private names of PySyncObj that sandq uses, checked at start-up, and the only global patch of the library.
 
-PySyncObj is pinned to 0.3.17, because these names are private. docs/replication.md lists
-the faults that they work around.
+PySyncObj is pinned to 0.3.17, because these names are private. docs/replication.md lists the faults that sandq avoids
+with them.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def check_attributes(group: Any) -> None:
 
 
 class NoSerializer:
-    """Replaces the library's serializer: its snapshots (pickles on disk) are never used."""
+    """Replaces the library's serializer, because its snapshots (pickles on disk) are never used."""
 
     def checkSerializing(self) -> tuple[int, None]:
         return SERIALIZER_STATE.NOT_SERIALIZING, None
@@ -126,7 +126,7 @@ class NoSerializer:
 
 
 class NoPoller:
-    """Replaces the library's poller, which polls sockets at the end of every tick: there are none."""
+    """Replaces the library's poller, which polls sockets at the end of every tick. The library has no sockets here."""
 
     def poll(self, timeout: float) -> None:
         pass

@@ -1,4 +1,4 @@
-"""A Raft group's log in memory. Every change to it is also a WAL record of the current commit batch."""
+"""A Raft group's log in memory. Every change of the log is also a WAL record of the current commit batch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LogEntry = tuple[bytes, int, int]
 """(command, index, term), in the order that PySyncObj uses."""
 _NO_OP = bytes([NO_OP])
 KEPT = 1
-"""Number of entries that truncation always keeps: PySyncObj reads the last one."""
+"""Number of entries that truncation always keeps, because PySyncObj reads the last entry."""
 
 
 class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
     """PySyncObj's journal interface on top of the node's WAL.
 
-    It is a list, so that the library indexes it at C speed. Records are collected in `records`, which all groups of the
-    node share. Entries must not be counted for a majority before their commit batch is synced (`durable`).
+    The class is a list, so that the library indexes it at C speed. Records are collected in `records`, which all groups
+    of the node share. Entries may count for a majority only after their commit batch is synced (`durable`).
     """
 
     __hash__ = object.__hash__  # type: ignore[assignment]
@@ -41,7 +41,8 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
     ) -> None:
         """Create the log from `entries`, which are on the disk already.
 
-        `members`: the configuration at the first entry. Later ones are rebuilt from the entries (guard S3b)."""
+        `members`: the configuration at the first entry. Later configurations are rebuilt from the entries (guard
+        S3b)."""
         super().__init__(entries)
         self._records = records
         self._group = group
@@ -49,19 +50,20 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         self._voted_for = voted_for
         self._commit_index = 1
         self._changes: list[tuple[int, Members]] = [(0, members)]
-        """(index, configuration from that index on), in order of index. The first one applies at the first entry."""
+        """(index, configuration from this index on), in order of index. The first configuration applies at the first
+        entry."""
         self.skips: dict[int, Skip] = {}
-        """SKIP entries of the log by their own index, in order of index."""
+        """By index of the SKIP entry itself, in order: the SKIPs of the log."""
         self.size_bytes = 0
         """Bytes of the commands in the log."""
         for command, index, _ in self:
             self._note(command, index)
         self.durable = self.last_index if self else 0
-        """Index up to which the entries are on the disk, exactly as they are here."""
+        """Index up to which the entries are on the disk, with the same content as in memory."""
 
     @classmethod
     def create(cls, records: list[Record], group: int, members: Members) -> GroupJournal:
-        """Return the journal of a new group, with the no-op that every log of PySyncObj begins with."""
+        """Return the journal of a new group. It contains the no-op with which every log of PySyncObj begins."""
         journal = cls(records, group, members)
         journal._base(1, 0)
         journal.add(_NO_OP, 1, 0)
@@ -84,7 +86,7 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         Its records restart the group. Term and vote stay as they were, unless the snapshot's term is higher.
 
         The entry at `index` is a placeholder, not a copy. No member ever receives it: a leader sends only entries above
-        its first entry, and uses only the term of that one."""
+        its first entry, and uses only the term of the first entry."""
         if index_term > term:
             term, voted_for = index_term, None
         vote = msgpack.packb(voted_for)
@@ -117,12 +119,12 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
 
     @property
     def members(self) -> Members:
-        """The latest configuration. It applies from its entry on, committed or not."""
+        """The latest configuration. It applies from its entry on, even if the entry is not committed."""
         return self._changes[-1][1]
 
     @property
     def members_index(self) -> int:
-        """Index of the entry that set `members`; 0 if the log began with them."""
+        """Index of the entry that set `members`. 0 if the log began with this configuration."""
         return self._changes[-1][0]
 
     @property
@@ -131,7 +133,7 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         return self.durable < self.last_index
 
     def synced(self, index: int) -> None:
-        """Note that the entries up to `index`, exactly as they are here, are on the disk."""
+        """Note that the entries up to `index`, with the same content as in memory, are on the disk."""
         self.durable = index
 
     def members_at(self, index: int) -> Members:
@@ -144,7 +146,8 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         return self[position][2] if 0 <= position < len(self) else None
 
     def replacement(self, index: int, committed: int) -> bytes | None:
-        """Return the command to apply instead of the entry at `index`: that of the last SKIP of it up to `committed`.
+        """Return the command to apply instead of the entry at `index`, from the last SKIP of this entry up to
+        `committed`.
 
         None if there is no such SKIP."""
         found = [skip.replacement for at, skip in self.skips.items() if at <= committed and self._replaces(skip, index)]
@@ -153,8 +156,8 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
     def undecided(self, committed: int) -> int | None:
         """Return the index of the first entry that a SKIP above `committed` replaces, None if there is none.
 
-        Nothing from that entry on may be applied until the SKIP is committed or truncated: if the group decides to skip
-        the entry, a version of sandq that could apply it must not do so."""
+        This entry and later ones must not be applied until the SKIP is committed or truncated. If the group decides to
+        skip the entry, a version of sandq that could apply it must not do so."""
         return min([skip.index for at, skip in self.skips.items() if at > committed], default=None)
 
     def _replaces(self, skip: Skip, index: int) -> bool:
@@ -199,7 +202,7 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         raise RuntimeError("a journal is replaced through a snapshot, never cleared")
 
     def deleteEntriesFrom(self, entryFrom: int) -> None:
-        """Delete the entries from list position `entryFrom` on: they conflict with the leader's log."""
+        """Delete the entries from list position `entryFrom` on, because they conflict with the leader's log."""
         if entryFrom < len(self):
             first = self[entryFrom][1]
             self._records.append((Kind.TRUNCATE, self._group, first, 0, b""))
@@ -215,7 +218,7 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         """Delete the entries before list position `entryTo`. The entry there becomes the base of the log."""
         self.size_bytes -= sum([len(command) for command, _, _ in self[:entryTo]])
         del self[:entryTo]
-        # The first entry is applied, and no member receives it (see `restart`): only its term is needed.
+        # The first entry is applied, and no member receives it (see `restart`), so only its term is needed.
         command, first, term = self[0]
         self.size_bytes -= len(command) - len(_NO_OP)
         self[0] = _NO_OP, first, term

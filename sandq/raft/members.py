@@ -10,7 +10,7 @@ from sandq.model.errors import Corruption
 
 
 class Members(NamedTuple):
-    """The configuration of a group. Learners receive the log and have no vote."""
+    """The configuration of a group. Learners receive the log, but have no vote."""
 
     voters: tuple[str, ...]
     learners: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from sandq.raft.transport import GroupTransport
 
 
 class MessageFilter:
-    """Handles the messages that one member receives, and passes on those that the library may see."""
+    """Handles the messages that one member receives, and passes on the messages that the library may see."""
 
     def __init__(
         self,
@@ -38,9 +38,10 @@ class MessageFilter:
         self.heard_s = -guards.MAX_ELECTION_S
         """Time at which this member last heard the leader, in s."""
         self.complete_s: float | None = None
-        """Last time, in s, at which this member certainly knew of every committed entry; None if there was none."""
+        """Last time, in s, at which this member certainly knew all committed entries. None if there was no such
+        time."""
         self.resend = False
-        """True if a follower asked for entries from a different index: send them in the next tick."""
+        """True if a follower requested entries from a different index. The next tick sends them."""
         self.advanced = False
         """True if the match index of some member rose since the last tick."""
         self._member = member
@@ -90,7 +91,7 @@ class MessageFilter:
     ) -> None:
         """Handle entries from a leader: remove those that the log has already, and let the library append the rest."""
         if term < self._term:
-            # The sender was deposed: a reply with the current term makes it step down.
+            # The sender no longer leads: a reply with the current term makes it step down.
             self._answer(sender, wire.ALIVE_ACK, seq)
             return
         # Raft's own entries are accepted even under overload: a new leader's no-op and a SKIP unblock the group.
@@ -121,7 +122,7 @@ class MessageFilter:
         if not self._is_answer(sender, term, seq):
             return
         if reset and not guards.is_fresh_reset(self.barriers, sender, seq, self._transport.seq):
-            # An outdated reset: the follower is alive, but its next index stays as it is.
+            # An outdated reset: the follower is alive, but its next index does not change.
             core._SyncObj__lastResponseTime[node] = hooks.now_s()
             return
         if success:
@@ -136,7 +137,7 @@ class MessageFilter:
         self._deliver(sender, message)
         self.advanced = self.advanced or core._SyncObj__raftMatchIndex[node] > match
         if sender in self._transport.lagging and next_index <= self._journal.first_index:
-            return  # it needs a snapshot; the next heartbeat checks again
+            return  # the member needs a snapshot; the next heartbeat checks again
         if reset or node in self._transport.paused:
             self.resend = True
             self._transport.resume(node)
@@ -145,10 +146,11 @@ class MessageFilter:
         """Handle an ALIVE from a leader. With `lagging`, reply with the index from which entries are needed."""
         if term >= self._term:
             self.heard_s = hooks.now_s()
-            # Without entries and with commit index 0, it confirms nothing and commits nothing (guard S5).
+            # Without entries and with commit index 0, this message confirms and commits no entry (guard S5).
             self._deliver(sender, {"type": "append_entries", "term": term, "commit_index": 0})
         if lagging and term >= self._term:
-            # Ask from the commit index, not from the end of the log: the end may conflict with the leader, repeatedly.
+            # Request entries from the commit index on, because the end of the log may conflict with the leader
+            # repeatedly.
             self._transport.answering = seq
             node, known = hooks.member_node(sender), self._commit_index + 1
             self._core._SyncObj__sendNextNodeIdx(node, reset=True, nextNodeIdx=known, success=False)
@@ -161,7 +163,7 @@ class MessageFilter:
             self._core._SyncObj__lastResponseTime[hooks.member_node(sender)] = hooks.now_s()
 
     def _is_answer(self, sender: str, term: int, seq: int) -> bool:
-        """Return whether a reply counts: it is to this leader, of this term and from a member."""
+        """Return whether a reply counts: it must be for this leader, of this term, and from a member."""
         if sender not in self._members().voters and sender not in self._members().learners:
             return False
         if term > self._term:
@@ -180,15 +182,16 @@ class MessageFilter:
     def _vote_request(self, sender: str, term: int, last: int, last_term: int, transfer: bool) -> None:
         """Pass a vote request to the library, unless this member has heard its leader recently (guard L5).
 
-        A member votes even if its own configuration does not list it (yet): only the candidate's counts."""
+        A member votes even if its own configuration does not list it (yet): only the candidate's configuration
+        counts."""
         if transfer or not guards.leader_is_fresh(self._is_leader, self.heard_s, hooks.now_s()):
             message = {"type": "request_vote", "term": term, "last_log_index": last, "last_log_term": last_term}
             self._deliver(sender, message)
 
     def _vote(self, sender: str, term: int) -> None:
-        """Pass on a vote, but each voter's at most once per term (guard S2)."""
+        """Pass on a vote, at most once per voter and term (guard S2)."""
         if term != self._term:
-            return  # the library counts only votes of its current term, so others are not remembered
+            return  # the library counts only votes of its current term, so remember no other votes
         self._votes = {vote for vote in self._votes if vote[0] == term}
         if guards.is_new_vote(self._votes, term, sender, self._members()):
             self._deliver(sender, {"type": "response_vote", "term": term})
@@ -214,7 +217,7 @@ class MessageFilter:
             self._election.pre_voted(wanted, self._members())
 
     def _timeout_now(self, sender: str, term: int) -> None:
-        """Hold an election at once, because the leader transfers its leadership to this member."""
+        """Hold an election immediately, because the leader transfers its leadership to this member."""
         self._deliver(sender, {"type": "timeout_now", "term": term})
         self._election.asked_to_lead()
 

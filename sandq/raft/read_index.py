@@ -1,7 +1,7 @@
 """ReadIndex (Raft dissertation, section 6.4): a leader proves that it still leads, then serves consistent reads.
 
-A reply proves leadership only for the moment when its request was sent: the reply may have been delayed, or this node
-may have stalled since it arrived.
+A reply proves leadership only for the moment when its request was sent, because the reply may be delayed, or this node
+may have stalled since the reply arrived.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 MARK_S = 0.05
 """Resolution, in s, of the recorded send times of messages."""
 MARKS = 256
-"""Number of send times that are kept: at least 12 s. A leader that gets no reply for 2 s steps down."""
+"""Number of send times that are kept. They cover at least 12 s; a leader that gets no reply for 2 s steps down."""
 
 ReadDone = Callable[[int | None], None]
 """Called with the index that must be applied before the read; None if this node no longer leads."""
@@ -44,7 +44,7 @@ class ReadIndex:
     def has_work(self, may_begin: bool, member: str, voters: Sequence[str]) -> bool:
         """Return whether a tick can start a round or finish one for the pending reads.
 
-        Otherwise no tick is needed: every reply causes a tick of its own."""
+        If False, no tick is needed now: each reply causes a tick."""
         return bool(self._gathered and may_begin) or bool(self._rounds and self._is_confirmed(member, voters))
 
     def _is_confirmed(self, member: str, voters: Sequence[str]) -> bool:
@@ -74,9 +74,9 @@ class ReadIndex:
             self._marks.append((sent, now_s))
 
     def heard_s(self, member: str) -> float:
-        """Return a time, in s, after which a message was sent that this member has answered.
+        """Return a time in s after which this leader sent a message to which the member has replied.
 
-        It is the latest such time on record; -inf if there is none."""
+        It is the latest recorded time with this property; -inf if there is none."""
         seq = self._heard.get(member, 0)
         return next((at_s for sent, at_s in reversed(self._marks) if sent < seq), -math.inf)
 

@@ -1,4 +1,4 @@
-"""Define SKIP, the log entry that replaces an earlier one that cannot be applied (ADR 46)."""
+"""Define SKIP, a log entry that replaces an earlier entry that cannot be applied (ADR 46)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class Skip:
     index: int
     """Index of the entry that is replaced."""
     term: int
-    """Term of that entry."""
+    """Term of the replaced entry."""
     skip_id: bytes
-    """Random id of this decision. The replacement contains it, so that the stored rows show that it was applied."""
+    """Random id of this decision. The replacement contains the id, so that the stored rows show that the decision was
+    applied."""
     replacement: bytes
     """The command to apply instead, as the state machine encodes its entries."""
 

@@ -14,7 +14,7 @@ from sandq.model.members import incarnation_of, node_of
 from sandq.raft import wire
 
 WINDOW_BYTES = 4 << 20
-"""Bytes that one group may have in flight to one peer, unanswered. The last message may exceed it."""
+"""Maximum unanswered bytes of one group to one peer. The last message may exceed this limit."""
 ENTRY_BYTES = 24
 """Approximate overhead of an entry in addition to its command, in bytes."""
 
@@ -28,10 +28,10 @@ class Flight:
         self._last = (0, 0)
         """Number and commit index of the last message sent."""
         self._known_commit = 0
-        """Commit index that the peer is known to have received."""
+        """Last commit index that the peer certainly received."""
 
     def sent(self, seq: int, size: int, commit: int) -> None:
-        """Record that message `seq` of `size` bytes was sent. `commit`: the commit index in it."""
+        """Record that message `seq` of `size` bytes was sent. `commit`: the commit index in the message."""
         self.bytes += size
         self._sent.append((seq, size))
         self._last = seq, commit
@@ -46,9 +46,9 @@ class Flight:
         return not self._sent and self._known_commit == commit
 
     def answered(self, seq: int) -> None:
-        """Record a reply to message `seq`, which also settles all messages before it.
+        """Record a reply to message `seq`, which also settles all earlier messages.
 
-        There is one connection per peer, so messages keep their order, or all of them are lost."""
+        There is one connection per peer, so messages either keep their order or are all lost."""
         while self._sent and self._sent[0][0] <= seq:
             self.bytes -= self._sent.popleft()[1]
 
@@ -60,8 +60,8 @@ class Flight:
 class GroupTransport(Transport):  # type: ignore[misc]
     """The transport that the library sends to.
 
-    A peer whose window or queue is full is `paused`: the library regards it as disconnected, and it receives only ALIVE
-    messages."""
+    If the window or the queue of a peer is full, the peer is `paused`: the library regards it as disconnected, and the
+    peer receives only ALIVE messages."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class GroupTransport(Transport):  # type: ignore[misc]
         self.seq = 0
         """Number of the last message that requires a reply."""
         self.answering = 0
-        """Number of the message that is being answered."""
+        """Number of the message to which the current reply belongs."""
         self.transfer = False
         """True if the current election was requested by the leader."""
         self.flights: dict[str, Flight] = {}
@@ -119,7 +119,7 @@ class GroupTransport(Transport):  # type: ignore[misc]
         elif kind == "timeout_now":
             self.post(node.id, wire.TIMEOUT_NOW, message["term"])
         elif kind == "apply_command" and "request_id" in message:
-            # Commands are never forwarded to the leader: fail the proposal at once.
+            # Commands are never forwarded to the leader: fail the proposal immediately.
             refusal = {"type": "apply_command_response", "request_id": message["request_id"]}
             self._onMessageReceived(node, refusal | {"error": FAIL_REASON.NOT_LEADER})
         return True
@@ -146,7 +146,7 @@ class GroupTransport(Transport):  # type: ignore[misc]
         self._onNodeDisconnected(node)
 
     def resume(self, node: Node) -> None:
-        """Let the library send to a peer again, if the window and the queue to it accept more."""
+        """Allow the library to send to a peer again, if the peer's window and queue accept more."""
         flight = self.flights.get(node.id)
         if (flight is None or not flight.is_full) and self._queue_accepts(node_of(node.id)):
             self.paused.discard(node)
@@ -158,7 +158,7 @@ class GroupTransport(Transport):  # type: ignore[misc]
         self._onNodeConnected(node)
 
     def disconnected(self, node: Node) -> None:
-        """Forget the messages in flight, which are lost, and report the disconnection to the library."""
+        """Forget the messages in flight, because they are lost, and report the disconnection to the library."""
         self.flights.pop(node.id, None)
         self.paused.discard(node)
         self._onNodeDisconnected(node)
