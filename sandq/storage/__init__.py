@@ -1,4 +1,4 @@
-"""Everything that accesses a disk (floor 2). All calls block; there is no event loop here.
+"""Everything that accesses a disk (floor 2). All calls block: this package uses no event loop.
 
 | module | content |
 |---|---|

@@ -2,13 +2,14 @@
 
 `Files` is one directory tree; names are relative to its root and use `/`. Durability:
 
-- A `File.write_at` is visible at once, and durable only after `File.sync` has returned.
+- A `File.write_at` is visible immediately, but durable only after `File.sync` has returned.
 - `open(create_bytes=...)`, `replace`, `remove` and `make_dir` are durable when they return.
-- After a failed `sync`, all bytes written since the last one may be lost. The caller must stop, not retry: the kernel
-  may have marked the pages clean, so that a second sync would report success for lost bytes ("fsyncgate").
+- After a failed `sync`, all bytes written since the last successful one may be lost. The caller must stop instead of
+  retrying: the kernel may have marked the pages clean, so that a second sync would report success for lost bytes
+  ("fsyncgate").
 
 Errors: a failed operation raises `StorageFailed` with the details `operation`, `file` and `errno` (its name, such as
-"ENOSPC"). A missing name raises `FileNotFoundError`; a name that must be new but exists raises `FileExistsError`.
+"ENOSPC"). A missing name raises `FileNotFoundError`. If a name must be new, but exists, `FileExistsError` is raised.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _ZEROS = bytes(1 << 20)
 TEMPORARY = ".tmp"
 """Suffix of the file that `replace` writes before it renames it."""
 FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
-"""Modes of created files and directories: only their owner may read messages."""
+"""Modes of created files and directories. Only their owner may read messages."""
 
 
 class File(Protocol):
@@ -41,7 +42,7 @@ class File(Protocol):
         ...
 
     def sync(self) -> None:
-        """Make everything written, and the size of the file, durable (fdatasync)."""
+        """Make all written bytes and the size of the file durable (fdatasync)."""
         ...
 
     def size(self) -> int: ...
@@ -61,8 +62,8 @@ class Files(Protocol):
     def open(self, name: str, *, create_bytes: int | None = None) -> File:
         """Open a file for reading and writing.
 
-        With `create_bytes` the file must not exist: it is created with that number of zero bytes. Its content and its
-        name are durable when this returns."""
+        With `create_bytes`, the file must not exist. It is created with this number of zero bytes. Its content and its
+        name are durable when `open` returns."""
         ...
 
     def read(self, name: str) -> bytes: ...
@@ -71,7 +72,7 @@ class Files(Protocol):
         """Replace the whole content of `name` by `data`, atomically.
 
         After a crash, a reader finds the old or the new content. After an error, the old content remains, unless
-        `may_have_happened` returns True for it: then a crash may restore either."""
+        `may_have_happened(error)` is True: a crash may then restore either content."""
         ...
 
     def remove(self, name: str) -> None: ...
@@ -89,7 +90,7 @@ class Files(Protocol):
     def sync_dir(self, directory: str) -> None: ...
 
     def lock(self, name: str) -> Lock:
-        """Acquire the exclusive lock called `name`. Raise `DataDirInUse` at once if it is held."""
+        """Acquire the exclusive lock called `name`. Raise `DataDirInUse` immediately if the lock is held."""
         ...
 
     def free_bytes(self) -> int: ...
@@ -110,8 +111,8 @@ def is_full(error: StorageFailed) -> bool:
 def may_have_happened(error: StorageFailed) -> bool:
     """Return whether a failed `replace` may still take effect.
 
-    True if the new content is in place and only the sync of its directory failed: a crash may restore the old content,
-    or not."""
+    True if the new content is in place, and only the sync of its directory failed. A crash may then restore the old
+    content."""
     return error.details.get("operation") == "sync"
 
 
@@ -126,7 +127,7 @@ def _translated(operation: str, name: str) -> Iterator[None]:
 
 
 def write_fully(descriptor: int, data: Buffer, offset: int) -> None:
-    """Call pwrite until all data is written: on a nearly full disk it first writes only a part."""
+    """Call pwrite until all data is written, because on a nearly full disk it first writes only a part."""
     rest = memoryview(data).cast("B")
     while rest:
         written = os.pwrite(descriptor, rest, offset)
@@ -189,7 +190,7 @@ class RealLock:
 
 
 def flock(path: Path) -> RealLock:
-    """Acquire the exclusive lock of a file, which is created if it is missing.
+    """Acquire the exclusive lock of a file. A missing file is created.
 
     Raise `DataDirInUse`, which names its directory, if the lock is held."""
     with _translated("open", str(path)):
@@ -216,11 +217,11 @@ def sync_directory(path: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Do `Files.replace` for a path."""
+    """Replace the content of the file at a path, like `Files.replace`."""
     temporary = path.with_name(path.name + TEMPORARY)
     with _translated("replace", str(path)):
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)  # left by a crash, or a link planted there to have a different file overwritten
+            os.unlink(temporary)  # left by a crash, or a link that an attacker planted to overwrite another file
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         try:
             try:
@@ -244,7 +245,7 @@ class RealFiles:
         _make_directories(self.root)
 
     def path(self, name: str) -> Path:
-        """Return the path of `name`, for libraries that need one (LevelDB)."""
+        """Return the path of `name`, for libraries that need a path (LevelDB)."""
         return self.root / name
 
     def open(self, name: str, *, create_bytes: int | None = None) -> RealFile:

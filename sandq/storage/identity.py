@@ -1,4 +1,4 @@
-"""The node and the cluster that a data directory belongs to, in one small file. PERSISTED.
+"""The node and the cluster of a data directory, in one small file. PERSISTED.
 
 Body (envelope: small_file.py, magic "SANDQIDN", version 2), msgpack map::
 
@@ -40,7 +40,7 @@ def new_uuid() -> str:
 
 
 def load(files: Files, name: str = NAME) -> Identity | None:
-    """Return the identity of a directory, None if the directory is new.
+    """Return the identity of a directory. None if the directory is new.
 
     Raise `Corruption` if the file is damaged, `StartupError` if another version of sandq wrote the data.
     """
@@ -95,7 +95,7 @@ def join_cluster(files: Files, identity: Identity, cluster_uuid: str, name: str 
     """Set the cluster UUID, durably, and return the new identity.
 
     Raise `StartupError` if the directory belongs to a different cluster. After `StorageFailed`, the caller retries. It
-    does not matter whether the failed write took effect (`may_have_happened`): this UUID is the right one in any case.
+    is harmless if the failed write has taken effect (`may_have_happened`), because the UUID is correct in any case.
     """
     if identity.cluster_uuid not in (None, cluster_uuid):
         raise StartupError(

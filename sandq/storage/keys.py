@@ -21,12 +21,12 @@ def store_prefix(number: int) -> bytes:
 
 
 def store_of(key: bytes) -> int:
-    """Return the number of the store that a key belongs to."""
+    """Return the store number in a key."""
     return int(_U32.unpack_from(key)[0])
 
 
 def store_range(number: int) -> tuple[bytes, bytes]:
-    """Return (start, stop) of all keys of a store: start inclusive, stop exclusive."""
+    """Return the range (start, stop) of all keys of a store. `stop` is exclusive."""
     return store_prefix(number), after_prefix(store_prefix(number))
 
 
@@ -59,7 +59,7 @@ def u64(number: int) -> bytes:
 
 
 def string(content: bytes) -> bytes:
-    """Return an encoding of bytes of any length that keeps their order and marks its own end.
+    """Encode bytes of any length, so that the encoding keeps their order and marks its own end.
 
     0x00 becomes 0x00 0xff, and the end is 0x00 0x01. So "a" sorts before "a\\0" and before "ab", for any bytes that
     follow in the key."""

@@ -2,7 +2,8 @@
 
 Body (envelope: small_file.py, magic "SANDQKNA", version 1), msgpack array of texts, "host:port".
 
-They are a hint for a node that reaches none of its seeds when it starts: it ignores a damaged file.
+The addresses help a node that reaches none of its seeds when it starts. Because they are only a hint, the node ignores
+a damaged file.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ADDRESSES_MOST = 100
 
 
 def load(files: Files, name: str = NAME) -> list[Address]:
-    """Return the addresses, none if there is no file. Raise `Corruption` if it is damaged."""
+    """Return the addresses. Empty if there is no file. Raise `Corruption` if the file is damaged."""
     if not files.exists(name):
         return []
     texts = small_file.decode(files.read(name), MAGIC, VERSION, name)

@@ -1,12 +1,12 @@
-"""The other nodes that this node has met, with the store UUID of each, in one small file. PERSISTED.
+"""The other nodes that this node knows, with the store UUID of each, in one small file. PERSISTED.
 
 Body (envelope: small_file.py, magic "SANDQKNP", version 1), msgpack, both sorted::
 
     [{node id: store UUID, ...}, [store UUID that was removed, ...]]
 
 A node that rejoins with a different store has lost its disk. It may have voted and acknowledged entries with the lost
-one, so it must not continue under its old name: a vote or an acknowledged entry could be lost. Once the node is removed
-from the cluster, it may join with a different store, but never again with the old one.
+disk, so it must not continue under its old name: it would have forgotten its votes and entries. Once the node is
+removed from the cluster, it may join with a different store, but never again with the old store.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class KnownPeers:
 
     @classmethod
     def open(cls, files: Files, name: str = NAME) -> KnownPeers:
-        """Read the file; no node is known if there is none. Raise `Corruption` if it is damaged."""
+        """Read the file. If it is missing, no node is known. Raise `Corruption` if it is damaged."""
         if not files.exists(name):
             return cls(files, name, {})
         content = small_file.decode(files.read(name), MAGIC, VERSION, name)
@@ -50,7 +50,7 @@ class KnownPeers:
         return cls(files, name, stores, removed)
 
     def get(self, node: str) -> str | None:
-        """Return the store UUID pinned for a node; None if the node is not known."""
+        """Return the store UUID that is pinned for a node. None if the node is not known."""
         return self._stores.get(node)
 
     def all(self) -> Mapping[str, str]:
@@ -82,7 +82,7 @@ class KnownPeers:
     def pin(self, node: str, store_uuid: str) -> None:
         """Remember the store of a node, durably. Raise `Conflict` if the node is known with a different store.
 
-        After `StorageFailed` the node is not known here. It does not matter whether the file has it
+        After `StorageFailed`, this object does not know the node. It is harmless if the file does
         (`may_have_happened`): the node has proved its identity, so the content is true, and no messages were exchanged
         with it yet.
         """
@@ -97,7 +97,7 @@ class KnownPeers:
             self._write({**self._stores, node: store_uuid}, self._removed)
 
     def remove(self, node: str, store_uuid: str) -> None:
-        """Ban this store and forget it for the node, durably, so that the node can join with a different one."""
+        """Ban this store, and forget it for the node, durably, so that the node can join with a different store."""
         with self._writing:
             stores = {known: store for known, store in self._stores.items() if (known, store) != (node, store_uuid)}
             self._write(stores, self._removed | {store_uuid})

@@ -1,4 +1,4 @@
-"""Check LevelDB's own files, because LevelDB tolerates damage that sandq must not.
+"""Check LevelDB's own files, because LevelDB tolerates damage that sandq must detect.
 
 Measured with LevelDB 1.22 and 1.23, `paranoid_checks` on: if a byte in the length of a MANIFEST record is flipped,
 LevelDB takes the rest of the file for a torn end, and silently rolls the database back to an earlier state. (It reads a
@@ -48,15 +48,15 @@ def log_numbers(directory: Path) -> list[int]:
 def remove_logs(directory: Path) -> None:
     """Delete LevelDB's own logs.
 
-    After a power loss, LevelDB silently skips damaged blocks in them, so their content cannot be trusted; the WAL has
-    it. LevelDB opens without them: the log number in the MANIFEST is only a lower bound."""
+    After a power loss, LevelDB silently skips damaged blocks in its logs, so their content cannot be trusted. The WAL
+    has the same content. LevelDB opens without them: the log number in the MANIFEST is only a lower bound."""
     for name in os.listdir(directory):
         if _LOG.fullmatch(name):
             os.unlink(directory / name)
 
 
 class StoresDamaged(Corruption):
-    """A file of the stores is damaged: no row of any group can be trusted."""
+    """Raised if a file of the stores is damaged, so that no row of any group can be trusted."""
 
 
 def _damaged(path: Path, why: str, offset: int | None = None) -> StoresDamaged:
@@ -105,9 +105,10 @@ def _number(manifest: str) -> int:
 
 
 def record_ends(data: bytes, offset: int = 0) -> Iterator[int]:
-    """Yield the end of each whole record of a file in LevelDB's log format (a MANIFEST is one), up to the first damage.
+    """Yield the end of each whole record of a file in LevelDB's log format (for example a MANIFEST), up to the first
+    damage.
 
-    `offset`: where to begin; 0, or an end that was yielded before. The format: blocks of 32 KiB, each a sequence of
+    `offset`: start position; 0, or an end that was yielded before. The format: blocks of 32 KiB, each a sequence of
     fragments with crc, length and kind (LevelDB's doc/log_format.md)."""
     at, inside = offset, False
     while True:
@@ -160,26 +161,27 @@ def write_mark(directory: Path, last: tuple[str, int] = ("", 0)) -> tuple[str, i
 
 
 def find_damaged_table(directory: Path) -> StoresDamaged | None:
-    """Read every block of every table. Return an error for the first damaged one, with file and byte; else None."""
+    """Read every block of every table. Return an error for the first damaged block, with file and byte. None if no
+    block is damaged."""
     for name in sorted(os.listdir(directory)):
         if is_table(name):
             path = directory / name
             try:
                 problem = check_table(path.read_bytes())
             except OSError:
-                continue  # a compaction has removed it, or the disk fails: the stored bytes are not known to be damaged
+                continue  # a compaction has removed the file, or the disk fails: this does not prove damage
             if problem is not None:
                 return _damaged(path, problem[1], problem[0])
     return None
 
 
 def is_table(name: str) -> bool:
-    """Return whether the name of a file of a database is that of a table."""
+    """Return whether a file of a database is a table, by its name."""
     return _TABLE.fullmatch(name) is not None
 
 
 def check_table(data: bytes) -> tuple[int, str] | None:
-    """Check every block of a table. Return the offset of the first damaged one and the reason, or None."""
+    """Check every block of a table. Return (offset of the first damaged block, reason). None if no block is damaged."""
     footer = len(data) - _FOOTER_BYTES
     if footer < 0 or data[-8:] != _TABLE_MAGIC:
         return max(footer, 0), "no table footer"

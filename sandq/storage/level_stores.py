@@ -36,7 +36,7 @@ _LOG_REMOVAL_S = 30.0
 
 
 class LevelStores:
-    """A LevelDB directory, created if it is missing. With `create=False`, a missing one raises `Corruption`.
+    """A LevelDB directory. A missing directory is created; with `create=False`, it raises `Corruption`.
 
     Raises `DataDirInUse` if another process has it open."""
 
@@ -76,7 +76,7 @@ class LevelStores:
         except leveldb.Error as error:
             raise self._failed("open", error) from error
         try:
-            # Make durable the names that LevelDB created, renamed and removed while opening.
+            # Sync the directory, because LevelDB created, renamed and removed files while opening.
             sync_directory(self.path)
             self._mark = level_check.write_mark(self.path)
         except BaseException:
@@ -163,7 +163,7 @@ class LevelStores:
         try:
             before = level_check.log_numbers(self.path)
             self._db.compact_range(start=b"", stop=b"")
-            # An error of the background thread is reported by the next write, even an empty one.
+            # The next write, even an empty one, reports an error of the background thread.
             self._db.write_batch().write()
             self._wait_for_removal(before)
             self._mark = level_check.write_mark(self.path, self._mark)
@@ -202,7 +202,8 @@ class LevelStores:
                 snapshot.close()
         self._db.close()
         if self._failure is None:
-            # Also sync changes by compactions since the last flush. If this fails, the previous mark is still valid.
+            # Also sync the changes of compactions since the last flush. If this fails, the previous mark is still
+            # valid.
             with contextlib.suppress(OSError, StorageFailed):
                 level_check.write_mark(self.path, self._mark)
         self._lock.close()
@@ -257,7 +258,7 @@ class LevelSnapshot:
             if start >= stop or limit == 0:
                 return []
             try:
-                # A snapshot is read once from start to end, so do not fill the cache.
+                # A snapshot is read only once from start to end, so do not fill the cache.
                 with self._snapshot.raw_iterator(verify_checksums=True, fill_cache=False) as rows:
                     rows.seek(start)
                     return _collect(rows, start, stop, limit, max_bytes, False)
@@ -305,6 +306,6 @@ def _collect(
 
 
 def _text(error: Exception) -> str:
-    """Return the text of an error: plyvel's messages are the text of a bytes object."""
+    """Return the text of an error. plyvel's messages are the repr of a bytes object."""
     detail = error.args[0] if error.args else error
     return detail.decode("utf-8", "replace") if isinstance(detail, bytes) else str(detail)

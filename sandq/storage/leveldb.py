@@ -1,7 +1,8 @@
 """The only module that imports LevelDB's Python binding.
 
 Two distributions have the same source (docs/storage-format.md describes the comparison). `plyvel` has no wheels for
-Python 3.12 on arm64 nor for any newer version; `plyvel-next` has them for 3.12 and newer, under another module name.
+Python 3.12 on arm64, and none for newer Python versions. `plyvel-next` has wheels for 3.12 and newer, with another
+module name.
 """
 
 from __future__ import annotations

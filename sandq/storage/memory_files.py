@@ -1,6 +1,6 @@
-"""`Files` in memory, for tests and simulation: on a crash it loses any data that a real disk may lose.
+"""`Files` in memory, for tests and simulation. On a crash, it loses data that a real disk may lose.
 
-There are three ways to end it. The first two return a new tree to restart from:
+There are three ways to end it. The first two return a new tree, from which the next process starts:
 
 - `crash(rng)`: power loss. Each unsynced write survives, is lost, or is torn at 512-byte sectors (each sector
   independently), in any combination. Each create, remove and rename whose directory was not synced survives or is lost.
@@ -20,7 +20,7 @@ SECTOR_BYTES = 512
 
 
 class Crashed(BaseException):
-    """The simulated machine has lost power. It is not an `Exception`, so that no handler catches it."""
+    """The simulated machine has lost power. The class is no `Exception`, so that no handler catches it."""
 
 
 def _put(content: bytearray, offset: int, data: Buffer) -> None:
@@ -97,9 +97,9 @@ class MemoryFile:
         self._files._mutate(self._node.sync, partly=False)
 
     def forget_unsynced(self) -> None:
-        """Do what a failed fsync does: mark the unsynced writes as clean.
+        """Simulate a failed fsync: mark the unsynced writes as clean.
 
-        They stay visible, but never reach the disk unless they are written again."""
+        The writes stay visible, but reach the disk only if they are written again."""
         self._node.pending.clear()
 
     def size(self) -> int:
@@ -143,15 +143,15 @@ class MemoryFiles:
     # crashes
 
     def crash_after(self, operations: int, *, inside: bool = False) -> None:
-        """Lose power at the n-th mutating operation from now; 1 is the next one.
+        """Lose power at the n-th mutating operation from now. 1: the next operation.
 
-        Power is lost before the operation. With `inside`, it is lost during the operation: `crash` then decides at
+        Power is lost before the operation. With `inside`, power is lost during the operation: `crash` then decides at
         random whether its effect survives."""
         self._crash_at = self.operations + operations
         self._crash_inside = inside
 
     def crash(self, rng: random.Random) -> MemoryFiles:
-        """Return the tree as found after a power loss now."""
+        """Return the tree that the next start would find after a power loss now."""
         after = MemoryFiles(capacity_bytes=self._capacity_bytes)
         names = dict(self._durable_names)
         for changes in self._pending_names.values():
@@ -168,7 +168,7 @@ class MemoryFiles:
         return after
 
     def kill(self) -> MemoryFiles:
-        """Return the tree as the next process finds it if only this process died. A planned crash stays planned."""
+        """Return the tree that the next process finds if only this process dies. A planned crash stays planned."""
         after = MemoryFiles(capacity_bytes=self._capacity_bytes)
         nodes = {id(node): node.copy() for names in (self._names, self._durable_names) for node in names.values()}
         after._names = {name: nodes[id(node)] for name, node in self._names.items()}
@@ -187,7 +187,7 @@ class MemoryFiles:
             raise Crashed
 
     def _mutate(self, change: Callable[[], None], *, partly: bool = True) -> None:
-        """Do one mutating operation, or crash at it. `partly`: the operation can have happened without being synced."""
+        """Do one mutating operation, or crash at it. `partly`: the operation may take effect without being synced."""
         self._check_power()
         self.operations += 1
         if self._crash_at is not None and self.operations >= self._crash_at:

@@ -4,9 +4,10 @@ Body (envelope: small_file.py, magic "SANDQPTR", version 1), msgpack::
 
     [next store number, metadata index, [[group, incarnation, store, S, term of S, [voters], [learners]], ...]]
 
-Pointers are sorted by group. The metadata index is that of the latest metadata entry by which replicas were created or
-deleted on this node. After a crash, the node may have applied less metadata than it had acted on. It must not act again
-before it has applied as much: it could create an empty replica that it had deleted because it moved to another node.
+Pointers are sorted by group. The metadata index is the index of the latest metadata entry for which this node created
+or deleted replicas. After a crash, the node may have applied less metadata than it had acted on. It must not act again
+before it has applied metadata up to this index. Otherwise it could create an empty replica in place of one that had
+moved to another node.
 
 On a restart, the pointer takes precedence over the log: the store has the group's state as of S or later, and the
 group's log continues from there. Store numbers begin at 1 and are never reused.
@@ -28,7 +29,7 @@ FIRST_STORE = 1
 
 @dataclass(frozen=True, slots=True)
 class StorePointer:
-    """The replica of `group` that is installed here. `snapshot_index` is S: the index of its initial state."""
+    """The replica of `group` that is installed on this node. `snapshot_index` is S: the index of its initial state."""
 
     group: int
     incarnation: int
@@ -55,12 +56,12 @@ def _pointer(
 class Pointers:
     """The content of the file, which every change rewrites.
 
-    A method that changes it returns once the change is durable. If it raises `StorageFailed`, this object is unchanged,
-    but the change may still be in the file after a crash (`may_have_happened`).
+    A method that changes the content returns once the change is durable. If it raises `StorageFailed`, this object is
+    unchanged, but the change may still be in the file after a crash (`may_have_happened`).
 
-    This is harmless for store numbers that are never used, for a group's first, empty store, in which nothing was
-    acknowledged, and for dropped groups: these steps are repeated. It is not harmless for a store that replaces an
-    older one. A node that continued with the old store would write rows there, and lose them at its next start, which
+    This is harmless in three cases: a store number that is never used; a group's first, empty store, in which nothing
+    was acknowledged; and a dropped group. These steps are repeated. It is harmful if a store replaces an older one. If
+    the node continued with the old store, it would write rows to the old store, and lose them at its next start, which
     finds the pointer to the new store. Such a node must stop."""
 
     def __init__(
@@ -92,7 +93,7 @@ class Pointers:
         return cls(files, name, next_store, metadata_index, pointers)
 
     def get(self, group: int) -> StorePointer | None:
-        """Return the pointer of a group's replica on this node, None if there is none."""
+        """Return the pointer of a group's replica on this node. None if there is none."""
         return self._pointers.get(group)
 
     def all(self) -> list[StorePointer]:
@@ -101,7 +102,7 @@ class Pointers:
         return [pointers[group] for group in sorted(pointers)]
 
     def mint(self, count: int = 1) -> range:
-        """Reserve `count` new store numbers, durably. They are never returned again."""
+        """Reserve `count` new store numbers, durably. A number is returned only once."""
         first = self._next_store
         self._replace(first + count, self.metadata_index, self._pointers)
         return range(first, first + count)
@@ -109,7 +110,8 @@ class Pointers:
     def update(self, *, put: Sequence[StorePointer] = (), drop: Iterable[int] = (), metadata_index: int = 0) -> None:
         """Set and drop pointers, all or none.
 
-        `drop`: groups, with or without a pointer. `metadata_index`: index of the metadata entry that requires it."""
+        `drop`: groups, with or without a pointer. `metadata_index`: index of the metadata entry that requires the
+        change."""
         pointers = dict(self._pointers)
         for group in drop:
             pointers.pop(group, None)

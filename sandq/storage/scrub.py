@@ -1,8 +1,8 @@
 """Read stored data and check that it is unchanged, because disks can silently lose or change data.
 
-This writes nothing, and can run while the node is working. In the WAL it checks all segments that are no longer written
-to; the header of the next segment says where their records end. In LevelDB it checks every table that has not been
-written to for a while: a table that is being written has no footer yet.
+The check writes nothing, and can run while the node is working. In the WAL, it checks all segments that are complete:
+the header of the next segment says where their records end. In LevelDB, it checks all tables that were not written for
+a while, because a table that is being written has no footer yet.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from sandq.storage.wal_format import (
 STEP_BYTES: Final = 1 << 20
 """Bytes read from the WAL between two pauses. A table is always read as a whole."""
 QUIET_S: Final = 600.0
-"""Minimum age in s of the last write to a table that is checked: a younger one may be incomplete."""
+"""Only tables whose last write is at least this old, in s, are checked. A younger table may be incomplete."""
 
 
 def scrub_wal(files: Files, directory: str = "wal") -> Iterator[int]:
     """Check the WAL. Yield the number of bytes read in each step.
 
-    Raise Corruption, with file and byte, if it is damaged; StorageFailed if it cannot be read."""
+    Raise Corruption, with file and byte, if the WAL is damaged. Raise StorageFailed if it cannot be read."""
     numbers = sorted(number for name in files.list(directory) if (number := segment_number(name)) is not None)
     for number in numbers[:-1]:
         name = f"{directory}/{segment_name(number)}"
@@ -44,7 +44,7 @@ def scrub_wal(files: Files, directory: str = "wal") -> Iterator[int]:
                 return  # the next segment is preallocated and empty, so this one is still being written
             data = files.read(name)
         except FileNotFoundError:
-            continue  # it was released in the meantime
+            continue  # the segment was released in the meantime
         header = _decoded(data, name, number)
         reader, reported = Reader(data, header), 0
         for _ in reader:

@@ -1,4 +1,4 @@
-"""Read files with secrets, which only their owner may be able to read."""
+"""Read files with secrets. Only the owner may have access to such a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OTHERS: Final = 0o077
 
 
 def version_of(path: Path) -> Version | None:
-    """Return the version of a file, which changes when it is written or replaced; None if there is no file."""
+    """Return the version of a file, which changes when the file is written or replaced. None if there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -28,7 +28,8 @@ def version_of(path: Path) -> Version | None:
 def read_private(path: Path, setting: str) -> bytes:
     """Return the content of the file that a setting names.
 
-    Raise StartupError if it is missing, is longer than `MOST_BYTES`, or gives access to users other than its owner."""
+    Raise StartupError if the file is missing, is longer than `MOST_BYTES`, or gives access to users other than its
+    owner."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode

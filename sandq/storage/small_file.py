@@ -32,7 +32,7 @@ def encode(magic: bytes, version: int, content: object) -> bytes:
 
 
 def decode(data: bytes, magic: bytes, version: int, name: str) -> Any:
-    """Return the content of a whole file. Raise `Corruption`, which names `name`, if it is not as it was written."""
+    """Return the content of a whole file. Raise `Corruption`, which names `name`, if the file is damaged."""
     found = version_of(data, magic, name)
     if found != version:
         raise _damaged(name, 8, f"its version {found} is not known here")

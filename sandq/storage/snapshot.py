@@ -1,9 +1,9 @@
 """Transfer the state of a partition to another node: `Exporter` cuts rows into chunks, `Importer` stores them.
 
 docs/protocol.md ("Between nodes") specifies `Meta` and the chunks. Both use the envelope of the small files, so that
-damage on the way is detected. Keys are sent without their store number, because the receiver has a different one. Every
-chunk contains the key after which it continues. So it fits at one position only, even if chunks before it were lost,
-repeated or sent again from the start.
+damage on the way is detected. Keys are sent without their store number, because the receiver has a different number.
+Every chunk contains the key after which it continues. So a chunk fits at only one position, even if earlier chunks were
+lost, repeated or sent again from the start.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ META_BYTES = 64 << 10
 CHUNK_BYTES = 256 << 10
 """Maximum size of the rows of a chunk. A single larger row is a chunk of its own."""
 CHUNK_ROWS = 2048
-"""Maximum number of rows in a chunk. They are handled in Python: more would block other threads."""
+"""Maximum number of rows in a chunk. Python code handles them, so more rows would block other threads."""
 CHUNK_BYTES_AT_MOST = 32 << 20
 """Maximum size of an encoded chunk. A row has at most a message batch of 16 MiB."""
 ROW_BYTES = 10
@@ -41,7 +41,7 @@ _U32, _U64 = 2**32, 2**64
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """Describes the state that is sent: that of `group` as of `index`."""
+    """Describes the state that is sent: the state of `group` as of `index`."""
 
     group: int
     snapshot_id: bytes
@@ -87,12 +87,12 @@ class Chunk:
     data: bytes
     """The bytes to send: msgpack `[after, last, [key, value, key, value, ...]]` in the envelope."""
     position: bytes | None
-    """Key of the last row so far, after which the next chunk continues; None if there was no row yet."""
+    """Key of the last row so far, after which the next chunk continues. None if there was no row yet."""
     last: bool
 
 
 class Exporter:
-    """Cuts a store, as it is in a snapshot, into chunks. Blocks on the disk. For one thread at a time."""
+    """Cuts the rows of a store in a snapshot into chunks. Blocks on the disk. For one thread at a time."""
 
     def __init__(self, snapshot: StoresSnapshot, store: int) -> None:
         self._snapshot = snapshot
@@ -104,7 +104,7 @@ class Exporter:
         return self._snapshot.approximate_bytes(self._start, self._stop)
 
     def chunk(self, after: bytes | None) -> Chunk:
-        """Return the chunk of rows after the key `after`; None is before the first row.
+        """Return the chunk of rows after the key `after`. None: the first chunk.
 
         The same `after` always gives the same rows. Raise ClosedError if the snapshot is closed, Corruption if the
         store is damaged."""
@@ -113,9 +113,9 @@ class Exporter:
         return Chunk(data, flat[-2] if flat else after, last)
 
     def rows(self, after: bytes | None, most: int, most_bytes: int) -> tuple[list[bytes], bool]:
-        """Return the rows after the key `after` as alternating keys and values, and whether they are the last.
-
-        There are up to `most` rows of up to `most_bytes`, or a single larger one. Raise the errors of `chunk`."""
+        """Return (alternating keys and values of the rows after the key `after`, whether these are the last rows).
+        Returns up to `most` rows of up to `most_bytes` in total, or a single larger row. Raise the errors of
+        `chunk`."""
         start = self._start if after is None else self._start + after + b"\0"
         found = self._snapshot.scan(start, self._stop, limit=most, max_bytes=most_bytes)
         taken = _fitting(found, most_bytes)
@@ -130,10 +130,10 @@ class Importer:
     """Fills a store with the chunks of an `Exporter`. For the thread that writes to the stores."""
 
     def __init__(self, stores: Stores, store: int) -> None:
-        """Create it for the new, empty store with this number."""
+        """`store`: number of the new, empty store to fill."""
         self.store = store
         self.position: bytes | None = None
-        """Key of the last row stored, after which the next chunk must continue; None before the first row."""
+        """Key of the last stored row, after which the next chunk must continue. None before the first row."""
         self._stores = stores
         self._prefix = store_prefix(store)
 
@@ -166,7 +166,7 @@ class Importer:
 
 
 def _fitting(rows: Sequence[Row], most_bytes: int) -> int:
-    """Return the number of rows that fit into a chunk, at least one if there are any."""
+    """Return the number of rows that fit into a chunk: at least one, if there are rows."""
     size = 0
     for count, (key, value) in enumerate(rows):
         size += len(key) + len(value) + ROW_BYTES

@@ -2,12 +2,12 @@
 
 Keys and values are bytes. Keys sort bytewise and begin with a store number (keys.py); the empty key is not used.
 
-After a crash, a **prefix** of the writes survives, in their order, with at least all writes before the last `flush`. So
-a row never appears without the rows that were written with it or before it.
+After a crash, a **prefix** of the sequence of writes survives. It includes at least all writes before the last `flush`.
+So a row never appears without the rows that were written with it or before it.
 
-One thread writes. Meanwhile, `flush` and `compact` may run on a different thread, and reads on any. Errors:
-`StorageFailed` if a write or a flush fails; all later writes and flushes then fail too, so that the order of writes
-never has a gap. `Corruption`, which names the file, from any call that finds damage.
+One thread writes. Meanwhile, `flush` and `compact` may run on another thread, and reads on any thread. Errors:
+`StorageFailed` if a write or a flush fails; all later writes and flushes then fail as well, so that the sequence of
+writes has no gap. `Corruption`, which names the file, from any call that finds damage.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class StoresSnapshot(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the snapshot, so that the space of rows deleted since can be freed. Can be called repeatedly."""
+        """Close the snapshot, so that the space of rows that were deleted since then can be freed. Can be called
+        repeatedly."""
         ...
 
 
@@ -71,12 +72,12 @@ class Stores(Protocol):
     def vacant(self, ranges: Sequence[tuple[bytes, bytes]]) -> list[bool]:
         """Return for each range (start <= key < stop; sorted by start) whether it has no row.
 
-        This is far cheaper than a `get` or `scan` of each range if there are large rows nearby. It steps over each
+        If there are large rows nearby, this is far cheaper than a `get` or `scan` of each range. It steps over each
         deleted row once."""
         ...
 
     def snapshot(self) -> StoresSnapshot:
-        """Return a view of everything written so far, which later writes do not change."""
+        """Return a view of the present rows, which later writes do not change."""
         ...
 
     def write(self, changes: Sequence[Change]) -> None:
@@ -84,7 +85,7 @@ class Stores(Protocol):
         ...
 
     def flush(self) -> None:
-        """Make everything written before this call durable."""
+        """Make all writes before this call durable."""
         ...
 
     def compact(self, start: bytes, stop: bytes) -> None:
@@ -103,7 +104,7 @@ class Stores(Protocol):
 class MemoryStores:
     """`Stores` in memory, a fake for tests. `crash` returns the stores that the next start finds.
 
-    One thread may write rows while others read: each call sees all of a write or nothing, as with LevelDB.
+    One thread may write rows while others read. Each call sees a whole write or nothing of it, as with LevelDB.
     """
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:

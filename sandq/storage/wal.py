@@ -7,7 +7,7 @@ One thread owns a `Wal`. Only `prepare`, `pinned_by` and the byte counts may be 
 - If there is no disk space for the next segment, a commit raises `WalFull`, has no effect, and may be repeated.
 - After any other failure the log is poisoned: nothing more is written, and every commit raises `StorageFailed`. A
   failed sync is never retried.
-- A segment is removed only after the next one, which repeats the state of every group, was synced.
+- A segment is removed only after the next segment, which repeats the state of every group, was synced.
 """
 
 from __future__ import annotations
@@ -54,17 +54,18 @@ class Wal:
         self._sizes = found.sizes
         self._groups = found.trackers
         self._unclaimed = set(found.trackers)
-        """Recovered groups that no call of `release` has named yet."""
+        """Recovered groups that no call of `release` has mentioned yet."""
         self._file = found.file
         self._number = max(found.sizes, default=0)
         self._end = found.end
-        # The commit batch in flight at the stop may have left no byte. Its number must not be reused either.
+        # The commit batch in flight at the stop may have written no byte. Skip its number, which must not be reused
+        # either.
         self._pass = found.last_batch + 1
         self._failure: str | None = None
         self._spare: tuple[int, int, File] | None = None
         self._spare_lock = threading.Lock()
         self.sealed = found.sealed
-        """True if the opened log had been stopped cleanly."""
+        """True if the log had been closed cleanly before it was opened."""
         self.cut_bytes = found.cut_bytes
         """Bytes of a torn commit batch that were removed when the log was opened."""
         self.mark = 0
@@ -82,11 +83,11 @@ class Wal:
         create: bool = True,
         on_sync: Callable[[float], None] = lambda seconds: None,
     ) -> tuple[Wal, dict[int, RecoveredGroup]]:
-        """Recover the log in `directory`, which is created if missing. Return the open log and its groups.
+        """Recover the log in `directory`, which is created if it is missing. Return (open log, groups by number).
 
         Groups for which `known_groups` returns false are dropped. `on_sync` is called with the seconds of each sync.
         Raise `Corruption`, with segment and byte offset, if the log is damaged. With `create=False` (a directory that
-        has been in use), also raise it if there is no log, or no whole segment.
+        has been in use), also raise `Corruption` if there is no log, or no whole segment.
         """
         if create:
             files.make_dir(directory)
@@ -102,8 +103,8 @@ class Wal:
         if found.raised:
             wal.commit(found.raised)
         if found.strays:
-            # The node crashed after a group was removed here and before the log recorded it. If a replica of the
-            # group were placed here again, its pointer would make these old entries valid again.
+            # The node crashed after a group was removed from it, and before the log recorded the removal. If the node
+            # got a replica of the group again, its pointer would make these old entries valid again.
             wal._void(found.strays)
         return wal, found.groups
 
@@ -125,8 +126,8 @@ class Wal:
                 records = [*self._initial_records(new_groups), *records]
             need = sum([len(record[4]) for record in records]) + RECORD_BYTES_AT_MOST * len(records)
             if self._end + need > self._sizes[self._number]:
-                # Rotate before the new groups get a tracker: nothing of them is written yet, so the opening of the
-                # new segment must not contain them.
+                # Rotate before the new groups get a tracker: they have no records yet, so the opening batch of the new
+                # segment must not contain them.
                 self._rotate(need)
             for group in new_groups:
                 groups[group] = Tracker()
@@ -136,7 +137,7 @@ class Wal:
             self._write(records)
 
     def seal(self) -> None:
-        """Stop cleanly: write and sync a SEAL, then close the files. Nothing can be written afterwards."""
+        """Stop cleanly: write and sync a SEAL, then close the files. Later commits fail."""
         self._check()
         with self._poisoning():
             if self._end + RECORD_BYTES_AT_MOST > self._sizes[self._number]:
@@ -159,8 +160,8 @@ class Wal:
     def prepare(self) -> bool:
         """Preallocate the next segment, so that the commit that needs it does not wait for 64 MB of zeros.
 
-        Return False if there is nothing to do. Any thread may call this at any time. A failure does not poison the log:
-        the commit that needs the segment retries.
+        Return False if there is nothing to do. Any thread may call `prepare` at any time. A failure does not poison the
+        log: the commit that needs the segment retries.
         """
         with self._spare_lock:
             number = self._number + 1
@@ -175,9 +176,9 @@ class Wal:
     def release(self, needed: Mapping[int, int]) -> int:
         """Remove the oldest segments that no group needs. Return the number of bytes freed.
 
-        `needed`: lowest index still needed, by group. A group that is missing from it needs nothing. As an exception, a
-        recovered group keeps all its entries until `needed` has named it once, or `forget` is called: at a start,
-        groups are opened one by one. Entries from a group's BASE on are kept even if `needed` is higher.
+        `needed`: lowest index still needed, by group. A missing group needs no entries. Exception: a recovered group
+        keeps all its entries until `needed` has contained it once, or `forget` is called, because groups are opened one
+        by one at a start. Entries from a group's BASE on are kept even if `needed` is higher.
         """
         self._check()
         freed = 0
@@ -200,7 +201,8 @@ class Wal:
         return oldest
 
     def pinned_by(self) -> dict[int, int]:
-        """Return, by group, how many segments before the current one its oldest entry is. Omit groups at 0.
+        """Return, by group, the number of segments from the segment with its oldest entry to the current segment. Omit
+        groups with 0.
 
         These segments cannot be removed. The caller frees them by committing the group's entries as COPY records.
         """
@@ -212,7 +214,7 @@ class Wal:
         return pinned
 
     def forget(self, group: int) -> None:
-        """Remove a group, durably: its records become void, and later segments do not contain it."""
+        """Remove a group durably: its records become void, and later segments do not contain it."""
         self._check()
         if group in self._groups:
             self._void([group])
@@ -312,7 +314,8 @@ class Wal:
 
     def _new_segment(self, number: int, size: int) -> File:
         with self._spare_lock:
-            # Change the number under the lock: once it is released, `prepare` must create the segment after this one.
+            # Change the number under the lock: once the lock is released, `prepare` must create the segment after this
+            # one.
             spare, self._spare = self._spare, None
             if spare is not None:
                 if spare[1] >= size:

@@ -82,7 +82,8 @@ RECORD_MAGIC = b"WREC"
 SEGMENT_HEADER_BYTES = 64
 RECORD_HEADER_BYTES = 48
 PART_BYTES = 256 << 10
-"""A larger pass is written in several parts. A payload of this size or more is a part of its own."""
+"""A pass of more than this size, in bytes, is written in several parts. A payload of at least this size is a separate
+part."""
 RECORD_BYTES_AT_MOST = RECORD_HEADER_BYTES + 4 + 7
 """Maximum overhead of a record, in addition to its payload."""
 
@@ -103,7 +104,7 @@ def segment_name(number: int) -> str:
 
 
 def segment_number(name: str) -> int | None:
-    """Return the number of the segment with this file name, None if it is not the name of a segment."""
+    """Return the number of the segment with this file name. None if no segment has such a name."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -183,9 +184,9 @@ def encode_parts(segment: int, offset: int, batch_number: int, records: Sequence
 class Reader:
     """Iterates over the records of a segment, and stops at the first bytes that are not a valid next record.
 
-    Afterwards, `end` is the offset where it stopped. `why` is the reason, or None if there are only zeros or the file
-    ends there. `last_batch` and `batch_start` (an offset in bytes) describe the last batch found. To begin at a
-    different record, set `end`, `last_batch` and `batch_start` first.
+    Afterwards, `end` is the offset where the iteration stopped. `why` is the reason. None if only zeros follow, or if
+    the file ends there. `last_batch` and `batch_start` (an offset in bytes) describe the last batch found. To begin at
+    a different record, set `end`, `last_batch` and `batch_start` first.
     """
 
     def __init__(self, data: bytes, header: SegmentHeader) -> None:
@@ -241,7 +242,7 @@ class Sight(NamedTuple):
 
 
 def scan(data: bytes, segment: int, offset: int) -> Iterator[Sight]:
-    """Yield every intact record header at or after `offset`, skipping any bytes between them."""
+    """Yield every intact record header at or after `offset`. Skip all bytes between them."""
     at = data.find(RECORD_MAGIC, offset)
     while at >= 0:
         end = at + RECORD_HEADER_BYTES

@@ -26,7 +26,7 @@ Entry = tuple[bytes, int, int]
 class RecoveredGroup:
     """The state of a group according to the log.
 
-    `entries` have consecutive indexes, from `base_index` on. If there are none, the next entry is at `base_index`."""
+    `entries` have consecutive indexes, from `base_index` on. If it is empty, the next entry is at `base_index`."""
 
     term: int = 0
     voted_for: str | None = None
@@ -53,7 +53,8 @@ class Tracker:
         """[first index, last index, segment number] for each run of entries in one segment."""
 
     def note(self, segment: int, kind: int, index: int, term: int, payload: bytes) -> None:
-        """Update the state for one record. Raise ValueError if it does not fit the earlier ones (a caller's bug)."""
+        """Update the state for one record. Raise ValueError if it does not fit the earlier records, which is a bug of
+        the caller."""
         if kind == Kind.ENTRY:
             if index != self.last + 1:
                 if not self.base <= index <= self.last:
@@ -86,7 +87,7 @@ class Tracker:
         return hard_state, (Kind.BASE, group, self.base, self.base_term, self.members)
 
     def oldest_segment(self, needed: int) -> int | None:
-        """Return the lowest segment with an entry at or above `needed`, None if there is none."""
+        """Return the lowest segment with an entry at or above `needed`. None if there is none."""
         return min((run[2] for run in self.runs if run[1] >= needed), default=None)
 
     def _append(self, index: int, segment: int) -> None:
@@ -137,7 +138,8 @@ class Replay:
     def __init__(self) -> None:
         self.tracker = Tracker()
         self.entries: dict[int, tuple[bytes, int, int, int]] = {}
-        """(command, index, term, segment) by index. Later COPY records fill gaps, or a later BASE is above them."""
+        """By index: (command, index, term, segment). If there are gaps, later COPY records fill them, or a later BASE
+        is above them."""
         self.first = 0
         """Lower bound of the indexes in `entries`."""
         self.last = 0
@@ -190,7 +192,7 @@ class Replay:
         tracker.base, tracker.base_term, tracker.members = index, term, members
 
     def finish(self, group: int) -> RecoveredGroup:
-        """Return the group's state at the end of the log. The writer continues with `tracker` afterwards.
+        """Return the group's state at the end of the log. Afterwards, the writer continues with `tracker`.
 
         Raise Corruption if entries above the base are missing."""
         tracker = self.tracker
@@ -206,8 +208,9 @@ class Replay:
             tracker._append(index, segment)
         tracker.last = tracker.base - 1 + len(entries)
         if entries and entries[-1][2] > tracker.term:
-            # The prefix of a torn commit batch may have an entry without the hard state written after it. Raft requires
-            # that no entry has a term above the current one. In a term that was never stored, no vote was cast.
+            # The prefix of a torn commit batch may have an entry, but not the hard state that was written after it.
+            # Raft requires that no entry has a term above the current term. So raise the current term; without a stored
+            # hard state, no vote was cast in this term.
             tracker.term, tracker.vote = entries[-1][2], NO_VOTE
         voters, learners = msgpack.unpackb(tracker.members)
         return RecoveredGroup(

@@ -10,13 +10,13 @@ are not a valid next record, there are three cases:
 - Otherwise X is in the last pass, whose sync need not have returned: it is **torn**. The records before X are kept, and
   all bytes from X on are filled with zeros.
 
-If the header or the opening pass of the last segment is incomplete, the segment was being created or preallocated: it
-can have nothing but the opening pass, and the older segments still exist. It is removed. If that cannot be the reason
-(it has records of a later pass, or older segments existed but are gone), it is rotten.
+If the header or the opening pass of the last segment is incomplete, the segment was being created or preallocated. It
+contains at most the opening pass, and the older segments still exist, so it is removed. If it has records of a later
+pass, or if older segments existed but are gone, it is rotten instead.
 
 The recovered records will be acknowledged as durable. But a killed process leaves bytes that are written and not
-synced, and after a failed fsync the kernel treats lost pages as clean. Therefore the last pass that is kept is written
-again, in place, and synced. (The passes before it were synced before it was written.)
+synced, and after a failed fsync the kernel treats lost pages as clean. Therefore recovery writes the last kept pass
+again, in place, and syncs it. (Earlier passes were synced before this pass was written.)
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class Recovered:
     trackers: dict[int, Tracker] = field(default_factory=dict)
     groups: dict[int, RecoveredGroup] = field(default_factory=dict)
     strays: list[int] = field(default_factory=list)
-    """Removed groups whose removal the log does not record."""
+    """Groups that were removed, but whose removal is not in the log."""
 
 
 def recover(files: Files, directory: str, known_groups: Callable[[int], bool]) -> Recovered:
-    """Read the whole log, repair its torn end, and return its content. Can be interrupted and repeated safely.
+    """Read the whole log, repair its torn end, and return its content. Interrupting and repeating this is safe.
 
-    `known_groups`: return whether a group exists on this node. Raise Corruption if the log is rotten."""
+    `known_groups`: returns whether a group exists on this node. Raise Corruption if the log is rotten."""
     return _Recovery(files, directory, known_groups).run()
 
 
@@ -144,7 +144,7 @@ class _Recovery:
         numbers.pop()
 
     def _check_whole(self, number: int, end: int) -> None:
-        """Check that the records of a segment end at `end`, as the header of the next one says."""
+        """Check that the records of a segment end at `end`, which the header of the next segment states."""
         data = self._files.read(self._path(number))
         header = self._header(number, data)
         if isinstance(header, str):
@@ -155,7 +155,7 @@ class _Recovery:
         self._check_end(reader, end)
 
     def _check_end(self, reader: Reader, end: int) -> None:
-        """Raise Corruption unless the records end at `end`, where the next segment's header says that they end."""
+        """Raise Corruption unless the records end at `end`, which the next segment's header states."""
         if reader.end != end:
             why = reader.why or "zeros"
             raise self._corrupt(reader.segment, min(reader.end, end), f"{why}, but its records end at {end}")

@@ -1,18 +1,18 @@
 """Stores with a write-behind queue: the thread that changes rows does not wait for LevelDB.
 
-LevelDB blocks a writer while it writes a memtable to its files: a third of a second or more if messages are large. So
-`write` only queues the changes in memory and returns. Reads look in the queue first, as if the changes were written.
-Another thread writes them in order and removes them from the queue (`write_one`).
+LevelDB blocks a writer while it writes a memtable to its files; with large messages, this takes a third of a second or
+more. So `write` only queues the changes in memory and returns. Reads look in the queue first, as if the changes were
+written. Another thread writes the queued changes in order, and removes them from the queue (`write_one`).
 
     write ->  batch  batch  batch (being written)  ->  the base stores
     read  ->  newest first ........................    then the base stores
 
-Changes of one `write` are written together, so after a crash the base stores have a prefix of the writes, as without
-this module. Small pending changes are merged into batches of up to `BATCH_BYTES`. Nothing here rejects rows if the
-queue is full, because they come from entries that are already acknowledged. Code that accepts new messages calls
+The changes of one `write` are written together. So after a crash, the base stores have a prefix of the writes, as
+without this module. Small pending changes are merged into batches of up to `BATCH_BYTES`. `write` accepts rows even if
+the queue is full, because they come from entries that are already acknowledged. Code that accepts new messages calls
 `takes` first.
 
-One thread writes and reads. `write_one`, `write_out`, `flush`, `compact` and snapshots are for any thread.
+One thread writes and reads. Any thread may use `write_one`, `write_out`, `flush`, `compact` and snapshots.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sandq.storage.keys import STORE_PREFIX_BYTES
 from sandq.storage.stores import Change, Row, Stores, StoresSnapshot
 
 BATCH_BYTES: Final = 1 << 20
-"""Maximum size of a batch to which changes are added: LevelDB copies a batch as a whole."""
+"""Maximum size of a batch, in bytes, to which changes are added, because LevelDB copies whole batches."""
 ROW_BYTES: Final = 200
 """Approximate memory of a change, in bytes, in addition to its key and value."""
 STORE_SHARE: Final = 1 / 2
@@ -44,8 +44,8 @@ class WriteBehindStores:
     ) -> None:
         """Create it in front of `base`.
 
-        `limit_bytes`: size of the queue, for all stores together. `on_written` is called with the seconds of each write
-        to the base stores, on the thread that wrote."""
+        `limit_bytes`: size of the queue, for all stores together. `on_written` is called after each write to the base
+        stores with its duration in seconds, on the writing thread."""
         self.limit_bytes = limit_bytes
         self._base = base
         self._on_written = on_written
@@ -70,9 +70,9 @@ class WriteBehindStores:
     def takes(self, prefix: bytes, beside_bytes: int = 0) -> bool:
         """Return whether the store with this prefix may accept more messages. For any thread.
 
-        It may if its bytes in the queue and `beside_bytes`, which are about to be queued, are below its share. Once the
-        queue is full, the share is an equal part for each store with bytes in it, so that stores with few bytes
-        continue, until the queue has twice `limit_bytes`."""
+        It may if its bytes in the queue, plus the `beside_bytes` that will be queued next, are below its share. If the
+        queue is full, all stores with bytes in it have equal shares, so that stores with few bytes continue, until the
+        queue has twice `limit_bytes`."""
         if self.bytes >= 2 * self.limit_bytes:
             return False
         size = self._sizes.get(prefix, 0) + beside_bytes
@@ -89,7 +89,7 @@ class WriteBehindStores:
 
     @property
     def progress(self) -> int | None:
-        """A number that changes with each batch written; None if the queue is empty. For any thread."""
+        """A number that changes with each written batch. None if the queue is empty. For any thread."""
         return self._written if self._batches else None
 
     # -- writing ----------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class WriteBehindStores:
     def write(self, changes: Sequence[Change]) -> None:
         """Queue changes; see `Stores.write`.
 
-        The changes of one store must be consecutive, otherwise they may be counted for a different store. Raise the
+        The changes of one store must be consecutive. Otherwise they may be counted for a different store. Raise the
         error of an earlier write to the base stores, if one failed."""
         sizes = _sizes_by_store(changes)
         with self._changed:
@@ -140,7 +140,8 @@ class WriteBehindStores:
             except BaseException as failure:
                 self._failure = failure
                 raise
-            # Remove the batch only after it is written, so that every read finds its rows here or in the base stores.
+            # Remove the batch only after it is written, so that each read finds its rows in the queue or in the base
+            # stores.
             with self._changed:
                 batch.is_written = True
                 self._batches = self._batches[1:]
@@ -212,7 +213,7 @@ class WriteBehindStores:
         return self._base.approximate_bytes()
 
     def close(self) -> None:
-        """Close the base stores without writing the queue: the log has its changes."""
+        """Close the base stores without writing the queue, because the log has its changes."""
         self._base.close()
 
 
@@ -228,7 +229,7 @@ class _Batch:
         """True if no more changes are added: the batch is being written, or a snapshot uses it."""
         self.is_written = False
         self._rows: tuple[int, dict[bytes, bytes | None]] = (0, {})
-        """(number of changes, the rows they result in), computed when first read."""
+        """(number of changes, resulting rows), computed when first read."""
         self._keys: tuple[int, list[bytes]] = (0, [])
         """(number of changes, their sorted keys), computed when first needed."""
 
@@ -240,7 +241,7 @@ class _Batch:
 
     @property
     def rows(self) -> dict[bytes, bytes | None]:
-        """The last value of each key, None if it is deleted."""
+        """The last value of each key. None if the key is deleted."""
         count, rows = self._rows
         if count != len(self.changes):
             rows = dict(self.changes)
