@@ -1,4 +1,4 @@
-"""The blocking client, for code without an event loop; any number of threads may share one.
+"""The blocking client, for code without an event loop. Any number of threads may share one client.
 
     with sandq.sync.connect() as client:
         client.produce("orders", b"paid", delay="2h")
@@ -6,8 +6,9 @@
             for message in subscription:
                 message.ack()
 
-Names and arguments are those of the async client, which runs behind it in its own thread. Awaitable calls block here;
-results that may be awaited there (acks, receipts) have a method `wait()` here. See `docs/client.md`.
+Names and arguments are those of the async client, which runs in a background thread. Calls that are awaited in the
+async client block in this one. Results that can be awaited in the async client (acks, receipts) have a method `wait()`.
+See `docs/client.md`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`connect` of the blocking client, and its background thread.
 
 The async client runs under asyncio in a daemon thread. asyncio needs no additional package, and a call costs 62 us CPU
-instead of 79 us under trio. An open client does not keep the process alive: at exit it is closed, within a short time.
-A client that is no longer referenced is closed when it is garbage-collected.
+instead of 79 us under trio. An open client does not keep the process alive: when the process exits, the client is
+closed within a short time. A client without references is closed when it is garbage-collected.
 """
 
 from __future__ import annotations
@@ -46,19 +46,20 @@ log = logging.getLogger("sandq.client")
 T = TypeVar("T")
 
 _EXIT_S: Final = 2.0
-"""Time for an open client to send queued requests at the end of the process, in seconds."""
+"""Maximum time in seconds for an open client to send queued requests at the end of the process."""
 _LEAVE_S: Final = 5.0
-"""Time for leaving producers and subscriptions that are open when the client is closed, in seconds."""
+"""Maximum time in seconds for leaving the open producers and subscriptions when the client is closed."""
 _CLOSE_S: Final = 10.0
-"""Time for an interrupted `run` after its grace time, to confirm acks and leave the subscription, in seconds."""
+"""Maximum time in seconds for an interrupted `run`, after its grace time, to confirm acks and leave the
+subscription."""
 
 
 @suggesting
 class Client(Wrapper[AsyncClient]):
     """A connection to a cluster. Created by `connect`; may be used by any number of threads of one process.
 
-    In a forked process it raises ForkedError. Do not use it inside an event loop: a call would block that loop while it
-    waits. Use `sandq.connect` there.
+    In a forked process, it raises ForkedError. Do not use it inside an event loop, which each call would block: use
+    `sandq.connect` instead.
     """
 
     def __init__(self, inner: AsyncClient, portal: Portal, thread: _Thread) -> None:
@@ -78,7 +79,7 @@ class Client(Wrapper[AsyncClient]):
             self._thread.close(at_once=error is not None and not isinstance(error, Exception))
 
     def close(self) -> None:
-        """Close the client, as leaving its `with` block does: queued requests are sent. Closing twice has no effect."""
+        """Close the client like leaving its `with` block: send queued requests first. Closing twice has no effect."""
         if self._portal.is_foreign:
             self._portal.check()
         self._thread.close()
@@ -99,7 +100,7 @@ class Client(Wrapper[AsyncClient]):
         return self._portal.do(lambda: self._inner.certificate_ends)
 
     def call(self, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
-        """Run `work(client)` with the async client behind this one, in its event loop, and wait for the result."""
+        """Run `work(client)` with the underlying async client, in its event loop, and wait for the result."""
         return self._portal.call(lambda: work(self._inner))
 
     produce = blocking(AsyncClient.produce)
@@ -168,11 +169,13 @@ class Client(Wrapper[AsyncClient]):
         consumer_id: str | None = None,
         partitions: Partitions | None = None,
     ) -> NoReturn:
-        """Call `handler(message)` in worker threads for every message, `concurrency` of them at a time, without end.
+        """Call `handler(message)` in worker threads for every message, up to `concurrency` at a time, until
+        interrupted.
 
         Like `sandq.Client.run`, with a plain function. Ctrl-C, or a signal handler that raises (`sys.exit()`), ends it:
-        no handler is started any more, running ones have `grace` to end, then the exception is raised. A second one
-        ends it at once. A thread that does not end in time continues on its own, and its message is given back.
+        no more handlers are started, running handlers have `grace` to end, then the exception is raised. A second
+        interruption ends it immediately. A thread that does not end in time continues on its own, and its message is
+        given back.
         """
         check_options(handler, concurrency)
         if is_async(handler):
@@ -214,7 +217,7 @@ class Client(Wrapper[AsyncClient]):
         return Schedules(self._inner.schedules(topic), self._portal)
 
     def dead(self, topic: str, group: str) -> DeadLetters:
-        """Return the dead letters of a group: list, counts, redrive, purge, and the last two by ids."""
+        """Return the dead letters of a group: list, counts, redrive, purge, redrive_ids, purge_ids."""
         self._portal.check()
         return DeadLetters(self._inner.dead(topic, group), self._portal)
 
@@ -247,10 +250,10 @@ def connect(
 ) -> Client:
     """Connect to a cluster: `with sandq.sync.connect() as client:`; or keep the client, and `close()` it.
 
-    `servers`: "host:port" of one or more nodes (default: the local one); the client finds the others from there.
-    `timeout` limits connecting and each request; `delivery_timeout` limits how long a produce or a queued ack is
-    retried. Raises ConnectionLost if no server can be reached at first; later the client reconnects automatically.
-    `tls`, `ca`, `cert`, `key`, `token`, `insecure`, `tracing`: as for `sandq.connect`.
+    `servers`: "host:port" of one or more nodes (default: a node on this machine); these name the other nodes. `timeout`
+    limits connecting and each request; `delivery_timeout` limits how long a produce or a queued ack is retried. Raises
+    ConnectionLost if no server can be reached at first; later the client reconnects automatically. `tls`, `ca`, `cert`,
+    `key`, `token`, `insecure`, `tracing`: as for `sandq.connect`.
     """
     open_client = partial(
         async_connect,
@@ -269,7 +272,7 @@ def connect(
     thread = _Thread(open_client)
     inner, pump = thread.start()
     portal = Portal(pump)
-    # Attached to the portal, not to the client: messages, producers etc. need the thread, too, and refer to the portal.
+    # Attach it to the portal, not to the client: messages and producers also need the thread, and refer to the portal.
     weakref.finalize(portal, thread.stop).atexit = False
     return Client(inner, portal, thread)
 
@@ -298,7 +301,7 @@ class _Thread:
             raise
 
     def stop(self, at_once: bool = False) -> None:
-        """Ask the thread to end. `at_once`: give queued requests only a short time."""
+        """Ask the thread to end. `at_once`: allow queued requests only a short time."""
         if os.getpid() != self._pid:
             return
         self._at_once = self._at_once or at_once

@@ -1,6 +1,6 @@
 """The keys of a compacted topic, blocking.
 
-A watch takes all changes that have arrived at once, so that a thread waits for the event loop once for many changes.
+A watch takes all arrived changes together, so that a thread waits for the event loop only once for many changes.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Keys(Wrapper[AsyncKeys]):
         """Set many keys in batches; return their versions, in the given order.
 
         `items`: a mapping of keys to values, or an iterable of such pairs. A value of None deletes the key. Writes to
-        the same key are stored in this order. An invalid item raises at once, with its position in the text; the items
-        before it are written all the same.
+        the same key are stored in this order. An invalid item raises an error immediately, with its position in the
+        text. The items before it are written nevertheless.
         """
-        # Listed here, so that the caller's iterable does not run in the event loop.
+        # Make the list in this thread, so that the caller's iterable does not run in the event loop.
         listed = list(items.items() if isinstance(items, Mapping) else items)
         return self._portal.call(lambda: self._inner.put_many(listed, timeout=timeout))
 
@@ -74,8 +74,7 @@ class Keys(Wrapper[AsyncKeys]):
 
 
 class Watch(BlockWrapper[AsyncWatch]):
-    """Changes of keys. Created by `kv.watch`; a context manager and iterator for one thread. Otherwise like
-    `sandq.Watch`."""
+    """Changes of keys, like `sandq.Watch`. Created by `kv.watch`; a context manager and iterator for one thread."""
 
     def __init__(self, inner: AsyncWatch, portal: Portal, blocks: Blocks) -> None:
         super().__init__(inner, portal, blocks)
@@ -88,9 +87,9 @@ class Watch(BlockWrapper[AsyncWatch]):
 
     @property
     def position(self) -> dict[int, str]:
-        """Position up to which changes were returned, by partition. Can be saved as JSON.
+        """By partition: position up to which changes were returned. Can be saved as JSON.
 
-        It can be the `start` of another watch, which continues from there.
+        If it is the `start` of another watch, that watch continues from there.
         """
         self._portal.check()
         return self._inner.position
@@ -116,5 +115,5 @@ class Watch(BlockWrapper[AsyncWatch]):
         return change
 
     async def _fill(self) -> None:
-        # Runs in the event loop, not in the thread, which may be interrupted: so no arrived change is lost.
+        # Runs in the event loop, because the caller's thread may be interrupted: so no arrived change is lost.
         self._answers.extend(await self._inner.next_answers())

@@ -25,14 +25,14 @@ S = TypeVar("S")
 P = ParamSpec("P")
 _AHEAD_MESSAGES: Final = 1000
 _AHEAD_BYTES: Final = 256 * 1024
-"""After this many messages or bytes, a thread waits until the loop has processed them and the buffer has free bytes."""
+"""After this many queued bytes, a thread waits until the loop has processed them and the buffer has free bytes."""
 
 
 class Receipt:
     """The result of `send`: `receipt.wait()` returns the message's offset (26 characters) or raises the error.
 
-    DuplicateKey means that another message has the unique key. With `on_conflict="ignore"`, the offset is the id of
-    that message instead.
+    DuplicateKey means that another message has the unique key. With `on_conflict="ignore"`, the result is the id of the
+    other message instead.
     """
 
     __slots__ = ("_batch", "_error", "_inner", "_portal", "_position")
@@ -46,7 +46,7 @@ class Receipt:
 
     @classmethod
     def of(cls, portal: Portal, inner: AsyncReceipt) -> Receipt:
-        """Build the receipt of a message that is in a batch already."""
+        """Build the receipt of a message that is already in a batch."""
         receipt = cls(portal)
         receipt._batch, receipt._position, receipt._inner = inner._batch, inner._position, inner
         return receipt
@@ -60,7 +60,7 @@ class Receipt:
     def partition(self) -> int:
         """Number of the partition that the message goes to."""
         if self._batch is None and self._error is None:
-            self._portal.do(lambda: None)  # everything queued before this is processed then
+            self._portal.do(lambda: None)  # returns once all jobs queued before are processed
         if self._error is not None:
             raise self._error
         assert self._batch is not None
@@ -68,11 +68,11 @@ class Receipt:
 
     @property
     def outcome(self) -> SendOutcome | None:
-        """The outcome of the message, once it was waited for; like `sandq.Receipt.outcome`."""
+        """The outcome of the message, available after `wait`; like `sandq.Receipt.outcome`."""
         return None if self._batch is None else self._batch.outcome(self._position)
 
     def wait(self, timeout: Duration | None = None) -> str:
-        """Wait until the message is stored. Raises TimedOut after `timeout`; the message may still be stored then."""
+        """Wait until the message is stored. Raises TimedOut after `timeout`; the message may still be stored later."""
         batch = self._batch
         if batch is not None and batch.done and batch.error_of(self._position) is None:
             self._portal.check()
@@ -125,7 +125,7 @@ class Receipts:
                 yield Receipt.of(self._portal, inner)
 
     def wait(self, timeout: Duration | None = None) -> list[str]:
-        """Wait until all messages are stored. Raises TimedOut after `timeout`; they may still be stored then."""
+        """Wait until all messages are stored. Raises TimedOut after `timeout`; they may still be stored later."""
         return self._portal.call(lambda: bounded(self._result, timeout))
 
     async def _result(self) -> list[str]:
@@ -143,8 +143,8 @@ class Producer(BlockWrapper[AsyncProducer]):
     """Sends messages to one topic. Created by `client.producer(topic)`; a context manager for any number of threads.
 
     Leaving the block sends the remaining messages, waits until each is stored or has failed, and raises failures that
-    no receipt has raised. If the block is left by Ctrl-C, unconfirmed messages are abandoned with a warning: they may
-    or may not be stored. Otherwise like `sandq.Producer`.
+    no receipt has raised. If Ctrl-C ends the block, unconfirmed messages are abandoned with a warning: it is unknown
+    whether they are stored. In all other respects, it behaves like `sandq.Producer`.
     """
 
     def __init__(self, inner: AsyncProducer, portal: Portal, blocks: Blocks) -> None:
@@ -175,8 +175,9 @@ class Producer(BlockWrapper[AsyncProducer]):
     ) -> Receipt:
         """Add a message to the next batch; waits only while the buffer is full.
 
-        The arguments are those of `sandq.Producer.send`. If the message itself is invalid, this raises at once. If it
-        does not fit the topic (UnknownPartition, a tenant that the topic does not accept), the receipt raises.
+        The arguments are those of `sandq.Producer.send`. If the message itself is invalid, `send` raises the error
+        immediately. If it does not fit the topic (UnknownPartition, a tenant that the topic does not accept), the
+        receipt raises the error.
         """
         inner, portal = self._inner, self._portal
         message = inner.checks.message(
@@ -186,7 +187,7 @@ class Producer(BlockWrapper[AsyncProducer]):
         inner.check_open()
         receipt = Receipt(portal)
         portal.post(partial(receipt._put, inner, message))
-        # Threads may overwrite each other's counts; the sum need not be exact.
+        # Threads may overwrite each other's counts: an approximate sum suffices.
         self._ahead += len(message[0] or b"") + _AHEAD_BYTES // _AHEAD_MESSAGES
         if self._ahead >= _AHEAD_BYTES:
             self._ahead = 0
@@ -197,8 +198,8 @@ class Producer(BlockWrapper[AsyncProducer]):
     def send_many(self, messages: Iterable[Value | Mapping[str, Any]], **options: Unpack[SendOptions]) -> Receipts:
         """Send many messages: each is a value, or a mapping of `send`'s arguments ("value" or "json", "key", ...).
 
-        The options given here apply to values, and to arguments that a mapping leaves out. An invalid message raises at
-        once, with its position in the text; the messages before it are sent all the same.
+        The options given here apply to values, and to arguments that a mapping leaves out. An invalid message raises an
+        error immediately, with its position in the text. The messages before it are sent nevertheless.
         """
         parts = []
         rest = iter(messages)

@@ -1,6 +1,6 @@
 """The blocking subscription.
 
-Threads take messages that have arrived, and wait for the event loop only when there are none. One wait then gets all
+Threads take arrived messages directly, and wait for the event loop only if there are none. One wait then gets all
 messages that have arrived meanwhile.
 """
 
@@ -27,9 +27,9 @@ T = TypeVar("T")
 class Subscription(BlockWrapper[AsyncSubscription]):
     """Messages of a topic for a consumer group. Created by `client.subscribe`; a context manager and iterator.
 
-    Any number of threads may iterate; each message goes to one of them. Leaving the block waits until queued acks are
-    confirmed (at most 5 s, or 1 s after Ctrl-C), then gives back the messages that were not settled, including those
-    that other threads hold. Otherwise like `sandq.Subscription`.
+    Any number of threads may iterate; each message goes to one thread. Leaving the block waits until queued acks are
+    confirmed (at most 5 s, or 1 s after Ctrl-C). Then it gives back the messages that were not settled, including
+    messages that other threads hold. In all other respects, it behaves like `sandq.Subscription`.
     """
 
     def __init__(self, inner: AsyncSubscription, portal: Portal, blocks: Blocks) -> None:
@@ -72,7 +72,8 @@ class Subscription(BlockWrapper[AsyncSubscription]):
         return self._next(self._take_message, whole=False)
 
     def batches(self) -> Batches:
-        """Iterate over batches, as the nodes pushed them: `for batch in subscription.batches():`. Cheap per message.
+        """Iterate over batches in the form in which the nodes pushed them: `for batch in subscription.batches():`. This
+        is cheap per message.
 
         Unless `credit` was given, up to 10,000 messages are held from now on.
         """
@@ -86,8 +87,8 @@ class Subscription(BlockWrapper[AsyncSubscription]):
     flush = blocking(AsyncSubscription.flush)
 
     def _next(self, take: Callable[[], T | None], *, whole: bool) -> T:
-        """Return the next result of `take`. `whole`: all messages of a chunk are begun together, not only the next
-        one."""
+        """Return the next result of `take`. `whole`: all messages of a chunk are begun together; otherwise only the
+        next message is begun."""
         while True:
             self._portal.check()
             self._inner.check_open()
@@ -104,7 +105,7 @@ class Subscription(BlockWrapper[AsyncSubscription]):
                     self._portal.call(self._fill)
 
     def _take_message(self) -> Message | None:
-        """Take the next message; None if none has arrived, or if it must be reported as begun first."""
+        """Take the next message. None if no message has arrived, or if it must be reported as begun first."""
         arrivals = self._arrivals
         while arrivals and not arrivals[0].needs_report:
             message = arrivals[0].take(self._make)
@@ -122,7 +123,7 @@ class Subscription(BlockWrapper[AsyncSubscription]):
         return None
 
     async def _fill(self) -> None:
-        # Runs in the event loop, not in the thread, which may be interrupted: so no arrived message is lost.
+        # Runs in the event loop, because the caller's thread may be interrupted: so no arrived message is lost.
         self._arrivals.extend(await self._inner.next_arrivals())
 
 

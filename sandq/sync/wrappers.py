@@ -1,4 +1,4 @@
-"""Make blocking methods from async ones, with the same arguments, types and docstrings."""
+"""Make blocking methods from async methods, with the same arguments, types and docstrings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ S = TypeVar("S", covariant=True)
 T = TypeVar("T")
 
 _ROWS: Final = 500
-"""Number of rows that are fetched together, with one wait for the event loop."""
+"""Number of rows to fetch together, with one wait for the event loop."""
 
 
 class Wrapper(Generic[S]):
@@ -46,11 +46,11 @@ class Block(Protocol):
 
 
 class Blocks:
-    """The open blocks of a client, which are left when it is closed. Use it in the event loop's thread only."""
+    """The open blocks of a client. Closing the client leaves them. Use this class only in the event loop's thread."""
 
     def __init__(self) -> None:
         self.open: dict[Block, None] = {}
-        self.failures: dict[Block, SandqError] = {}  # errors of leaving, for the thread that leaves its block later
+        self.failures: dict[Block, SandqError] = {}  # errors of leaving, raised again in `__exit__`
 
     async def leave(self) -> None:
         """Leave all open blocks: confirm queued acks, send queued messages."""
@@ -68,7 +68,7 @@ B = TypeVar("B", bound=Block)
 
 
 class BlockWrapper(Wrapper[B]):
-    """A blocking context manager for one of the async client's."""
+    """A blocking context manager around a context manager of the async client."""
 
     def __init__(self, inner: B, portal: Portal, blocks: Blocks) -> None:
         super().__init__(inner, portal)
@@ -86,7 +86,7 @@ class BlockWrapper(Wrapper[B]):
         try:
             self._portal.call(lambda: self._leave(kind, error, traceback))
         except ClosedError as closed:
-            # The closed client has left this block already, unless there was not enough time.
+            # The closed client has already left this block, unless the time did not suffice.
             failure = self._blocks.failures.get(self._inner) or (closed if self._inner in self._blocks.open else None)
             if error is None and failure is not None:
                 raise failure from None
@@ -274,7 +274,7 @@ class DeadLetters(Wrapper[AsyncDeadLetters]):
 
 
 class Leases(Wrapper[AsyncLeases]):
-    """Leases messages of a topic for a consumer group, call by call: like `client.leases` of `sandq.Client`,
+    """Leases messages of a topic for a consumer group by single calls: like `client.leases` of `sandq.Client`,
     blocking."""
 
     @property
