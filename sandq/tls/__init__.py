@@ -2,5 +2,5 @@
 
     files --read, reloaded--> Certificates --context of a port--> handshake (within its budget) --> TlsSession
 
-This package does not know the protocols inside TLS.
+This package is independent of the protocols inside TLS.
 """

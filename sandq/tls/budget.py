@@ -1,8 +1,8 @@
 """Limit the CPU time of handshakes: to a share of one core in total, and to half of that per source address.
 
-A handshake costs a node about 200 us of CPU (2 ms with an RSA key), and an attacker nothing. With this limit, the
-handshakes of a source that starts many of them wait for each other, and do not delay those of other sources. Each limit
-is a token bucket of CPU seconds:
+A handshake costs a node about 200 us of CPU (2 ms with an RSA key), but costs an attacker nothing. With this limit, the
+handshakes of a source that starts many of them wait for each other, and do not delay handshakes of other sources. Each
+limit is a token bucket of CPU seconds:
 
     queue of a source --one at a time--> queue of all --when the bucket is not empty--> a step, whose time is counted
 """
@@ -22,7 +22,7 @@ SHARE: Final = 0.25
 SOURCE_SHARE: Final = 0.5
 """Maximum part of `SHARE` that one source may use."""
 BURST_S: Final = 0.5
-"""CPU time in s that may be used at once after a pause (size of the bucket)."""
+"""CPU time in s that may be used without waiting after a pause (size of the bucket)."""
 LEAST_WAIT_S: Final = 0.0005
 """Shortest sleep while a bucket refills, in s."""
 HANDSHAKE_S: Final = 10.0
@@ -32,15 +32,15 @@ HANDSHAKES: Final = 512
 SOURCE_HANDSHAKES: Final = 128
 """Maximum number of handshakes of one source in progress at the same time.
 
-At either limit, a new handshake replaces the one whose peer has been silent for longest. If no peer is silent, the new
-one is rejected."""
+At either limit, a new handshake replaces the handshake whose peer has been silent for longest. If no peer is silent,
+the new handshake is rejected."""
 
 
 _TOO_MANY: Final = "too many TLS handshakes are under way: try again in a moment"
 
 
 class _Source:
-    """The handshakes of one source. Only one of them at a time waits in the queue of all."""
+    """The handshakes of one source. Only one of them at a time waits in the common queue."""
 
     def __init__(self) -> None:
         self.lock = anyio.Lock()
@@ -49,7 +49,7 @@ class _Source:
 
 
 class _Bucket:
-    """A token bucket of CPU time in s. It may go below zero by one step, and must then refill before the next one."""
+    """A token bucket of CPU time in s. One step may bring it below zero; it must then refill before the next step."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -69,7 +69,7 @@ class _Bucket:
 
     @property
     def is_full(self) -> bool:
-        """True if no earlier use counts any more."""
+        """True if earlier use no longer has an effect."""
         self._flow()
         return self._left_s >= self._most_s
 
@@ -89,7 +89,7 @@ class Handshakes:
         self._bucket = _Bucket(SHARE)
         self._sources: dict[str, _Source] = {}
         self._silent: dict[anyio.CancelScope, str] = {}
-        """Source of each handshake that waits for its peer, by cancel scope; the longest silent one is first."""
+        """By cancel scope: source of each handshake that waits for its peer. The longest silent handshake is first."""
         self.in_progress = 0
         self.done = 0
         self.failed = 0
@@ -100,8 +100,8 @@ class Handshakes:
     async def slot(self, source: str) -> AsyncIterator[anyio.CancelScope]:
         """Hold a slot for a handshake. Yield its cancel scope, which the handshake passes to `wait_for_step`.
 
-        Raise Overloaded at once if too many are in progress, or later if this one is cancelled in favour of a newer
-        one."""
+        Raise Overloaded immediately if too many handshakes are in progress, or later if this handshake is cancelled in
+        favour of a newer one."""
         entry = self._sources.setdefault(source, _Source())
         is_full = entry.in_progress >= SOURCE_HANDSHAKES
         if (is_full or self.in_progress >= HANDSHAKES) and not self._end_silent(source if is_full else None):
@@ -124,7 +124,8 @@ class Handshakes:
             raise Overloaded(_TOO_MANY)
 
     def _end_silent(self, of: str | None) -> bool:
-        """Cancel the longest silent handshake, of a source or (None) of all. Return False if none is silent."""
+        """Cancel the longest silent handshake of a source (None: of all sources). Return False if no handshake is
+        silent."""
         for scope, source in self._silent.items():
             if of is None or of == source:
                 del self._silent[scope]
@@ -135,14 +136,15 @@ class Handshakes:
     def _forget(self, source: str, entry: _Source) -> None:
         if not entry.in_progress and entry.bucket.is_full:
             self._sources.pop(source, None)
-        if len(self._sources) > HANDSHAKES * 2:  # sources without handshakes, kept because they had used CPU time
+        if len(self._sources) > HANDSHAKES * 2:  # forget idle sources whose used CPU time no longer counts
             for other in [name for name, one in self._sources.items() if not one.in_progress and one.bucket.is_full]:
                 del self._sources[other]
 
     async def wait_for_step(self, source: str, scope: anyio.CancelScope | None = None) -> None:
         """Wait until a handshake may do its next step. The caller must do the step before it awaits anything else.
 
-        `scope`: the scope from `slot`, to be cancelled if the peer stays silent; None if it must not be cancelled."""
+        `scope`: the scope from `slot`, which is cancelled if the peer stays silent. None: never cancel the
+        handshake."""
         entry = self._sources.setdefault(source, _Source())
         if scope is not None:
             self._silent.pop(scope, None)

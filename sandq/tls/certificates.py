@@ -1,8 +1,8 @@
 """The certificate of a node, its key and its authorities: read from files, and reloaded when the files change.
 
-Open connections continue unchanged; new handshakes use the files read last. If a file is invalid, or only one of
-certificate and key has been replaced so far, the current certificates stay in use. The error is logged, and the files
-are read again when they change.
+Open connections continue unchanged; new handshakes use the files read last. If a file is invalid, or if only the
+certificate or only the key has been replaced so far, the current certificates stay in use. The error is logged, and the
+files are read again when they change.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ UNUSABLE_EVERY: Final = 12
 FILE_BYTES: Final = 4 << 20
 """Maximum size of a file of certificates. All authorities of a typical system have 200 KiB."""
 CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""Cipher suites of TLS 1.2: those with forward secrecy, so that a leaked key does not reveal earlier traffic."""
+"""Cipher suites of TLS 1.2, only with forward secrecy, so that a leaked key does not reveal earlier traffic."""
 
 _BEGIN: Final = b"-----BEGIN CERTIFICATE-----"
 _CRL_BEGIN: Final = b"-----BEGIN X509 CRL-----"
@@ -51,7 +51,7 @@ class Loaded:
     """The content of the files at one time, and the contexts created from it."""
 
     chain: tuple[x509.Certificate, ...]
-    """The node's own certificate, then the intermediate ones."""
+    """The node's own certificate, then the intermediate certificates."""
     authorities: tuple[x509.Certificate, ...]
     revoked: tuple[x509.CertificateRevocationList, ...]
     client: ssl.SSLContext
@@ -61,9 +61,9 @@ class Loaded:
     sql: ssl.SSLContext
     """Context of the SQL port."""
     peer: ssl.SSLContext
-    """Context of the node that accepts a connection of a peer."""
+    """Context for accepting a connection of a peer."""
     dial: ssl.SSLContext
-    """Context of the node that dials a peer. `names.is_of_node` then checks the peer's certificate."""
+    """Context for dialling a peer. `names.is_of_node` then checks the peer's certificate."""
     inside: ssl.SSLContext
     """Context of this node as a client: for requests to the HTTP ports of nodes, and for pushes."""
 
@@ -74,7 +74,7 @@ class Certificates:
     def __init__(self, settings: TlsSection) -> None:
         self.settings = settings
         self.error: str | None = None
-        """Reason why the current files cannot be used; None if they are in use."""
+        """Reason why the current files cannot be used. None if they are in use."""
         self.reloads = 0
         """Number of reloads with different content."""
         self._versions = self._file_versions()
@@ -85,12 +85,12 @@ class Certificates:
     def name_for(self, host: str, *others: str) -> str:
         """Return the name against which a client that connects to `host` should check this node's certificate.
 
-        It is the first name of `host` and `others` that the certificate is issued for, or else `host`."""
+        The result is the first name of `host` and `others` for which the certificate is issued, or else `host`."""
         certificate = self.loaded.chain[0]
         return next((name for name in (host, *others) if name and is_of_host(certificate, name)), host)
 
     def ends(self) -> Iterator[tuple[str, datetime.datetime]]:
-        """Yield (setting, time of the first expiry in that file)."""
+        """Yield (setting, time of the first expiry in the setting's file)."""
         for setting, found in (("cert_file", self.loaded.chain), ("ca_file", self.loaded.authorities)):
             if found:
                 yield setting, min(map(ends_at, found))
@@ -117,7 +117,7 @@ class Certificates:
             self._versions = versions
             return False
         is_new = loaded is not self.loaded
-        # `versions` is older than the content: a change during the read is found by the next check.
+        # `versions` is older than the content, so the next check finds a change during the read.
         self._versions, self._contents, self.loaded, self.error = versions, contents, loaded, None
         if is_new:
             self.reloads += 1
@@ -220,7 +220,7 @@ def _load(settings: TlsSection, certificate: bytes, key: bytes, authorities: byt
     client.num_tickets = 0  # clients do a full handshake each time, and need no session tickets
     http.set_alpn_protocols(["http/1.1"])
     sql = of(ssl.PROTOCOL_TLS_SERVER, ssl.CERT_NONE)  # SQL clients authenticate with a password
-    # Without authorities there is no TLS between nodes, and the next two contexts are not used.
+    # Without authorities, there is no TLS between nodes, and the next two contexts are not used.
     peer = of(ssl.PROTOCOL_TLS_SERVER, ssl.CERT_REQUIRED)
     peer.num_tickets = 0
     dial = of(ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED)
@@ -228,7 +228,8 @@ def _load(settings: TlsSection, certificate: bytes, key: bytes, authorities: byt
     inside.check_hostname = True
     if not text:
         inside.load_default_certs()  # trust the authorities of the machine
-    # Also trust the own certificate, even without its issuer. Not with revocation lists: its issuer may have none.
+    # Also trust the own certificate, even without its issuer. Do not do so with revocation lists, because its issuer
+    # may have none.
     if not revoked:
         inside.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         inside.load_verify_locations(cadata=_first(certificate))
@@ -246,7 +247,7 @@ def _load(settings: TlsSection, certificate: bytes, key: bytes, authorities: byt
 
 
 def new_context(protocol: int) -> ssl.SSLContext:
-    """Return a context with the options that all contexts here share."""
+    """Return a context with the options that all contexts of this module share."""
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(CIPHERS)
@@ -257,8 +258,8 @@ def new_context(protocol: int) -> ssl.SSLContext:
 def _take_pair(context: ssl.SSLContext, certificate: bytes, key: bytes, settings: TlsSection) -> None:
     """Load certificate and key into a context.
 
-    `ssl` can only read files, so the bytes are passed as files in memory. If it read the original files again, their
-    content could differ from the checked one."""
+    `ssl` can only read files, so pass the bytes as files in memory. If it read the original files again, their content
+    could differ from the checked content."""
     with _in_memory(certificate) as cert_path, _in_memory(key) as key_path:
         try:
             context.load_cert_chain(cert_path, key_path, password=lambda: b"")
@@ -284,7 +285,8 @@ def _take_lists(
 ) -> None:
     """Load revocation lists into a context.
 
-    `ssl` can only read files here, too. It would also trust certificates in that file, so it has only the lists."""
+    `ssl` can only read the lists from a file. It would also trust certificates in this file, so write only the lists to
+    it."""
     with _in_memory(b"".join(one.public_bytes(serialization.Encoding.PEM) for one in lists)) as path:
         try:
             context.load_verify_locations(cafile=path)
@@ -315,7 +317,7 @@ def _in_memory(content: bytes) -> Iterator[str]:
 
 
 def trusts_itself(loaded: Loaded) -> str | None:
-    """Return the reason why the node's authorities do not trust its own certificate, None if they do.
+    """Return the reason why the node's authorities do not trust its own certificate. None if they trust it.
 
     The test is a handshake of the node with itself, in memory."""
     server, client = TlsSession(loaded.peer, is_server=True), TlsSession(loaded.dial, is_server=False)

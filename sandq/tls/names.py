@@ -1,4 +1,4 @@
-"""Find the client, node or host that a certificate belongs to."""
+"""Read from a certificate the client, node or host to which it was issued."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sandq.model.config_tls import SAN
 from sandq.model.config_types import is_loopback
 
 NAME_CHARS: Final = 255
-"""Maximum length of a client's name. A longer one is ignored."""
+"""Maximum length of a client's name. Longer names are ignored."""
 
 _URI, _DNS, _EMAIL = x509.UniformResourceIdentifier, x509.DNSName, x509.RFC822Name
 
 
 def read(der: bytes) -> x509.Certificate | None:
-    """Parse a certificate from a handshake; None if there is none or if it is invalid."""
+    """Parse a certificate from a handshake. None if it is missing or invalid."""
     try:
         return x509.load_der_x509_certificate(der) if der else None
     except ValueError:
@@ -26,10 +26,10 @@ def read(der: bytes) -> x509.Certificate | None:
 
 
 def client_name(certificate: x509.Certificate | None, of: str) -> str | None:
-    """Return the name of a client from its certificate, None if it has no usable one.
+    """Return the name of a client from its certificate. None if the certificate has no usable name.
 
-    It is the subject's common name or, if `of` is "san", the first URI, DNS name or e-mail address among the subject
-    alternative names."""
+    The name is the subject's common name. If `of` is "san", it is the first URI, DNS name or e-mail address among the
+    subject alternative names."""
     if certificate is None:
         return None
     names: list[str] = []
@@ -46,9 +46,9 @@ def client_name(certificate: x509.Certificate | None, of: str) -> str | None:
 
 
 def is_of_node(certificate: x509.Certificate | None, node_id: str) -> bool:
-    """Return whether a certificate is that of a node: its DNS names include the node's id, and it may be a server's.
+    """Return whether a certificate belongs to a node: its DNS names include the node's id, and it is valid for servers.
 
-    A client's certificate does not allow that, so a client with the name of a node cannot pose as the node."""
+    A client's certificate is not valid for servers, so a client with the name of a node cannot pose as the node."""
     if certificate is None:
         return False
     try:

@@ -1,4 +1,4 @@
-"""Accept connections on a port: plain, TLS, or either. The first byte of the client decides which one it is."""
+"""Accept connections on a port: plain, TLS, or both. The first byte of a client shows whether it uses TLS."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLAIN: Final = "plain"
 
 
 class TlsPort:
-    """TLS of one port. `mode`: the port's TLS setting. `context`: return the current context."""
+    """TLS of one port. `mode`: the port's TLS setting. `context`: returns the current context."""
 
     def __init__(self, mode: str, context: Callable[[], ssl.SSLContext], handshakes: Handshakes) -> None:
         self.mode = mode
@@ -29,11 +29,11 @@ class TlsPort:
         self._handshakes = handshakes
 
     async def greet(self, stream: trio.SocketStream, source: str) -> TlsSession | None:
-        """Do the handshake with a client. Return None if the client does not use TLS, and need not.
+        """Do the handshake with a client. Return None if the client does not use TLS, and the port allows that.
 
         Raise WrongPort if the client does not use TLS, but must; its bytes are then still in the socket. Raise TlsError
-        if the handshake fails, Overloaded if too many are in progress, ConnectionLost if the connection breaks or is
-        too slow."""
+        if the handshake fails, Overloaded if too many handshakes are in progress, ConnectionLost if the connection
+        breaks or is too slow."""
         try:
             with trio.fail_after(FIRST_BYTE_S):
                 is_tls = await speaks_tls(stream)

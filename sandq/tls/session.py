@@ -28,9 +28,9 @@ send them without end."""
 EMPTY_RECORDS_FIRST: Final = 8
 """Number of records without data that are accepted at first, before any bytes."""
 ENCODED_BYTES: Final = 65_536
-"""Maximum bytes that are encoded at once: `ssl` keeps the memory for them until the connection ends."""
+"""Maximum bytes that are encoded at once, because `ssl` keeps the memory for them until the connection ends."""
 WRITE_BYTES: Final = 16_384
-"""Data of one record. Join smaller pieces before writing them, because each write becomes a record."""
+"""Maximum data bytes of one record. Join smaller pieces before writing them, because each write becomes a record."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -40,10 +40,10 @@ class TlsError(ProtocolError):
 
 
 class TlsSession:
-    """Does the handshake; afterwards it is a `Transform` of the connection's bytes (`sandq/server/wire.py`)."""
+    """Does the handshake. Afterwards, it is a `Transform` of the connection's bytes (`sandq/server/wire.py`)."""
 
     def __init__(self, context: ssl.SSLContext, *, is_server: bool, host: str | None = None) -> None:
-        """Create one side. `host`: name that a client expects in the certificate, if the context checks it."""
+        """`host`: for a client, the name that the server's certificate must have, if the context checks it."""
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, is_server, host)
         self._is_server = is_server
@@ -56,7 +56,7 @@ class TlsSession:
         self.records = 0
         """Number of records decoded so far."""
         self.is_behind = False
-        """True if complete records were received that are not decoded yet. Call `decode(b"")` to decode them."""
+        """True if some complete records are received, but not decoded yet. Call `decode(b"")` to decode them."""
         self._kept = b""
         """Received bytes after the last decoded record."""
         self._credit_bytes = EMPTY_RECORDS_FIRST * EMPTY_RECORD_BYTES
@@ -64,18 +64,18 @@ class TlsSession:
 
     @property
     def certificate(self) -> x509.Certificate | None:
-        """The certificate of the peer, None if it sent none."""
+        """The certificate of the peer. None if the peer sent none."""
         return read(self._tls.getpeercert(True) or b"")
 
     @property
     def version(self) -> str:
-        """Version of TLS in use, empty before the handshake."""
+        """Version of TLS in use. Empty before the handshake."""
         return self._tls.version() or ""
 
     # -- the handshake ------------------------------------------------------------------------------------------------
 
     def greet(self, record: bytes = b"") -> float:
-        """Continue the handshake with a record from the peer. Return the CPU time it took, in s.
+        """Continue the handshake with a record from the peer. Return the CPU time of this step, in s.
 
         Send the bytes from `words` afterwards, even after an error. Raise TlsError if the handshake fails."""
         began_s = time.thread_time()
@@ -93,7 +93,7 @@ class TlsSession:
         return self.greeting_s
 
     def words(self) -> bytes:
-        """Return the bytes that TLS itself has to send."""
+        """Return the pending bytes of TLS itself, which must be sent."""
         return self._outgoing.read()
 
     def _why(self, error: ssl.SSLError) -> str:
@@ -102,9 +102,11 @@ class TlsSession:
     # -- data ---------------------------------------------------------------------------------------------------------
 
     def decode(self, data: bytes) -> bytes:
-        """Return the plain bytes of the records that `data` completes, often none. Raise TlsError if one is invalid.
+        """Return the plain bytes of the records that `data` completes; often none. Raise TlsError if a record is
+        invalid.
 
-        Records are decoded one by one, to detect those without data. After `RECORDS_AT_ONCE` it stops, see `is_behind`.
+        Decodes the records one by one, to detect records without data. Stops after `RECORDS_AT_ONCE` records (see
+        `is_behind`).
         """
         plain: list[bytes] = []
         data, at = self._completed(data, plain) if self._kept else (data, 0)
@@ -122,9 +124,10 @@ class TlsSession:
         return plain[0] if len(plain) == 1 else b"".join(plain)
 
     def _completed(self, data: bytes, plain: list[bytes]) -> tuple[bytes, int]:
-        """Return the bytes to decode next, and the offset where to begin.
+        """Return (bytes to decode next, offset where to begin).
 
-        If a part of a record was kept, complete only that record: joining all of `data` to it would copy everything."""
+        If a part of a record was kept, complete only this record, because joining all of `data` to it would copy
+        everything."""
         kept = self._kept
         if self.is_behind or len(kept) < HEAD_BYTES:
             return kept + data, 0
@@ -154,9 +157,9 @@ class TlsSession:
         self._credit_bytes = min(self._credit_bytes + len(record), EMPTY_RECORDS_FIRST * EMPTY_RECORD_BYTES)
 
     def encode(self, plain: Sequence[Buffer]) -> bytes:
-        """Return the bytes to send for these plain bytes, together with those that TLS itself has to send.
+        """Return the bytes to send for these plain bytes, together with the pending bytes of TLS itself.
 
-        It never raises: `decode` reports errors of the peer."""
+        Never raises an error: `decode` reports errors of the peer."""
         if not plain:
             return self._outgoing.read()
         joined = plain[0] if len(plain) == 1 else b"".join(plain)
@@ -179,13 +182,14 @@ class TlsSession:
         try:
             self._tls.unwrap()
         except (ssl.SSLError, ValueError):
-            return  # the peer has not announced its end, and need not
+            return  # the peer need not have announced its end
 
 
 def _size_of(data: bytes, at: int) -> int:
     """Return the size of the record at `at`, from its header.
 
-    It is limited to the maximum, so that an oversized record is not buffered: `ssl` rejects it by its header."""
+    The result is limited to the maximum size, so that an oversized record is not buffered: `ssl` rejects it by its
+    header."""
     return HEAD_BYTES + min(data[at + 3] << 8 | data[at + 4], RECORD_BYTES)
 
 

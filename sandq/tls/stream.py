@@ -26,8 +26,8 @@ HANDSHAKE_BYTES: Final = 128 << 10
 HANDSHAKE_RECORDS: Final = 64
 """Maximum number of records of one side of a handshake.
 
-There are six, plus those for certificates. Without a limit, a peer that sends records of one byte could occupy the
-event loop."""
+A handshake has six records, and more for certificates. Without a limit, a peer that sends records of one byte could
+occupy the event loop."""
 ALERT_S: Final = 1.0
 """Timeout in s for sending the alert after a failed handshake."""
 SEND_BYTES: Final = 262_144
@@ -37,7 +37,7 @@ SEND_BYTES: Final = 262_144
 async def speaks_tls(stream: trio.SocketStream) -> bool:
     """Wait for the first byte of the peer, and return whether it begins a TLS handshake. The byte stays in the socket.
 
-    Raise ConnectionLost if the connection ends before. There is no timeout here: the caller sets one."""
+    Raise ConnectionLost if the connection ends before. The caller must set a timeout."""
     try:
         head = await stream.socket.recv(1, socket.MSG_PEEK)
     except (OSError, trio.ClosedResourceError) as error:
@@ -52,8 +52,9 @@ async def let_in(
 ) -> TlsSession:
     """Do the handshake with a client.
 
-    `handshakes`: the budget of handshakes; None is no budget and no timeout. Raise TlsError if the handshake fails,
-    Overloaded if too many are in progress, ConnectionLost if the connection breaks or the handshake takes too long."""
+    `handshakes`: the budget of handshakes; None: no budget and no timeout. Raise TlsError if the handshake fails,
+    Overloaded if too many handshakes are in progress, ConnectionLost if the connection breaks or the handshake takes
+    too long."""
     session = TlsSession(context, is_server=True)
     if handshakes is None:
         await _greet(stream, session, None, source)
@@ -73,7 +74,8 @@ async def let_in(
 
 
 async def reach(stream: trio.SocketStream, context: ssl.SSLContext, host: str | None = None) -> TlsSession:
-    """Do the handshake with a server, as its client. `host`: name that its certificate must have, if checked.
+    """Do the handshake with a server, as its client. `host`: name that the server's certificate must have, if the
+    context checks it.
 
     Raise TlsError if the handshake fails, ConnectionLost if the connection breaks. The caller sets a timeout."""
     session = TlsSession(context, is_server=False, host=host)
@@ -147,7 +149,7 @@ async def _send(stream: trio.SocketStream, data: bytes) -> None:
 
 
 class TlsStream(trio.abc.HalfCloseableStream):
-    """A connection after its handshake. One task may send while a second one receives."""
+    """A connection after its handshake. One task may send while another task receives."""
 
     def __init__(self, stream: trio.SocketStream, session: TlsSession) -> None:
         self.session = session
@@ -160,14 +162,14 @@ class TlsStream(trio.abc.HalfCloseableStream):
         self._received = bytearray()
 
     def send_now(self, data: Buffer) -> int:
-        """Encrypt `data`, and send as much as the socket accepts at once.
+        """Encrypt `data`, and send as much as the socket accepts without waiting.
 
-        Return the number of bytes accepted: all of `data`, or 0 if earlier bytes are not sent yet. If `is_stuck` is
+        Return the number of accepted bytes: all of `data`, or 0 if earlier bytes are not sent yet. If `is_stuck` is
         True afterwards, `flush` sends the rest."""
         if self._unsent or self._sending.locked():
             return 0
         self._unsent = memoryview(self.session.encode((data,)))
-        with suppress(OSError):  # the next operation on the connection raises it again
+        with suppress(OSError):  # the next operation on the connection raises the error again
             self._unsent = self._unsent[os.write(self._fd, self._unsent) :]
         return len(data)
 
@@ -200,11 +202,11 @@ class TlsStream(trio.abc.HalfCloseableStream):
                 await self._flush()
 
     async def wait_send_all_might_not_block(self) -> None:
-        """See trio."""
+        """Wait until `send_all` might not block (see trio)."""
         await self._stream.wait_send_all_might_not_block()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Return up to `max_bytes` plain bytes; none at the end of the data.
+        """Return up to `max_bytes` plain bytes. Return b"" at the end of the data.
 
         Raise trio.BrokenResourceError if the connection or TLS fails, trio.ClosedResourceError if it is closed."""
         while not self._received:
@@ -216,12 +218,12 @@ class TlsStream(trio.abc.HalfCloseableStream):
             else:
                 data = bytes(await self._stream.receive_some(max(max_bytes or 0, 16_640)))
                 if not data:
-                    return b""  # an end without announcement is fine: frames and requests contain their length
+                    return b""  # an end without announcement is acceptable: frames and requests contain their length
             try:
                 self._received += self.session.decode(data)
             except TlsError as error:
                 raise trio.BrokenResourceError(error.message) from None
-            # Replies of TLS itself are sent with the next data, so that receiving never waits for sending.
+            # TLS's own replies are sent with the next data, so that receiving never waits for sending.
         size = len(self._received) if max_bytes is None else max_bytes
         found = bytes(self._received[:size])
         del self._received[:size]
@@ -237,7 +239,8 @@ class TlsStream(trio.abc.HalfCloseableStream):
         await self._stream.send_eof()
 
     async def aclose(self) -> None:
-        """Announce the end if that is possible at once, and close the connection; forcefully if cancelled."""
+        """Announce the end, if this is possible without waiting, and close the connection. If cancelled, close it
+        forcefully."""
         try:
             self.session.end()
             with suppress(OSError):
