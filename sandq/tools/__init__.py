@@ -1,5 +1,5 @@
 """Commands of `sandq` other than the node: gateways, certificates, and checks of configurations and data directories.
 
-`recover`, `certs` and the gateways write files or serve requests. The other commands only read; they are safe while a
+`recover`, `certs` and the gateways write files or serve requests. All other commands only read, and are safe while a
 node runs on the same data directory.
 """

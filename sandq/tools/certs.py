@@ -1,7 +1,7 @@
 """`sandq certs`: a private certificate authority, and the certificates that it issues for nodes and clients.
 
-Keys are ECDSA P-256; only their owner can read the files. Existing files are replaced only with `--force`. Each file is
-replaced atomically, and running nodes load the new file within seconds.
+Keys are ECDSA P-256. Only the owner of the key files can read them. Existing files are replaced only with `--force`.
+Each file is replaced atomically, and running nodes load the new file within seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CA_DAYS: Final = 3650
 DAYS: Final = 365
 MAX_DAYS: Final = 36_500
 BACKDATED: Final = datetime.timedelta(hours=1)
-"""How far a certificate's start lies in the past, because the clocks of other machines may be behind."""
+"""Certificates become valid this long before they are issued, because the clocks of other machines may be behind."""
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 NAME_CHARS: Final = 64
 """Maximum length of a common name, from X.509."""
@@ -51,7 +51,7 @@ def files_of(directory: Path, name: str) -> Pair:
 
 
 def make_ca(out: Path, *, name: str = "sandq", days: int = CA_DAYS, force: bool = False) -> Pair:
-    """Create an authority. Raises Conflict if there is one already, InvalidRequest, StartupError."""
+    """Create an authority. Raises Conflict if an authority exists in `out`. Raises InvalidRequest, StartupError."""
     pair = files_of(out, CA)
     _check_free(pair, force, "its clients and nodes would no longer trust the certificates that it has issued")
     _check_days(days)
@@ -67,7 +67,8 @@ def make_ca(out: Path, *, name: str = "sandq", days: int = CA_DAYS, force: bool 
 def make_node(
     node_id: str, hosts: Sequence[str], ca: Path, out: Path, *, days: int = DAYS, force: bool = False
 ) -> Pair:
-    """Issue the certificate of a node, for its id, these hosts and loopback. Raises as `make_ca`, and InvalidName."""
+    """Issue the certificate of a node, for its id, these hosts and loopback. Raises InvalidName, and the errors of
+    `make_ca`."""
     check_name("node", node_id)
     if len(hosts) > MAX_HOSTS:
         raise InvalidRequest(f"{len(hosts)} hosts are too many: a certificate has at most {MAX_HOSTS}")
@@ -77,7 +78,7 @@ def make_node(
 
 
 def make_client(name: str, ca: Path, out: Path, *, days: int = DAYS, force: bool = False) -> Pair:
-    """Issue the certificate of a client. Its common name is the name of the client. Raises as `make_ca`."""
+    """Issue the certificate of a client. Its common name is the name of the client. Raises the errors of `make_ca`."""
     return _issue(name, [], [ExtendedKeyUsageOID.CLIENT_AUTH], ca, out, days, force)
 
 
@@ -97,7 +98,7 @@ def _issue(
     _check_days(days)
     authority, authority_key = _open_ca(ca)
     key = ec.generate_private_key(ec.SECP256R1())
-    # A node is identified by its alternative names, so its common name may be shortened.
+    # The alternative names identify a node, so its common name may be shortened.
     subject = _subject(name[:NAME_CHARS] if alternatives else name)
     builder = _builder(subject, key.public_key(), days, authority.not_valid_after_utc)
     builder = builder.issuer_name(authority.subject)
@@ -116,7 +117,7 @@ def _issue(
 
 
 def revoke(certificates: Sequence[Path], ca: Path, out: Path) -> tuple[Path, int]:
-    """Add certificates to the authority's list of revoked certificates; without certificates, write the list again.
+    """Add certificates to the authority's list of revoked certificates. Without certificates, write the list again.
 
     Returns the path of the list for nodes, and the number of its entries. Raises Conflict if another authority issued
     one of the certificates, InvalidRequest, StartupError.
@@ -126,8 +127,8 @@ def revoke(certificates: Sequence[Path], ca: Path, out: Path) -> tuple[Path, int
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     builder = x509.CertificateRevocationListBuilder().issuer_name(authority.subject)
     builder = builder.last_update(now - BACKDATED).next_update(authority.not_valid_after_utc)
-    # Identify the authority by its key: a new authority may have the name of the old one, and nodes may have both
-    # lists.
+    # Identify the authority by its key: a new authority may have the same name as the old one, and nodes may have the
+    # lists of both.
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     builder = builder.add_extension(issuer, critical=False)
     builder = builder.add_extension(x509.CRLNumber(int(now.timestamp())), critical=False)
@@ -148,7 +149,7 @@ def revoke(certificates: Sequence[Path], ca: Path, out: Path) -> tuple[Path, int
 
 
 def _revoked(path: Path, authority: x509.Certificate) -> Iterator[x509.RevokedCertificate]:
-    """Return the entries of an authority's list; none if there is no list yet."""
+    """Yield the entries of an authority's list. If there is no list yet, yield nothing."""
     try:
         found = x509.load_pem_x509_crl(path.read_bytes())
     except FileNotFoundError:
@@ -277,7 +278,7 @@ def _write(pair: Pair, certificate: x509.Certificate, key: ec.EllipticCurvePriva
 
 
 def _put(path: Path, content: bytes, mode: int) -> None:
-    """Write a file atomically. It has its mode from the beginning, so that a key is never readable by others."""
+    """Write a file atomically. The file has its mode from the beginning, so that other users can never read a key."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)

@@ -96,7 +96,7 @@ def serve_gateway(
 
 
 def _settings(servers: tuple[str, ...], config: NodeConfig, ca: Path | None, secrets: Secrets | None) -> HttpSettings:
-    """Return the settings of the HTTP application. Raises InvalidRequest for a server that is no HOST:PORT."""
+    """Return the settings of the HTTP application. Raises InvalidRequest if a server is not HOST:PORT."""
     if not servers:
         raise InvalidRequest("--server has no server: at least one HOST:PORT is expected")
     for server in servers:
@@ -118,7 +118,7 @@ def _settings(servers: tuple[str, ...], config: NodeConfig, ca: Path | None, sec
 
 
 async def _stop_on_signal(stop: anyio.Event, announce: Callable[[str], None]) -> None:
-    """Set `stop` at the first SIGINT or SIGTERM; end the process at once at the second."""
+    """Set `stop` at the first SIGINT or SIGTERM. End the process immediately at the second."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for number in signals:
             if stop.is_set():
@@ -129,7 +129,8 @@ async def _stop_on_signal(stop: anyio.Event, announce: Callable[[str], None]) ->
 
 
 async def _follow_secrets(secrets: Secrets) -> None:
-    """Read the secret again when its file changes. If the file is unusable, keep the secret and log an error."""
+    """Read the secret again when its file changes. If the file is unusable, keep the present secret and log an
+    error."""
     while True:
         await anyio.sleep(CHECK_S)
         try:
@@ -139,14 +140,15 @@ async def _follow_secrets(secrets: Secrets) -> None:
 
 
 def _nodes_tls(section: TlsSection, ca: Path | None) -> ClientTls | None:
-    """Return the TLS settings for the nodes: TLS is used if an authority is known, unless the configuration disables
-    it."""
+    """Return the TLS settings for connections to nodes. TLS is used if an authority is known, unless the configuration
+    disables it."""
     trusted = _trusted(section, ca)
     return None if trusted is None else ClientTls(ca=trusted, cert=section.cert_file, key=section.key_file)
 
 
 def _sql_tls(section: TlsSection, ca: Path | None) -> dict[str, str] | None:
-    """Return the TLS settings for processes of SQL. They lack the gateway's certificate: they act as their callers."""
+    """Return the TLS settings for processes of SQL. They exclude the gateway's certificate, because these processes act
+    as their callers."""
     trusted = _trusted(section, ca)
     return None if trusted is None else {"ca": str(trusted)}
 

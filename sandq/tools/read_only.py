@@ -1,6 +1,6 @@
-"""A read-only implementation of the files port over a real directory. It discards writes.
+"""A read-only implementation of `Files` (storage/files.py) for a real directory. It discards writes.
 
-With it, the recovery code of the storage can read a log and report what it finds, without repairing anything.
+With it, the recovery code of the storage can read a log and report its state, without repairing anything.
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ class ReadOnlyFiles:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether another process holds the lock of this file; False if the file does not exist.
+    """Return whether another process holds the lock of this file. False if the file does not exist.
 
-    It takes a shared lock and releases it at once, and does not write to the disk. A node that starts within these
-    microseconds cannot get its lock, and fails.
+    The function acquires a shared lock and releases it immediately; it writes nothing to the disk. If a node starts
+    within these microseconds, it cannot get its lock, and fails.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,9 +1,9 @@
 """`sandq recover`: continue with one node in groups that have lost their majority for good.
 
 This is the last resort. Acknowledged data is on a majority of the members. If the other members of a group are lost,
-the data that this node has not received yet is lost too. An entry of a new term removes the lost members from the
-group's configuration; it is only in the log of this node. So a lost node must never return: it could hold other entries
-for the same indexes. `KnownPeers.remove` bans the stores of the lost nodes permanently.
+the data that this node has not received is lost, too. An entry of a new term, which is only in the log of this node,
+removes the lost members from the group's configuration. So a lost node must never return: it could have other entries
+at the same indexes. `KnownPeers.remove` bans the stores of the lost nodes permanently.
 
 The log is processed twice: first for the metadata group, then for the partitions that the metadata lists.
 """
@@ -32,12 +32,12 @@ from sandq.storage.known_peers import KnownPeers
 from sandq.storage.stores import LevelStores
 
 CATCH_UP_S: Final = 60.0
-"""Time limit for applying the metadata's log after this node has become its only voter."""
+"""Time limit in s for applying the metadata's log after this node has become its only voter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A group with a replica on this node, and the decision on it."""
+    """A group with a replica on this node, and the decision about the group."""
 
     group: int
     topic: str | None
@@ -45,7 +45,7 @@ class Found:
     partition: int
     members: Members
     is_forced: bool
-    """Whether the group has no majority without the lost nodes, so that this node continues with it alone."""
+    """Whether the group has no majority without the lost nodes, so that this node continues the group alone."""
 
     def text(self) -> str:
         """Return one line for the terminal."""
@@ -57,9 +57,9 @@ class Found:
 def recover(config: NodeConfig, lost: Collection[str], *, dry_run: bool = False) -> list[Found]:
     """Remove the lost nodes from all groups that have no majority without them. `dry_run`: only return these groups.
 
-    Raises InvalidRequest if this node alone cannot decide, and StorageFailed. Raises StartupError if the data directory
-    is in use, damaged, of another node, or of another version of sandq. The version is checked before anything is
-    opened, because opening LevelDB deletes its logs.
+    Raises StorageFailed. Raises InvalidRequest if this node cannot decide alone. Raises StartupError if the data
+    directory is in use, damaged, or belongs to another node or another version of sandq. The version is checked before
+    LevelDB is opened, because opening it deletes its logs.
     """
     data_dir = Path(config.node.data_dir).absolute()
     files = RealFiles(data_dir)
@@ -78,7 +78,7 @@ def recover(config: NodeConfig, lost: Collection[str], *, dry_run: bool = False)
                 _force(node_log, METADATA_GROUP)
         with _opened(files, data_dir, config, own) as node_log:
             host = node_log.open_metadata()
-            if host.group.is_only_voter and not dry_run:  # also after an earlier call that was interrupted
+            if host.group.is_only_voter and not dry_run:  # this includes earlier calls that were interrupted
                 _catch_up(node_log, host)
             found = _partitions(node_log, own, lost)
             if not dry_run:
@@ -140,7 +140,8 @@ def _partitions(node_log: NodeLog, own: str, lost: Collection[str]) -> list[Foun
 
 
 def _force(node_log: NodeLog, group: int) -> None:
-    """Make this node the only member, durably: begin a new term without a vote, and add a membership entry in it."""
+    """Make this node the only member, durably: begin a new term without a vote, and add a membership entry in this
+    term."""
     raft = node_log.hosts[group].group
     journal, term = raft.journal, raft.journal.getCurrentTerm() + 1
     journal.setCurrentTerm(term, None)

@@ -1,4 +1,4 @@
-"""Run the command `sandq` as a process: its exit codes, and its end after an interrupt or a closed standard output.
+"""Run the command `sandq` as a process: set its exit code, and end it after an interrupt or a closed standard output.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted (Ctrl-C).
 """
@@ -19,7 +19,7 @@ EXIT_INTERRUPTED = 130
 
 
 class Root(click.Group):
-    """A click group whose commands never end with a traceback because of an interrupt or of the output."""
+    """A click group whose commands end without a traceback after an interrupt or an output error."""
 
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any

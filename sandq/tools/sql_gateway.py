@@ -37,7 +37,7 @@ EXIT_AT_ONCE = 130
 """Exit code after a second SIGINT or SIGTERM."""
 CLIENT_NAME: Final = "sandq-sql"
 REQUEST_S: Final = 10.0
-"""Time limit for a node's reply to one request."""
+"""Time limit for a node's reply to one request, in s."""
 _REQUIRED_PACKAGES: Final = ("sqlglot", "duckdb", "pyarrow")
 
 
@@ -64,15 +64,16 @@ def budget_of(section: SqlSection) -> Budget:
 
 
 def limit_memory(section: SqlSection) -> None:
-    """Limit this process' memory to the sum of its limits, plus some reserve.
+    """Limit this process's memory to the sum of its limits, plus some reserve.
 
-    Memory that a function allocates for its result is not counted anywhere else. An allocation beyond the limit fails;
-    in the worst case this process ends, and no other.
+    No other limit counts the memory that a function allocates for its result. An allocation beyond the limit fails. In
+    the worst case, only this process ends.
     """
     from sandq.sql.own_memory import end_without_memory
 
     most = _BASE_BYTES + section.connections * _CONNECTION_BYTES
-    # For each query: the rows read, a copy of them for DuckDB, the result, and a copy of it for a slow client.
+    # For each query: the rows that it reads, a copy of these rows for DuckDB, the result, and a copy of the result for
+    # a slow client.
     most += section.queries * (4 * section.bytes + section.memory_bytes)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard == resource.RLIM_INFINITY or most < hard:
@@ -81,14 +82,14 @@ def limit_memory(section: SqlSection) -> None:
 
 
 _BASE_BYTES: Final = 3 << 29
-"""Base of the limit. Arrow's allocator reserves a GiB of addresses within it, and uses little of them."""
+"""Base of the limit, in bytes. Arrow's allocator reserves a GiB of addresses within it, but uses only a small part."""
 _CONNECTION_BYTES: Final = 2 << 20
 
 
 def connector(
     servers: Sequence[str], tls: ClientTls | None, *, insecure: bool
 ) -> Callable[[str | None], AbstractAsyncContextManager[Client]]:
-    """Return a function that creates a client with the caller's token. A token in this process' environment is
+    """Return a function that creates a client with the caller's token. A token in this process's environment is
     ignored."""
 
     def connect(token: str | None) -> AbstractAsyncContextManager[Client]:
@@ -108,7 +109,7 @@ async def serve_sql(
     on_ready: Callable[[], None],
     stop: anyio.Event,
 ) -> None:
-    """Serve on these sockets until `stop` is set; then cancel the running statements."""
+    """Serve on these sockets until `stop` is set. Then cancel the running statements."""
     from anyio.abc import SocketListener
 
     from sandq.sql.wire.server import Server
@@ -131,7 +132,7 @@ def serve_gateway(
     ca: Path | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM. Raises SandqError. `ca`: the authority of the nodes' certificates, for TLS."""
-    # Imported late: it loads all of the HTTP server, which a node does not need to start a process of SQL.
+    # Import this module late: it loads the whole HTTP server, which a node does not need to start a process of SQL.
     from sandq.server.http.standalone import bind
 
     check_installed()
@@ -204,8 +205,8 @@ def serve_gateway(
 
 
 def _nodes_tls(section: TlsSection, ca: Path | None) -> ClientTls | None:
-    """Return the TLS settings for the nodes: TLS is used if an authority is known, unless the configuration disables
-    it."""
+    """Return the TLS settings for connections to nodes. TLS is used if an authority is known, unless the configuration
+    disables it."""
     is_off = section.cert_file is not None and section.client == OFF
     trusted = ca or (None if is_off else section.ca_file)
     return None if trusted is None else ClientTls(ca=trusted)

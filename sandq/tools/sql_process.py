@@ -1,4 +1,5 @@
-"""The process of SQL that a node starts (ADR 43). It serves until its standard input ends, because the node has ended.
+"""The process of SQL that a node starts (ADR 43). It serves until its standard input ends, which means that the node
+has ended.
 
 The node writes one line of JSON to its standard input: {"servers": [...], "listeners": [descriptors], "sql": section,
 "tls": section or null, "own_hosts": [...], "own_names": [...], "insecure": bool, "log_format": text, "log_level":
@@ -21,18 +22,18 @@ import anyio.from_thread
 import anyio.lowlevel
 
 END_S: Final = 3.0
-"""Time for running statements to end after the node has ended."""
+"""Time in s for running statements to end after the node has ended."""
 
 
 def main() -> None:
-    """Serve. The exit code is 0 if the node has ended or has closed this process' input."""
-    # A terminal, or a stop of the process group, sends signals to the node as well: the node decides when this process
+    """Serve. The exit code is 0 if the node has ended, or has closed this process's input."""
+    # A terminal, or a stop of the process group, sends signals to the node as well. The node decides when this process
     # ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     options = json.loads(sys.stdin.buffer.readline())
 
-    # Imported late: these modules take long to load.
+    # Import these modules late, because they take long to load.
     import structlog
 
     from sandq.model.config_sql import SqlSection

@@ -22,7 +22,7 @@ def ok(what: str, found: str) -> Check:
 
 
 def warning(what: str, found: str, todo: str) -> Check:
-    """Return a check whose problem lets a node run, but not well, or not for long."""
+    """Return a check whose problem allows a node to run, but not well, or not for long."""
     return Check(what, "warning", found, todo)
 
 
@@ -32,7 +32,7 @@ def failed(what: str, found: str, todo: str) -> Check:
 
 
 def skipped(what: str, why: str) -> Check:
-    """Return a check that could not or must not be done."""
+    """Return a check that was not done, because it is impossible or not allowed."""
     return Check(what, "skipped", why)
 
 

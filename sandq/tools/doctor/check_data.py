@@ -1,7 +1,7 @@
 """Checks of `sandq doctor` on the contents of a data directory. They change nothing in it.
 
-LevelDB cannot open a database without writing. So a temporary directory of links to the tables is opened, and only
-while no node holds the lock. The storage's own recovery reads the log, over files that discard writes.
+LevelDB cannot open a database without writing. So it opens a temporary directory of links to the tables, and only while
+no node holds the lock. The storage's own recovery code reads the log, through files that discard writes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sandq.tools.read_only import ReadOnlyFiles, is_locked, lock_holder
 NEWER = "start that version on it; docs/upgrading.md says more"
 OTHER_VERSION = "start the version that wrote it, or name an empty directory in node.data_dir (docs/upgrading.md)"
 NAMED_FILES = 3
-"""Maximum number of files named in a warning that others can access them."""
+"""Maximum number of file names in the warning about files that other users can access."""
 RESTORE = "restore it from a backup, or copy the node's data from other nodes again; do not delete single files"
 
 
@@ -69,7 +69,7 @@ class DataDirectory:
         return ok("lock", f"a node is running on it{'' if pid is None else f' (process {pid})'}")
 
     def _mode(self) -> Check:
-        """Check the rights of others. Below a directory that is closed to others, they cannot access any file."""
+        """Check the rights of other users. If the directory is closed to them, they cannot access any file in it."""
         mode = self.path.stat().st_mode & 0o777
         if not mode & OTHERS:
             return ok("mode", f"for its owner alone (mode {mode:o})")
@@ -132,7 +132,7 @@ class DataDirectory:
         path = self.path / STORES_NAME
         try:
             metadata = Pointers.open(self.files, create=False).get(METADATA_GROUP)
-            # Opening the replica checks that this version may read the state.
+            # Opening the metadata replica checks that this version can read the state.
             tables = try_stores(path, lambda stores: metadata and MetadataReplica(stores, metadata.store))
             size = sum(entry.stat().st_size for entry in os.scandir(path) if entry.name.endswith((".ldb", ".sst")))
         except (SandqError, OSError) as error:
@@ -153,15 +153,15 @@ def _check_log(groups: Mapping[int, RecoveredGroup]) -> None:
             try:
                 raised_to = Entry.decode(command[1:]).raised_to
             except Corruption:
-                continue  # the node starts all the same, and closes its metadata (ADR 46)
+                continue  # the node starts nevertheless, and closes its metadata (ADR 46)
             if raised_to:
                 check_level(raised_to, KNOWN)
 
 
 def _open_files(directory: Path) -> Iterator[Path]:
-    """Yield the files below a directory that others than their owner can reach, and may read or write.
+    """Yield the files below a directory that users other than the owner can reach, and may read or write.
 
-    A running node may create and remove some meanwhile.
+    A running node may create and remove files meanwhile.
     """
     for parent, directories, files in os.walk(directory):
         directories[:] = [name for name in directories if _is_open(Path(parent, name))]
@@ -169,7 +169,7 @@ def _open_files(directory: Path) -> Iterator[Path]:
 
 
 def _is_open(path: Path) -> bool:
-    """Return whether others than its owner have rights to it; False if it is gone, or a link."""
+    """Return whether users other than the owner have rights to a file. False if it no longer exists, or is a link."""
     try:
         status = path.lstat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Checks of `sandq doctor` on the disk of a data directory: its file system, its free space, the time of a sync."""
+"""Checks of `sandq doctor` on the disk of a data directory: its file system, its free space, the duration of a sync."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from sandq.tools.doctor.check_host import check_false_syncs, mount_options, moun
 SYNCS = 100
 SYNC_BYTES = 4096
 SYNC_SAMPLE_S = 3.0
-"""Time limit for measuring syncs, for slow disks."""
+"""Time limit for measuring syncs, in s, for slow disks."""
 SLOW_SYNC_MS = 20
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 REMOTE_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs")
 SEGMENTS = 3
-"""The segment that is written, the next one, and one that is not released yet."""
+"""Number of segments to expect: the current segment, the next one, and one that is not released yet."""
 MEMTABLES_BYTES = 64 << 20
 
 
 def needed_bytes(config: NodeConfig) -> int:
-    """Return the free bytes that a node needs: for its log up to a checkpoint, and for LevelDB's writes meanwhile."""
+    """Return the free bytes that a node needs for its log up to a checkpoint, and for LevelDB's writes meanwhile."""
     return SEGMENTS * config.storage.segment_bytes + 2 * config.storage.checkpoint_bytes + MEMTABLES_BYTES
 
 
@@ -38,7 +38,7 @@ def nearest_existing(path: Path) -> Path:
 
 
 def check_data_dir(data_dir: Path) -> Check:
-    """Check that the directory can be written or created."""
+    """Check that the user can write to the directory, or create it."""
     if data_dir.exists():
         if not data_dir.is_dir():
             return failed("data_dir", f"{data_dir} is not a directory", "set node.data_dir to a directory")
@@ -66,7 +66,7 @@ def _user() -> str:
 
 
 def check_file_system(data_dir: Path, mounts: str | None = None) -> Check:
-    """Check that the data directory is on a file system that keeps its data."""
+    """Check that the file system of the data directory keeps its data."""
     found = file_system(nearest_existing(data_dir), mounts)
     if found is None:
         return skipped("file system", "the kernel does not report it")
@@ -89,7 +89,7 @@ def check_file_system(data_dir: Path, mounts: str | None = None) -> Check:
 
 
 def file_system(path: Path, mounts: str | None = None) -> tuple[str, str] | None:
-    """Return type and mount point of the file system that contains a path; None if it is unknown."""
+    """Return (type, mount point) of the file system that contains a path. None if it is unknown."""
     if mounts is None:
         try:
             mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape")
@@ -109,12 +109,12 @@ def file_system(path: Path, mounts: str | None = None) -> tuple[str, str] | None
 
 
 def least_bytes(config: NodeConfig, data_dir: Path) -> int:
-    """Return the free bytes that the node needs to start: a new node creates the first segment of its log."""
+    """Return the free bytes that the node needs to start. A new node creates the first segment of its log."""
     return 0 if (data_dir / "wal").exists() else config.storage.segment_bytes
 
 
 def check_space(data_dir: Path, needed: int, least: int = 0) -> Check:
-    """Check the free bytes: `needed` for a warning, `least` for a failure."""
+    """Check the free bytes. Below `needed`: a warning. Below `least`: a failure."""
     status = os.statvfs(nearest_existing(data_dir))
     free = status.f_bavail * status.f_frsize
     if free < least:
@@ -154,7 +154,8 @@ def _sync_time(times_ms: Sequence[float]) -> Check:
 
 
 def sync_times_ms(directory: Path) -> list[float]:
-    """Return the sorted times. The file never has a name, so nothing stays on the disk after a crash."""
+    """Return the sorted durations of syncs, in ms. The file never has a name, so no file stays on the disk after a
+    crash."""
     block = os.urandom(SYNC_BYTES)
     times_ms: list[float] = []
     with tempfile.TemporaryFile(dir=directory) as file:

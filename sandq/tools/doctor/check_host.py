@@ -13,14 +13,14 @@ from sandq.tools.doctor.check import Check, bytes_text, failed, ok, skipped, war
 SLOW_CLOCKS: Final = frozenset({"acpi_pm", "hpet", "jiffies", "pit"})
 """Clock sources that are slow to read: each read is a system call, and often waits for a device."""
 SWAPPED_BYTES: Final = 64 << 20
-"""Bytes of all processes in swap up to which there is no warning."""
+"""Up to this many bytes of all processes in swap, there is no warning."""
 MEMORY_OVERHEAD: Final = 256 << 20
-"""Memory of a node outside its budget: Python, libraries, LevelDB's caches."""
+"""Bytes of memory of a node outside its budget: Python, libraries, LevelDB's caches."""
 STEAL_SAMPLE_S: Final = 0.5
 STOLEN_SHARE: Final = 0.02
-"""Share of the cores' time above which messages are noticeably late."""
+"""If more than this share of the cores' time is stolen, messages are noticeably late."""
 FALSE_SYNC_MS: Final = 0.01
-"""No disk is faster: a shorter sync cannot have written the data."""
+"""Shortest possible duration of a sync, in ms. A shorter sync cannot have written the data."""
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 NO_BARRIERS: Final = frozenset({"nobarrier", "barrier=0"})
 
@@ -48,13 +48,13 @@ def check_clock_source(source: str | None = None) -> Check:
 
 
 def _memory_limit() -> str | None:
-    """Return the memory limit of the control group (version 2 or 1), as a process in it sees it."""
+    """Return the memory limit of this process's control group (version 2 or 1)."""
     limits = (_read(path) for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"))
     return next((limit for limit in limits if limit is not None), None)
 
 
 def check_memory(memory_bytes: int, meminfo: str | None = None, limit: str | None = None) -> Check:
-    """Check that there is as much memory as the node may use. `limit`: the limit of its control group."""
+    """Check that the machine has as much memory as the node may use. `limit`: limit of the control group."""
     sizes = _meminfo(meminfo if meminfo is not None else _read("/proc/meminfo"))
     total = sizes.get("MemTotal")
     if total is None:
@@ -105,7 +105,7 @@ def _meminfo(text: str | None) -> dict[str, int]:
 
 
 def check_stolen_time(sample_s: float = STEAL_SAMPLE_S) -> Check:
-    """Check that the hypervisor gives this machine the time of its cores."""
+    """Check that the hypervisor takes little CPU time from this machine."""
     before = _read("/proc/stat")
     time.sleep(sample_s)
     share = stolen_share(before, _read("/proc/stat"))
@@ -131,7 +131,8 @@ def stolen_share(before: str | None, after: str | None) -> float | None:
 
 
 def _times(text: str | None) -> list[int] | None:
-    """Return user, nice, system, idle, iowait, irq, softirq and steal of all cores; None if they are missing."""
+    """Return the times user, nice, system, idle, iowait, irq, softirq and steal of all cores. None if they are
+    missing."""
     fields = (text or "").partition("\n")[0].split()
     if fields[:1] != ["cpu"] or len(fields) < 9 or not all(field.isdecimal() for field in fields[1:9]):
         return None
@@ -161,7 +162,7 @@ def check_false_syncs(middle_ms: float, options: str | None, environ: Mapping[st
 
 
 def mount_options(point: str, mounts: str | None = None) -> str | None:
-    """Return the options of the file system mounted there last; None if there is none."""
+    """Return the options of the last file system that was mounted at `point`. None if there is none."""
     found = None
     for line in (mounts if mounts is not None else _read("/proc/self/mounts") or "").splitlines():
         fields = line.split(" ")

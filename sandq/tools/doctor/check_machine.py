@@ -18,7 +18,8 @@ from sandq.tools.doctor.check import Check, failed, ok, warning
 PYTHON_OLDEST = (3, 11)
 PYTHON_NEWEST = (3, 14)
 OTHER_FILES = 1100
-"""Open files of a node that are no connections: 1,000 of LevelDB, the rest for the log, sockets and libraries."""
+"""Number of open files of a node in addition to connections: 1,000 of LevelDB, the rest for the log, sockets and
+libraries."""
 CLOCK_SAMPLE_S = 0.2
 YEAR_2024_S = 1_704_067_200
 NTP_ERROR = 5
@@ -44,7 +45,7 @@ def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
 
 
 def check_packages(requires: Callable[[], Sequence[str] | None] | None = None) -> Iterator[Check]:
-    """Check that the packages that sandq needs can be imported, in versions that it allows."""
+    """Check that the packages that sandq needs can be imported, in allowed versions."""
     try:
         requirements = (requires or _requirements)()
     except importlib.metadata.PackageNotFoundError:
@@ -128,7 +129,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def check_open_files(limits: Limits, soft: int | None = None) -> Check:
-    """Check that the process may open enough files for the connections that the configuration allows."""
+    """Check that the process may open enough files for all connections that the configuration allows."""
     if soft is None:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     wanted = limits.connections + OTHER_FILES
@@ -168,7 +169,8 @@ def check_clock(max_drift_ms: int, sample_s: float = CLOCK_SAMPLE_S) -> Check:
 
 
 def ntp_state() -> bool | None:
-    """Return whether the kernel considers its clock synchronised; None if it does not report it. Changes nothing."""
+    """Return whether the kernel considers its clock synchronised. None if the kernel does not report this. Changes
+    nothing."""
     if os.path.exists("/run/systemd/timesync/synchronized"):
         return True
     try:

@@ -26,7 +26,7 @@ class Node(NamedTuple):
 
 
 def check_exposed(config: NodeConfig) -> list[Check]:
-    """Return a warning for each port where other machines may do everything, or read the data on the network."""
+    """Return a warning for each port that gives other machines full access, or exposes data on the network."""
     found = [warning("security", port, "turn on what is missing: docs/security.md") for port in config.exposed]
     return found or [ok("security", "nothing is open to other machines without TLS and authentication")]
 
@@ -86,7 +86,7 @@ def _check_served(name: str, address: Address, own_store: str | None, is_running
 
 
 def _check_internal(name: str, address: Address, runs: bool) -> Check:
-    """Check a port for other nodes, or of another process. It is not asked who uses it: that would need a secret."""
+    """Check a port for other nodes, or of another process. Do not query the port, because that requires a secret."""
     subject = f"port {name}"
     if not address.port:
         return ok(subject, f"any free port of {address.host}")
@@ -101,12 +101,12 @@ def _check_internal(name: str, address: Address, runs: bool) -> Check:
 
 
 def bind_error(address: Address, kind: int = socket.SOCK_STREAM) -> OSError | None:
-    """Return the error of binding to the address, or None. The socket never listens."""
+    """Return the error of binding to the address. None if binding succeeds. The socket never listens."""
     try:
         found = socket.getaddrinfo(address.host, address.port, type=kind, flags=socket.AI_PASSIVE)
         for family, of_kind, protocol, _, target in found:
             with socket.socket(family, of_kind, protocol) as trial:
-                if kind == socket.SOCK_STREAM:  # for datagrams, it would allow two sockets on one port
+                if kind == socket.SOCK_STREAM:  # for datagrams, this option would allow two sockets on one port
                     trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 trial.bind(target)
     except OSError as error:
@@ -115,7 +115,7 @@ def bind_error(address: Address, kind: int = socket.SOCK_STREAM) -> OSError | No
 
 
 def node_at_client_port(address: Address, config: NodeConfig | None = None) -> Node | None:
-    """Return the node that replies to sandq's protocol there; with TLS if the configuration says so."""
+    """Return the node that replies to sandq's protocol at an address. Uses TLS if the configuration does."""
     import anyio
 
     from sandq.client import connect_with
@@ -142,7 +142,7 @@ def node_at_client_port(address: Address, config: NodeConfig | None = None) -> N
 
 
 def node_at_http_port(address: Address, config: NodeConfig | None = None) -> Node | None:
-    """Return the node whose HTTP API replies there; with TLS if the configuration says so."""
+    """Return the node whose HTTP API replies at an address. Uses TLS if the configuration does."""
     host, port = _reached(address)
     connection = http.client.HTTPConnection(host, port, timeout=REPLY_S)
     if config is not None and config.tls.http != OFF:
@@ -153,7 +153,7 @@ def node_at_http_port(address: Address, config: NodeConfig | None = None) -> Nod
             context = Certificates(config.tls).loaded.inside
         except StartupError:
             return None
-        context.check_hostname = False  # the node is identified by its store instead
+        context.check_hostname = False  # the store identifies the node instead
         connection = http.client.HTTPSConnection(host, port, timeout=REPLY_S, context=context)
     try:
         connection.request("GET", "/cluster")

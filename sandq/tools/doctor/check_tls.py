@@ -1,4 +1,4 @@
-"""Checks of `sandq doctor` on certificates: whether they are usable, are issued for this node, and when they end."""
+"""Checks of `sandq doctor` on certificates: whether they are usable and issued for this node, and when they expire."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WILDCARDS = ("0.0.0.0", "::")
 
 
 def check_tls(config: NodeConfig) -> Iterator[Check]:
-    """Check the certificates of a node; without TLS, check only whether other machines can reach the node."""
+    """Check the certificates of a node. Without TLS, check only whether other machines can reach the node."""
     section = config.tls
     if not section.is_on:
         is_reachable = config.listen.client.host not in ("127.0.0.1", "::1", "localhost")

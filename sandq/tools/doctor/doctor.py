@@ -1,6 +1,6 @@
 """`sandq doctor`: check whether a node can run well on this machine, and say how to fix problems.
 
-It only reads. To measure syncs it writes one file, which has no name in the file system.
+The command only reads, with one exception: to measure syncs, it writes a file that has no name in the file system.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def examine(config_file: Path | None, environ: Mapping[str, str]) -> Iterator[Ch
     if any(check.state == "failed" and "imported" in check.found for check in packages):
         yield skipped("everything else", "it needs these packages")
         return
-    # Imported late: these modules need the packages that were checked above.
+    # Import these modules late, because they need the packages that were checked above.
     from sandq.model.config import load_config
     from sandq.model.errors import ConfigError
 

@@ -1,7 +1,7 @@
 """Convert a record of the log to plain values, which `sandq wal dump` prints as text or JSON.
 
-Commands have their names from docs/storage-format.md, in lower case. A batch is shown by its size. Its values, and all
-other bytes that users chose, are shown only on request.
+Commands have their names from docs/storage-format.md, in lower case. Only the size of a batch is shown. The values in a
+batch, and all other bytes that users chose, are shown only on request.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])")
 def payload_record(kind: int, group: int, payload: bytes, *, values: bool) -> dict[str, Any]:
     """Return the fields of a record's payload.
 
-    Raises Corruption if the payload is unreadable although its checksum is right. Raises StartupError if a newer
-    version has written it.
+    Raises Corruption if the payload is unreadable although its checksum is correct. Raises StartupError if a newer
+    version has written the payload.
     """
     if kind in (Kind.ENTRY, Kind.COPY):
         return _entry(group, payload, values)

@@ -17,7 +17,7 @@ from sandq.tools.wal.walk import Found, Note, Problem, Segment, missing_between,
 
 @dataclass(frozen=True)
 class RecordFilter:
-    """A filter of records: one group, and indexes from `first` to `last`; None allows any."""
+    """A filter of records: one group, and indexes from `first` to `last`. A field of None allows all values."""
 
     group: int | None = None
     first: int | None = None
@@ -35,7 +35,7 @@ class RecordFilter:
 
 @dataclass
 class Totals:
-    """Counts of the items that were read."""
+    """Counts of the items that a dump has read."""
 
     segments: int = 0
     records: int = 0
@@ -77,7 +77,7 @@ def dump(
 
 
 def _directory_position(segment: Segment, segments: Sequence[Segment]) -> int:
-    """Return the position of its directory among the arguments."""
+    """Return the position of the segment's directory among the arguments."""
     return next(at for at, one in enumerate(segments) if one.path.parent == segment.path.parent)
 
 

@@ -1,13 +1,13 @@
 """Read the records of a log with their offsets, and the problems between them, with the parsers of the storage.
 
-`read_segment` yields `Found` for each record and `Problem` for other bytes. After a problem it continues at the next
-intact record header. The kinds of problems are:
+`read_segment` yields `Found` for each record and `Problem` for all other bytes. After a problem, it continues at the
+next intact record header. The kinds of problems are:
 
 - `torn`: the bytes may belong to the last commit batch, whose sync may not have returned. The node cuts them at its
-start. In the log of a running node, they are the bytes that the node is writing now. - `damage`: the bytes had been
-synced; the records after them prove it. The node refuses to start.
+  start. In the log of a running node, they are the bytes that the node is writing now.
+- `damage`: the bytes had been synced; the records after them prove it. The node refuses to start.
 
-docs/storage-format.md, "Reading it after a stop", has the rule that tells the two apart.
+docs/storage-format.md, "Reading it after a stop", has the rule that distinguishes the two kinds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sandq.storage.wal_format import (
 
 
 class Found(NamedTuple):
-    """An intact record; offset and size are in bytes, in the file of the segment."""
+    """An intact record. Offset and size are in bytes, within the file of the segment."""
 
     segment: int
     offset: int
@@ -42,7 +42,7 @@ class Found(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Bytes from `offset` to `end` that are no record."""
+    """The bytes from `offset` to `end`, which are no record."""
 
     segment: int
     offset: int
@@ -52,7 +52,7 @@ class Problem(NamedTuple):
 
 
 class Note(NamedTuple):
-    """A remark on a segment that is neither a record nor a problem."""
+    """A remark about a segment: neither a record nor a problem."""
 
     segment: int
     offset: int
@@ -73,7 +73,7 @@ class Segment:
 def segments_of(paths: Sequence[Path]) -> list[Segment]:
     """Return the segments for a list of data directories, WAL directories and files.
 
-    Segments of one directory are sorted by number. Raises InvalidRequest if a path has none.
+    Segments of one directory are sorted by number. Raises InvalidRequest if a path has no segments.
     """
     found: list[Segment] = []
     for path in paths:
@@ -133,7 +133,7 @@ def read_segment(segment: Segment) -> Iterator[Item]:
 
 
 def _following(segment: Segment) -> SegmentHeader | None:
-    """Return the header of the next segment; None if the node has not begun it."""
+    """Return the header of the next segment. None if the node has not begun the next segment."""
     path = segment.path.with_name(segment_name(segment.number + 1))
     try:
         with path.open("rb") as file:
@@ -150,7 +150,7 @@ def _without_header(segment: Segment, data: bytes, why: str, is_last: bool) -> I
     later = any(sight.batch_start != SEGMENT_HEADER_BYTES for sight in scan(data, segment.number, 0))
     kind: Literal["torn", "damage"] = "torn" if is_last and not later else "damage"
     yield Problem(segment.number, 0, len(data), kind, why)
-    # Each record names its pass and offset, so records can be read without the segment's header.
+    # Each record contains its pass and offset, so records can be read without the segment's header.
     yield from _after_problem(data, SegmentHeader(segment.number, 0, 0, 0, len(data)), 0, None)
 
 
@@ -178,7 +178,7 @@ def _records(segment: Segment, data: bytes, header: SegmentHeader, following: Se
 
 
 def _after_problem(data: bytes, header: SegmentHeader, at: int, problem: Problem | None) -> Iterator[Item]:
-    """Yield the problem up to the next intact record, then the following records; repeat to the end."""
+    """Yield the problem up to the next intact record, then the following records. Repeat this to the end."""
     content = len(data.rstrip(b"\0"))
     while True:
         resumed = _resume(data, header, at)
