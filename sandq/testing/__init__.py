@@ -4,8 +4,8 @@
         client.produce("reminders", b"call Ada", delay="3d")
         b.advance("3d")
 
-It is a whole node: the same protocol on a real socket, the same log and groups, with memory instead of a disk. In an
-event loop, use `async with sandq.testing.broker() as b:` and `await b.advance("3d")`. There are pytest fixtures:
+The broker is a whole node: the same protocol on a real socket, the same log and groups, but memory instead of a disk.
+In an event loop, use `async with sandq.testing.broker() as b:` and `await b.advance("3d")`. There are pytest fixtures:
 `pytest_plugins = ["sandq.testing.plugin"]`.
 """
 

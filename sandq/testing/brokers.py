@@ -73,9 +73,9 @@ class Broker(_BrokerBase):
     def advance(self, duration: Duration) -> None:
         """Move virtual time forward, step by step to each instant at which something is due.
 
-        At each step, due messages are delivered, and consumers settle them. Returns when nothing is left to do up to
-        the new time. A consumer that has not settled a message is waited for (`patience`); a lease that it does not end
-        expires at its virtual time. `advance(0)` does what is due now.
+        At each step, due messages are delivered, and consumers settle them. Returns when no work is left up to the new
+        time. If a consumer holds a message, `advance` waits for it (`patience`); if the consumer does not settle it,
+        the lease expires at its virtual time. `advance(0)` does the work that is due now.
         """
         self.advance_to(self.now_ms() + duration_ms(duration))
 
@@ -89,7 +89,8 @@ class Broker(_BrokerBase):
             self._node.call(self._node.wait_for_clients, silence)
 
     def client(self, token: str | None = None) -> sandq.sync.Client:
-        """Return a new client of this broker: `with b.client() as client:`. Without a token it has full access."""
+        """Return a new client of this broker: `with b.client() as client:`. Without a `token`, the client has full
+        access."""
         if token is None and self._node.is_authenticating:
             token = self._node.call(self._node.own_token)
         return sandq.sync.connect(self.address, token=token)
@@ -115,7 +116,7 @@ class Broker(_BrokerBase):
         self._node.call(self._node.create_topic, name, kind, partitions, settings)
 
     def wait_for_consumers(self, topic: str, group: str, count: int = 1) -> None:
-        """Wait until a group has this many consumers, since those of another thread do not subscribe at once.
+        """Wait until a group has this many consumers, because consumers in other threads subscribe with a delay.
 
         Raises TimedOut after 10 s of real time.
         """
@@ -132,7 +133,7 @@ class Broker(_BrokerBase):
             return list(client.messages(topic).list(state=state, values=True))
 
     def pending(self, topic: str) -> list[sandq.StoredMessage]:
-        """Return the messages that no consumer has received yet: delayed and ready ones."""
+        """Return the messages that no consumer has received yet: delayed and ready messages."""
         return [message for message in self.messages(topic) if message.state in ("delayed", "ready")]
 
     def for_async(self) -> AsyncBroker:
@@ -148,10 +149,10 @@ class Broker(_BrokerBase):
 
 @suggesting
 class AsyncBroker(_BrokerBase):
-    """For tests in an event loop, trio or asyncio; the methods are those of `Broker`, to be awaited."""
+    """For tests in an event loop, trio or asyncio. It has the methods of `Broker`, which must be awaited."""
 
     async def advance(self, duration: Duration) -> None:
-        """Like `Broker.advance`. Consumers in this event loop have done all they can when it returns."""
+        """Like `Broker.advance`. When it returns, consumers in this event loop have nothing more to do."""
         await self.advance_to(self.now_ms() + duration_ms(duration))
 
     async def advance_to(self, instant: Instant) -> None:
@@ -175,7 +176,7 @@ class AsyncBroker(_BrokerBase):
                 silence.end()
                 continue
             # No task of this loop is ready. A consumer that still holds a message sleeps, works in a thread, or keeps
-            # it.
+            # the message.
             if self._node.is_settled(state) or waited_s >= self._patience_s:
                 self._node.give_up(state)
                 return
@@ -211,7 +212,7 @@ class AsyncBroker(_BrokerBase):
         await self._call(self._node.create_topic, name, kind, partitions, settings)
 
     async def wait_for_consumers(self, topic: str, group: str, count: int = 1) -> None:
-        """Like `Broker.wait_for_consumers`; it is not needed for consumers that are tasks of this event loop."""
+        """Like `Broker.wait_for_consumers`. Not needed for consumers that are tasks of this event loop."""
         await self._call(self._node.wait_for_consumers, topic, group, count)
 
     async def messages(self, topic: str, state: str | None = None) -> list[sandq.StoredMessage]:
@@ -257,7 +258,7 @@ class Starting:
 
     async def __aenter__(self) -> AsyncBroker:
         await anyio.lowlevel.checkpoint()
-        # Shielded: if this is cancelled while the node starts, `__aexit__` is not called.
+        # Shielded, because `__aexit__` is not called if this is cancelled while the node starts.
         with anyio.CancelScope(shield=True):
             node = await anyio.to_thread.run_sync(self._start)
         return AsyncBroker(node, self._options.patience_s)
@@ -277,12 +278,12 @@ def broker(
     settings: Mapping[str, str] | None = None,
     authentication: bool = False,
 ) -> Starting:
-    """Make a broker for `with` or `async with`. It is empty, in memory, and listens on a free port of 127.0.0.1.
+    """Make an empty broker for `with` or `async with`. It is in memory, and listens on a free port of 127.0.0.1.
 
     `start`: start of virtual time. `patience`: how long `advance` waits, in real time, for consumers that hold a
-    message and do nothing visible. `http`: serve the HTTP API, too. `settings`: settings of the node, with their names
-    as environment variables: `{"LIMITS__MESSAGE_BYTES": "1024"}`. `authentication`: every client needs a token, which
-    `b.token` creates.
+    message without visible activity. `http`: serve the HTTP API, too. `settings`: settings of the node, with their
+    names as environment variables: `{"LIMITS__MESSAGE_BYTES": "1024"}`. `authentication`: every client needs a token,
+    which `b.token` creates.
     """
     patience_s = duration_ms(patience) / 1000
     return Starting(Options(instant_ms(start), patience_s, http, dict(settings or {}), authentication))

@@ -1,4 +1,4 @@
-"""Detect when the other tasks of an event loop have done all they can."""
+"""Detect when all other tasks of an event loop are blocked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sniffio
 import trio.testing
 
 _ROUNDS = 3
-"""Idle iterations of an asyncio loop to wait for: data from sockets wakes a task in the second one."""
+"""Number of idle iterations of an asyncio loop to wait for. Data from sockets wakes a task in the second iteration."""
 
 
 async def others_blocked() -> None:

@@ -1,4 +1,4 @@
-"""A node in its own thread, and the steps of virtual time (in that thread)."""
+"""A node in its own thread. The steps of virtual time run in this thread, too."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ LEVEL_S = 10.0
 CONSUMERS_S = 10.0
 OWN_TOKEN = "sandq-testing"
 QUIET_S = 0.01
-"""How long to wait after all messages are settled, in seconds of real time.
+"""Waiting time after all messages are settled, in seconds of real time.
 
-A handler may ack first and produce then. After this time without traffic it is considered finished.
+A handler may ack first and produce afterwards. After this time without traffic, the handler is considered finished.
 """
 _POLL_S = 0.001
 
 
 class State(NamedTuple):
-    """Counters that show whether anything happens between a node and its clients."""
+    """Counters that show whether there is activity between a node and its clients."""
 
     received: int
     sent: int
     leased: int
-    """Messages that consumers hold, over all groups."""
+    """Number of messages that consumers hold, over all groups."""
     http: int
-    """HTTP requests in progress, without those that wait for an event."""
+    """Number of HTTP requests in progress, without requests that wait for an event."""
 
 
 class Options(NamedTuple):
@@ -73,7 +73,7 @@ class Options(NamedTuple):
 
 
 class EmbeddedNode:
-    """A node in its own thread. Methods may be called from any other thread, except those that run on its loop."""
+    """A node in its own thread. Other threads may call the methods, except methods that run on the node's loop."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -85,7 +85,7 @@ class EmbeddedNode:
         self._token: trio.lowlevel.TrioToken
         self._stop = trio.Event()
         self._given_up = 0
-        """Number of messages that consumers hold and that are not waited for any more."""
+        """Number of held messages for which the node no longer waits."""
         self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="sandq-testing", daemon=True)
         self._pid = os.getpid()
@@ -116,7 +116,8 @@ class EmbeddedNode:
             raise self._failure
 
     def call(self, work: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """Run a function on the node's event loop, and wait for the result. Raises ClosedError once it has stopped."""
+        """Run a function on the node's event loop, and wait for the result. Raises ClosedError once the node has
+        stopped."""
         try:
             return trio.from_thread.run(work, *arguments, trio_token=self._token)
         except (trio.RunFinishedError, trio.Cancelled):
@@ -140,7 +141,7 @@ class EmbeddedNode:
     async def _main(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
         settings = {
-            # Nothing is written there, because the files are in memory.
+            # Nothing is written to this directory, because the files are in memory.
             "NODE__DATA_DIR": tempfile.gettempdir(),
             "LISTEN__CLIENT": "127.0.0.1:0",
             "LISTEN__HTTP": "127.0.0.1:0" if self._options.http else "none",
@@ -148,7 +149,7 @@ class EmbeddedNode:
             # The node stays alone.
             "CLUSTER__MEMBERSHIP": "static",
             "STORAGE__SEGMENT_BYTES": str(SEGMENT_BYTES),
-            # Leases begin when their messages are due, not some ms earlier: so their ends are round numbers.
+            # Leases begin exactly when their messages are due, so that their ends are round numbers.
             "DELIVERY__LEASE_AHEAD": "0s",
             "SECURITY__AUTHENTICATION": "require" if self._options.authentication else "off",
             **self._options.environ,
@@ -193,7 +194,7 @@ class EmbeddedNode:
         return self._options.authentication
 
     async def _settled(self) -> None:
-        """Wait until everything before a client's request is done, so that the result does not depend on timing."""
+        """Wait until all work before a client's request is done, so that the result does not depend on timing."""
         if self._started.done():  # the HTTP API connects earlier
             async with self._gate:
                 await self._idle()
@@ -206,13 +207,14 @@ class EmbeddedNode:
             busy, before = broker.is_busy(), self._applied()
             await broker.drain()
             await trio.testing.wait_all_tasks_blocked()
-            # Nothing was in progress, all queued commands are applied, and they caused nothing more.
+            # The node is quiet if nothing was in progress, all queued commands are applied, and they caused no more
+            # work.
             is_quiet = not (busy or broker.is_busy() or self._timers.is_due() or self._fires() or self._sends())
             if is_quiet and before == self._applied():
                 return
 
     def _fires(self) -> bool:
-        """Return whether a schedule is about to fire: its next occurrence is planned in a thread."""
+        """Return whether a schedule will fire next, while a thread plans its next occurrence."""
         now_ms = self.clock.now_ms()
         statuses = [one.raft_group.status for topic in self.broker.topics() for one in topic.led().values()]
         return any([status.schedule_ms is not None and status.schedule_ms <= now_ms for status in statuses])
@@ -240,17 +242,17 @@ class EmbeddedNode:
         return State(clients.received_bytes, clients.sent_bytes, leased, http)
 
     def is_settled(self, state: State) -> bool:
-        """Return whether all messages that are waited for are settled, and all HTTP requests answered."""
+        """Return whether all messages are settled (except given-up ones), and all HTTP requests have a reply."""
         return state.leased <= self._given_up and not state.http
 
     def give_up(self, state: State) -> None:
-        """Stop waiting for the messages that are held now: they are held on purpose, or their consumer ignores them."""
+        """Stop waiting for the messages that are held now: the consumer holds them on purpose, or ignores them."""
         self._given_up = state.leased
 
     async def go_on(self, until_ms: int) -> bool:
         """Advance to the next instant at which the node sends something to a client.
 
-        Return False if there is none up to `until_ms`; the time is `until_ms` then.
+        Return False if there is no such instant up to `until_ms`. The time is then `until_ms`.
         """
         before = await self.state()
         while True:
@@ -267,7 +269,7 @@ class EmbeddedNode:
             before = after
 
     async def _update_time(self) -> None:
-        """Send the time to partitions in which nothing happened, so that due messages are shown as ready."""
+        """Send the time to partitions without activity, so that due messages are shown as ready."""
         late = [
             leader.raft_group
             for topic in self.broker.topics()
@@ -278,7 +280,7 @@ class EmbeddedNode:
         await self._idle()
 
     async def wait_for_clients(self, silence: Silence) -> None:
-        """Wait until the clients have settled the messages that they got, or have been silent for long enough."""
+        """Wait until the clients have settled their messages, or have been silent for long enough."""
         silence.begin(trio.current_time())
         last = await self.state()
         while True:
@@ -311,7 +313,7 @@ class EmbeddedNode:
         await self._idle()
 
     async def give_token(self, name: str, grants: Sequence[str]) -> str:
-        """Create a token with these grants, or replace the one of this name; return its text."""
+        """Create a token with these grants, or replace the token of this name. Return its text."""
         text = token_text(secrets.token_bytes(TOKEN_BYTES))
         principal = principal_of(TOKEN, name)
         is_new = principal not in self.broker.metadata.identities
@@ -320,7 +322,7 @@ class EmbeddedNode:
         return text
 
     async def own_token(self) -> str:
-        """Return a token with full access, for clients without a token of the test."""
+        """Return a token with full access, for clients to which the test gives no token."""
         if self._own_token is None:
             self._own_token = await self.give_token(OWN_TOKEN, ["admin"])
         return self._own_token

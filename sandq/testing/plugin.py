@@ -22,7 +22,7 @@ def sandq_broker() -> Iterator[Broker]:
 
 @pytest.fixture
 def async_sandq_broker() -> Iterator[AsyncBroker]:
-    """Start a broker for one test under trio or asyncio, for any plugin that runs them."""
+    """Start a broker for one test under trio or asyncio. Works with any plugin that runs async tests."""
     from sandq.testing.brokers import broker
 
     with broker() as started:

@@ -1,4 +1,4 @@
-"""Quiet logs of embedded brokers: by default, structlog would print all their log lines among the output of the
+"""Reduces the logs of embedded brokers: by default, structlog would print all their log lines among the output of the
 tests."""
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def _configuration() -> list[object]:
 
 
 _DEFAULT = None if structlog.is_configured() else _configuration()
-"""Structlog's default configuration; None if it was configured before this module was imported."""
+"""Structlog's default configuration. None if structlog was configured before this module was imported."""
 
 
 def _is_unconfigured() -> bool:
     """Return whether structlog has its default configuration.
 
-    `structlog.is_configured` is not enough: it is true after a `structlog.testing.capture_logs`, which restores the
-    default configuration by `configure`.
+    `structlog.is_configured` does not suffice: it is also True after `structlog.testing.capture_logs`, which restores
+    the default configuration with `configure`.
     """
     return not structlog.is_configured() or _configuration() == _DEFAULT
 

@@ -9,7 +9,7 @@ from sandq.broker.clock.timers import Timers
 
 
 class VirtualClock(GuardedClock):
-    """A clock with whole milliseconds, so that an awaited time is reached exactly."""
+    """A clock with whole milliseconds, so that it reaches an awaited time exactly."""
 
     def __init__(self, start_ms: int) -> None:
         self.ms = start_ms
@@ -46,11 +46,11 @@ class VirtualTimers(Timers):
         return at_ms <= self._clock.now_ms()
 
     def wake(self) -> None:
-        """Check the timers: the clock was moved forward."""
+        """Check the timers, because the clock was moved forward."""
         self._wake.set()
 
     def pause_ms(self, ms: int) -> int:
-        """Return 0: a job that a test waits for must not pause, because virtual time does not advance."""
+        """Return 0: jobs must not pause, because virtual time does not advance while a test waits for a job."""
         return 0
 
     async def run(self) -> None:
