@@ -299,6 +299,7 @@ class JobStart(Request, type=Type.JOB_START):
 
 
 def _arguments(kind: str, given: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the checked arguments of a job (see `JobStart.parse`). Raise InvalidRequest if one is wrong."""
     wrong = partial(JobStart.wrong, "arguments")
     known = JOBS[kind]
     for name in given:
@@ -320,6 +321,7 @@ def _arguments(kind: str, given: Mapping[Any, Any]) -> dict[str, Any]:
             raise wrong(f"{name}: expected {one_of(argument.choices)}, got {str(value)[:40]!r}")
         arguments[name] = value
     if kind == "move":
+        # A move changes the time (by one of two arguments), the priority, or both.
         changes = [name for name in (_TO, _SHIFT, _PRIORITY) if arguments[name] is not None]
         if not changes or changes[:2] == [_TO, _SHIFT]:
             raise wrong(f"one of {_TO} and {_SHIFT} is expected, or {_PRIORITY}")

@@ -15,7 +15,8 @@ from sandq.protocol.requests_keys import KvGet, KvValues
 
 FRAME_KEYS: Final = 1000
 FRAME_BYTES: Final = 1 << 20
-"""Maximum bytes of the keys of one request; a single key may be longer. A node accepts 4 MiB."""
+"""Maximum number of keys (`FRAME_KEYS`) per request, and of their bytes. A single key may be longer; a node accepts
+4 MiB."""
 
 LINEARIZABLE: Final = "linearizable"
 STALE: Final = "stale"

@@ -25,10 +25,10 @@ from sandq.protocol.requests_keys import KvPage, KvScan
 
 PAGE_ROWS = 2_000
 PAGE_BYTES = 1 << 20
-"""Maximum bytes of one page."""
+"""Maximum number of rows (`PAGE_ROWS`) and bytes of one page."""
 ALL_ROWS = 40_000
 ALL_BYTES = 16 << 20
-"""Approximate maximum bytes of the pages of all partitions together."""
+"""Approximate maximum number of rows (`ALL_ROWS`) and bytes of the pages of all partitions together."""
 _LEAST_ROWS = 10
 _LEAST_BYTES = 16 << 10
 

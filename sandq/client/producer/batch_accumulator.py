@@ -82,6 +82,7 @@ class BatchAccumulator:
         partitioner = self.partitioner
         size = MESSAGE_OVERHEAD_BYTES
         number = None
+        # A write to a compacted topic needs a key. A message of any other topic needs a value.
         if not key if partitioner.is_compacted else value is None:
             self._check_write(key, value)
         if rank is not None or partitioner.is_fair:

@@ -342,6 +342,9 @@ class Schedules:
         return [Fire(*time) for time in times]
 
     async def _put(self, definitions: Sequence[_Definition], *, may_conflict: bool = False) -> Sequence[ScheduleResult]:
+        """Send schedules to their partitions, and return one result per schedule.
+
+        Raises Conflict if a different schedule of a name exists, unless `may_conflict`: the caller then handles it."""
         record = await self._record(next((one.tenant for one in definitions if one.tenant is not None), None))
         by_partition: dict[int, list[list[Any]]] = {}
         names = set[tuple[str, str]]()

@@ -296,6 +296,10 @@ async def _call(
     patience_s: float | None = None,
     wait_s: float = 0.0,
 ) -> Frame:
+    """Send a request to the nodes that `route` picks, with retries, and return the reply.
+
+    `patience_s`: time limit for all attempts, in s; None: the client's timeout. `wait_s`: how long the request asks the
+    node to wait, in s."""
     timeout_s = cluster.options.timeout_s
     deadline = anyio.current_time() + (timeout_s if patience_s is None else patience_s)
     last: SandqError | None = None

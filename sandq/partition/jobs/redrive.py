@@ -71,6 +71,7 @@ class Redrive:
         """Whether the loop ended early, because the outbox has no capacity for the next message."""
         which = DeadFilter._make(map(arguments.get, DeadFilter._fields))
         for at, message in enumerate(found):
+            # Skip messages that died after the job began, or that may have been sent to the dead letter topic.
             is_there = message.dead_ms <= job.started_ms and not self._dead.is_leaving(message)
             if is_there and which.takes(message):
                 if sends and message.sent_to is not None:

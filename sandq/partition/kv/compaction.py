@@ -242,6 +242,7 @@ class Compactor:
         if not gone:
             return count
         if held.any_between(entry.first, run[-1]):
+            # A group holds a message of this row, so the row stays until the next pass.
             if self._behind_s is None:
                 self._behind_s = offsets.deliver_ms(entry.first) // 1000
             return count
@@ -255,6 +256,7 @@ class Compactor:
         fields = _fields(row, entry, view) if len(gone) < count else [{}] * count
         self._log.delete_row(step, row[0], len(row[1]))
         view.delete(rows.PAYLOAD + entry.first)
+        # Put the messages that are left back, in rows of their own.
         size = 0
         for offset, each, is_wanted in zip(run, fields, wanted, strict=True):
             if is_wanted:

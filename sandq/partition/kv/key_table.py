@@ -37,8 +37,8 @@ SWEEP_BYTES = 4 << 20
 """Maximum bytes of keys of expired values that one step deletes."""
 SCAN_ROWS = 256
 SCAN_BYTES = 256 << 10
-"""Approximate maximum bytes of values that are read at once, and returned as one part. The bytes of keys are counted
-only afterwards."""
+"""Maximum number of rows (`SCAN_ROWS`), and of bytes of values before the last row, that are read at once and returned
+as one part. The bytes of keys are counted only afterwards."""
 KNOWN_KEYS = 8192
 """Number of recently written keys whose data for the next write is cached. Reading this data from the rows is half the
 cost of a write. The cache holds at most twice this number of keys."""

@@ -122,7 +122,7 @@ class LeaseGrants:
             if lease.ranges and entry.alike != lease.alike:
                 break
             if self._is_spent and entry.expires_ms is not None and entry.expires_ms <= lease.leased_ms:
-                break
+                break  # expired messages must become dead first, which this log entry may not do any more
             if self._dead.bury_expired(step, group, entry):
                 continue
             count, size = fitting(self._kept, group, entry, left, max_bytes - taken_bytes, view)

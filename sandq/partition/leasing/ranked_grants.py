@@ -127,6 +127,7 @@ class RankedGrants:
         ageing_ms: int | None = self._shared.settings["ageing_ms"]
         left, taken_bytes = limit, 0
         while left > 0 and taken_bytes < max_bytes and self._buried < BURIED:
+            # Whether new messages fit into this lease: all messages of a lease have the same number of attempts.
             is_first = not lease.ranges or lease.alike == FRESH
             if is_first and not is_stopped and ageing_ms is None and not self._ttl.any_expires:
                 taken, size = ready.serve_tenants(step, left, max_bytes - taken_bytes)
@@ -143,6 +144,7 @@ class RankedGrants:
             most = 1 if is_shared else left if capacity is None else min(left, capacity)
             assert most > 0, "a queue with a turn has messages that may be leased"
             returned = ready.first_returned(queue)
+            # Of the first returned and the first new message, take the one with the lower offset.
             gets_nothing_new = is_stopped or queue.tenant in ready.limits.crowding.stopped
             head = None if gets_nothing_new else ready.head(queue, view)
             capacity_for_new = ready.limits.capacity_for_new(queue.tenant)

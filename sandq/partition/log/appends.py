@@ -266,6 +266,7 @@ class Appends:
         claim = None if owned is None else self._ownership.claim(owned.offset, step.view)
         state = claimed_state(None if owned is None else owned.offset, claim, step.now_ms)
         stored_too = _Resolved(outcome=(TOLD_STORED, state) if on_conflict == c.REPLACE else None)
+        # If every group has passed the other message, only `dedup_window` can still reserve its unique key.
         is_over = named.state == ATTEMPTED and not (claim is not None and claim.pending)
         if is_over and not self._unique.end_attempted(step, named):
             return stored_too  # dedup_window is zero

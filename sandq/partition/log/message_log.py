@@ -403,6 +403,9 @@ class MessageLog:
         return LogEntry(found.offset, 1, rows.batch_entry(found.key[1:], found.length, found.size).unit)
 
     def _take_out(self, step: Step, found: Found, entry: LogEntry, why: str, *, remember: bool) -> None:
+        """Remove a pending message from the log and from all groups. `why`: reason in its tombstone.
+
+        `remember`: put a tombstone for a while, even if no reader needs one."""
         view, now_ms = step.view, step.now_ms
         offset = found.offset
         for group in self._ownership.take_back(step, offset):

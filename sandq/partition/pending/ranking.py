@@ -128,6 +128,7 @@ class Ranking:
         for group in self._groups.by_id.values():
             passed = [one for one in singles if group.has_passed(one.offset)]
             if passed:
+                # If a passed message is no longer in a ready queue, the group has made an attempt: it is too late.
                 held = self._held(group, passed, view)
                 late.update([one.offset for one in passed if one.offset not in held])
                 waiting.append((group, [one for one in passed if one.offset in held]))
@@ -139,6 +140,7 @@ class Ranking:
             assert group.ready is not None
             wanted = {one.to for one in found}
             full |= wanted - group.ready.takes(wanted)
+        # A group's limits do not allow these new queues, so the caller handles their messages one by one.
         left += [one.offset for one in pending if one.to in full]
         pending = [one for one in pending if one.to not in full]
         changed = [one for one in pending if one.to != one.queue]

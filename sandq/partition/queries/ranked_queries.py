@@ -92,6 +92,7 @@ def _before(
 ) -> tuple[int, bool]:
     """Return (number of messages of the same tenant before a message, whether all were checked). Counts up to a little
     more than `LOOKED_AT`."""
+    # Count messages in ready queues, then returned messages, then due messages that are not promoted yet.
     before, is_all = ready.count_before(queue_keys.tenant_of(position.key), position.bound, LOOKED_AT + 1, view)
     for given_back in group.waiting.values():
         if before > LOOKED_AT:

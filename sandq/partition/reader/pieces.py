@@ -129,6 +129,10 @@ class MessageReader:
             self._ahead = {}
 
     def _each_piece(self, view: View, ranges: Iterable[Range]) -> Iterator[Piece]:
+        """Yield the messages of `ranges` in the log as pieces, in order.
+
+        Successive ranges of one batch row (`picked`) become one piece. Messages with rows of their own (`loose`) are
+        collected until a piece is full, or until a batch row follows."""
         loose: list[_Loose] = []
         loose_bytes = 0
         picked: list[tuple[int, int]] = []

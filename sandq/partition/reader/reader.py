@@ -245,6 +245,7 @@ class LogReader:
             if entry is None or offsets.deliver_ms(entry.first) > until_ms:
                 break
             if not judge_all and entry.extra is None and entry.length == 1:
+                # Fast path: take many single messages that `judge` need not see.
                 singles, size = self._advance_over_singles(until_ms, limit, max_bytes - taken_bytes)
                 taken += rows.single_ranges([single.first for single in singles])
                 plain += [single.row for single in singles]
@@ -261,6 +262,7 @@ class LogReader:
                 continue
             count = min(entry.length, limit)
             if entry.size > WHOLE_ROW_BYTES:
+                # End a large row with the message that brings the bytes to `max_bytes`.
                 count = min(count, 1 + (max_bytes - taken_bytes - 1) // (entry.unit or entry.size))
             size = entry.size if count == entry.length else entry.unit * count
             taken.append(Range(entry.first, count))

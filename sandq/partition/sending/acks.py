@@ -34,7 +34,7 @@ class SendingAcks:
         one item. Raise Overloaded if the outbox is full. Raise Conflict if acks that sent nothing have acked all
         messages."""
         lost, is_fresh = self._settlement.outcome(command.token, command.what)
-        if lost is not None or not is_fresh:
+        if lost is not None or not is_fresh:  # nothing to ack: the lease was lost, or the ack is repeated
             if lost is None and command.messages:
                 self._check_repeated(command)
             return [lost]

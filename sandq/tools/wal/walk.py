@@ -155,8 +155,10 @@ def _without_header(segment: Segment, data: bytes, why: str, is_last: bool) -> I
 
 
 def _records(segment: Segment, data: bytes, header: SegmentHeader, following: SegmentHeader | None) -> Iterator[Item]:
+    """Yield the records of a segment, and the problems between or after them."""
     reader = Reader(data, header)
     yield from _read(reader)
+    # The header of the next segment states where the records end, so any other end is damage.
     ends_at = following.previous_end if following is not None else None
     if ends_at is not None and ends_at == reader.end:
         return
@@ -168,6 +170,7 @@ def _records(segment: Segment, data: bytes, header: SegmentHeader, following: Se
             return
         yield from _after_problem(data, header, reader.end, Problem(segment.number, reader.end, ends_at, "damage", why))
         return
+    # In the last segment, a record of a later pass proves that the bytes before the pass were synced (wal_recovery.py).
     later = [sight for sight in scan(data, segment.number, reader.end)]
     end = reader.end + len(data[reader.end :].rstrip(b"\0"))
     if any(sight.batch_start > reader.end for sight in later):
