@@ -25,8 +25,8 @@ S = TypeVar("S")
 P = ParamSpec("P")
 _AHEAD_MESSAGES: Final = 1000
 _AHEAD_BYTES: Final = 256 * 1024
-"""After this many queued messages (`_AHEAD_MESSAGES`) or bytes, a thread waits until the loop has processed them and the
-buffer has free bytes."""
+"""After this many queued messages (`_AHEAD_MESSAGES`) or bytes, a thread waits until the loop has processed them and
+the buffer has free bytes."""
 
 
 class Receipt:

@@ -144,7 +144,7 @@ class RankedGrants:
             most = 1 if is_shared else left if capacity is None else min(left, capacity)
             assert most > 0, "a queue with a turn has messages that may be leased"
             returned = ready.first_returned(queue)
-            # Of the first returned and the first new message, take the one with the lower offset.
+            # Take the first returned message or the first new one: whichever has the lower offset.
             gets_nothing_new = is_stopped or queue.tenant in ready.limits.crowding.stopped
             head = None if gets_nothing_new else ready.head(queue, view)
             capacity_for_new = ready.limits.capacity_for_new(queue.tenant)
