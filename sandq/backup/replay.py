@@ -45,9 +45,9 @@ WRITE_ROWS: Final = 1000
 WRITE_BYTES: Final = 1 << 20
 """Bytes of changed rows after which a partition's rows are written."""
 PIECE_ROWS: Final = 2048
-"""Maximum number of rows in a block, as in the blocks of nodes."""
+"""Maximum number of rows in a block; the same as in blocks that nodes make."""
 PIECE_BYTES: Final = 512 << 10
-"""Maximum bytes of rows in a block, as in the blocks of nodes. A larger row is alone in its block."""
+"""Maximum bytes of rows in a block; the same as in blocks that nodes make. A larger row is alone in its block."""
 STAMP_BYTES: Final = 32
 """The time of an entry is within this number of its first bytes."""
 
@@ -80,8 +80,8 @@ class PartitionReplay:
         self.is_over = False
         """True if the next entry is beyond the end of the replay."""
         self.late: int | None = None
-        """Index of the last entry before the end of the replay that follows an entry beyond it; None if there is
-        none."""
+        """Index of the last entry that belongs to the replay but follows an entry beyond its end; None: no such
+        entry."""
         self._last = last
         self._stores = stores
         self._store = store
@@ -149,8 +149,8 @@ class PartitionReplay:
         return True
 
     def _check_over(self, index: int, command: bytes, until_ms: int | None) -> None:
-        """Set `is_over` if this entry is beyond the end of the replay. Set `late` if it follows such an entry, but is
-        itself from before the end.
+        """Set `is_over` if this entry is beyond the end of the replay. Set `late` if this entry
+        belongs to the replay, but follows an entry beyond the end.
 
         The clock of a new leader may be behind that of the leader before it, so the times of entries may decrease.
         """
@@ -240,7 +240,7 @@ class Replay:
         backup_id: str,
         lasts: Mapping[_TopicPartition, int],
     ) -> Generator[int, None, dict[_TopicPartition, int]]:
-        """Make some partitions. `lasts`: the last entries to apply, where they are known.
+        """Make some partitions. `lasts`: index of the last entry to apply, for the partitions for which it is known.
 
         Returns the last entries of partitions that must be made again. Their entries were not ordered by time, because
         the leader's clock was ahead for a while, or because the leader changed.

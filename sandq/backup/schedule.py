@@ -150,7 +150,7 @@ class BackupSchedule:
             await anyio.sleep(RETRY_INCREMENT_S)
 
     async def _read_existing(self) -> None:
-        """Compute from the existing backups when the next one is due."""
+        """Compute from the existing backups when the next backup is due."""
         listed = await list_backups(self._location, key=self._key)
         now_ms, cluster_uuid = self._now_ms(), await self._cluster()
         good = [

@@ -123,7 +123,7 @@ class Streams:
         self._nonce = nonce
 
     def seal(self, message: StreamMessage) -> bytes:
-        """Return all bytes of one direction. Raises TooLarge if the receiver would refuse that many."""
+        """Return all bytes of one direction. Raises TooLarge if the receiver would refuse that number of bytes."""
         return at_once(self.sealing(message))
 
     def sealing(self, message: StreamMessage) -> Steps[bytes]:

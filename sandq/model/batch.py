@@ -314,7 +314,8 @@ class Batch:
         return stored.validity, stored.offsets, stored.data
 
     def take(self, positions: Sequence[int]) -> bytes:
-        """Return a new batch (not compressed) of these positions, in this order. Its times are computed again."""
+        """Return a new batch (not compressed) of the messages at these positions, in this order. Its times are computed
+        again."""
         if not positions or min(positions) < 0 or max(positions) >= self.count:
             raise InvalidRequest(f"batch: positions must be some of 0..{self.count - 1}")
         typed = []

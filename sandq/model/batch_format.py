@@ -181,7 +181,7 @@ def _encode_bytes(column: int, cells: Sequence[Any]) -> Encoded:
     validity: list[bytes] = []
     try:
         data = b"".join(cells)
-    except TypeError:  # a null, or a wrong type; columns without nulls pay nothing
+    except TypeError:  # a null, or a wrong type; this path costs nothing for columns without nulls
         if None in cells:
             validity = [_validity(cells)]
             cells = [b"" if cell is None else cell for cell in cells]

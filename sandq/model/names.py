@@ -27,7 +27,7 @@ RESTORING = "restoring"
 is restored. PERSISTED."""
 
 DEFAULT_TENANT = "default"
-"""Tenant of a message in a fair topic that names none."""
+"""Tenant of a message in a fair topic, if the message names none."""
 NOT_OF_DEFAULT = (
     f" of the tenant {DEFAULT_TENANT!r}: in a fair topic a unique key is one tenant's; say whose it is, where that is "
     "another one (tenant)"

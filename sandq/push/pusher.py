@@ -142,7 +142,7 @@ class Pusher:
 
     async def _watch_leaders(self) -> None:
         while True:
-            self._changed.set()  # also before the first wait: earlier changes were not noticed
+            self._changed.set()  # also before the first wait, which does not notice earlier changes
             await self._broker.routes.changed()
 
     async def _wait(self) -> None:

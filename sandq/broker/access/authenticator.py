@@ -106,7 +106,7 @@ class Authenticator:
         return None if self.mode == OFF else login.access
 
     def refresh(self) -> MetadataView | None:
-        """Return the current metadata. Drop cached results that it makes outdated."""
+        """Return the current metadata. If identities or roles have changed, drop the cached results."""
         view = self._catalog.known_view
         if view is None or view is self._seen:
             return view

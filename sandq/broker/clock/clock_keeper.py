@@ -88,7 +88,7 @@ class ClockKeeper:
         """Time at which the state last became worse. Earlier reports of peers may be outdated."""
         self._held: list[RaftGroup] = []
         self._not_before_s: dict[int, float] = {}
-        """Time before which a group is not handed over again, after an attempt that failed, by group number."""
+        """Time before which a group is not handed over again, by group number. Set after a failed attempt."""
 
     # -- peers ----------------------------------------------------------------------------------------------------
 

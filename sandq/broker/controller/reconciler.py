@@ -246,7 +246,7 @@ class Reconciler:
 def beginning(partition: Partition, member: str) -> Members:
     """Return the configuration that a new replica starts with, before it has any of the log.
 
-    A founding member is a voter. A later one is a learner, and learns the configuration from the log."""
+    A founding member is a voter. A later member starts as a learner, and gets the configuration from the log."""
     if member in partition.first:
         return Members(partition.first)
     return Members(tuple([other for other in partition.members if other != member]), (member,))

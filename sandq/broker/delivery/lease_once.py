@@ -65,7 +65,7 @@ class LeaseOnce:
         self._slice = TimeSlice()
         """Time slice, in which about a hundred partitions are checked: a topic may have thousands of them."""
         self.asked: dict[PartitionLeader, None] = {}
-        """Partitions in which the request has leases, or may get some."""
+        """Partitions in which the request has leases, or may get leases."""
 
     async def run(self) -> list[Taken]:
         """Lease due messages. If none are due, wait up to `wait_ms` for the first ones."""

@@ -58,7 +58,7 @@ FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
 """Longest pause in s after a transient error. The pause doubles with each further error."""
 LOGGED_TRIES: Final = 30
-"""Number of attempts, which take about a minute, between two warnings in the log."""
+"""Number of attempts between two warnings in the log. These attempts take about a minute."""
 NUMBER: Final = sequence_of(1)
 """Sequence number of each batch: there is only one batch in an epoch."""
 _LIMITS: Final = replace(
@@ -174,7 +174,7 @@ class OutboxSender:
             # The outbox is the only copy of these messages: try again, and log the error.
             log.exception("the outbox failed unexpectedly", to=list(target), epoch=epoch)
             return Unavailable(f"an unexpected error; see the log of the node: {error!r}")
-        # The next attempt uses another epoch. Return an error, so that a pause comes before it.
+        # The next attempt uses another epoch. Return an error, so that there is a pause before the next attempt.
         return Unavailable("it is sent again in another epoch") if refusal == "" else None
 
     async def _outcome(self, leader: PartitionLeader, target: Target, epoch: int) -> str | None:

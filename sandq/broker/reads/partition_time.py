@@ -42,7 +42,7 @@ class PartitionTime:
             await self._advance_at_times(host, now_ms)
 
     async def advance_for_values(self, host: RaftGroup) -> None:
-        """Let values of keys expire whose time has come. If the partition accepts no entries now, do nothing.
+        """Expire the values of keys whose time has come. If the partition accepts no entries now, do nothing.
 
         Readers and compare-and-set must agree on expiry, so both use the time in the log. By the clock, a reader might
         see a value as expired before a pending compare-and-set, whose entry has an earlier time, succeeds on it."""

@@ -66,7 +66,8 @@ class FairQueue(Generic[T]):
         return self.take_first(self.added)
 
     def take_first(self, count: int) -> list[T]:
-        """Remove the items among the first `count` ever added that still wait. Return them in the order of arrival."""
+        """Remove the waiting items that are among the first `count` items ever added. Return them in the order of
+        arrival."""
         first = sorted((number, item) for _, number, _, item in self._items if number <= count)
         if first:
             self._items = [entry for entry in self._items if entry[1] > count]

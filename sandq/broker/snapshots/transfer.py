@@ -118,7 +118,7 @@ class Throttle:
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s
         self._paid_until = -math.inf
-        """Time at which everything taken so far is paid for."""
+        """Time up to which the rate is used up by the bytes that were taken so far."""
 
     async def take(self, size: int, times: int = 1) -> None:
         """Wait until `size` more bytes may be sent, at `times` times the rate.

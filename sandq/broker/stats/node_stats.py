@@ -87,7 +87,7 @@ class TopicStats:
                 self.redelivered += delivery.count
 
     def _observe(self, late_s: float, count: int, counts: bool) -> None:
-        """Count messages of one instant. `counts`: they count for the objective, too."""
+        """Count messages of one instant. `counts`: whether the messages also count for the objective."""
         lateness = self.lateness
         bucket = bisect_left(lateness.bounds, late_s)
         lateness.counts[bucket] += count
