@@ -1,5 +1,4 @@
-"""Arguments that there are not: refused by a TypeError that names what was meant, and settings as type checkers see
-them."""
+"""Tests of unknown arguments: the TypeError names the similar argument. Tests of settings as type checkers see them."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ def test_methods_with_arguments_suggest() -> None:
 
 
 def call_wrongly(kind: type, name: str, member: Callable[..., Any], wrong: str) -> None:
-    """With all that it needs, and one argument that it has not."""
+    """Call the method with its required arguments and one unknown argument."""
     arguments: list[object] = []
     for parameter in list(inspect.signature(member).parameters.values())[1:]:
         if parameter.default is parameter.empty and parameter.kind is not parameter.KEYWORD_ONLY:

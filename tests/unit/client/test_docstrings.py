@@ -1,4 +1,4 @@
-"""Everything public of the client says what it is."""
+"""Tests that everything public in the client has a docstring."""
 
 from __future__ import annotations
 

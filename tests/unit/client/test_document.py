@@ -1,4 +1,4 @@
-"""docs/client.md: what it shows runs, and the defaults that it tells are those of the code."""
+"""Tests of docs/client.md: its examples run, and its defaults are the defaults of the code."""
 
 from __future__ import annotations
 

@@ -101,7 +101,8 @@ def test_further_fields_are_passed_over_and_other_things_refused() -> None:
 
 
 class Nodes(OverviewAdmin):
-    """Four nodes: one that answers, one of an older version, one that cannot answer now, one that is down."""
+    """Four nodes: a working node, a node of an older version, a node that cannot answer now, and a node that is
+    down."""
 
     _cluster: Any = None
 
@@ -109,7 +110,7 @@ class Nodes(OverviewAdmin):
         return {"nodes": [{"node": name, "up": name != "gone"} for name in ("new", "old", "busy", "gone")]}
 
     def _introduce(self, node: str, rows: Any) -> None:
-        """They are known."""
+        """Do nothing: the topics are known."""
 
 
 @pytest.fixture

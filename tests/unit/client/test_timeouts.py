@@ -1,4 +1,4 @@
-"""Tests of `timeout=` of single calls: every call accepts it, and the raised error."""
+"""Tests of `timeout=` of single calls: every call accepts it. Tests of the raised error."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ BLOCKING: dict[type, type] = {
     sandq.Leases: wrappers.Leases,
 }
 WITHOUT = {
-    *("kv", "messages", "schedules", "dead", "leases", "processing"),  # nothing is asked
-    *("producer", "subscribe", "watch"),  # blocks, that stay
-    *("send", "produce_many"),  # give receipts, which are waited for by themselves
+    *("kv", "messages", "schedules", "dead", "leases", "processing"),  # no request is sent
+    *("producer", "subscribe", "watch"),  # context managers of unlimited duration
+    *("send", "produce_many"),  # return receipts, which have their own wait
 }
 
 
@@ -55,7 +55,7 @@ def test_every_call_has_a_timeout(api: type) -> None:
 
 @pytest.mark.parametrize("api", FACES)
 def test_blocking_calls_accept_timeout(api: type) -> None:
-    """They are the same functions, or take the same arguments."""
+    """The blocking methods are the same functions or accept the same arguments."""
     blocking = sandq.sync.Client if api is sandq.Client else BLOCKING[api]
     for method in methods(api):
         found = getattr(blocking, method.__name__)
@@ -113,7 +113,7 @@ def test_a_node_that_says_nothing(with_client: Any) -> None:
             await client.messages("t").get(unique_key="k", timeout="50ms")
         with pytest.raises(TimedOut, match=r"create_topic: no answer in 0\.05 s; the outcome is unknown"):
             await client.admin.create_topic("u", timeout="50ms")
-        assert await client.admin.topic("t", timeout="1m")  # the client goes on
+        assert await client.admin.topic("t", timeout="1m")  # the client continues
 
     with_client(test, timeout_s=60.0)
 

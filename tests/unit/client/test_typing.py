@@ -1,4 +1,4 @@
-"""Tests of the types that users see: a correct program passes `mypy --strict`, and mistakes are found."""
+"""Tests of public types: a correct program passes `mypy --strict`, and mistakes are found."""
 
 from __future__ import annotations
 

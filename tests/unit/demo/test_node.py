@@ -41,7 +41,7 @@ def test_node_gets_one_stop_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_port_that_was_named_is_no_other_process_s() -> None:
-    """Whether or not anybody listens there yet."""
+    """A port that another process has reserved is not returned, even if nothing listens there yet."""
     port = free_port()
     program = f"import random; random.randrange = lambda *_: {port}\nfrom demo.node import free_port\nfree_port()"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -100,9 +100,10 @@ def test_progress_is_shown_in_one_line(placement: Placement) -> None:
     ("rows", "taken"),
     [
         ([row(0, "node4", "node4", *THREE[:2]), row(1, "node2", *THREE)], True),
-        ([row(0, "node1", "node4", *THREE[:2]), row(1, "node2", *THREE)], False),  # it does not lead yet
-        ([row(0, "node1", "node1", "node2", "node4"), row(1, "node2", *THREE)], False),  # it is to lead nothing
-        # It is to lead both, and leads one.
+        ([row(0, "node1", "node4", *THREE[:2]), row(1, "node2", *THREE)], False),  # node4 does not lead yet
+        # node4 is planned to lead nothing
+        ([row(0, "node1", "node1", "node2", "node4"), row(1, "node2", *THREE)], False),
+        # node4 is planned to lead both partitions and leads one.
         ([row(0, "node4", "node4", *THREE[:2]), row(1, "node2", "node4", *THREE[:2])], False),
         ([row(0, "node4", "node4", *THREE[:2]), row(1, "node2", *THREE, moving=True)], False),
         ([row(0, "node4", "node4", *THREE[:2], moving=True), row(1, "node2", *THREE)], False),
@@ -121,7 +122,7 @@ def test_a_share_is_taken_once_it_is_held_and_led_and_nothing_moves(
 
 
 def join(started: float | None, joined: float | None = None, settled: float | None = None) -> Join:
-    """Seconds after T; its share is 3 replicas and a partition to lead."""
+    """Return a join with times in seconds after T. The share is 3 replicas and one led partition."""
     moments = [None if at_s is None else T + at_s * 1000 for at_s in (started, joined, settled)]
     before = dict.fromkeys(THREE, 4)
     after = dict.fromkeys((*THREE, "node4"), 3) if settled is not None else {**before, "node4": 2}

@@ -1,4 +1,4 @@
-"""The demo's verdict: what counts as lost, early, late, and when it fails. And what its input must look like."""
+"""Tests of the demo's verdict: lost, early and late messages, and its failures. Tests of its input."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_failed_produce_fails_the_demo() -> None:
     made.failed["r2"] = "no"
     found = verdict(made)
     assert found.exit_code == 1
-    assert [text.split()[0] for text in found.faults] == ["1", "1"]  # one failed, of one nothing was heard
+    assert [text.split()[0] for text in found.faults] == ["1", "1"]  # one message failed, and one had no result
 
 
 def failover(killed: int, led: int, delivered: int, confirmed: int | None = None) -> Failover:
@@ -111,14 +111,14 @@ def failover(killed: int, led: int, delivered: int, confirmed: int | None = None
 
 
 DISTURBED = {n: 1.0 for n in (0, 1, 7, 8, 9)} | {n: 621.0 - 100 * n for n in range(2, 7)}
-"""Due at 0, 100, ... 900; the leader is away from 250, and workers are back at 620."""
+"""Due at 0, 100, ... 900. The leader is away from 250 on, and workers are back at 620."""
 
 
 def test_lateness_during_failover_is_reported_separately() -> None:
     found = verdict(ledger(produced=10, delivered=DISTURBED, failovers=(failover(250, 600, 620),)))
     assert found.all.count == 10
     assert found.undisturbed == Lateness(5, 1.0, 1.0, 1.0, 1.0)
-    # Due at 200 and in nobody's hands when the leader was killed: it waited as well.
+    # The message due at 200 was not delivered when the leader was killed, so it waited too.
     assert found.in_failover == Lateness(5, 21.0, 221.0, 421.0, 421.0)
     rows = dict(verdict_rows(found))
     assert rows["failover"] == "from the kill of node1 to new leaders 350 ms, the first delivery 370 ms"
@@ -134,12 +134,12 @@ def test_late_message_of_unaffected_partition_is_not_excused() -> None:
 def test_failover_ends_with_a_delivery_and_a_receipt_of_its_partitions() -> None:
     made = ledger(produced=0, delivered={}, failovers=(Failover("node1", frozenset({0}), T + 10.0),))
     (over,) = made.failovers
-    made.deliver("w", "r0", message(1), T + 11.0)  # it was on its way already
+    made.deliver("w", "r0", message(1), T + 11.0)  # the message was already on its way
     assert over.delivered_ms is None
     over.led_ms = T + 20.0
     made.deliver("w", "r1", message(2, partition=1), T + 21.0)
     made.confirm("r2", message(3, partition=1), T + 22.0)
-    assert (over.delivered_ms, over.confirmed_ms) == (None, None), "partition 1 had its leader all the time"
+    assert (over.delivered_ms, over.confirmed_ms) == (None, None), "partition 1 always had its leader"
     made.deliver("w", "r3", message(4), T + 23.0)
     made.confirm("r4", message(5), T + 24.0)
     made.deliver("w", "r5", message(6), T + 25.0)
@@ -149,7 +149,7 @@ def test_failover_ends_with_a_delivery_and_a_receipt_of_its_partitions() -> None
 
 def test_message_stored_late_counts_for_the_failover() -> None:
     made = ledger(produced=8, delivered={}, failovers=(failover(250, 600, 620, confirmed=700),))
-    made.receipts[message(6)] = "r6", T + 700.0  # due at 600, confirmed when the producer was back
+    made.receipts[message(6)] = "r6", T + 700.0  # due at 600, confirmed after the producer returned
     made.receipts[message(7)] = "r7", T + 705.0
     for number, at in ((6, 750.0), (7, 760.0)):
         made.deliver("w", f"r{number}", message(number), T + at)
@@ -159,7 +159,7 @@ def test_message_stored_late_counts_for_the_failover() -> None:
 
 def test_a_failover_without_end() -> None:
     made = ledger(produced=4, delivered={0: 1.0}, failovers=(Failover("node1", frozenset({0}), T + 150.0),))
-    made.deliver("w", "r1", message(1), T + 160.0)  # it was on its way already
+    made.deliver("w", "r1", message(1), T + 160.0)  # the message was already on its way
     found = verdict(made)
     assert (found.lost, found.in_failover.count, found.exit_code) == (2, 1, 1)
 
@@ -238,7 +238,7 @@ def test_plan_keeps_short_delays_and_scales_long_ones() -> None:
     assert plan([Reminder("a", None, 0, b"")], None).scale == 1.0
 
 
-# Any file: its lines.
+# Write these lines to a file.
 
 
 @pytest.mark.parametrize(

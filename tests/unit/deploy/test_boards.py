@@ -1,4 +1,4 @@
-"""The dashboard and the alerts name metrics and labels that there are, and pages that say what to do."""
+"""Tests that the dashboard and the alerts name existing metrics, labels and runbook pages."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.support.paths import ROOT
 LABELS = {metric.name: {*metric.labels, *({"le"} if metric.type == HISTOGRAM else ())} for metric in EVERY}
 OF_TARGETS = {"job", "instance"}
 OF_BACKUPS = set(re.findall(r"# TYPE (\w+)", status_text(Standing(chain="b"), for_prometheus=True)))
-"""In the status file of `sandctl backup`."""
+"""Metrics in the status file of `sandctl backup`."""
 OF_OTHERS = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes"}
 ANYTHING = {"cluster": "c", "instance": ".*", "topic": ".*", "group": ".*"}
 QUERIES = {**board_queries(**ANYTHING), **rule_queries()}
 
 
 def names_in(query: str) -> set[str]:
-    """Metrics, without the suffix of a bucket."""
+    """Names of metrics without the bucket suffix."""
     named = {name.removesuffix("_bucket") for name in re.findall(r"\b(?:sandq|process)_\w+|\bup\b", query)}
     return {name for name in named if f"job:{name}:" not in query}
 
@@ -54,10 +54,13 @@ def test_variables_come_of_metrics_that_there_are() -> None:
     by_name = {variable["name"]: variable for variable in board()["templating"]["list"]}
     assert list(by_name) == ["datasource", "cluster", "instance", "topic", "group"]
     for name in ("cluster", "instance", "topic", "group"):
-        metric, label = re.fullmatch(r"label_values\((\w+)(?:\{.*\})?, (\w+)\)", by_name[name]["definition"]).groups()  # type: ignore[union-attr]
+        # type: ignore[union-attr]
+        metric, label = re.fullmatch(r"label_values\((\w+)(?:\{.*\})?, (\w+)\)", by_name[name]["definition"]).groups()
         assert label == name and label in LABELS[metric] | OF_TARGETS
         used = set(re.findall(r"\$(\w+)", by_name[name]["definition"]))
-        assert used <= set(list(by_name)[: list(by_name).index(name)]), "each is chosen of what stands before it"
+        assert used <= set(list(by_name)[: list(by_name).index(name)]), (
+            "each variable depends on the variables before it"
+        )
 
 
 def test_dashboard_can_be_imported_with_any_data_source() -> None:

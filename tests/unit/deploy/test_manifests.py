@@ -40,7 +40,7 @@ def base(kind: str) -> dict[str, Any]:
 
 
 def of_pod(name: str) -> dict[str, str]:
-    """The environment of a pod of the base, as Kubernetes makes it."""
+    """Return the environment of a pod of the base as Kubernetes sets it."""
     (container,) = base("StatefulSet")["spec"]["template"]["spec"]["containers"]
     known: dict[str, str] = {}
     fields = {"metadata.name": name, "metadata.namespace": "prod"}
@@ -58,7 +58,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_node_starts_secured(name: str) -> None:
-    """It listens beyond its machine, and so is refused unless all of it is."""
+    """The node listens beyond its machine. So a node without full security is refused."""
     config: NodeConfig = load_config(None, {"SANDQ_NODE__DATA_DIR": "/var/lib/sandq", **CONFIGS[name]})
     assert config.listen.client.host == "0.0.0.0" and not config.security.insecure and not config.exposed
     assert (config.tls.client, config.tls.http, config.tls.peer) == ("require", "require", "require")
@@ -68,7 +68,7 @@ def test_a_node_starts_secured(name: str) -> None:
 
 def test_at_most_one_node_may_found_the_cluster() -> None:
     founders = [name for name, env in CONFIGS.items() if env.get("SANDQ_CLUSTER__BOOTSTRAP") == "true"]
-    assert founders == ["compose node1"], "on Kubernetes somebody says so"
+    assert founders == ["compose node1"], "on Kubernetes an operator founds the cluster"
 
 
 def test_pods_find_each_other() -> None:
@@ -83,8 +83,7 @@ def test_pods_find_each_other() -> None:
 
 
 def test_kubernetes_service_variables_are_disabled() -> None:
-    """Kubernetes makes SANDQ_SERVICE_HOST and the like of a Service named sandq, and a node refuses what it does not
-    know."""
+    """For a Service named sandq, Kubernetes sets SANDQ_SERVICE_HOST. A node refuses unknown variables."""
     assert base("StatefulSet")["spec"]["template"]["spec"]["enableServiceLinks"] is False
     with pytest.raises(ConfigError, match="no such setting"):
         load_config(None, {**of_pod("sandq-0"), "SANDQ_SERVICE_HOST": "10.0.0.1"})
@@ -121,7 +120,7 @@ def test_every_variable_is_a_key_of_the_configuration() -> None:
 
 
 def test_chart_has_the_settings_of_the_base() -> None:
-    """As far as that can be seen without Helm."""
+    """Checks that need no Helm."""
     chart, plain = read(CHART / "templates" / "statefulset.yaml"), read(BASE / "statefulset.yaml")
     for pattern in (
         r"\bSANDQ_[A-Z_]+",

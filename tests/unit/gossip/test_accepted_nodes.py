@@ -1,4 +1,4 @@
-"""SWIM with suspicion: which names, addresses, versions and tags are taken."""
+"""Tests of SWIM with suspicion: accepted names, addresses, versions and tags."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_member_with_same_store_may_change_its_address(liveness: Liveness) -> No
     bench = known_as(liveness)
     bench.hear(alive("a", 5, at=ELSEWHERE))
     assert bench.liveness("a") == (liveness, 5) and bench.node("a").address == address_of("a")
-    assert bench.nodes.refusals == {}, "where it was before is no conflict"
+    assert bench.nodes.refusals == {}, "the previous address is no conflict"
     bench.hear(alive("a", 6, at=ELSEWHERE))
     assert bench.liveness("a") == (ALIVE, 6) and bench.node("a").address == ELSEWHERE
 
@@ -67,7 +67,7 @@ def test_a_refusal_is_forgotten_when_the_name_is_taken() -> None:
     assert bench.liveness("a") == (ALIVE, 1) and bench.nodes.refusals == {}
 
 
-# --------------------------------------------------------------------------------------------------- who is refused
+# --------------------------------------------------------------------------------------------------- refused nodes
 
 REFUSED = [
     ("version", alive("x", vsn=(3, 5, 3, 2, 5, 5))),

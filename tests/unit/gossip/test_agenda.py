@@ -61,7 +61,7 @@ def test_cancelled_tasks_do_not_accumulate() -> None:
     assert not any(task.is_cancelled for task in kept)
     for _ in range(3 * SWEEP_TASKS):
         agenda.after(2.0, lambda: None)
-    assert len(agenda) >= 3 * SWEEP_TASKS + 10, "nothing that is planned is lost"
+    assert len(agenda) >= 3 * SWEEP_TASKS + 10, "no planned call may be lost"
     agenda.run(2.0)
     assert all(task.is_cancelled for task in kept) and len(agenda) == 0
 
@@ -99,7 +99,7 @@ def test_a_stall_is_taken_out() -> None:
 
 
 def test_first_reader_after_a_stall_gets_the_planned_time() -> None:
-    """A stream's task may run before the one whose turn was planned: it must not tell the core of a later time."""
+    """The task of a stream may run before the planned task. It must not report a later time to the core."""
     below = Below()
     clock = AwakeClock(below)
     clock.plan(50.2)

@@ -30,7 +30,7 @@ def test_least_transmitted_message_goes_first() -> None:
     assert queue.take(bytes_for("b"), 9) == [b"b"]
     queue.put("d", b"d")
     assert queue.take(ROOM, 9) == [b"d", b"a", b"b", b"c"]
-    # Once: d and a; twice: b and c.
+    # Transmitted once: d and a. Transmitted twice: b and c.
     assert queue.take(ROOM, 9) == [b"a", b"d", b"c", b"b"]
 
 
@@ -93,7 +93,7 @@ def test_full_queue_drops_the_oldest_of_the_most_transmitted() -> None:
     for number in range(KEPT_MOST - 1):
         queue.put(str(number), b"x")
     assert len(queue) == KEPT_MOST
-    # Both were transmitted in the same packet; the earlier one of the packet is dropped.
+    # Both messages were transmitted in the same packet. The earlier message of the packet is dropped.
     assert "second" not in queue and "first" in queue
     queue.put("more", b"x")
     queue.put("still more", b"x")

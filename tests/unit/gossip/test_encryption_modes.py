@@ -1,4 +1,5 @@
-"""How encryption is turned on: which mode of `gossip.encrypt` understands which, in datagrams and on streams."""
+"""Tests of the way to encryption: which modes of `gossip.encrypt` understand each other, in datagrams and on
+streams."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ UNDERSTOOD: Final = {
     *(("send", mode) for mode in ("accept", "send", "true")),
     *(("true", mode) for mode in ("accept", "send", "true")),
 }
-"""(who sends, who receives)."""
+"""Pairs (sender mode, receiver mode)."""
 PING: Final = Ping(1, "a", None, "")
 INDIRECT: Final = IndirectPing(1, Address("10.0.0.1", 1), "b", True, None, "")
 

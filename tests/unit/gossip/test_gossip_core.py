@@ -1,4 +1,4 @@
-"""One member as a whole: what it packs, what it answers over streams, what it counts."""
+"""Tests of a complete member: its packets, its stream replies, and its counters."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(core: Gossip, seconds: float) -> list[tuple[Address, bytes]]:
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["plain", "encrypted"])
 def test_packets_are_bounded_and_largest_messages_are_sent(keyed: bool) -> None:
-    """Names and tags of all the bytes that they may have: two of them fit into no packet together."""
+    """Names and tags have the maximum size, so a packet holds only one such message."""
     packets = Packets(Keyring([bytes(32)]) if keyed else None, lambda: bytes(12))
     core = core_of(packets=packets)
     names = [f"{number:02}" + "n" * 126 for number in range(30)]

@@ -190,7 +190,7 @@ def test_limits_are_reached() -> None:
         b"\x00\xc1",
         encode(CASES[1][0])[:-1],
         encode(CASES[1][0]) + b"\x00",
-        # Headers that announce many items, without any.
+        # Headers that announce many items but contain none.
         b"\x00\xdf\xff\xff\xff\xff",
         b"\x00\x81\xa4More\xdd\xff\xff\xff\xff",
         b"\x00\x81\xa4More" + b"\xdc\x00\x40" * 2000,

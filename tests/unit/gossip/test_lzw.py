@@ -1,4 +1,4 @@
-"""LZW, against what Go's compress/lzw (1.26) wrote."""
+"""Tests of LZW against the output of Go's compress/lzw (1.26)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.gossip.lzw_encoder import CLEAR, END, Bits, encode
 
 
 def stream(size: int, mask: int = 255) -> bytes:
-    """Bytes like random ones; the mask makes them repeat more."""
+    """Pseudorandom bytes. The mask makes them repeat more often."""
     return bytes(byte & mask for byte in shake_128(b"lzw").digest(size))
 
 
@@ -53,7 +53,9 @@ def test_small_ones(plain: bytes, compressed: str) -> None:
 @pytest.mark.parametrize(("plain", "size", "digest"), LARGE, ids=range(len(LARGE)))
 def test_large_ones_with_full_tables(plain: bytes, size: int, digest: str) -> None:
     compressed = encode(plain)
-    assert (len(compressed), sha256(compressed).hexdigest()) == (size, digest), "the encoder of the tests is not Go's"
+    assert (len(compressed), sha256(compressed).hexdigest()) == (size, digest), (
+        "the encoder of the tests differs from Go's encoder"
+    )
     assert decode(compressed, len(plain)) == plain
 
 
@@ -61,7 +63,7 @@ def test_large_ones_with_full_tables(plain: bytes, size: int, digest: str) -> No
 @pytest.mark.parametrize("first_clear", [True, False])
 @pytest.mark.parametrize("clears", [True, False])
 def test_older_writers_and_others(size: int, first_clear: bool, clears: bool) -> None:
-    """Before 1.17 Go began without a CLEAR; and a table may stay full."""
+    """Go before 1.17 began without a CLEAR. A table may stay full."""
     for plain in (stream(size), stream(size, 1)):
         assert decode(encode(plain, first_clear=first_clear, clears=clears), size) == plain
 

@@ -1,4 +1,4 @@
-"""Serf's rules: what intents and SWIM together say of a member."""
+"""Tests of Serf's rules: the state of a member that follows from intents and SWIM."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JOINED = 4 + JOIN_STEP
 
 
 class MemberBench(SwimBench):
-    """With Serf's rules on top."""
+    """A SWIM bench with Serf's rules."""
 
     def __init__(self, others: str = "") -> None:
         self.intents = Broadcasts()
@@ -46,7 +46,7 @@ class MemberBench(SwimBench):
             self.serf.on_intent(intent)
 
     def handed_on(self) -> list[object]:
-        """Newest first; they wait no longer."""
+        """Take the waiting messages, the newest first."""
         found: list[object] = []
         for part in self.intents.take(1 << 20, 1):
             message = decode(part)
@@ -162,7 +162,7 @@ def test_false_leave_of_own_node_is_refuted() -> None:
     assert bench.handed_on() == [joins("own", 7 + JOIN_STEP)] and bench.state("own") == State.ALIVE
     assert bench.counts["refutations"] == 1
     bench.intend(leaves("own", 7))
-    assert bench.handed_on() == [], "it said something later"
+    assert bench.handed_on() == [], "the member sent a later message"
 
 
 def test_old_leave_message_is_refuted_after_a_restart() -> None:
@@ -181,7 +181,7 @@ def test_old_leave_message_is_refuted_after_a_restart() -> None:
     ],
 )
 def test_node_overrides_later_intents_about_itself(theirs: SerfState, says: int | None) -> None:
-    """A peer that received the leave, but neither its end nor the new join, lists the node as leaving.
+    """A peer got the leave but neither the end nor the new join. So it lists the node as leaving.
 
     `JOINED`: the time of the node's join message.
     """
@@ -203,7 +203,7 @@ def test_own_intent_received_again_is_ignored() -> None:
 
 
 def test_leaving_node_does_not_announce_join() -> None:
-    """A seed that answers at last must not undo a leave."""
+    """A late answer of a seed must not undo a leave."""
     bench = MemberBench("a")
     bench.serf.announce_leave()
     bench.handed_on()
@@ -279,7 +279,7 @@ def test_rejoined_member_is_not_forgotten_at_the_earlier_deadline() -> None:
     bench.advance(FORGET_S / 2)
     bench.intend(leaves("a", 5))
     bench.advance(FORGET_S / 2)
-    assert bench.state("a") == State.LEFT, "that it left is new"
+    assert bench.state("a") == State.LEFT, "the leave is new information"
     bench.advance(FORGET_S / 2)
     assert bench.state("a") is None
 

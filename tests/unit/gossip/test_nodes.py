@@ -1,4 +1,4 @@
-"""SWIM with suspicion: each word about a member, in each state of it."""
+"""Tests of SWIM with suspicion: each message about a member, in each state of the member."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_stronger_of_two_messages_wins(
     bench = known_as(before)
     bench.hear(word)
     assert bench.liveness("a") == (after or (before, 5))
-    # New information is retransmitted unchanged, once. Nothing else is.
+    # Only new information is retransmitted, once and unchanged.
     assert bench.said() == ([word] if after else [])
     assert bench.changes == ([("a", before, after[0])] if after else [])
     assert bench.refused() == {}
@@ -88,7 +88,7 @@ ACCUSED: list[tuple[Suspect | Dead, int | None]] = [
     (suspect("own", 1), 2),
     (dead("own", 1), 2),
     (left("own", 1), 2),
-    # Old words, of before a restart: it begins at 1 and must say more than it ever said.
+    # Old messages from before a restart: the node begins at 1 and must exceed its earlier numbers.
     (suspect("own", 40), 41),
     (dead("own", 40), 41),
     (left("own", 40), 41),
@@ -157,7 +157,7 @@ def test_tags_that_are_the_same_are_no_news() -> None:
 
 
 def suspected_for(bench: SwimBench, name: str = "a") -> float:
-    """Until it is dead."""
+    """Return the time until the suspected member is declared dead."""
     began = bench.agenda.now
     while bench.node(name).liveness == SUSPECT:
         at = bench.agenda.next_at
@@ -184,7 +184,7 @@ def test_repeated_suspicion_by_same_node_is_ignored() -> None:
     bench.hear(suspect("a", 1, "d"))
     assert bench.said() == [suspect("a", 1, "d")]
     bench.hear(suspect("a", 1, "e"))
-    assert bench.said() == [], "as many agree as are wanted"
+    assert bench.said() == [], "enough members have confirmed the suspicion"
 
 
 def test_late_confirmation_ends_a_suspicion_at_once() -> None:
@@ -202,7 +202,7 @@ def test_shortest_time_is_used_if_few_can_confirm() -> None:
 
 
 def test_gone_members_do_not_count_for_suspicion_time() -> None:
-    """Else the last two of many would wait for others to agree who are not there."""
+    """Otherwise the last two members would wait for confirmations of members that are gone."""
     bench = SwimBench(others="abcdefg")
     bench.hear(*(dead(name) for name in "bcdefg"), suspect("a", 1, "own"))
     assert suspected_for(bench) == LEAST_S
@@ -251,14 +251,14 @@ def test_member_that_rejoined_in_time_is_not_forgotten() -> None:
     bench.advance(LAN.dead_gossip_s / 2)
     bench.hear(dead("a", 2))
     bench.advance(LAN.dead_gossip_s - 0.1)
-    assert bench.liveness("a") == (DEAD, 2), "its time begins anew"
+    assert bench.liveness("a") == (DEAD, 2), "the time of the member starts again"
 
 
 @pytest.mark.parametrize(
     ("theirs", "ours"), [(ALIVE, (ALIVE, 6)), (SUSPECT, (SUSPECT, 6)), (DEAD, (SUSPECT, 6)), (LEFT, (LEFT, 6))]
 )
 def test_view_of_a_peer_is_merged(theirs: Liveness, ours: tuple[Liveness, int]) -> None:
-    """Its "dead" may be old: the member has time to object."""
+    """The "dead" message may be old, so the member gets time to refute it."""
     bench = known_as(ALIVE)
     bench.nodes.merge(NodeState("a", address_of("a"), tags_of("a"), 6, theirs, VSN))
     assert bench.liveness("a") == ours
@@ -283,7 +283,7 @@ def test_members_are_sampled_uniformly() -> None:
     assert set(drawn) == {f"x{number}" for number in range(10, 40)}
     assert all(140 < count < 260 for count in drawn.values()), drawn
     few = bench.nodes.sample(3, lambda node: node.name in ("x7", "x8", "x9", "x10"))
-    assert len(few) == 3, "where few are wanted all are looked at"
+    assert len(few) == 3, "all nodes are checked if few nodes match"
     bench.hear(alive("new"))
     bench.nodes._forget(bench.node("x0"))
     assert len(bench.nodes.sample(99, lambda node: True)) == 40

@@ -1,4 +1,4 @@
-"""Datagrams: their layers, in the right order and in others."""
+"""Tests of datagrams: their layers in the right order and in wrong orders."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_too_many_or_too_long_messages_are_refused() -> None:
             PLAIN.seal(parts, crc=False)
 
 
-# --------------------------------------------------------------------------------------------------- a real agent's
+# --------------------------------------------------------------------------------------------------- of a real agent
 
 
 def test_packets_of_an_agent() -> None:
@@ -178,7 +178,7 @@ def test_a_bad_message_does_not_lose_the_others(parts: list[bytes], good: int, m
 
 def test_a_compound_that_was_cut_loses_its_last_messages_only() -> None:
     whole = compound(*PARTS)
-    # The last one is a user message, which any cut would leave readable.
+    # The last message is a user message, which stays readable after any cut.
     assert PLAIN.open(whole[:-1]) == Opened(MESSAGES[:3], 1)
     assert PLAIN.open(whole[: len(compound(*PARTS[:2])) + 2 * PART_BYTES]) == Opened(MESSAGES[:2], 2)
     assert PLAIN.open(whole + b"x") == Opened(MESSAGES, 1)

@@ -1,4 +1,4 @@
-"""Probes: when they fail, who is asked to help, and whom this member answers."""
+"""Tests of probes: their failures, the helpers, and the answers of this member."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWN = address_of("own")
 
 
 class ProbeBench(SwimBench):
-    """`sent`: (to, message), in order; `asked`: (name, seq) over streams."""
+    """`sent`: (address, message) in order. `asked`: (name, seq) of probes over streams."""
 
     def __init__(self, others: str = "", timing: Timing = LAN) -> None:
         super().__init__(timing, others=others)
@@ -48,7 +48,7 @@ class ProbeBench(SwimBench):
         return sent
 
     def probe(self) -> Ping:
-        """Lets time pass until one begins, and nothing after that."""
+        """Advance the time until a probe begins. Return its ping."""
         for _ in range(1000):
             self.agenda.run(self.next_at)
             for _, message in self.sent:
@@ -144,7 +144,7 @@ def test_probe_of_a_suspect_carries_the_suspicion() -> None:
     assert [message for _, message in bench.sent if isinstance(message, Suspect)] == [suspect("a", 1, "own")]
 
 
-# ---------------------------------------------------------------------------------------------------- without answer
+# ---------------------------------------------------------------------------------------------------- unanswered probes
 
 
 def test_indirect_pings_and_a_stream_precede_a_suspicion() -> None:
@@ -241,7 +241,7 @@ def test_member_forgotten_during_probe_is_ignored() -> None:
     assert bench.nodes.get(ping.node) is None
 
 
-# ------------------------------------------------------------------------------------------------------- for others
+# ------------------------------------------------------------------------------------------------------- relayed probes
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_member_forgotten_during_probe_is_ignored() -> None:
     [
         (None, "", SOMEWHERE, SOMEWHERE),
         (address_of("a"), "a", address_of("a"), address_of("a")),
-        # Behind a router, or from another socket: the member is known to be there.
+        # The packet comes through a router or from another socket. The answer goes to the known address.
         (address_of("a"), "a", SOMEWHERE, address_of("a")),
         (address_of("a"), "x", SOMEWHERE, SOMEWHERE),
         (address_of("a"), "b", SOMEWHERE, SOMEWHERE),
@@ -298,11 +298,11 @@ def test_a_relay_hands_an_answer_on() -> None:
 @pytest.mark.parametrize("timing", PROFILES.values(), ids=PROFILES)
 def test_a_relay_says_that_there_is_no_answer_before_the_asker_gives_up(timing: Timing) -> None:
     bench = ProbeBench("ab", timing)
-    bench.nodes.leaving = True  # it probes nobody itself
+    bench.nodes.leaving = True  # this member sends no own probes
     relayed(bench)
     left_s = timing.probe_interval_s - timing.probe_timeout_s
     waits_s = min(timing.probe_timeout_s, RELAY_SHARE * left_s)
-    assert waits_s <= 0.9 * left_s, "there is time for the way"
+    assert waits_s <= 0.9 * left_s, "the relay leaves time for the transmission"
     bench.advance(waits_s - 0.001)
     assert bench.taken() == []
     bench.advance(0.002)

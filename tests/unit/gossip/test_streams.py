@@ -1,4 +1,4 @@
-"""Streams: one message in each direction, in whatever pieces it comes."""
+"""Tests of streams: one message in each direction, in pieces of any size."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def read(data: bytes, size: int, key: bytes | None = None) -> StreamMessage | No
     for start in range(0, len(data), size):
         found = reader.feed(data[start : start + size])
         if found is not None:
-            assert start + size >= len(data), "the message ended before its bytes did"
+            assert start + size >= len(data), "bytes follow after the end of the message"
             return found
     return None
 
@@ -114,7 +114,7 @@ def test_compressed_message_is_read(whole: StreamMessage, size: int) -> None:
     assert read(sealed(plain), size, KEY) == whole
 
 
-# --------------------------------------------------------------------------------------------------- a real agent's
+# --------------------------------------------------------------------------------------------------- of a real agent
 
 
 @pytest.mark.parametrize("size", [1, 100, 1 << 20])
@@ -246,16 +246,16 @@ def many(count: int) -> PushPull:
 
 
 class Work:
-    """Counts the work of a reader."""
+    """Counters of the work of a reader."""
 
     def __init__(self) -> None:
         self.bytes = 0
-        """Handed on, and copied to be joined."""
+        """Number of bytes that were passed on or copied by a join."""
         self.attempts = 0
-        """To unpack something."""
+        """Number of attempts to unpack."""
 
     def joinable(self, data: bytes) -> bytes:
-        """Bytes that count what is copied when others are put behind or before them."""
+        """Return bytes that count the copied bytes when they are joined with other bytes."""
         work = self
 
         class Joinable(bytes):
@@ -265,7 +265,7 @@ class Work:
 
             def __radd__(self, before: Any) -> Any:
                 if isinstance(before, bytearray):
-                    return NotImplemented  # which is made longer where it is
+                    return NotImplemented  # a bytearray grows in place
                 work.bytes += len(before) + len(self)
                 return Joinable(bytes(before) + bytes(self))
 
@@ -310,7 +310,7 @@ def test_a_large_state_is_read_and_written_in_steps(key: bytes | None, is_compre
 
 
 def test_a_map_of_nested_arrays_is_given_up_early() -> None:
-    """Each byte of it would take 28 in memory."""
+    """Each byte of the message would use 28 bytes of memory."""
     reader = pair().reader()
     nested = b"\xdc\x00\x40" + (b"\xdc\x00\x40" + b"\x91\x90" * 64) * 64
     data = b"\x06\xde\x00\x40" + (b"\xa1a" + nested) * 64
@@ -325,7 +325,7 @@ def test_a_map_of_nested_arrays_is_given_up_early() -> None:
 def test_a_large_state_in_small_pieces_costs_as_much_as_in_one(
     key: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Joining what has arrived at each of 4000 pieces would move 4 GB."""
+    """A join after each of 4000 pieces would copy 4 GB."""
     count, size = 4000, 500
     whole = many(count)
     data = pair(key).seal(whole)

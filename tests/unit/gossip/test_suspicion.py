@@ -1,4 +1,4 @@
-"""How long a suspect has, by how many agree; and how much a member doubts itself."""
+"""Tests of the suspicion time by number of confirmations, and of the local health of a member."""
 
 from __future__ import annotations
 

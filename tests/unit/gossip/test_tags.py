@@ -34,7 +34,7 @@ def test_node_has_the_expected_tags() -> None:
 
 
 def long_tags(cluster_uuid: str | None) -> dict[str, str]:
-    """A name of 64 bytes for each, UUIDs, and addresses of IPv6."""
+    """Tags with a name of 64 bytes each, UUIDs, and IPv6 addresses."""
     address = "[2001:0db8:85a3:0000:0000:8a2e:0370:7334]:65535"
     return node_tags(
         node="n" * 64,
@@ -80,7 +80,7 @@ def test_tags_decide_who_may_be_a_member(own_uuid: str | None, tags: dict[str, s
 
 
 def test_cluster_uuid_is_read_at_each_check() -> None:
-    """A node that joins learns it later than the tags of others."""
+    """A joining node learns the cluster UUID after the tags of other nodes."""
     known: list[str | None] = [None]
     judge = judge_of("orders", lambda: known[0])
     tags = {"cluster": "orders", "uuid": "another"}

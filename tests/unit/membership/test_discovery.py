@@ -51,7 +51,7 @@ def test_each_membership_has_its_backend() -> None:
 
 
 def test_tags_that_will_not_fit_are_said_at_the_start() -> None:
-    """Also when only the cluster's UUID, which comes later, is too much."""
+    """The tags are refused even if only the later cluster UUID makes them too large."""
     discovery(zone="z" * 200)
     for size in (400, 450, 600):
         with pytest.raises(StartupError, match=r"do not fit.*shorten node\.id"):

@@ -24,7 +24,7 @@ def test_members_are_sorted_and_returned_views_are_immutable() -> None:
     roster.put(member("a"))
     before = roster.members()
     assert list(before) == ["a", "b"]
-    assert roster.members() is before, "nothing is copied when nothing changed"
+    assert roster.members() is before, "no copy is made if nothing changed"
     roster.put(member("a", State.FAILED))
     roster.remove("b")
     roster.remove("b")
@@ -54,7 +54,7 @@ async def test_first_batch_lists_all_members_and_later_ones_the_changes() -> Non
 
 async def test_first_batch_of_empty_roster_is_empty_and_immediate() -> None:
     with trio.CancelScope() as scope:
-        scope.cancel()  # whatever waited now would be given up
+        scope.cancel()  # a wait at this point would be cancelled
         assert await anext(Roster().changes()) == []
 
 
@@ -134,7 +134,7 @@ async def test_readers_at_any_pace_know_the_listed_members(seed: int, autojump_c
             roster.put(replace(member(name, chance.choice(list(State))), since_ms=step))
         which = chance.randrange(len(readers) * 4)
         if which < len(readers):
-            with trio.move_on_after(1):  # nothing may have changed
+            with trio.move_on_after(1):  # a change is possible but not certain
                 for change in await anext(readers[which]):
                     if change.gone:
                         assert views[which].pop(change.member.name) == change.member

@@ -38,7 +38,7 @@ def clock() -> Clock:
     return Clock()
 
 
-# Agent and its client are in this process: what it is late by is nobody's fault.
+# Agent and client run in this process, so delays of the machine must not count.
 __all__ = ["loop_clock"]
 
 
@@ -143,7 +143,7 @@ async def test_an_event_is_not_waited_for_and_one_is_enough(clock: Clock) -> Non
         await until_holds(lambda: "b" in membership.members())
 
 
-# ----------------------------------------------------------------------------------------------- the agent is away
+# ----------------------------------------------------------------------------------------------- missing agent
 
 
 async def test_absent_agent_is_awaited_and_logged_once(clock: Clock, log: list[Any]) -> None:
@@ -153,7 +153,7 @@ async def test_absent_agent_is_awaited_and_logged_once(clock: Clock, log: list[A
 
         async def start_late() -> None:
             await until_holds(lambda: warnings(log))
-            await trio.sleep(0.1)  # some attempts more
+            await trio.sleep(0.1)  # some more attempts
             assert (membership.name, dict(membership.members())) == ("", {})
             await nursery.start(agent.run)
 
@@ -176,7 +176,7 @@ async def test_members_stay_while_the_agent_is_away_and_tags_come_back(clock: Cl
         await trio.sleep(0.1)
         assert membership.members() == known
         await membership.set_tags({"zone": "x"})
-        agent.members[agent.name] = listed(agent.name, role="web")  # as its configuration says
+        agent.members[agent.name] = listed(agent.name, role="web")  # as the agent's configuration says
         await nursery.start(agent.run)
         await until_holds(lambda: agent.tags == {"role": "web", "zone": "x"})
         await until_holds(lambda: membership.members()["agent1"] == member("agent1", role="web", zone="x"))
@@ -248,7 +248,7 @@ async def test_tags_that_are_there_are_not_set_again(clock: Clock) -> None:
 
 
 async def test_removed_tags_are_set_again(clock: Clock) -> None:
-    """An agent that reads its configuration again has the tags that stand there, and only those."""
+    """An agent that reloads its configuration has only the tags of the configuration."""
     agent = FakeAgent()
     async with joined_to(agent, clock):
         for _ in range(2):
@@ -287,7 +287,7 @@ async def test_tags_that_do_not_fit_are_refused(clock: Clock, log: list[Any]) ->
         assert warnings(log) == ["the Serf agent does not accept the tags of this node"]
         agent.full = False
         await until_holds(lambda: agent.tags.get("id") == "1")
-        assert "zone" not in agent.tags, "what was refused is not tried again"
+        assert "zone" not in agent.tags, "refused tags are not tried again"
 
 
 async def test_leave_without_agent_logs_the_remaining_tags(clock: Clock, log: list[Any]) -> None:

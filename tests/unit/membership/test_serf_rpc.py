@@ -17,7 +17,7 @@ from tests.support.gossip.fake_serf_agent import FakeAgent, Spoiled, header, lis
 from tests.support.ports import free_port
 from tests.support.stopped_time import loop_clock
 
-# Agent and its client are in this process: what it is late by is nobody's fault.
+# Agent and client run in this process, so delays of the machine must not count.
 __all__ = ["loop_clock"]
 
 
@@ -109,7 +109,7 @@ async def test_event_is_reported_once_and_awaited() -> None:
             await trio.testing.wait_all_tasks_blocked()
             assert hints == [], "two events make one hint"
             nursery.cancel_scope.cancel()
-        await rpc.members()  # a wait that was given up leaves the connection as it was
+        await rpc.members()  # a cancelled wait leaves the connection unchanged
         await agent.happens()
         await rpc.event()
 
@@ -124,7 +124,7 @@ async def test_cancelled_reader_does_not_cancel_the_others() -> None:
         assert [member.name for member in await rpc.members()] == ["agent1"]
 
 
-# --------------------------------------------------------------------------------------------------- not let in
+# --------------------------------------------------------------------------------------------------- authentication
 
 
 async def test_missing_agent_is_reported() -> None:
@@ -148,7 +148,7 @@ async def test_a_wrong_key_and_none(given: str | None, said: str) -> None:
 
 
 async def test_refusal_is_raised_despite_later_records() -> None:
-    """An agent that did not consume the body of a request answers to that as well, as if it were a request."""
+    """An agent that did not read the body of a request answers the body as if it were a request."""
     agent = FakeAgent()
     agent.spoiled["auth"] = lambda seq: header(seq, "Invalid authentication token") + header(0, "Unsupported command")
     async with running(agent):
@@ -209,7 +209,7 @@ async def test_an_agent_without_a_name() -> None:
 
 
 class PouringAgent(FakeAgent):
-    """Begins to list members with these bytes, and then sends the others for ever."""
+    """An agent that begins a list of members with `begins` and then sends `goes_on` without end."""
 
     begins, goes_on = b"", b""
     poured = 0
@@ -289,7 +289,7 @@ async def test_a_slow_agent_loses_the_connection(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_event_records_do_not_extend_the_reply_timeout() -> None:
-    """Records alone do not keep a request alive that is not answered."""
+    """Records alone do not keep an unanswered request alive."""
     agent = FakeAgent()
     agent.spoiled["members"] = None
     async with running(agent) as nursery, await SerfRpc.open(agent.address, answer_s=0.2) as rpc:

@@ -120,14 +120,14 @@ def test_assign_adds_new_member_and_keeps_former_until_settled() -> None:
 
 
 def test_node_that_returns_before_settle_keeps_its_member_id() -> None:
-    """The group may have it still: two replicas of one group on a node cannot be."""
+    """The group may still have the old member, and a node cannot have two replicas of one group."""
     table = three()
     group = placed(table).group
     table.apply(m.Assign(group, 0, ["n1", "n3"]), m.Assign(group, 1, ["n1", "n2"]))
     back = placed(table)
     assert back.members == ("n1#1", "n2#2") and back.former == ("n3#3",) and back.moving
     table.apply(m.Settle(group, 2, True), m.Assign(group, 2, ["n1", "n3"]))
-    assert placed(table).members == ("n1#1", "n3#4"), "once it is settled, another one"
+    assert placed(table).members == ("n1#1", "n3#4"), "after the settle the node gets a new member id"
 
 
 def test_a_report_of_an_older_assignment_settles_nothing() -> None:
@@ -141,7 +141,7 @@ def test_a_report_of_an_older_assignment_settles_nothing() -> None:
 
 
 def test_incomplete_settle_removes_former_members() -> None:
-    """One that is wanted may be away: it must not keep those that are not."""
+    """A wanted member may be away. It must not keep the former members in the group."""
     table = three()
     group = placed(table).group
     table.apply(m.Assign(group, 0, ["n1", "n3"]), m.Settle(group, 1, False))
@@ -155,7 +155,7 @@ def test_leader_change_is_not_a_move() -> None:
     turned = placed(table)
     assert turned.members == ("n2#2", "n1#1") and not turned.moving and turned.epoch == 1
     table.apply(m.Assign(group, 1, ["n2", "n3"]), m.Assign(group, 2, ["n3", "n2"]))
-    assert placed(table).moving, "what was on its way still is"
+    assert placed(table).moving, "the running move continues"
 
 
 @pytest.mark.parametrize("nodes", [[], ["n1", "n1"], ["n1", "nobody"]])
@@ -182,7 +182,7 @@ def test_partitions_are_added_once() -> None:
 def test_a_node_is_removed_once_nothing_is_on_it_and_its_name_is_another_member_then() -> None:
     table = three()
     (refused,) = table.apply(m.RemoveNode("n4", "store-n4"))
-    assert isinstance(refused, Conflict), "nobody said that it is to be"
+    assert isinstance(refused, Conflict), "nobody requested the removal"
     group = placed(table).group
     results = table.apply(
         m.ChangeStanding("n2", "removing"),
@@ -194,7 +194,9 @@ def test_a_node_is_removed_once_nothing_is_on_it_and_its_name_is_another_member_
         m.RemoveNode("n2", "store-n2"),
     )
     kinds = [isinstance(result, Conflict) for result in results]
-    assert kinds == [False, True, False, True, False, True, False], "it holds it, it may hold it, it holds nothing"
+    assert kinds == [False, True, False, True, False, True, False], (
+        "a node that holds or may hold the group cannot be removed"
+    )
     assert "n2" not in table.state.nodes and table.state.removed["n2"].stores == ("store-n2",)
     (old, _) = table.apply(register_node("n2", "store-n2", {}), register_node("n2", "fresh", {}, incarnation=2))
     assert isinstance(old, Conflict) and table.state.nodes["n2"].incarnation == 2
@@ -250,7 +252,7 @@ def test_data_of_a_level_that_is_not_known_is_not_opened() -> None:
         MetadataState.load(rows, Levels(L1, L2))
     with pytest.raises(StartupError, match=f"this version supports {L4}"):
         MetadataState.load(rows, Levels(L4, L4))
-    # Rows of that level may look otherwise, and the sentence is still the same.
+    # Rows of that level may have another format, but the message is the same.
     rows = [(b"p" + bytes(8), msgpack.packb(5)), (b"nn1", msgpack.packb("?")), (b"s", table.rows[b"s"])]
     with pytest.raises(StartupError, match=said):
         MetadataState.load(rows, Levels(L1, L2))

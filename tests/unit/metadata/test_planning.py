@@ -108,7 +108,9 @@ def test_moves_avoid_full_nodes_while_others_have_capacity() -> None:
     found = assigned(next_changes(topics, nodes, "abde", led, T, AFTER_MS, 2))
     assert len(found) == 3 and "d" not in found[1], "it is full"
     found = assigned(next_changes(topics, nodes, "abde", led, T, AFTER_MS, 0))
-    assert all(len(held) == 2 and "c" not in held for held in found.values()), "full ones are better than too few"
+    assert all(len(held) == 2 and "c" not in held for held in found.values()), (
+        "full nodes are better than too few replicas"
+    )
 
 
 def test_no_changes_while_more_than_a_third_failed() -> None:
@@ -117,12 +119,12 @@ def test_no_changes_while_more_than_a_third_failed() -> None:
     assert too_many_failed(nodes)
     assert changes(topic(("a", "b", "c")), nodes, balanced=()) == []
     sixth = registry(*nodes.values(), node("f"))
-    assert not too_many_failed(sixth), "a third is not more than a third"
+    assert not too_many_failed(sixth), "one third is not more than one third"
     assert assigned(changes(topic(("a", "b", "c")), sixth))[1] <= {"a", "b", "e", "f"}
 
 
 def test_without_a_leader_nothing_can_be_moved() -> None:
-    """Only its members could say so. It does not hold up what can be."""
+    """Only members of the group could report progress. The group does not block other moves."""
     nodes = registry(node("a"), node("b", failed=AFTER_MS), node("c"), node("d"))
     assert assigned(changes(topic(("a", "b"), ("b",), ("c", "d")), nodes, not_led=[1, 2])) == {}
     stuck = tuple([replace(p, epoch=1) for p in topic(*[("a", "b")] * MOVES_MOST)["t"].partitions])
@@ -133,11 +135,11 @@ def test_without_a_leader_nothing_can_be_moved() -> None:
 
 
 def test_removed_node_is_drained_even_if_others_failed() -> None:
-    """After the loss of a majority they are removed one after the other."""
+    """After the loss of a majority the lost nodes are removed one after another."""
     lost = [node("b", failed=AFTER_MS, standing=REMOVING), node("c", failed=AFTER_MS)]
     nodes = registry(node("a"), *lost, node("d"), node("e", failed=AFTER_MS))
     assert too_many_failed(nodes)
-    assert assigned(changes(topic(*ABC), nodes, balanced=())) == {1: {"a", "c"}}, "nobody takes its place"
+    assert assigned(changes(topic(*ABC), nodes, balanced=())) == {1: {"a", "c"}}, "no node takes its place"
 
 
 def test_replica_that_no_node_can_take_stays() -> None:
@@ -146,7 +148,7 @@ def test_replica_that_no_node_can_take_stays() -> None:
 
 
 def test_removed_node_is_not_missed() -> None:
-    """After the loss of a majority all that are left are failed."""
+    """After the loss of a majority all remaining members are failed."""
     lost = [node(name, failed=AFTER_MS, standing=REMOVING) for name in "bc"]
     assert assigned(changes(topic(*ABC), registry(node("a"), *lost))) == {1: {"a"}}
 
@@ -168,11 +170,11 @@ def test_even_spread_is_recorded_once_for_these_nodes() -> None:
     (assign,) = changes(topics, nodes, balanced=())
     assert isinstance(assign, m.Assign) and assign.nodes == ["b"]
     assert changes(topic(("a",), ("b",)), nodes, balanced=()) == [m.Balance(["a", "b"])]
-    assert changes(topics, nodes) == [], "a topic that went leaves it uneven: so be it"
+    assert changes(topics, nodes) == [], "a deleted topic may leave the placement uneven"
 
 
 def test_returning_node_gets_its_share_before_the_spread_is_even() -> None:
-    """The others have taken what it had, and it was not written down yet that this is even."""
+    """The other nodes have taken the replicas, and the even state was not recorded yet."""
     state = MetadataState()
 
     def apply(*commands: m.Command) -> None:
@@ -180,7 +182,7 @@ def test_returning_node_gets_its_share_before_the_spread_is_even() -> None:
         assert not any(isinstance(result, SandqError) for result in results), results
 
     def moves() -> list[m.Assign]:
-        """Return the moves that begin now. They are finished when this returns."""
+        """Return the moves that begin now, and finish them."""
         led = {p.group for topic in state.topics.values() for p in topic.partitions}
         found = next_changes(state.topics, state.nodes, state.balanced, led, T, AFTER_MS)
         apply(*found)
@@ -207,8 +209,8 @@ def test_voters_are_of_all_zones_and_change_no_more_than_they_must() -> None:
     nodes = registry(*[node(name, zone=zone) for name, zone in zip("abcdefg", "xxxxyyz", strict=True)])
     assert next_voters(nodes, "abcde", 5, ()) >= {"a", "e", "g"}, "g is alone in its zone"
     assert next_voters(nodes, "abefg", 5, ()) == set("abefg")
-    assert next_voters(nodes, "abefg", 5, {"g"}) == set("abcef"), "who is lost makes way"
+    assert next_voters(nodes, "abefg", 5, {"g"}) == set("abcef"), "a lost node is replaced first"
     few = registry(node("a"), node("b"), node("c"))
-    assert next_voters(few, "abc", 5, {"c"}) == set("abc"), "unless there is nobody else"
+    assert next_voters(few, "abc", 5, {"c"}) == set("abc"), "unless no other node is left"
     drained = registry(node("a"), node("b"), node("c", standing=DRAINING))
     assert next_voters(drained, "abc", 5, ()) == set("ab")

@@ -25,7 +25,7 @@ GOLDEN = bytes.fromhex(
 
 
 def sealed(data: bytes | bytearray) -> bytes:
-    """The same bytes with the right magic, size and crc: what a careless or wicked encoder could make."""
+    """Return the bytes with the right magic, size and crc, as a faulty or malicious encoder could write them."""
     data = bytearray(data)
     data[:4] = batch_format.MAGIC
     data[16:20] = len(data).to_bytes(4, "little")
@@ -60,7 +60,7 @@ def test_absent_columns() -> None:
     assert batch.columns == (Column.VALUE,)
     assert batch.bytes_column(Column.KEY) is None
     assert batch.int_column(Column.PRIORITY) is None
-    assert batch.int_column(Column.VALUE) is None  # of the other type
+    assert batch.int_column(Column.VALUE) is None  # a column of the other type
     assert (batch.min_deliver_ms, batch.max_deliver_ms, batch.relative) == (0, 0, False)
     with pytest.raises(KeyError):
         batch.buffers(Column.KEY)
@@ -149,7 +149,7 @@ def test_a_compressed_bomb_is_refused_before_it_grows() -> None:
     assert len(small) < 500
     with pytest.raises(TooLarge, match="when decompressed"):
         Batch.parse(small, max_bytes=1 << 19)
-    # One whose header is modest, while the frame in it claims, or holds, more.
+    # The header has a small size, but the inner frame claims or holds more.
     data = bytearray(small)
     data[20:24] = (1 << 10).to_bytes(4, "little")
     refused(sealed(data), "another size")
@@ -199,7 +199,7 @@ def test_crc_is_checked() -> None:
     data = bytearray(encode({Column.VALUE: [b"a"]}))
     data[-8] ^= 1
     refused(bytes(data), "crc")
-    assert peek(bytes(data)).count == 1  # who does not decode does not pay
+    assert peek(bytes(data)).count == 1  # parsing without decoding costs no memory
 
 
 def body_of(columns: list[tuple[int, int, int, bytes]], *, count: int = 2, tail: bytes = b"", more: int = 0) -> bytes:

@@ -132,7 +132,8 @@ OPEN = "listen: {client: '10.0.0.1:1', http: '10.0.0.1:2', peer: '10.0.0.1:3', g
         ("listen: {client: 'localhost:1', http: '[::1]:2'}\ncluster: {bootstrap: true}", []),
     ],
 )
-def test_a_node_that_others_reach_is_secured_or_says_that_it_is_not(write, text: str, says: list[str]) -> None:  # type: ignore[no-untyped-def]
+# type: ignore[no-untyped-def]
+def test_a_node_that_others_reach_is_secured_or_says_that_it_is_not(write, text: str, says: list[str]) -> None:
     found = mistakes(write(text)) if says else []
     assert len(found) == bool(says)
     for line in found:
@@ -199,13 +200,13 @@ def test_environment_overrides_the_file(write) -> None:  # type: ignore[no-untyp
     assert (config.cluster.bootstrap, config.cluster.seeds) == (True, [("a", 1), ("b", 2)])
     assert config.limits == Limits(connections=99, message_bytes=1 << 20, frame_bytes=48 << 20)
     assert config.shutdown_grace_ms == 120_000
-    assert config.clock.max_drift_ms == 250  # of the file
+    assert config.clock.max_drift_ms == 250  # the value of the file
 
 
 def test_lists_in_the_environment() -> None:
     config = load_config(None, {"SANDQ_CLUSTER__SEEDS": "[a:1, b:2]"})
     assert config.cluster.seeds == [("a", 1), ("b", 2)]
-    assert not config.cluster.bootstrap  # it joins: one node of its own would be a second cluster
+    assert not config.cluster.bootstrap  # the node joins, because a node alone would be a second cluster
     peers = "[{id: node2, peer: a:1, client: a:2, http: a:3}]"
     environ = {"SANDQ_CLUSTER__MEMBERSHIP": "static", "SANDQ_CLUSTER__PEERS": peers}
     assert [peer.id for peer in load_config(None, environ).cluster.peers] == ["node2"]

@@ -1,4 +1,4 @@
-"""The files in configs/ load, say what they mean to say, and explain every key."""
+"""Tests that the files in configs/ can be loaded, have the intended values, and explain every key."""
 
 from __future__ import annotations
 

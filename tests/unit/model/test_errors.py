@@ -58,7 +58,7 @@ CONTRACT = {
 
 def test_codes_are_the_protocols() -> None:
     assert {(cls.code, cls.retriable, cls.http_status) for cls in ALL} == CONTRACT
-    assert len(ALL) == len(CONTRACT)  # no code is there twice
+    assert len(ALL) == len(CONTRACT)  # no code is used twice
 
 
 def test_drawn_tree_matches_the_error_classes() -> None:
@@ -85,7 +85,7 @@ def test_unknown_code_keeps_its_fields() -> None:
     error = from_wire("OF_LATER", "a gap", True, {"expected": 7})
     assert type(error) is SandqError
     assert to_wire(error) == ("OF_LATER", "a gap", True, {"expected": 7})
-    assert SandqError.code == "INTERNAL"  # the class is untouched
+    assert SandqError.code == "INTERNAL"  # the class is unchanged
     assert not SandqError.retriable
     assert from_wire("NEW", "x", False, None).details == {}
 

@@ -1,4 +1,4 @@
-"""Headers that a broker accepts, and stored ones that it accepts no longer."""
+"""Tests of headers that a broker accepts, and of stored headers that it no longer accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each situation of a cluster is made once, and doctor, the overview and the document say the same of it."""
+"""Tests that doctor, the overview and the document describe each situation of a cluster in the same way."""
 
 from __future__ import annotations
 

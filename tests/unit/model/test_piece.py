@@ -1,4 +1,4 @@
-"""How many messages of a piece are meant."""
+"""Tests of the number of messages that a piece names."""
 
 from __future__ import annotations
 

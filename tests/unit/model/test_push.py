@@ -37,7 +37,9 @@ def test_url_changes_only_with_secrets_of_its_own() -> None:
         with pytest.raises(InvalidSetting, match="another url needs secrets of its own"):
             changed_push(push, given)
     assert changed_push(push, {"url": other, "secrets": [B]})["secrets"] == [B]
-    assert changed_push(push, {"url": other, "secrets": [A]})["secrets"] == [A], "who knows it may give it"
+    assert changed_push(push, {"url": other, "secrets": [A]})["secrets"] == [A], (
+        "a caller that knows the secret may send it"
+    )
     assert changed_push(push, {"url": URL}) == push
 
 

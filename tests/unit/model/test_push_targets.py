@@ -1,4 +1,4 @@
-"""Where messages may be pushed to: URLs, names, and addresses of every kind."""
+"""Tests of allowed push targets: URLs, names, and addresses of every kind."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_invalid_url_is_refused(url: object) -> None:
 )
 def test_a_url_is_checked_before_its_name_is_looked_up(url: str, why: str | None) -> None:
     if why is None:
-        PushRules().check(Target.parse(url))  # what a strange name stands for is checked by address
+        PushRules().check(Target.parse(url))  # the address of an unusual name is checked later
         return
     with pytest.raises(TargetRefused, match=why):
         PushRules().check(Target.parse(url))
@@ -133,7 +133,7 @@ def test_a_url_is_checked_before_its_name_is_looked_up(url: str, why: str | None
 def test_a_name_that_no_entry_has_is_refused_at_once() -> None:
     with pytest.raises(TargetRefused, match=r"example\.org is not among"):
         PushRules.of(["*.example.com"], PORTS, False).check(Target.parse("https://example.org/"))
-    # It may stand for an address of a network that is allowed: that is seen when it is looked up.
+    # The name may have an address in an allowed network. This is checked at the lookup.
     PushRules.of(["10.0.0.0/8"], PORTS, False).check(Target.parse("https://example.org/"))
     with pytest.raises(TargetRefused, match="empty"):
         PushRules.of([], PORTS, False).check(Target.parse("https://example.org/"))

@@ -1,4 +1,4 @@
-"""Tests of rates: never faster than configured, and shown rates can be parsed."""
+"""Tests of rates: a rate is never faster than configured, and shown rates can be parsed."""
 
 from __future__ import annotations
 

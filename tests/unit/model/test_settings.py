@@ -125,7 +125,8 @@ def test_a_record_of_another_version() -> None:
     assert from_record({}) == TopicSettings()
     older = {"lease_ms": 5000, "backoff": {"kind": "fixed"}}
     assert from_record(older) == TopicSettings(lease=5, backoff=Backoff(kind="fixed"))
-    newer = {**DEFAULT_RECORD, "colour": "red", "backoff": {**DEFAULT_RECORD["backoff"], "phase": 1}}  # type: ignore[dict-item]
+    # type: ignore[dict-item]
+    newer = {**DEFAULT_RECORD, "colour": "red", "backoff": {**DEFAULT_RECORD["backoff"], "phase": 1}}
     assert from_record(newer).record() == DEFAULT_RECORD
 
 
@@ -312,7 +313,7 @@ def test_a_group_may_have_a_lower_limit_for_each_key() -> None:
         assert own == {"max_in_flight_per_key": mine}
         assert key_limit(topic, own) == mine
     assert key_limit(topic) == 3
-    assert key_limit(topic, {"max_in_flight_per_key": 5}) == 3, "however it came there"
+    assert key_limit(topic, {"max_in_flight_per_key": 5}) == 3, "for any origin of the setting"
     assert key_limit(parse_settings({"ordering": "key"}).record()) == 1
     assert key_limit(DEFAULT_RECORD) is key_limit({}) is None
     with pytest.raises(InvalidSetting, match=r"^max_in_flight_per_key: 4 is more than the topic's, which is 3$"):
@@ -363,7 +364,7 @@ def test_a_fair_topic_keeps_its_tenants_sorted() -> None:
         record = msgpack.unpackb(msgpack.packb(settings.record()))
         assert from_record(record, FAIR) == settings and from_record(record, FAIR).record() == record
     changed = update_settings(settings.record(), {"tenants": {"b": {}}}, FAIR).record()
-    assert changed["tenants"] == [["b", 1, None]], "it is changed as a whole"
+    assert changed["tenants"] == [["b", 1, None]], "the setting is changed as a whole"
     assert update_settings(changed, {"lease": 5}, FAIR).record()["tenants"] == [["b", 1, None]]
 
 

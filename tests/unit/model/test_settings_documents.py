@@ -1,4 +1,4 @@
-"""docs/topics.md and the help of sandctl: each setting with the default and the range of its field."""
+"""Tests of docs/topics.md and the help of sandctl: they show the default and the range of each setting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROW = r"^\| `([a-z_.]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \| [^|]+ \|$"
 _TABLES = re.split(r"^\| Setting \| sandctl .*$", (ROOT / "docs" / "topics.md").read_text(), flags=re.MULTILINE)[1:]
 Row = tuple[str, str, str]
 NAMES_OF_HELP = ["-h", "--help"]
-"""As the program has them: click keeps what the first who asks calls the option."""
+"""Names of the help option as in the program: click keeps the names of the first request."""
 TOPICS: dict[str, dict[str, Row]] = {
     kind: {key: (option, default, limits) for key, option, default, limits in re.findall(_ROW, table, re.MULTILINE)}
     for kind, table in zip((TIMER, COMPACTED, FAIR), _TABLES, strict=True)
@@ -33,14 +33,14 @@ ROWS = [(kind, key, *row) for kind, rows in TOPICS.items() for key, row in rows.
 
 
 def text(value: Any) -> str:
-    """As one writes it: in a document, and on a command line."""
+    """Return the value as text for a document or a command line."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def defaults(kind: str) -> dict[str, str]:
-    """Setting -> default, the parts of the back-off as `backoff.kind`."""
+    """Return setting -> default. Parts of the back-off have names like `backoff.kind`."""
     found: dict[str, Any] = settings_json(parse_settings({}, kind).record(), kind)
     backoff = found.pop("backoff")
     return {key: text(value) for key, value in (*found.items(), *((f"backoff.{k}", v) for k, v in backoff.items()))}
@@ -50,9 +50,9 @@ DEFAULTS = {**defaults(COMPACTED), **defaults(FAIR), **defaults(TIMER)}
 
 
 def is_allowed(kind: str, key: str, value: str) -> bool:
-    """Whether the field takes it; what then no longer fits to other keys is no matter of this one."""
+    """Whether the field accepts the value. Conflicts with other keys do not count."""
     section, _, part = key.partition(".")
-    if value.endswith("PiB"):  # people know the unit, and the field does not
+    if value.endswith("PiB"):  # users know the unit, but the field does not
         value = f"{int(value.removesuffix('PiB')) * 2**20}GiB"
     more = {} if section not in ("retain", "retain_bytes") else {"delete_on_ack": False}
     try:
@@ -91,7 +91,7 @@ def test_documented_row_of_setting_matches_the_code(
 
 
 def _beyond(end: str, step: int) -> str | None:
-    """The next smaller or greater value, as text; None where there is none (a negative duration)."""
+    """Return the next smaller or greater value as text. None: no such value exists (a negative duration)."""
     if re.fullmatch(r"\d+(ms|s|m|h|d)", end):
         ms = duration_ms(end) + step
         return format_duration(ms) if ms >= 0 else None
@@ -100,7 +100,7 @@ def _beyond(end: str, step: int) -> str | None:
 
 
 def _help_of(command: Command) -> dict[str, str]:
-    """Option -> its help."""
+    """Return option -> help text."""
     found = {}
     for option in command.get_params(Context(command, help_option_names=NAMES_OF_HELP)):
         record = option.get_help_record(Context(command, help_option_names=NAMES_OF_HELP))
@@ -110,7 +110,7 @@ def _help_of(command: Command) -> dict[str, str]:
 
 
 def _option_defaults(names: list[str], values: list[str]) -> dict[str, str]:
-    """Setting -> default, as options tell it: the text of the last is that of all that are left."""
+    """Return setting -> default from option values. The last value counts for all remaining options."""
     values += values[-1:] * (len(names) - len(values))
     found = {}
     for name, value in zip(names, values, strict=True):
@@ -130,10 +130,12 @@ def test_sandctl_help_has_the_defaults() -> None:
         name: match[1] for name, words in _help_of(create).items() if (match := re.search(r"\[default: (.*)\]$", words))
     }
     own = {name: value for name, value in told.items() if name not in ("--kind", "--partitions", "--replicas")}
-    own.pop("--retain", None)  # the other word of --delete-on-ack
+    own.pop("--retain", None)  # the counterpart of --delete-on-ack
     assert _option_defaults(list(own), list(own.values())) == DEFAULTS
     for command in (update, update_group):
-        assert not any("[default: " in words for words in _help_of(command).values()), "what is not named stays"
+        assert not any("[default: " in words for words in _help_of(command).values()), (
+            "settings that are not named stay unchanged"
+        )
 
 
 def test_a_default_or_a_range_that_is_wrong_is_found() -> None:

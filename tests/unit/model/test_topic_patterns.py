@@ -1,4 +1,4 @@
-"""Patterns of topics' names."""
+"""Tests of patterns of topic names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signatures: the published example of Standard Webhooks, several secrets, and everything that makes one wrong."""
+"""Tests of signatures: the published example of Standard Webhooks, several secrets, and wrong signatures."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Node:
 
 
 class Bed:
-    """Nodes that meet these errors as they start, one after the other; None: it serves."""
+    """Nodes that meet these errors at consecutive starts. None: the node serves."""
 
     def __init__(self, *starts: Exception | None) -> None:
         self._starts: Sequence[Exception | None] = starts

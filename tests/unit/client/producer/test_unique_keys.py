@@ -143,7 +143,7 @@ def test_options_of_send_many_hold_for_its_values(with_client: Any) -> None:
                 await receipts
             with pytest.raises(InvalidRequest, match="message 0 of send_many: on_conflict: it needs"):
                 await producer.send_many([b"a"], on_conflict="replace")
-            # It is for those that have a key: a mapping names its own.
+            # `on_conflict` applies to messages with a unique key. A mapping can name its own key.
             await (await producer.send_many([{"value": b"c", "unique_key": "u"}], on_conflict="replace"))
         assert [row.ttl_ms for row in server.stored["t", 0]] == [60_000, 60_000, None]
 
@@ -157,7 +157,7 @@ def test_a_lost_answer_about_a_unique_key_leaves_it_open(with_client: Any) -> No
             connection.cut()
 
         server.script[Type.PRODUCE] += [store_and_cut] * 1000
-        # Which of them depends on where the last attempt was when its time was over.
+        # The error depends on the state of the last attempt at the timeout.
         with pytest.raises((ConnectionLost, TimedOut), match="outcome is unknown"):
             await client.produce("t", b"a", unique_key="v")
 

@@ -1,4 +1,4 @@
-"""A gateway proves itself, and says on whose behalf it asks; to a node that knows of no gateways it says neither."""
+"""A gateway proves itself and names the caller. To a node without gateway support it sends neither."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ADA, BOB = "192.0.2.7", "192.0.2.8"
 
 
 class Node(FakeServer):
-    """One that has gateways prove themselves."""
+    """A server that requires proof from gateways."""
 
     def do_hello(self, connection: FakeConnection, frame: Frame) -> Any:
         challenge = (CHALLENGE,) if "gateway" in frame[4] else ()
@@ -49,7 +49,7 @@ def with_gateway(run: Any, server: FakeServer, body: Any) -> None:
 
 
 def said(server: FakeServer, *kinds: Type) -> list[Any]:
-    """Callers as they were said, and requests of these kinds, in order."""
+    """The named callers and the requests of these kinds, in order."""
     return [
         tuple(frame[2:]) if frame[0] == Type.ON_BEHALF else Type(frame[0])
         for frame in server.frames
@@ -58,7 +58,7 @@ def said(server: FakeServer, *kinds: Type) -> list[Any]:
 
 
 def callers(server: FakeServer, kind: Type) -> list[Any]:
-    """On whose behalf each request of this kind is."""
+    """The caller of each request of this kind."""
     who, found = (None, None), []
     for one in said(server, kind):
         if one is kind:
@@ -94,7 +94,7 @@ def test_a_caller_is_said_when_it_changes(run: Any) -> None:
     with_gateway(run, server, body)
     assert callers(server, Type.GROUP_LIST) == [(None, ADA), (None, ADA), (None, BOB), (None, None), ("ada", ADA)]
     told = said(server)
-    assert all(one != following for one, following in pairwise(told)), "it is not said twice"
+    assert all(one != following for one, following in pairwise(told)), "the caller is not named twice"
 
 
 def test_a_batch_of_one_caller_is_asked_on_its_behalf(run: Any) -> None:

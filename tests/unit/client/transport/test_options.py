@@ -1,4 +1,4 @@
-"""How long a client waits before it asks again."""
+"""Tests of the time that a client waits before it retries."""
 
 from __future__ import annotations
 

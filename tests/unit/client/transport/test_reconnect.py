@@ -1,4 +1,4 @@
-"""Connections that break, leaders that move, nodes that are elsewhere."""
+"""Tests of broken connections, moved leaders, and nodes with changed addresses."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def test_held_messages_survive_a_cut(with_client: Any) -> None:
             server.cut_all()
             await until_holds(lambda: len(server.subscribed) == 2 and server.connections)
             request = server.subscribed[1]
-            # The last lease may not have come whole: it is not named as held, so that it is pushed again.
+            # The last lease may be incomplete. So the client does not name it as held, and the node pushes it again.
             assert request.held == [[GROUP_NUMBER, 0, TOKEN]]
             assert request.consumer_id == server.subscribed[0].consumer_id
-            assert request.credit == 8 or request.credit == 7  # with or without the ack that was cut off
+            assert request.credit == 8 or request.credit == 7  # with or without the ack that was lost
             subscribed = server.subscription()
             server.deliver(subscribed, [b"x"], token=TOKEN + 1, base=offsets.shift(base, -offsets.unpack(base).place))
             await second.ack()
@@ -98,14 +98,15 @@ def test_message_that_is_pushed_twice_is_seen_once(with_client: Any) -> None:
             await until_holds(lambda: len(server.subscribed) == 2 and server.connections)
             subscribed = server.subscription()
             assert subscribed.credit == 3
-            # The whole lease again, split differently, with the messages that the cut had held back.
+            # The complete lease again in other pieces, with the messages that were missing at the cut.
             server.deliver(subscribed, [b"a", b"b", b"c"], token=TOKEN, base=base, last=True)
             (third,) = await take(subscription, 1)
             assert third.value == b"c"
-            await until_holds(lambda: subscribed.credit == 2)  # two are held; the repeated ones took no place
+            # two messages are held, and repeated messages use no credit
+            await until_holds(lambda: subscribed.credit == 2)
             await second.ack()
             await third.ack()
-            # Settled and answered: a push that was under way all the same is not seen either.
+            # All messages are settled. A push that was already in flight is dropped too.
             server.deliver(subscribed, [b"a", b"b", b"c"], token=TOKEN, base=base)
             server.deliver(subscribed, [b"d"], token=TOKEN + 1)
             (fourth,) = await take(subscription, 1)
@@ -169,7 +170,7 @@ def test_partitions_are_found_at_their_leaders(run: Any) -> None:
                 await message.ack()
                 assert two.acks and not one.acks
 
-                # Now n1 leads everything; n2 says so.
+                # Now n1 leads everything, and n2 reports this.
                 for server in (one, two):
                     server.add_topic("t", 2, leaders=["n1", "n1"])
                 error = encode_error(two.subscribed[0].subscription_id, NotLeader("moved"))
@@ -240,7 +241,7 @@ def test_requests_of_silent_node_are_sent_to_the_new_leader(run: Any, kind: Type
                 await client.produce("t", b"before")
                 await until_holds(lambda: two.connections)
                 one.script[kind] += [SILENCE]
-                two.add_topic("t", 1, leaders=["n2"])  # n1 has not heard of it
+                two.add_topic("t", 1, leaders=["n2"])  # n1 does not know the change
                 if kind == Type.PRODUCE:
                     await client.produce("t", b"on its way")
                     (asked,), (sent,) = two.produced, one.of_type(Type.PRODUCE)[1:]
@@ -276,7 +277,7 @@ def test_a_silent_node_that_leads_still_is_waited_for(run: Any) -> None:
 
 
 def test_subscriber_of_a_lost_leader_asks_until_a_node_knows_the_new_one(run: Any) -> None:
-    """Right after a leader has died, the others still name it."""
+    """Right after the death of a leader the other nodes still name it."""
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
@@ -497,7 +498,7 @@ def test_cancelling_connect_and_everything_in_it(run: Any) -> None:
                     pass
             server.script[Type.HELLO] += [SILENCE] * 3
             told = f"cannot connect to {server.address}: no answer in 0.333 s"  # identical errors are shown once
-            with pytest.raises(ConnectionLost) as caught:  # they share the time
+            with pytest.raises(ConnectionLost) as caught:  # the attempts share the time
                 async with connect(*[server.address] * 3, timeout="1s"):
                     pass
             assert caught.value.message == f"no server can be reached: {told}"
@@ -618,7 +619,7 @@ def test_update_reply_from_before_topic_deletion_is_ignored(with_client: Any) ->
 
 
 def test_topics_that_come_and_go_leave_nothing_behind(with_client: Any) -> None:
-    """A client may make and delete topics of ever new names for as long as it lives."""
+    """A client may create and delete topics with new names without end."""
 
     async def body(server: FakeServer, client: Client) -> None:
         def kept() -> int:
@@ -636,7 +637,7 @@ def test_topics_that_come_and_go_leave_nothing_behind(with_client: Any) -> None:
 
 def test_named_leader_that_is_gone_does_not_delay_the_request(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
-        # The asked node does not know yet that the node that it names has left.
+        # The asked node names a node that has left.
         gone = [NotLeader("n2 leads", node_id="n2", host="127.0.0.1", port=free_port()) for _ in range(2)]
         server.script[Type.TOPIC_CREATE] += gone
         await client.admin.create_topic("made")

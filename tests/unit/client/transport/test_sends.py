@@ -1,5 +1,5 @@
-"""Tests of requests that are sent together: those of one turn of the loop, across topics, and acks with the credit for
-the next lease."""
+"""Tests of requests that are sent together: all requests of one loop turn, and acks with the credit for the next
+lease."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BY_THE_CLOCK = (Type.METADATA, Type.PING)
 
 
 class CountedStream:
-    """A connection's stream that remembers the types of the frames of each send, but for `BY_THE_CLOCK`."""
+    """A stream that records the frame types of each send, except `BY_THE_CLOCK`."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -35,7 +35,7 @@ class CountedStream:
 
 
 def count_sends(client: Client) -> list[list[int]]:
-    """The types of the frames of each send from now on, over the one connection that there is."""
+    """Record the frame types of each send from now on, over the only connection."""
     (connection,) = client._cluster.connections()
     stream = CountedStream(connection._stream)
     connection._stream = stream  # type: ignore[assignment]

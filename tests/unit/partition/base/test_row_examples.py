@@ -1,4 +1,4 @@
-"""The examples of docs/storage-format.md that are about batches, rows and entries, decoded and encoded again."""
+"""Tests that decode and encode the examples of batches, rows and entries in docs/storage-format.md."""
 
 from __future__ import annotations
 

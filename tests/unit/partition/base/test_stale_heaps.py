@@ -1,4 +1,4 @@
-"""Tests that heaps with lazily dropped entries stay proportional to their live entries, whatever is on top."""
+"""Tests that heaps with lazily dropped entries stay proportional to their live entries, for any top entry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_deadlines_do_not_gather_behind_a_long_lease(bench: Bench) -> None:
     table = bench.machine.leases
     assert len(table._deadlines) <= 2 * 2 + FEW + 1
     assert table.next_deadline_ms() == slow.deadline_ms
-    assert bench.expire(at=30_001) == 1, "the lease below it still runs out"
+    assert bench.expire(at=30_001) == 1, "the lease below the top still expires"
     assert table.next_deadline_ms() is None
 
 
@@ -90,7 +90,7 @@ def test_waiting_entries_do_not_accumulate_behind_an_early_entry() -> None:
 
 
 def test_attempts_that_wait_do_not_gather_behind_an_early_one() -> None:
-    """They leave by their ttl, before their time has come."""
+    """The messages expire by their ttl before their due time."""
     bench = Bench(max_attempts=None)
     bench.open()
     bench.put("old")
@@ -108,7 +108,7 @@ def test_attempts_that_wait_do_not_gather_behind_an_early_one() -> None:
 
 
 def test_rebuilt_heap_equals_a_loaded_heap() -> None:
-    """The rows of a replica that restarts now and then are those of one that never does."""
+    """A replica that restarts sometimes has the same rows as a replica that never restarts."""
     grown, restarted = Bench(max_attempts=None, ordering="key"), Bench(max_attempts=None, ordering="key")
     for bench in (grown, restarted):
         bench.open()
@@ -126,7 +126,7 @@ def test_rebuilt_heap_equals_a_loaded_heap() -> None:
                 bench.expire(at=at)
         bench.expire(at=60_000)
         bench.lease(at=60_000)
-    # A start folds the rows that count; all others are the same.
+    # A start merges the rows of counters. All other rows are the same.
     grown_rows, restarted_rows = (
         [row for row in bench.everything() if row[0][:1] != rows.COUNTS] for bench in (grown, restarted)
     )

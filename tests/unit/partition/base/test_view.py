@@ -1,4 +1,4 @@
-"""The view: stored rows with changes laid over them answer what a naive copy of all of it would."""
+"""Tests of the view: stored rows with changes over them give the same answers as a naive copy."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_changes_of_repeated_keys_keep_their_order() -> None:
 def test_derived_object_is_kept_until_its_row_changes_or_drain() -> None:
     view = View(MemoryStores())
     view.note_made(b"a", 1)
-    assert view.made_last is None, "who only asks leaves nothing in memory"
+    assert view.made_last is None, "reads alone leave nothing in memory"
     view.put(b"b", b"")
     view.note_made(b"a", 1)
     assert view.made_last == (b"a", 1)

@@ -21,7 +21,7 @@ def bench() -> Bench:
 
 
 def put_into(bench: Bench, state: str) -> bytes:
-    """A message with the unique key k in some state."""
+    """A bench that has a message with the unique key k in one state."""
     if state == "delayed":
         return bench.put("a", unique="k", due=10 * WINDOW_MS)
     if state == "dead":
@@ -81,7 +81,7 @@ def test_free_key_has_no_outcome(bench: Bench, on_conflict: int) -> None:
     assert send(bench, 0, on_conflict).outcomes == [], "it was cancelled"
     bench.ack(bench.one(at=1).token, at=1)
     bench.trim(at=1 + WINDOW_MS)
-    assert send(bench, 1 + WINDOW_MS, on_conflict).outcomes == [], "its window is over"
+    assert send(bench, 1 + WINDOW_MS, on_conflict).outcomes == [], "the window of the key is over"
 
 
 def test_outcome_for_trimmed_message_within_the_window(bench: Bench) -> None:
@@ -109,7 +109,7 @@ def test_rejections_say_nothing(bench: Bench) -> None:
     assert send(bench, 0, c.REJECT).outcomes is None
 
 
-# -- answers that are given again -------------------------------------------------------------------------------------
+# -- repeated answers -------------------------------------------------------------------------------------
 
 
 def numbered(number: int, on_conflict: int, *keys: str | None) -> c.Append:

@@ -1,4 +1,4 @@
-"""How many groups a partition takes."""
+"""Tests of the maximum number of groups of a partition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_groups_of_a_partition_are_limited() -> None:
     (refused,) = bench.apply(1, c.OpenGroup("more", "earliest"))
     assert isinstance(refused, InvalidRequest) and refused.details["limit"] == "groups_per_topic"
     assert "a topic has 1000 groups at most (groups_per_topic, which is fixed); delete some" in refused.message
-    assert bench.open("g7") == opened[7], "those that are there go on"
+    assert bench.open("g7") == opened[7], "existing groups continue"
     bench.restart()
     assert bench.open("g7") == opened[7] and len(bench.machine.groups.by_id) == FIXED.groups_per_topic
     bench.apply(2, c.DropGroup("g7"))

@@ -46,7 +46,7 @@ def why(bench: Bench, offset: bytes) -> str:
 
 
 def shown(bench: Bench) -> tuple[int, int]:
-    """How many messages are ready, and how many of them wait for their key, as a list of groups tells it."""
+    """Number of ready messages, and number of these that wait for their key, as in a list of groups."""
     (row,) = PartitionQueries(bench.machine, bench.view).group_rows()
     return row["ready"], row["blocked_by_key"]
 
@@ -66,9 +66,9 @@ def test_messages_of_a_key_in_flight_are_limited_and_in_order(restart: bool) -> 
     bench.ack(lease.token, [[lease.ranges[1].base, 1]])
     if restart:
         bench.restart()
-    assert bench.status().groups[0].next_ms == T, "the next one may go"
+    assert bench.status().groups[0].next_ms == T, "the next message may be leased"
     third = bench.one()
-    assert bench.values([third]) == ["2"], "though the first one is not done"
+    assert bench.values([third]) == ["2"], "although the first message is not settled"
     bench.ack(third.token)
     bench.ack(lease.token)
     assert bench.values(bench.lease()) == ["3", "4"]
@@ -88,7 +88,7 @@ def test_message_waiting_for_retry_counts_for_the_limit(restart: bool) -> None:
     bench.nack(again.token, at=1000)
     if restart:
         bench.restart()
-    assert bench.values(bench.lease(at=1001)) == ["2"], "one that is dead does not"
+    assert bench.values(bench.lease(at=1001)) == ["2"], "a dead message does not"
     assert bench.lease(at=1001) == []
 
 
@@ -100,7 +100,7 @@ def test_messages_without_a_key_have_no_limit(restart: bool) -> None:
 
 
 def test_message_behind_blocked_message_of_its_key_does_not_overtake() -> None:
-    """There is room for it when the cursor comes to it, but for the other one as well."""
+    """When the cursor reaches the message, the key has room. But the blocked message of the key comes first."""
     bench = of_key(3, limit=2)
     lease = bench.one()
     assert bench.lease() == []
@@ -214,7 +214,7 @@ def test_blocked_messages_are_leased_from_their_copies(restart: bool) -> None:
     at = PIN_MS + 10
     bench.apply(at, c.Ack([]))
     bench.trim(at)
-    assert len(bench.rows(rows.KEPT)) == 5, "the log is not kept for them"
+    assert len(bench.rows(rows.KEPT)) == 5, "the log is not kept for blocked messages"
     if restart:
         bench.restart()
     bench.ack(lease.token, at=at)
@@ -253,19 +253,18 @@ def test_why_explains_blocked_messages() -> None:
 
 @BOTH
 def test_blocked_messages_are_counted(restart: bool) -> None:
-    """Only messages that the group has read and that are blocked count, not those whose turn has come or that are not
-    due."""
+    """Only read and blocked messages count. Messages that may be leased or are not due do not count."""
     bench = of_key(5, restart=restart)
     bench.put("later", due=9_000, key="k")
     other = bench.put("other", key="l")
-    assert shown(bench) == (6, 0), "it has looked at none yet"
+    assert shown(bench) == (6, 0), "the group has read no message yet"
     lease = bench.one(limit=10)
     assert bench.lease() == [] and bench.values([lease]) == ["0", "1", "other"]
     assert shown(bench) == (3, 3)
     bench.ack(lease.token, [[other, 1]])
     assert shown(bench) == (3, 3)
     bench.ack(lease.token)
-    assert shown(bench) == (3, 1), "two of them wait for a consumer alone"
+    assert shown(bench) == (3, 1), "two messages wait only for a consumer"
     bench.lease()
     assert shown(bench) == (1, 1)
 
@@ -283,11 +282,11 @@ def test_without_a_limit_nothing_is_said_of_keys() -> None:
     assert shown(bench) == (1, 1)
 
 
-# -- the order by itself ----------------------------------------------------------------------------------------------
+# -- the key order alone ----------------------------------------------------------------------------------------------
 
 
 class Plain:
-    """The same by looking at everything."""
+    """A simple model of the key order that checks every message."""
 
     def __init__(self) -> None:
         self.busy: dict[bytes, int] = {}

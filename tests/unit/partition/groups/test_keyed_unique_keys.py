@@ -107,7 +107,7 @@ def test_message_that_a_group_keeps_is_named_by_its_pair(bench: Bench, is_apart:
     bench.nack(bench.one(limit=1).token, delay=2 * HOUR)
     bench.put("later")
     bench.trim(HOUR // 2)
-    assert bench.rows(rows.KEPT), "the log has let go of it"
+    assert bench.rows(rows.KEPT), "the message is no longer in the log"
     bench.restart()
     assert bench.put("w", key="ada", unique="i", at=HOUR // 2) == first
     assert bench.cancel(pair("ada"), at=HOUR // 2) == ("cancelled", first)

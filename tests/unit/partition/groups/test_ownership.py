@@ -1,4 +1,4 @@
-"""A message belongs to its producer again after a nack: cancelled, moved, in several groups at once."""
+"""Tests that a producer owns its message again after a nack: cancels, moves, and several groups at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def made(*groups: str, **settings: Any) -> Bench:
 
 
 def give_back(bench: Bench, at: int, *, group: str = "g", delay: int | None = None) -> None:
-    """Lease what is due to a group, and have it wait."""
+    """Lease and nack the due messages of a group, so that they wait."""
     for lease in bench.lease(at=at, group=group):
         assert bench.nack(lease.token, at=at, delay=delay, error="no") is None
 
@@ -87,7 +87,7 @@ class TestSeveralGroups:
             assert bench.values(bench.lease(at=5000, group=group)) == ["n"]
 
     def test_released_message_can_be_cancelled(self) -> None:
-        """A consumer left: its message is ready at once, and its producer's."""
+        """A consumer left. Its message is ready at once and belongs to the producer again."""
         bench = made()
         offset, _ = bench.append("m")
         bench.lease(at=1)
@@ -123,7 +123,7 @@ class TestMove:
         assert bench.values(bench.lease(at=due)) == ["m"]
 
     def test_move_keeps_the_message_until_its_own_time(self) -> None:
-        """Leased ahead and given back before it was due."""
+        """The message was leased ahead and returned before its due time."""
         bench = made()
         offset = bench.put("m", due=1000)
         lease = bench.one(at=995, ahead=5)
@@ -175,10 +175,10 @@ class TestMove:
 
 
 class TestCopiedAside:
-    """The log has it no more: its group has, in a row of its own."""
+    """Tests of messages that are no longer in the log: the group has a copy in its own row."""
 
     def waiting(self, *, moved: bool = False) -> tuple[Bench, bytes, bytes]:
-        """The bench; the message's id, and where it stands."""
+        """Return the bench, the id of the message, and its offset."""
         bench = made(max_attempts=None)
         message_id = bench.put("m", due=1000, unique="k") if moved else bench.put("m", unique="k")
         offset = bench.move(message_id, 0)[1] if moved else message_id
@@ -198,7 +198,7 @@ class TestCopiedAside:
         assert bench.rows(b"k") == bench.rows(b"w") == []
         assert bench.cancel(by_id(message_id), at=at) == bench.cancel(by_key("k"), at=at) == ("cancelled", message_id)
         assert bench.move(by_id(message_id), 9000, at=at) == ("too_late", "gone")
-        assert bench.send("n", unique=["k"], at=at).refused == [], "its unique key is free"
+        assert bench.send("n", unique=["k"], at=at).refused == [], "the unique key is free"
         bench.ack(bench.one(at=at).token, at=at)
         assert bench.lease(at=HOUR_MS * 3) == []
         bench.trim(at=at + CANCEL_MEMORY_MS)
@@ -273,7 +273,7 @@ def test_jobs_skip_waiting_messages() -> None:
 
 
 def test_counts_come_out_even() -> None:
-    """Some are cancelled while they wait, one is moved: what is ready is what there is."""
+    """Some waiting messages are cancelled, and one is moved. The counts must match the remaining messages."""
     bench = made()
     base, _ = bench.append(*"abcdef")
     lease = bench.one(at=1, limit=4)

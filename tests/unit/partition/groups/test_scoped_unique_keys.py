@@ -1,4 +1,4 @@
-"""In a fair topic a unique key is its tenant's."""
+"""Tests that a unique key in a fair topic belongs to its tenant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups that have yet to finish messages which they received: their deletion, and the end of `group_ttl`."""
+"""Tests of groups with unfinished messages: their deletion, and the end of `group_ttl`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_expired_group_keeps_its_retry_and_frees_the_log() -> None:
         bench.ack(lease.token)
     bench.apply(HOUR + 1, c.Touch(["other"]))
     bench.trim(HOUR + TTL - 1)
-    assert len(bench.rows(rows.LOG)) == 1, "the log is kept for what the group has yet to receive"
+    assert len(bench.rows(rows.LOG)) == 1, "the log is kept for messages that the group has not received yet"
     bench.trim(HOUR + TTL)
     group = bench.machine.groups.named("g")
     assert group.is_expired and not bench.rows(rows.LOG)

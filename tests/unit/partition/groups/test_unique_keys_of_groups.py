@@ -1,4 +1,4 @@
-"""A unique key is taken until every group has passed its message, and a replacement is never silent."""
+"""Tests that a unique key is taken until every group has passed its message, and that no replacement is silent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TestWindow:
         assert send(bench, 11 * WINDOW_MS).refused == []
 
     def test_a_group_that_began_above_it_is_not_waited_for(self, bench: Bench, restart: bool) -> None:
-        """It also does not free messages that the other groups have yet to lease."""
+        """It also does not free messages that other groups have not leased yet."""
         bench.put("a", unique="k")
         bench.open("audit", "latest", at=10)
         if restart:
@@ -59,7 +59,7 @@ class TestWindow:
 
     @pytest.mark.parametrize("how", ["seek", "drop"])
     def test_last_group_skips_the_message_without_a_lease(self, bench: Bench, restart: bool, how: str) -> None:
-        """The window begins when that is seen: with the next message of the key, or when the log lets go."""
+        """The window begins with the next message of the key, or when the message leaves the log."""
         bench.open("slow")
         bench.put("a", unique="k")
         settle(bench, "g", 0)
@@ -135,13 +135,13 @@ class TestReplace:
         assert bench.values(bench.lease(at=100_000)) == ["again"]
 
     def test_leased_message_is_not_replaced(self, bench: Bench) -> None:
-        """The producer gets the conflict and may retry, so that there are never two messages silently."""
+        """The producer gets the conflict and may retry. So two messages never exist silently."""
         first = bench.put("a", unique="k")
         lease = bench.one()
         assert send(bench, 1, c.REPLACE) == Stored(first, [(0, "leased")], [])
         assert bench.status().messages == 1
         bench.ack(lease.token, at=2)
-        assert send(bench, 2, c.REPLACE).refused == [], "it is done with: nothing is to be replaced"
+        assert send(bench, 2, c.REPLACE).refused == [], "the message is settled, so nothing is replaced"
         assert send(bench, 2).refused == [(0, "ready")]
         assert bench.values(bench.lease(at=3)) == ["again"]
 
@@ -179,7 +179,7 @@ class TestReplace:
         assert send(bench, 1001, c.REPLACE).refused == []
 
     def test_leased_message_outside_the_log_is_not_replaced(self, bench: Bench) -> None:
-        """It was leased a minute ago, and is in the log no more."""
+        """The message was leased a minute ago and is no longer in the log."""
         bench = Bench(dedup_window="1h")
         bench.open()
         first = bench.put("a", unique="k")
@@ -201,7 +201,9 @@ class TestReplace:
             assert bench.apply(at, batch) == [Stored(first, [(0, "leased")], [])]
             bench.restart()
         bench.ack(lease.token, at=3)
-        assert bench.apply(4, batch) == [Stored(first, [(0, "leased")], [])], "that was its answer"
+        assert bench.apply(4, batch) == [Stored(first, [(0, "leased")], [])], (
+            "a repeated batch must get the same answer"
+        )
 
 
 def test_many_groups_cost_a_message_one_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,4 +226,4 @@ def test_many_groups_cost_a_message_one_lookup(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(first, "is_pending", counted)
     for name in groups:
         assert len(bench.values(bench.lease(group=name))) == 100
-    assert looks < 4 * 50 * 100, "all of them together"
+    assert looks < 4 * 50 * 100, "all groups together"

@@ -28,7 +28,7 @@ restarted = pytest.mark.parametrize("restart", [False, True])
 
 
 def dead_bench(*values: str, **settings: Any) -> tuple[Bench, list[bytes]]:
-    """All of these died of their first attempt, at 1; their ids."""
+    """Return a bench whose messages died at their first attempt at time 1, and their ids."""
     bench = Bench(**({"max_attempts": 1} | settings))
     bench.open()
     ids = [bench.put(value, key=f"k{value}") for value in values]
@@ -53,7 +53,7 @@ def listed(bench: Bench, **asked: Any) -> list[str]:
 
 
 def die(bench: Bench, at: int, error: str) -> None:
-    """The only message is leased and dies of its first attempt."""
+    """Lease the only message and let it die at its first attempt."""
     assert bench.nack(bench.one(at=at).token, at=at + 1, error=error) is None
 
 
@@ -103,7 +103,7 @@ class TestById:
         verdict, now = bench.move(one, 1000)
         assert verdict == "moved"
         bench.nack(bench.one(at=1000).token, at=1001)
-        assert bench.apply(1002, command("g", [now])) == [[("not_found", None)]], "where it stands is no name"
+        assert bench.apply(1002, command("g", [now])) == [[("not_found", None)]], "the new offset is no id"
         assert bench.apply(1003, command("g", [one])) == [[(word, one)]]
 
     @both
@@ -143,7 +143,7 @@ class TestById:
         bench.apply(2, c.RedriveDead("g", ids[:1]))
         (refused,) = bench.apply(2, c.RedriveDead("g", ids[1:]))
         assert isinstance(refused, Unavailable) and refused.retriable
-        assert bench.apply(2, c.PurgeDead("g", ids[1:])) == [[("purged", ids[1])]], "a purge makes nothing wait"
+        assert bench.apply(2, c.PurgeDead("g", ids[1:])) == [[("purged", ids[1])]], "a purge needs no waiting"
 
     def test_redriven_message_keeps_the_order_of_its_key(self) -> None:
         bench = Bench(ordering="key", max_attempts=1)
@@ -154,7 +154,7 @@ class TestById:
         bench.restart()
         again = bench.one(at=2)
         assert bench.values([again]) == ["0"]
-        assert bench.lease(at=2) == [], "the next of its key waits for it"
+        assert bench.lease(at=2) == [], "the next message of the key waits"
         bench.ack(again.token, at=3)
         assert bench.values(bench.lease(at=3)) == ["1"]
 
@@ -180,7 +180,7 @@ class TestById:
 
 class TestFilters:
     def _bench(self) -> tuple[Bench, list[bytes]]:
-        """Four dead ones: of boom, of Bang, of a lease, of a ttl; dead at 1, 2, 3 and 4."""
+        """Four dead messages with the reasons boom, Bang, a lease end and a ttl. They died at 1, 2, 3 and 4."""
         bench = Bench(max_attempts=1)
         bench.open()
         ids = [bench.put(value, key=key) for value, key in zip("abcd", ("eu/1", "eu/2", "us/1", None), strict=True)]
@@ -306,7 +306,7 @@ class TestLives:
         assert (dead.reason, [life.reason for life in dead.lives]) == ("nacked", ["expired"])
 
     def test_each_of_those_that_wait_together_has_its_own(self) -> None:
-        """They are one entry and one lease. Messages that are nacked together die in rows of their own."""
+        """The messages share one entry and one lease. Messages that are nacked together die in separate rows."""
         bench = Bench(max_attempts=1)
         bench.open()
         ids = [bench.put(value) for value in "ab"]

@@ -1,4 +1,5 @@
-"""Bulk work: idempotent, stopped, in steps with restarts between, by its rate, never chasing what it moved itself."""
+"""Tests of bulk jobs: idempotent, stopped, with restarts between steps, limited by rate, and never repeating own
+moves."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def test_started_again_it_is_the_same_job(bench: Bench) -> None:
     again = bench.apply(2, c.StartJob(ID, "cancel", EVERYTHING))[0]
     assert (first["state"], again["state"], again["done"]) == ("running", "done", 1)
     bench.trim(at=3)
-    assert bench.status().messages == 1, "what came later is not its business"
+    assert bench.status().messages == 1, "later messages do not belong to the job"
 
 
 def test_messages_that_come_during_a_job_are_unchanged(bench: Bench) -> None:
@@ -240,7 +241,7 @@ class TestRedrive:
         assert bench.dead() == []
 
     def test_job_is_refused_during_a_seek(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Dead letters above the new position come from the log again, and must not come twice."""
+        """Dead letters above the new position come from the log again and must come only once."""
         monkeypatch.setattr(jobs, "STEP_MESSAGES", 2)
         bench = self._dead(5, retention="1h")
         bench.start_job("redrive")
@@ -295,7 +296,7 @@ class TestRedrive:
         bench.ack(redriven.token, at=4)
         third = bench.one(at=4)
         assert bench.values([third]) == ["2"]
-        assert bench.lease(at=4) == [], "the last of them waits for it"
+        assert bench.lease(at=4) == [], "the last message waits for the third"
 
 
 def test_jobs_of_one_entry_run_in_the_same_order_after_a_restart() -> None:

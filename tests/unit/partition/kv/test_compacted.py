@@ -54,7 +54,7 @@ def test_conditions() -> None:
     assert stored and newer > version
     assert bench.set_if("a", "3", version) == (False, newer)
     assert bench.set_if("a", None, newer)[0] and bench.get("a") is None
-    assert bench.set_if("a", "4", newer) == (False, NO_VERSION), "a version stands for one value only, for ever"
+    assert bench.set_if("a", "4", newer) == (False, NO_VERSION), "a version must always name only one value"
 
 
 def test_conditions_of_a_batch_are_checked_one_by_one_in_order() -> None:
@@ -113,7 +113,7 @@ class TestTimeToLive:
         assert bench.get("a", at=999) == "1" and bench.get("a", at=1000) is None
         assert bench.all(at=1000) == {"b": "1"}
         assert bench.status().upkeep_ms == T + 1000
-        assert bench.set_if("a", "2", ABSENT, at=1000)[0], "it is gone, whether or not it was taken away yet"
+        assert bench.set_if("a", "2", ABSENT, at=1000)[0], "an expired key is absent even before its removal"
         bench.set("a", "3", ttl=1000, at=2000)
         bench.trim(at=3000)
         assert [(key, value) for _, key, value in bench.log()][-1] == ("a", None)
@@ -161,7 +161,7 @@ class TestScan:
         assert [key for key, _ in page] == [b"k3", b"k5"]
 
     def test_a_page_is_read_in_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Whose end is where that of a page that is read at once would be."""
+        """A page in parts must end where a page in one read ends."""
         bench = KeyBench()
         bench.write(*[(f"k{n:02}", "x" * 100 * (n % 7)) for n in range(40)])
         for limit, max_bytes in itertools.product([1, 5, 39, 40, 41, 1000], [1, 700, 1 << 20]):
@@ -192,7 +192,7 @@ class TestCompaction:
         assert bench.log() == [(version, f"k{key}", "49") for key, version in enumerate(versions)]
         assert bench.all() == dict.fromkeys(("k0", "k1", "k2", "k3"), "49")
         assert (bench.status().messages, bench.machine.keys.live) == (4, 4)
-        assert bench.status().upkeep_ms is None, "nothing is left to do"
+        assert bench.status().upkeep_ms is None, "no compaction work is left"
 
     def test_rest_of_a_batch_keeps_its_offsets(self) -> None:
         bench = KeyBench()
@@ -206,7 +206,7 @@ class TestCompaction:
         bench.set("d", "2", at=HOUR)
         self.compact(bench, at=2 * HOUR)
         assert [key for _, key, _ in bench.log()] == ["b", "a", "c", "d"]
-        assert not bench.rows(b"p"), "no payload is left of what is gone"
+        assert not bench.rows(b"p"), "no payload of removed messages is left"
 
     def test_recent_writes_are_kept_for_the_history(self) -> None:
         bench = KeyBench(history="10m")
@@ -237,7 +237,8 @@ class TestCompaction:
         assert [(key, value) for _, key, value in bench.log()] == [("a", "1")]
 
     def test_groups_go_on(self) -> None:
-        """One that was behind sees what is left; one that holds something keeps it until it is done with it."""
+        """A lagging group gets the remaining messages. A group with leases keeps their messages until it settles
+        them."""
         bench = KeyBench(lease="12h")
         for group in ("slow", "holds", "done"):
             bench.open(group)
@@ -273,7 +274,7 @@ class TestCompaction:
         return {key: value for key, value in replayed.items() if value is not None}
 
     def test_deletion_is_removed_after_the_deleted_values(self) -> None:
-        """Else who reads from the beginning would hear of the value, and never that it is gone."""
+        """Otherwise a reader from the beginning would see the value but not its deletion."""
         bench = KeyBench(tombstone_retention="2h")
         bench.write(*[(f"k{n}", "1") for n in range(20)])
         bench.set("k0", None, at=1)
@@ -289,12 +290,14 @@ class TestCompaction:
         self.compact(bench, at=4 * HOUR)
         assert [(key, value) for _, key, value in bench.log()] == [("a", "1"), ("b", "1"), ("a", None)]
         due_ms = bench.status().upkeep_ms
-        assert due_ms is not None and due_ms >= T + 4 * HOUR + 60_000, "it is not looked again and again meanwhile"
+        assert due_ms is not None and due_ms >= T + 4 * HOUR + 60_000, (
+            "compaction must not run again and again meanwhile"
+        )
         bench.restart()
         bench.ack(held.token, at=5 * HOUR)
         self.compact(bench, at=8 * HOUR)
         assert [(key, value) for _, key, value in bench.log()] == [("b", "1"), ("a", None)], (
-            "the value was read until now"
+            "the value was in use until now"
         )
         self.compact(bench, at=10 * HOUR + 60_000)
         assert [(key, value) for _, key, value in bench.log()] == [("b", "1")]
@@ -304,10 +307,10 @@ class TestCompaction:
         bench.set("a", "1")
         bench.set("a", None, at=1)
         bench.set("b", "1", at=2)
-        reader = bench.log()[0]  # at 20 h; then it takes its time
+        reader = bench.log()[0]  # read at 20 h, by a slow reader
         assert reader[1:] == ("a", "1")
         self.compact(bench, at=20 * HOUR)
-        assert [(key, value) for _, key, value in bench.log()] == [("a", None), ("b", "1")], "old as it is, it stays"
+        assert [(key, value) for _, key, value in bench.log()] == [("a", None), ("b", "1")], "the old deletion stays"
         self.compact(bench, at=20 * HOUR + 3_500_000)
         assert [key for _, key, _ in bench.log()] == ["a", "b"]
         self.compact(bench, at=21 * HOUR + 100_000)
@@ -340,7 +343,7 @@ class TestCompaction:
         self.compact(bench, at=60_000)
         assert bench.status().messages == 1002
         due_ms = bench.status().upkeep_ms
-        assert due_ms is not None and due_ms > T + 1_000_000, "and it is not looked again and again"
+        assert due_ms is not None and due_ms > T + 1_000_000, "and compaction does not run again and again"
         self.compact(bench, at=1_100_000)
         assert bench.status().messages == 1001
 
@@ -349,7 +352,7 @@ class TestCompaction:
         bench.write(("a", "1"), ("b", "1"))
         for at in (5000, 6000, 61_000, 120_000, HOUR):
             bench.upkeep(at=at)
-        assert bench.status().upkeep_ms is None, "each is the last of its key"
+        assert bench.status().upkeep_ms is None, "each message is the last of its key"
         bench.set("a", "2", at=2 * HOUR)
         self.compact(bench, at=3 * HOUR)
         assert bench.status().upkeep_ms is None and bench.status().messages == 2
@@ -399,7 +402,7 @@ class TestCompaction:
         bench.upkeep(at=200_000)
         before = bench.status().messages
         bench.upkeep(at=200_000)
-        assert before - bench.status().messages <= 100, "a row at a time, whatever was written"
+        assert before - bench.status().messages <= 100, "one row at a time, for any write"
 
     def test_compaction_under_load_waits_until_it_is_worth_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(compaction, "NEW_LEAST", 20)
@@ -451,14 +454,14 @@ def test_keys_that_expire_together_are_deleted_gradually() -> None:
         bench.set(key, "v", ttl=1000)
     before = bench.status().messages
     bench.upkeep(at=2000)
-    assert 0 < bench.status().messages - before < 80, "as many as have 4 MiB of keys"
+    assert 0 < bench.status().messages - before < 80, "as many keys as 4 MiB hold"
     for _ in range(5):
         bench.upkeep(at=2000)
     assert bench.all() == {} and bench.status().messages == before + 200
 
 
 def test_deleted_key_like_an_offset_is_no_offset() -> None:
-    """Rows of deleted keys use a tag that in other topics belongs to overlay rows."""
+    """Rows of deleted keys use a tag that belongs to overlay rows in other topics."""
     bench = KeyBench()
     bench.open()
     base = bench.write(("a", "1"), ("b", "2"), ("c", "3"))[0]

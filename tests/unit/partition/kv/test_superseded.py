@@ -1,4 +1,4 @@
-"""Groups of a compacted topic do not receive a write again after a later write of its key."""
+"""Tests that groups of a compacted topic get no superseded write again."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def watch_page(
 
 
 def seen(found: Changes) -> list[Seen]:
-    """Keys and values, as a client reads them."""
+    """Return keys and values as a client reads them."""
     return [(key, value) for piece in found.pieces for _, key, value in messages(piece)]
 
 
@@ -63,7 +63,7 @@ def test_every_change_in_its_order() -> None:
     assert seen(later) == [("a", "2"), ("b", None)]
     assert seen(watch_page(bench, later.through)) == []
     bench.set("c", "1", at=5)
-    assert seen(watch_page(bench, later.through)) == [("c", "1")], "also in the millisecond in which it was looked"
+    assert seen(watch_page(bench, later.through)) == [("c", "1")], "also a change in the millisecond of the read"
 
 
 def test_watch_returns_changes_after_a_version() -> None:
@@ -81,10 +81,10 @@ def test_a_range_of_keys() -> None:
     found = watch_page(bench, start="b", stop="c")
     assert seen(found) == [("b1", "1"), ("b2", None), ("b1", "2")]
     (first, _, _), (second, _, _) = messages(found.pieces[0])
-    assert (first, second) == (offsets.shift(base, 1), offsets.shift(base, 3)), "each with its own version"
+    assert (first, second) == (offsets.shift(base, 1), offsets.shift(base, 3)), "each change has its own version"
     assert Batch.parse(found.pieces[0].batch).bytes_column(Column.HEADERS) == [b"\x80", None]
     nothing = watch_page(bench, start="x")
-    assert seen(nothing) == [] and nothing.through >= found.through, "it was looked at all the same"
+    assert seen(nothing) == [] and nothing.through >= found.through, "the page must advance without matching changes"
 
 
 def test_watch_of_latest_values_returns_the_last_of_each_key() -> None:
@@ -111,11 +111,11 @@ def test_watch_returns_changes_in_pages(monkeypatch: pytest.MonkeyPatch) -> None
     assert found == [(f"k{n}", str(n)) for n in range(7)]
     monkeypatch.setattr(module, "LOOKED_AT", 2)
     part = watch_page(bench, start="k6")
-    assert seen(part) == [] and part.is_behind, "what is looked at is bounded, too"
+    assert seen(part) == [] and part.is_behind, "the number of checked changes is limited too"
 
 
 def compacted(bench: KeyBench, at: int) -> None:
-    """Let passes go through all there is by then."""
+    """Run compaction passes over all messages up to this time."""
     for later in range(0, 40_000, 1000):
         bench.upkeep(at=at + later)
 
@@ -128,13 +128,15 @@ def test_late_watcher_gets_an_error() -> None:
     compacted(bench, HOUR)
     assert [key for _, key, _ in bench.log()] == ["a", "b"]
     found = watch_page(bench)
-    assert seen(found) == [("a", "2"), ("b", "1")], "who begins at the beginning misses nothing that it could want"
-    assert seen(watch_page(bench, first)) == [("a", "2"), ("b", "1")], "behind that nothing is gone"
+    assert seen(found) == [("a", "2"), ("b", "1")], "a watch from the beginning misses no current value"
+    assert seen(watch_page(bench, first)) == [("a", "2"), ("b", "1")], "no change after that version is gone"
     before = offsets.pack(offsets.deliver_ms(first) - 1, 0, 0, 0)
     with pytest.raises(HistoryGone, match="they were compacted"):
         watch_page(bench, before)
     assert seen(watch_page(bench, before, every=False)) == [("a", "2"), ("b", "1")]
-    assert seen(watch_page(bench, before, mark=found.mark)) == [("a", "2"), ("b", "1")], "it was gone before, too"
+    assert seen(watch_page(bench, before, mark=found.mark)) == [("a", "2"), ("b", "1")], (
+        "the change was already gone at the mark"
+    )
     bench.set("a", "3", at=2 * HOUR)
     compacted(bench, 3 * HOUR)
     with pytest.raises(HistoryGone):
@@ -148,7 +150,7 @@ def test_watch_after_forgotten_deletion_raises_history_gone() -> None:
     bench.set("a", None, at=1)
     bench.set("b", "1", at=2)
     compacted(bench, HOUR)
-    assert seen(watch_page(bench, first, every=False)) == [("a", None), ("b", "1")], "it is kept for a day"
+    assert seen(watch_page(bench, first, every=False)) == [("a", None), ("b", "1")], "the change is kept for a day"
     began = watch_page(bench, every=False)
     compacted(bench, 30 * HOUR)
     with pytest.raises(HistoryGone):
@@ -182,7 +184,7 @@ def test_removal_below_an_earlier_removal_is_reported() -> None:
     bench.set("early", "2", at=2 * HOUR)
     bench.set("early", "3", at=2 * HOUR + 1)
     compacted(bench, 3 * HOUR)
-    assert watch_page(bench).mark > first.mark, "early=1 stood below a=1, which went before"
+    assert watch_page(bench).mark > first.mark, "early=1 was before a=1, which was removed earlier"
     before = offsets.pack(offsets.deliver_ms(first.through) - 1, 0, 0, 0)
     with pytest.raises(HistoryGone):
         watch_page(bench, before, mark=first.mark)
@@ -221,7 +223,9 @@ def test_watcher_of_some_keys_scans_many_and_gets_few(limit: int, max_bytes: int
         assert sum([piece.count for piece in found.pieces]) <= limit
     assert reported == [(f"b{number}", f"{at}") for number in range(10) for at in range(number, 40, 10)]
     assert looks == {(1, ALL): 40, (2, ALL): 20, (ALL, 1): 10, (ALL, ALL): 1}[limit, max_bytes]
-    assert watch_page(bench, offsets.FIRST, start="c", limit=1).through >= after, "nothing of it is wanted: one look"
+    assert watch_page(bench, offsets.FIRST, start="c", limit=1).through >= after, (
+        "no change matches, so one read is enough"
+    )
 
 
 def test_watch_page_yields() -> None:
@@ -235,7 +239,7 @@ def test_watch_page_yields() -> None:
 
 
 def test_watch_page_that_ends_early_leaves_nothing_behind() -> None:
-    """The rows that were read ahead are as they were then."""
+    """The rows that were read ahead keep their earlier state."""
     bench = KeyBench()
     bench.write(*[(f"a{at}", "x" * 1000) for at in range(10)])
     bench.set("b", "1")

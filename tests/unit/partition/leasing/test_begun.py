@@ -1,4 +1,4 @@
-"""Attempts of messages whose consumer ended without a word: only what it had begun counts."""
+"""Tests of the attempts of messages whose consumer crashed: only begun messages count."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def opened(**settings: Any) -> Bench:
 
 
 def lease(bench: Bench, at: int, *, handlers: int = 1, limit: int = 100, epoch: int = 0) -> list[Lease]:
-    """Lease what is due to a consumer that says how many handlers it runs."""
+    """Lease the due messages to a consumer that reports its number of handlers."""
     leases: list[Lease] = bench.apply(at, c.Lease("g", T + at, (c.Grant("c", limit, LEASE_MS, epoch, handlers),)))[0]
     return leases
 
 
 def attempts(bench: Bench, leases: Sequence[Lease]) -> dict[str, int]:
-    """The attempt that each message is at, by its value."""
+    """Return value -> number of the current attempt."""
     return {value: lease.attempt for lease in leases for value in bench.values([lease])}
 
 
 def dead(bench: Bench) -> list[str]:
-    """The values of dead messages."""
+    """Return the values of the dead messages."""
     return [letter.fields[Column.VALUE].decode() for letter in bench.dead()]
 
 
@@ -56,7 +56,7 @@ def test_first_unsettled_messages_use_an_attempt() -> None:
     assert bench.expire(at=LEASE_MS) == 4
     again = lease(bench, LEASE_MS)
     assert attempts(bench, again) == {"e": 1, "f": 1, "b": 2, "d": 2}
-    assert [*attempts(bench, again)] == [*"efbd"], "the spared ones come first"
+    assert [*attempts(bench, again)] == [*"efbd"], "messages without a counted attempt come first"
 
 
 def test_lease_without_handlers_charges_all() -> None:
@@ -172,7 +172,7 @@ def test_charged_messages_die_and_spared_ones_do_not() -> None:
     bench = opened(max_attempts=1)
     bench.append(*"abcd")
     (held,) = lease(bench, 0, handlers=2)
-    assert held.crashes == 1, "its consumer reports what it begins, since this is the last attempt"
+    assert held.crashes == 1, "the consumer reports begun messages, because this is the last attempt"
     begin(bench, held, "bd", at=0)
     assert bench.expire(at=LEASE_MS) == 4
     assert dead(bench) == ["b", "d"]

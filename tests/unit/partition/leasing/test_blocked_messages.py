@@ -1,4 +1,4 @@
-"""A message that its key blocks for long is copied aside: it does not keep the log behind it."""
+"""Tests that a message that is blocked for long by its key is copied and does not keep the log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AT = PIN_MS + 10
 
 
 def held_up(*blocked: str, others: int = 3, **settings: object) -> tuple[Bench, Lease, list[bytes]]:
-    """A lease of the first message of key k, which is held for long; the messages behind it; others that are acked."""
+    """Lease the first message of key k for long. Blocked messages follow it, and other messages are acked."""
     bench = Bench(**{"ordering": "key"} | settings)
     bench.open()
     bench.put("first", key="k")
@@ -34,7 +34,7 @@ def held_up(*blocked: str, others: int = 3, **settings: object) -> tuple[Bench, 
 
 
 def settle(bench: Bench, at: int = AT) -> None:
-    """As consumers do all the time: then the log is trimmed."""
+    """Ack nothing, as idle consumers do, and trim the log."""
     bench.apply(at, c.Ack([]))
     bench.trim(at)
 
@@ -70,7 +70,7 @@ def test_blocked_message_is_leased_from_its_copy(restart: bool) -> None:
 
 
 def test_copies_and_rows_of_the_log_are_leased_apart() -> None:
-    """A lease is of one kind; both kinds come in their order."""
+    """A lease holds either copies or log rows. Both kinds are leased in order."""
     bench, lease, _ = held_up("b")
     bench.put("x", key="l")
     second = bench.one()
@@ -92,7 +92,7 @@ def test_a_step_copies_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None
     while (due_ms := bench.status().upkeep_ms) is not None and due_ms <= T + AT:
         bench.upkeep(AT)
         kept.append(len(bench.rows(b"k")))
-    assert kept[-1] == 6, "the one that is leased among them"
+    assert kept[-1] == 6, "the leased message is among the copies"
     assert all(after - before <= 2 for before, after in zip([0, *kept], kept, strict=False))
 
 
@@ -148,7 +148,7 @@ def test_a_seek_back_keeps_it_behind_the_first(restart: bool) -> None:
 def test_seek_forward_skips_a_blocked_message() -> None:
     bench, _, _ = held_up("unique")
     settle(bench)
-    assert len(bench.rows(b"K")) == 1, "nobody has had it: its unique key is taken"
+    assert len(bench.rows(b"K")) == 1, "no group has leased the message, so its unique key is taken"
     assert bench.send("x", keys=["k"], unique=["k"], at=AT).refused == [(0, "ready")]
     bench.seek("latest", at=AT)
     assert bench.lease(at=AT) == bench.rows(b"k") == bench.rows(b"b") == bench.rows(b"K") == []

@@ -1,5 +1,4 @@
-"""Tests of the cost of a command or a lease: it does not grow with the rest of a group, nor with the number of
-groups."""
+"""Tests that the cost of a command or a lease is independent of the other messages and groups."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ STEPS = 2 * MANY.bit_length()
 
 
 class Seen(list[Any]):
-    """A list that counts how many of its items are looked at."""
+    """A list that counts the reads of its items."""
 
     seen = 0
 
@@ -34,7 +33,7 @@ class Seen(list[Any]):
 
 
 def watched(lease: Lease) -> Seen:
-    """The ranges of a lease, which are counted from now on."""
+    """Replace the ranges of a lease by a list that counts reads."""
     ranges = Seen(lease.ranges)
     lease.ranges = ranges
     return ranges
@@ -197,7 +196,7 @@ def test_a_blocked_message_that_is_copied_aside_keeps_the_log_no_longer() -> Non
     for at in range(10_000, 130_000, 10_000):
         bench.trim(at)
         check_groups(bench)
-    assert bench.status().trimmed == last, "both are in rows of the group's own"
+    assert bench.status().trimmed == last, "both messages are in rows of the group"
     bench.ack(held.token, at=130_000)
     assert bench.values(bench.lease(at=130_000)) == ["behind"]
     check_groups(bench)

@@ -1,4 +1,4 @@
-"""The budget of an entry holds within a lease and within what waits."""
+"""Tests that the budget of an entry also limits work within a lease and within waiting messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHANGE: dict[int, int | bytes] = {Column.HEADERS.value: HEADERS}
 
 
 class Zeros(Bench):
-    """One lease of many messages that are large, and small as they are stored."""
+    """One lease of many large messages that are small in storage."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -37,7 +37,7 @@ class Zeros(Bench):
         for _ in range(COUNT // 8):
             self.apply(0, c.Append(encode({Column.VALUE: [VALUE] * 8}, compress=True)))
         self.most = 0
-        """Bytes that an entry wrote, at most."""
+        """Maximum number of bytes that one entry wrote."""
 
     def do(self, command: c.Command, at: int = 0) -> Any:
         (result,) = self.apply(at, command)
@@ -65,7 +65,9 @@ def test_a_nack_that_changes_headers_is_cut() -> None:
     assert isinstance(part, Part) and part.lost is None and bench.is_bounded()
     assert sum(length for _, length in part.left) == live(bench) == COUNT - FIT
     assert bench.do(c.Nack([(token, part.left, 5, "no", True, CHANGE)]))[0].lost is None
-    assert in_parts.nack(bench.do, c.Nack([(token, None, 5, "no", True, CHANGE)])) != [None], "a part of it was done"
+    assert in_parts.nack(bench.do, c.Nack([(token, None, 5, "no", True, CHANGE)])) != [None], (
+        "a part of the nack was already applied"
+    )
     assert live(bench) == 0 and bench.is_bounded()
     assert bench.machine.shared.totals.nacked == 0, "of this process"
     again = [message for lease in bench.lease(limit=COUNT, at=5) for message in bench.messages(lease)]
@@ -97,7 +99,7 @@ def test_later_nack_of_lease_waits_for_the_earlier_part() -> None:
     copying, dead = (lease.token, None, 5, "no", True, CHANGE), (lease.token, last, None, "no", True, None, DEAD)
     part, put_off = bench.do(c.Nack([copying, dead]))
     assert (isinstance(part, Part), put_off) == (True, NOT_YET)
-    assert in_parts.nack(bench.do, c.Nack([copying, dead]))[1] == last, "the first one had it"
+    assert in_parts.nack(bench.do, c.Nack([copying, dead]))[1] == last, "the first item already had the message"
     assert not bench.dead()
 
 
@@ -105,16 +107,18 @@ def test_a_lease_that_runs_out_for_the_last_time_is_cut() -> None:
     bench = Zeros(max_attempts=1)
     lease = bench.one(ms=1000)
     assert bench.do(c.Expire(), 1000) == FIT and bench.is_bounded()
-    assert bench.status().next_expiry_ms == T + 1000, "the rest is due"
-    assert bench.do(c.Extend([(lease.token, 60_000)]), 1000) == [None], "it is gone for its consumer"
+    assert bench.status().next_expiry_ms == T + 1000, "the remaining messages expire at once"
+    assert bench.do(c.Extend([(lease.token, 60_000)]), 1000) == [None], "the lease is lost for its consumer"
     kept = bench.held()[0].select(bench.held()[0].live)[-1]
-    assert bench.do(c.Ack([(lease.token, [[kept.base, 1]])]), 1000) == [None], "what is not dead may be acked still"
+    assert bench.do(c.Ack([(lease.token, [[kept.base, 1]])]), 1000) == [None], (
+        "a message that is not dead can still be acked"
+    )
     assert bench.do(c.Expire(), 1000) == FIT
     assert bench.do(c.Expire(), 1000) == COUNT - 2 * FIT - 1
     assert (bench.do(c.Expire(), 1000), len(bench.dead()), bench.held()) == (0, COUNT - 1, [])
     assert bench.status().next_expiry_ms is None and bench.is_bounded()
     lost = bench.do(c.Ack([(lease.token, None)]), 1000)[0]
-    assert sum(length for _, length in lost) == COUNT - 1, "and is told what of it was too late"
+    assert sum(length for _, length in lost) == COUNT - 1, "and the consumer learns which acks were too late"
 
 
 def test_coming_back_too_often_is_cut() -> None:

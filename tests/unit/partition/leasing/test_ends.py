@@ -1,4 +1,4 @@
-"""Ends that a consumer chooses: messages that are given up, and messages that are snoozed."""
+"""Tests of ends that a consumer chooses: dead messages and snoozed messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def bench_of(**settings: Any) -> Bench:
 
 
 def waits(bench: Bench) -> Waiting:
-    """The only entry that waits in the group."""
+    """Return the only waiting entry of the group."""
     (entry,) = bench.machine.groups.named("g").waiting.values()
     return entry
 
@@ -42,7 +42,9 @@ class TestRejected:
         lease = bench.one(at=1)
         (second,) = [message.offset for message in bench.messages(lease) if message.fields[Column.VALUE] == b"b"]
         assert bench.reject(lease.token, [[second, 1]], at=2, error="410 gone") is None
-        assert bench.reject(lease.token, [[second, 1]], at=3) == [[second, 1]], "it is no longer of the lease"
+        assert bench.reject(lease.token, [[second, 1]], at=3) == [[second, 1]], (
+            "the message no longer belongs to the lease"
+        )
         assert [bench.state_of(base), bench.state_of(second)] == ["leased", "dead"]
         assert bench.ack(lease.token, at=4) is None
         assert counted(bench) == {"acked": 2, "dead_rejected": 1}
@@ -289,7 +291,7 @@ class TestRows:
 
 
 def test_attempt_begins_at_the_due_time() -> None:
-    """A lease is made some milliseconds ahead of the time at which it is pushed."""
+    """A lease is granted some milliseconds before its push."""
     bench = bench_of()
     made = bench.put("a", due=50)
     lease = bench.one(at=45, ahead=5)

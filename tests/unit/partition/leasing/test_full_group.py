@@ -1,4 +1,4 @@
-"""A group of a priority topic in which too much waits for another attempt."""
+"""Tests of a group of a priority topic with too many messages that wait for another attempt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.partition.ranked_bench import RankedBench
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> RankedBench:
-    """Three messages were nacked, of which one may wait. A fourth one is ready and would go first."""
+    """Three messages were nacked, but only one may wait. A fourth message is ready and would be first."""
     monkeypatch.setattr(group, "FIXED", replace(FIXED, max_gaps=1))
     bench = RankedBench()
     bench.open()

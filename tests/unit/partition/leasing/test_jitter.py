@@ -23,7 +23,7 @@ def leased(count: int = MESSAGES) -> Bench:
 
 
 def waits(bench: Bench, failed_at: int = 0) -> dict[bytes, int]:
-    """How long each message waits from the failure on, in ms."""
+    """Return the wait of each message after the failure, in ms."""
     group = bench.machine.groups.named("g")
     return {
         offset: entry.due_ms - T - failed_at

@@ -1,4 +1,4 @@
-"""Leases over many messages: ranges, bitmaps, partial acks, order, limits, groups."""
+"""Tests of leases over many messages: ranges, bitmaps, partial acks, order, limits, and groups."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_ack_of_whole_lease_covers_messages_that_were_not_nacked(bench: Bench) -
     bench.nack(lease.token, [[base, 1]], delay=5000)
     assert bench.ack(lease.token) is None
     assert [bench.state_of(offsets.shift(base, n)) for n in range(3)] == ["waiting", "acked", "acked"]
-    assert bench.ack(lease.token) is None, "an ack repeated is answered as the first time"
+    assert bench.ack(lease.token) is None, "a repeated ack gets the same answer"
 
 
 def test_messages_not_begun_are_ready_without_counting_an_attempt(bench: Bench) -> None:
@@ -109,10 +109,12 @@ def test_messages_not_begun_are_ready_without_counting_an_attempt(bench: Bench) 
     assert bench.apply(1, c.Nack([(lease.token, rest, None, None, False)]))[0] == [None]
     again = bench.one(at=1)
     assert (bench.values([again]), again.attempt) == (["b", "c"], 1)
-    assert bench.apply(2, c.Nack([(lease.token, rest, None, None, False)]))[0] == [rest], "it is another's now"
-    assert bench.ack(lease.token, [[base, 1]], at=2) is None, "what was begun is held as before"
+    assert bench.apply(2, c.Nack([(lease.token, rest, None, None, False)]))[0] == [rest], (
+        "the messages belong to another lease now"
+    )
+    assert bench.ack(lease.token, [[base, 1]], at=2) is None, "the begun message is still held"
     bench.nack(again.token, delay=0, at=2)
-    assert bench.one(at=2).attempt == 2, "and a nack is one"
+    assert bench.one(at=2).attempt == 2, "and a nack counts as an attempt"
     assert bench.status().groups[0].waiting == 0
 
 
@@ -254,7 +256,7 @@ def test_a_group_with_too_many_gaps_stops_and_says_why(bench: Bench) -> None:
     reason = bench.status().groups[0].paused
     assert reason is not None and "wait for another attempt" in reason
     retried = bench.lease(at=60_000, limit=1000)
-    assert retried[0].attempt == 2, "what waits is still leased"
+    assert retried[0].attempt == 2, "waiting messages are still leased"
 
 
 def test_a_consumer_holds_a_bounded_number_of_leases(bench: Bench) -> None:
@@ -284,7 +286,7 @@ def test_a_stamp_that_goes_back_is_not_followed(bench: Bench) -> None:
     bench.append("a", at=1000)
     base, _ = bench.append("b", at=10)
     assert offsets.deliver_ms(base) == T + 1000
-    assert bench.lease(at=10) == [], "by the leader's clock its time has not come"
+    assert bench.lease(at=10) == [], "by the leader's clock the message is not due"
     assert bench.values(bench.lease(at=1000)) == ["a", "b"]
 
 
@@ -300,7 +302,7 @@ def test_latest_delivery_times_are_accepted(bench: Bench, at_ms: int) -> None:
 
 
 def test_part_may_cross_consecutive_ranges(bench: Bench) -> None:
-    """Scheduled messages of one millisecond are rows, and so ranges, of their own, and neighbours all the same."""
+    """Scheduled messages of one millisecond have separate rows and ranges, but their offsets are consecutive."""
     bench.open()
     column = bench.append(*"abcdef", due=[5, 5, 9, 5, 5, 5])
     lease = bench.one(at=10)
@@ -310,7 +312,7 @@ def test_part_may_cross_consecutive_ranges(bench: Bench) -> None:
     assert [bench.state_of(column[at : at + 16]) for at in range(0, 96, 16)] == [
         "acked", "acked", "leased", "acked", "leased", "acked"
     ]  # fmt: skip
-    # Places 0 to 5 of that millisecond, of which place 2 is at another time: not of this run.
+    # Places 0 to 5 of that millisecond. Place 2 is not part of this range.
     lost = bench.ack(lease.token, [[a, 6]], at=10)
     assert lost == [[offsets.shift(a, 2), 1]]
     assert bench.state_of(column[64:80]) == "acked"

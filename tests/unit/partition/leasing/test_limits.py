@@ -1,4 +1,4 @@
-"""Limits of groups in one partition: what frees a place; rows say all; older or foreign words change nothing."""
+"""Tests of group limits in one partition: freed slots, restarts from rows, and ignored old or foreign reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def limit(bench: Bench, at: int = 0, partitions: int = 1, group: str = "g", **gi
 
 
 def available(bench: Bench) -> int:
-    """How many messages may be leased now."""
+    """Return the number of messages that may be leased now."""
     group = bench.machine.groups.named("g")
     assert group.allowance is not None
     return group.allowance.available(group.in_flight, bench.machine.now_ms * 1000, 1000)
@@ -79,7 +79,7 @@ def test_grants_share_the_remaining_limit_in_order(bench: Bench) -> None:
 
 
 def test_lease_ahead_does_not_exceed_the_rate(bench: Bench) -> None:
-    """Leases look ahead; the rate does not."""
+    """Messages are leased ahead of their time. The rate counts no future time."""
     bench.open()
     limit(bench, rate="10/s", burst=1)
     bench.append("a", "b", due=[1000, 1000])
@@ -99,7 +99,7 @@ def test_a_restart_keeps_the_pace(bench: Bench) -> None:
     assert bench.lease(at=999) == []
     assert bench.one(at=1000).total == 1
     limit(bench, at=1000, rate="2/s", burst=2)
-    assert bench.lease(at=1000) == [], "another rate begins with no more than there was"
+    assert bench.lease(at=1000) == [], "a new rate starts with the rest of the old rate"
     assert bench.one(at=1500).total == 1
 
 
@@ -136,7 +136,7 @@ def test_no_leases_before_all_partitions_have_reported(bench: Bench) -> None:
     bench.restart()
     assert bench.one().total == 1
     assert bench.apply(0, c.ShareLimit("g", 9, [(1, 0, 0, 0)], [])) == [None]
-    assert bench.lease() == [], "that is of other limits"
+    assert bench.lease() == [], "the share belongs to other limits"
 
 
 def test_older_settings_bring_no_older_limits(bench: Bench) -> None:
