@@ -59,7 +59,8 @@ class Tracing:
         self._ties = ties
 
     def created(self, topic: str, headers: Headers | None) -> Headers | None:
-        """Make a span for a message that is produced here; return its headers, including those of the trace."""
+        """Make a span for a message that this client produces. Return the message's headers, including the trace
+        headers."""
         if headers is not None and (not isinstance(headers, Mapping) or TRACEPARENT in headers):
             return headers
         kind = self._trace.SpanKind.PRODUCER

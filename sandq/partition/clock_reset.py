@@ -12,7 +12,7 @@ Messages between the new time and the old floor are treated as follows:
   Cursors move back to the new time, so a message above the cursor that a group had passed becomes a gap
   (`records/gaps.py`). Exception: if a group received a message too early and has not acked it, the message is delivered
   again at its time.
-- Leases end as if their consumers had left. Their messages are ready at once.
+- Leases end as if their consumers had left, so their messages are ready immediately.
 
 The new offset of a message that is placed again depends on its groups:
 

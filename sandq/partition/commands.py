@@ -462,7 +462,7 @@ class TakeDigest(Command):
 
     type: ClassVar[int] = CommandType.TAKE_DIGEST
     number: int
-    """Identifies the replies for the caller. Below 2^63."""
+    """A number by which the caller recognizes the replies. Below 2^63."""
 
 
 @dataclass(frozen=True, slots=True)

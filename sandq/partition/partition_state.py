@@ -62,7 +62,7 @@ class PartitionState:
         self.restore: RestoreState | None = None
         """Progress of a restore. None if no restore is in progress."""
         self.successor: Self | None = None
-        """State loaded from the rows of a backup, which replaces this one after the current entry."""
+        """State loaded from the rows of a backup. After the current entry, it replaces this object."""
         self.skips = Skips()
         self.results: list[Any] = []
         """Results of the commands of the entry that is being applied. If a command raises an error, the number of

@@ -190,7 +190,7 @@ class Subscribe(Request, type=Type.SUBSCRIBE):
 
     `epoch`: epoch of the consumer. A subscription with a later epoch ends this one, and takes over its leases.
     `partitions`: the partitions to consume; None: all. `handlers`: number of messages that the consumer processes at
-    the same time, in the order of their delivery; None: it may begin all of them at once.
+    the same time, in the order of their delivery; None: it may begin all messages at the same time.
     """
 
     subscription_id: int

@@ -101,10 +101,10 @@ class Group:
         """Create the member from its log.
 
         `applied`: index of the last entry in the state machine. `committed(index, command)` is called inside a tick and
-        must not raise; the command is empty for the library's own entries. `may_send(node)`: whether the queue to
-        a node accepts more. `takes_entries`: return whether this replica applies fast enough to receive more entries.
+        must not raise; the command is empty for the library's own entries. `may_send(node)`: whether the queue to a
+        node accepts more. `takes_entries`: return whether this replica applies fast enough to receive more entries.
         `on_leadership(self)` is called when this member starts or stops leading. `settles`: if this member stops
-        leading, its pending proposals wait until their outcome is certain, instead of failing with UNKNOWN at once.
+        leading, its pending proposals wait until their outcome is certain, instead of failing immediately with UNKNOWN.
         Raise Corruption if the log and the state machine do not fit together."""
         if max(applied, journal.first_index) > journal.last_index:
             raise Corruption(
@@ -268,7 +268,7 @@ class Group:
         """Change the configuration by one step, and call `done` with the outcome.
 
         A step adds, removes or promotes a learner, or removes a voter other than the leader. A learner must have caught
-        up to be promoted. `done` gets UNKNOWN at once if this member stops leading."""
+        up to be promoted. If this member stops leading, `done` gets UNKNOWN immediately."""
         self._core._applyCommand(_MEMBERSHIP + members.encode(), _Waiter(done, settles=False))
 
     def propose_skip(self, skip: Skip, done: Proposed) -> None:
@@ -309,7 +309,7 @@ class Group:
         if self._settles:
             self._settle()
         if self.is_leader:
-            # One round of messages confirms all reads that arrived before it: those of the whole commit batch.
+            # One round of messages confirms all reads that arrived before it: all reads of the commit batch.
             began = self.commit_index >= self.term_start and self.reads.begin(self.commit_index, self._transport.seq)
             if journal.last_index > last or self._message_filter.resend or began:
                 self._message_filter.resend = False

@@ -1,4 +1,4 @@
-"""The heartbeats of one idle group, which share a message with those of the node's other idle groups.
+"""The heartbeats of one idle group. The heartbeats of all idle groups of a node share one message per peer.
 
 For its leader, a group is idle while every reachable member has the whole log and knows that it is committed. A
 heartbeat then only says that the leader of this term is alive, and the reply only says that a member of this term heard

@@ -2,7 +2,7 @@
 
 The guards are small functions of plain values. Each can be read and tested separately, and a test can remove a guard to
 show the fault. Guards that replace a whole method of the library are in `core.py` (S6, S10, L4). Guards of the log on
-the disk are in `journal.py` and `group_commit.py` (S7), and those of message types in `wire.py` (S10).
+the disk are in `journal.py` and `group_commit.py` (S7), guards of message types in `wire.py` (S10).
 """
 
 from __future__ import annotations

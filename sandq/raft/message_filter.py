@@ -89,7 +89,8 @@ class MessageFilter:
     def _append(
         self, sender: str, term: int, commit: int, previous: int, previous_term: int, entries: Any, seq: int
     ) -> None:
-        """Handle entries from a leader: remove those that the log has already, and let the library append the rest."""
+        """Handle entries from a leader: skip the entries that the log already has, and let the library append the
+        rest."""
         if term < self._term:
             # The sender no longer leads: a reply with the current term makes it step down.
             self._answer(sender, wire.ALIVE_ACK, seq)

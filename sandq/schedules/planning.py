@@ -26,7 +26,7 @@ class Plan(NamedTuple):
     fire_ms: int | None
     """Delivery time of its message."""
     missed: int = 0
-    """Number of skipped occurrences before this one; a lower bound if there were too many to count."""
+    """Number of skipped occurrences before this occurrence; a lower bound if there were too many to count."""
 
 
 _NONE: Final = Plan(None, None)

@@ -25,7 +25,7 @@ class Checked(NamedTuple):
     """Valid settings."""
 
     settings: dict[str, Any]
-    """The settings to store: those that differ from the defaults."""
+    """The settings to store: only settings that differ from the defaults."""
     recurrence: Recurrence
 
     def anchored(self, old: Mapping[str, Any]) -> Checked:

@@ -41,7 +41,7 @@ def scrub_wal(files: Files, directory: str = "wal") -> Iterator[int]:
         try:
             following = _header(files, f"{directory}/{segment_name(number + 1)}", number + 1)
             if following is None:
-                return  # the next segment is preallocated and empty, so this one is still being written
+                return  # the next segment is preallocated and empty, so this segment is still being written
             data = files.read(name)
         except FileNotFoundError:
             continue  # the segment was released in the meantime

@@ -5,8 +5,8 @@ are not a valid next record, there are three cases:
 
 - An intact record after X belongs to a pass that *began* after X. It proves that the bytes at X had been synced. They
   are **rotten**: refuse to start (`Corruption` with segment and offset). A SEAL is such a record, too.
-- A later segment was opened, whose header says where the records of this one end. If X is
-  not that offset, the bytes are rotten as well.
+- A later segment was opened. Its header says where the records of the earlier segment end. If X is not that offset, the
+  bytes are rotten as well.
 - Otherwise X is in the last pass, whose sync need not have returned: it is **torn**. The records before X are kept, and
   all bytes from X on are filled with zeros.
 

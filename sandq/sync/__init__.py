@@ -7,8 +7,8 @@
                 message.ack()
 
 Names and arguments are those of the async client, which runs in a background thread. Calls that are awaited in the
-async client block in this one. Results that can be awaited in the async client (acks, receipts) have a method `wait()`.
-See `docs/client.md`.
+async client block in the blocking client. Results that can be awaited in the async client (acks, receipts) have a
+method `wait()`. See `docs/client.md`.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ occupy the event loop."""
 ALERT_S: Final = 1.0
 """Timeout in s for sending the alert after a failed handshake."""
 SEND_BYTES: Final = 262_144
-"""Maximum bytes encrypted at once by `send_all`."""
+"""Maximum bytes that `send_all` encrypts at once."""
 
 
 async def speaks_tls(stream: trio.SocketStream) -> bool:

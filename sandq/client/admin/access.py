@@ -132,7 +132,7 @@ class AccessAdmin:
 
     @timed_change
     async def rotate_token(self, name: str, *, expires: Any = KEEP, timeout: Duration | None = None) -> NewToken:
-        """Replace the text of a token; the old text becomes invalid at once. Raises NotFound."""
+        """Replace the text of a token. The old text becomes invalid immediately. Raises NotFound."""
         text = token_text(secrets.token_bytes(TOKEN_BYTES))
         changes: dict[str, Any] = {"secret_hash": token_hash(text)}
         if expires is None or expires != KEEP:

@@ -215,7 +215,7 @@ class ClusterAdmin:
         """Skip the log entry that shut a partition because no replica can apply it; then its replicas open again.
 
         The skipped commands are lost; their callers got no reply. `topic`: None for the metadata. `index`: index of the
-        entry; None for the one that shut the partition. `commands`: positions of the commands to skip; None for the
+        entry; None for the entry that shut the partition. `commands`: positions of the commands to skip; None for the
         command that failed, or for the whole entry if that is unknown. `dry_run`: only return the content of the entry:
         `index`, `error`, and `commands` (one row per command). `force`: skip the entry even if a replica that may have
         applied it is unreachable.

@@ -42,7 +42,7 @@ IDS_MAX: Final = 10_000
 class DeadLetters:
     """The dead letters of one group, in all partitions of the topic.
 
-    Methods name dead letters by their ids, or select those that match all of the given conditions:
+    Methods name dead letters by their ids, or select dead letters that match all given conditions:
 
     - `reason`: "nacked" or "lease_expired" (at the last attempt), "expired" (its ttl had passed), "rejected" (a
       consumer made it dead);

@@ -65,7 +65,7 @@ class TopicSettings(TypedDict, total=False):
 
 
 class GroupSettings(TypedDict, total=False):
-    """Settings of a group that replace those of its topic."""
+    """Settings of a group that override the topic's settings."""
 
     max_attempts: int | OrNone
     max_snoozes: int | OrNone

@@ -44,7 +44,7 @@ class ConsumerIdentity:
         return self.is_accepted or type(error.details.get("epoch")) is not int
 
     def outrank(self, error: ConsumerFenced) -> bool:
-        """Raise the epoch above the one that a node knows; return whether it changed."""
+        """Raise the epoch above the epoch that a node knows. Return whether it changed."""
         newest = error.details["epoch"]
         if not isinstance(newest, int) or newest < self._epoch:
             return False

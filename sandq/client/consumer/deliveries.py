@@ -45,7 +45,7 @@ class Arrival:
         self._values: Sequence[bytes | None] | None = None  # decoded when the first single message is taken
 
     def take(self, make: Callable[[DeliveredChunk, int, bytes], M]) -> M | None:
-        """Take the next held message and return what `make` makes of it; None at the end."""
+        """Take the next held message, and return the result of `make` for it. None at the end."""
         chunk = self.chunk
         position = chunk.state.find(HELD, self.position)
         if position < 0:

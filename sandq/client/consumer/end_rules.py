@@ -41,7 +41,7 @@ class Retry(Exception):
 class Dead(Exception):
     """Raise it in a handler of `client.run` if the message can never succeed: `raise sandq.Dead("410 gone")`.
 
-    The message is dead for the group at once, however many attempts remain. `error`: recorded in the dead letter;
+    The message is dead for the group immediately, even if attempts remain. `error`: recorded in the dead letter;
     defaults to `__cause__`.
     """
 

@@ -112,7 +112,7 @@ class HeldMessages:
             chunk.on_free(count)
 
     def settled(self, chunk: Chunk, count: int) -> None:
-        """Count messages of a chunk as settled; finish their lease if nothing of it remains."""
+        """Count messages of a chunk as settled. Finish their lease if none of its messages remains."""
         chunk.unsettled -= count
         lease = chunk.lease
         lease.unsettled -= count
@@ -123,7 +123,7 @@ class HeldMessages:
     def hold_again(self, chunk: Chunk, spans: list[Span]) -> None:
         """Hold messages again that the broker refused to settle.
 
-        A message that no task awaits can still be settled, but its lease is not extended any more.
+        A message that no task awaits can still be settled, but its lease is no longer extended.
         """
         lease = chunk.lease
         for first, stop in spans:

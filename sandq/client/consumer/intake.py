@@ -40,7 +40,7 @@ class Wakeups:
         self.due_at = -math.inf
         """Time of the next run of the task if no event comes before, on anyio's clock."""
         self.task = Signal()
-        """Signal to run the task at once."""
+        """Signal to run the task immediately."""
         self.changed = Signal()
         """Signal for tasks that enter the subscription: something changed that they wait for."""
         self.quiet = Signal()
@@ -98,7 +98,7 @@ class Intake:
             self._wakeups.task.set()
 
     def freed(self, count: int) -> None:
-        """Count messages that are not held any more."""
+        """Count messages that are no longer held."""
         is_other = self.prefetch is not None and self.prefetch.settled(count, anyio.current_time())
         if is_other or self._is_crowded:
             self.give_credit()

@@ -327,9 +327,9 @@ class Leases:
 
         Without a delay the topic's back-off applies. Returns the messages whose lease was lost.
 
-        `priority` (in a priority or fair topic) and `headers` replace those of the messages for this group
-        from now on, if given; {} removes the headers. `count=False` is a snooze: the attempt does not count, unless
-        they were snoozed `max_snoozes` times (a setting).
+        `priority` (only in priority and fair topics) and `headers` change the messages for this group; {} removes the
+        headers. `count=False` is a snooze: the attempt does not count, unless they were snoozed `max_snoozes` times (a
+        setting).
         """
         terms = retry_terms(delay, delay_ms, error, count)
         if priority is not None:

@@ -103,8 +103,8 @@ class Message(HeldMessage):
         attempt.
 
         Without a delay the topic's back-off applies. `count=False` is a snooze: the attempt does not count, unless the
-        message was snoozed `max_snoozes` times (a setting). `priority` (in a priority or fair topic) and
-        `headers` replace those of the message for this group from now on, if given; {} removes the headers.
+        message was snoozed `max_snoozes` times (a setting). `priority` (only in priority and fair topics) and `headers`
+        change the message for this group; {} removes the headers.
         """
         consumer = self._piece.consumer
         terms = retry_terms(delay, delay_ms, error, count, consumer.nack_change(priority, headers))

@@ -128,7 +128,7 @@ class Scan:
         return ready.pop()
 
     async def _more(self) -> list[Entry]:
-        """Return the next rows, last first; [] at the end."""
+        """Return the next rows in reverse order. [] at the end."""
         if self._left is not None and self._left <= 0:
             return []
         if self._sources is None:

@@ -16,7 +16,7 @@ from sandq.model.json_values import json_of
 BYTES: Final = offset_model.OFFSET_BYTES
 
 Span = tuple[int, int]
-"""Consecutive positions of a batch: the first, and the one after the last."""
+"""Consecutive positions of a batch: (first position, position after the last)."""
 
 
 def positions_of(spans: Iterable[Span]) -> list[int]:

@@ -343,8 +343,8 @@ class Messages:
     ) -> JobResult:
         """Move all matching pending messages `to` an instant, or by a `shift` ("1h", "-30m", a timedelta).
 
-        Messages that would be moved into the past are due at once. In a priority or fair topic, `priority`
-        may be changed as well, or alone; then the times stay. Otherwise like `cancel_all`.
+        Messages that would be moved into the past are due immediately. In a priority or fair topic, `priority` may be
+        changed as well, or alone; then the times stay. Otherwise like `cancel_all`.
         """
         if to is not None and shift is not None:
             raise InvalidRequest("move_all: one of to and shift is expected, not both")

@@ -92,7 +92,7 @@ class PartitionProducer(BatchSender[Batch]):
         self._drop_given_up()
 
     def abandon(self, error: Callable[[Batch], SandqError]) -> None:
-        """Fail all unfinished batches: the producer's block was left without waiting for them."""
+        """Fail all unfinished batches, because the producer's block was left without waiting for them."""
         self.waiting.extend(self.open.values())
         self.open.clear()
         super().abandon(error)

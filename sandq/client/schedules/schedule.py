@@ -107,7 +107,7 @@ class Schedule:
 
     @property
     def headers(self) -> dict[str, Any]:
-        """The headers of each message, without those that sandq adds; a new dict for each access."""
+        """The headers of each message, without the headers that sandq adds; a new dict for each access."""
         return headers_unpack(self._headers)
 
     @property

@@ -269,7 +269,7 @@ class Schedules:
         """Iterate over schedules in the byte order of their names: `async for schedule in schedules.list():`.
 
         `prefix`: only names that begin with it. `tenant`: only schedules of this tenant. `after`: only names after this
-        one. In a fair topic `after` is the `id` of a schedule, because tenants may have schedules of the same name.
+        name. In a fair topic `after` is the `id` of a schedule, because tenants may have schedules of the same name.
         """
         return ScheduleRows(self._cluster, self.topic, prefix, tenant, limit, after, timeout)
 

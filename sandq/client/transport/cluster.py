@@ -62,7 +62,7 @@ class Cluster:
         self._serial = 0
         self._unanswered: SandqError | None = None
         self._refused: SandqError | None = None
-        """The error with which the last node rejected this client; None if the last attempt succeeded."""
+        """The error with which the last node rejected this client. None if the last attempt succeeded."""
         self._refusal_count = 0
         self._changed = Signal()
         self._refresh_now = Signal()
@@ -287,7 +287,7 @@ class Cluster:
 
     @property
     def refused(self) -> SandqError | None:
-        """The error with which the last node rejected this client; None if the last attempt succeeded."""
+        """The error with which the last node rejected this client. None if the last attempt succeeded."""
         return self._refused
 
     def error_summary(self) -> str:

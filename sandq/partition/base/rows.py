@@ -42,9 +42,9 @@ A log row begins with the header `<B B 2x I q`: kind u8, flags u8, two zero byte
 bytes long, so that a batch after it keeps its 8-byte alignment.
 
 Kind 1 is a batch row: after the header comes the batch as the producer sent it. Kind 2 is a single-message row: after
-the header comes msgpack `[id | nil, {column id: value}]`. If the message has a payload row, it is msgpack
-`[id | nil, nil, payload bytes, {column: value}]` instead. This map contains only the columns that the log needs: ttl,
-unique key, ordering hash, digest of the key, priority and tenant. Its priority overrides the one in the payload.
+the header comes msgpack `[id | nil, {column id: value}]`. If the message has a payload row, it is msgpack `[id | nil,
+nil, payload bytes, {column: value}]` instead. This map contains only the columns that the log needs: ttl, unique key,
+ordering hash, digest of the key, priority and tenant. The map's priority overrides the priority in the payload.
 
 Flag 1: the message has columns that the log needs. Flag 2: the delivery time was given as a delay, which counts from
 the time when the message was stored, or moved last. If a message was stored at a far later time than requested, because
@@ -421,7 +421,7 @@ def moved_row(value: bytes, message_id: bytes, wanted_ms: int | None = None, *, 
 
 
 def ranked_row(value: bytes, priority: int) -> bytes:
-    """Return the log row of a message that has a payload row, with a priority that overrides the one in the
+    """Return the log row of a message that has a payload row, with a new priority, which overrides the priority in the
     payload."""
     kind, flags, count, created_ms = LOG_HEADER.unpack_from(value)
     *fields, light = unpack(value[LOG_HEADER.size :])

@@ -85,7 +85,7 @@ class LeastOfRising(Generic[H]):
     reaches the top, so a change of a value costs nothing."""
 
     def __init__(self, value_of: Callable[[H], Any]) -> None:
-        """`value_of(thing)` returns the current value. None if the thing has no value any more; it never gets a value
+        """`value_of(thing)` returns the current value. None if the thing no longer has a value; it never gets a value
         again."""
         self._value_of = value_of
         self._heap: list[tuple[Any, int, H]] = []

@@ -158,8 +158,8 @@ class UniqueKeys:
             self._end(step, row_key, extra.id, states, CANCELLED, CANCEL_MEMORY_MS)
 
     def release(self, step: Step, extra: Extra, offset: bytes) -> None:
-        """Release the unique key of a message that leaves the log and that no group keeps. If no group ever leased it
-        (a seek passed it), the key is free at once."""
+        """Release the unique key of a message that leaves the log and that no group keeps. If no group ever leased the
+        message (a seek passed it), the key is free immediately."""
         if extra.unique_key is None:
             return
         row_key = self._row_key(extra.unique_key, extra.tenant, extra.key_digest)

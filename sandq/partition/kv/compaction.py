@@ -294,8 +294,8 @@ class Compactor:
 
 
 def _risen(mark: bytes, offset: bytes) -> bytes:
-    """Return a mark for a write that was removed at `offset`. The new mark is above `mark`, because watchers may have
-    seen that one."""
+    """Return a mark for a write that was removed at `offset`. The result is above `mark`, because watchers may have
+    seen `mark` already."""
     return offset if offset > mark else (int.from_bytes(mark, "big") + 1).to_bytes(offsets.OFFSET_BYTES, "big")
 
 

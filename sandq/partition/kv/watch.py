@@ -19,7 +19,7 @@ from sandq.partition.kv.compacted import CompactedPartition
 from sandq.partition.reader.reader import AnswerReader
 
 LOOKED_AT = 10_000
-"""Maximum number of messages that one reply reads, selected or not."""
+"""Maximum number of messages that one reply reads, including messages that are not selected."""
 LOOKED_BYTES = 4 << 20
 
 

@@ -28,7 +28,7 @@ from sandq.partition.records.leases import FRESH, Lease, Waiting
 from sandq.partition.shared_state import SharedState
 
 PROMOTED: Final = 10_000
-"""Number of messages after which a lease command stops promoting."""
+"""A lease command stops promoting after this number of messages."""
 PART_ENTRIES: Final = 256
 """Number of entries to promote before yielding."""
 BURIED: Final = 1000

@@ -255,9 +255,9 @@ class LeaseSettlement:
     def expire_lease(self, step: Step, lease: Lease, error: str | None) -> int:
         """End a lease that its consumer did not settle in time.
 
-        Messages that the consumer may have begun have used an attempt; the others are ready at once. Return how many
-        messages were given back or became dead. If the budget does not suffice for all dead messages, the next entry
-        ends the rest.
+        Messages that the consumer may have begun have used an attempt. All other messages are ready immediately. Return
+        how many messages were given back or became dead. If the budget does not suffice for all dead messages, the next
+        entry ends the rest.
         """
         lease.revoked = True
         charged = lease.charged

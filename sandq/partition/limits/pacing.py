@@ -27,7 +27,7 @@ class Pace(NamedTuple):
     """Maximum number of messages that may be leased at once."""
 
     def latest_us(self, now_us: int) -> int:
-        """Return the latest possible arrival time of the next message: the one after a whole burst."""
+        """Return the latest possible arrival time of the next message: its time after a whole burst."""
         return now_us + self.burst * self.interval_us
 
     def available(self, arrival_us: int, now_us: int) -> int:

@@ -261,7 +261,8 @@ class Appends:
         self._log.note_added([self._log.put(step, offset, step.now_ms, fields, {})])
 
     def _resolve_conflict(self, step: Step, named: Named, on_conflict: int, sender: Sender | None) -> _Resolved:
-        """Decide about a message whose unique key is taken. If it replaces the other message, cancel the other one."""
+        """Decide about a message whose unique key is taken. If the decision is to replace the other message, cancel
+        that message."""
         owned = self._log.find_owned(named.id, step.view)
         claim = None if owned is None else self._ownership.claim(owned.offset, step.view)
         state = claimed_state(None if owned is None else owned.offset, claim, step.now_ms)

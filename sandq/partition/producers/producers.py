@@ -28,9 +28,9 @@ A producer that the partition does not know is new, or was forgotten: not seen f
   10,000 has dropped a producer that was used within `PRODUCER_RETRY_MS` (the longest time for which a producer
   retries), that may be this producer, so the batch is OutOfSequence.
 
-A partition that sends to this one (`model.outbox`) is a producer, too. It gives each batch a new epoch, with number 1.
-It sends one batch at a time, and repeats it until there is a reply. So a partition is never forgotten, neither by age
-nor by the limit. The number of such producers is limited by the number of partitions.
+Another partition that sends messages to this partition (`model.outbox`) is a producer, too. It gives each batch a new
+epoch, with number 1. It sends one batch at a time, and repeats it until there is a reply. So a partition is never
+forgotten, neither by age nor by the limit. The number of such producers is limited by the number of partitions.
 
 So a batch can be stored twice in only one case: a copy of the first batch of an epoch stays in a connection that the
 client gave up, until 10,000 other producers have written to the partition. Times are stamps of entries, so all replicas

@@ -39,7 +39,7 @@ from sandq.partition.shared_state import SLICE_ITEMS, SLICE_READS
 from sandq.partition.state_machine import TimerPartition
 
 LOOKED_AT = 1000
-"""Maximum number of messages that one page reads, selected or not."""
+"""Maximum number of messages that one page reads, including messages that are not selected."""
 PAGE_BYTES = 2 << 20
 ROW_BYTES = 256
 NEWEST = "newest"
@@ -141,7 +141,7 @@ class PartitionQueries:
         return status
 
     def _history(self, group: Group, holder: Holder | None, offset: bytes, history: History) -> Shown:
-        """Return the attempts of a message that a group holds, including those of earlier lives."""
+        """Return the attempts of a message that a group holds, including attempts of earlier lives."""
         row = None
         if holder is not None and holder.kept:
             row = self._view.get(rows.of_group(rows.KEPT, group.group_id, offset))

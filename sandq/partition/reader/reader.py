@@ -1,8 +1,8 @@
 """The log as one group's cursor reads it: the next entries in order, from a bounded look-ahead in memory.
 
-The look-ahead is a cache of rows, not state: its content never changes the results of `head` and `take`, which are
-those of a scan of the rows. Invariant: `entries` are exactly the log entries above the cursor and at or below
-`covered`, without messages that have tombstones.
+The look-ahead is a cache of rows, not state: `head` and `take` return the same results as a scan of the rows, for any
+content of the cache. Invariant: `entries` are exactly the log entries above the cursor and at or below `covered`,
+without messages that have tombstones.
 
 While nothing is taken, a reader caches little more than its head. When messages are taken, each read is twice as large
 as the last one, and the cache keeps new entries. If the caches of a node together grow too large, the least recently

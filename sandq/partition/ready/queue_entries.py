@@ -69,7 +69,7 @@ class QueueEntries:
             self._hold(queue, near)
 
     def _hold(self, queue: ReadyQueue, added: Sequence[LogEntry]) -> None:
-        """Add entries to those of a queue that are in memory."""
+        """Add entries to the in-memory entries of a queue."""
         held = queue.entries
         if len(added) == 1:
             held.insert(bisect_left(held, added[0].first, key=_first), added[0])

@@ -18,9 +18,9 @@ QUEUE_BYTES: Final = 2400
 """Approximate memory of a queue, in bytes, without its entries and its name. PERSISTED: the memory of queues decides
 which messages are promoted, and all replicas must decide alike."""
 NAME_COPIES: Final = 4
-"""Number of copies of a queue's name in memory. PERSISTED, as above."""
+"""Number of copies of a queue's name in memory. PERSISTED, like `QUEUE_BYTES`."""
 SEGMENT_BYTES: Final = 800
-"""Approximate memory of each segment of a tenant's name after the first, in bytes. PERSISTED, as above."""
+"""Approximate memory of each segment of a tenant's name after the first, in bytes. PERSISTED, like `QUEUE_BYTES`."""
 
 
 def queue_bytes(key: bytes) -> int:

@@ -48,5 +48,5 @@ class Outcome(NamedTuple):
     word: str
     """One of the outcome constants above, or `NOT_YET`."""
     detail: Any = None
-    """Id after `CANCELLED`, `REDRIVEN` and `PURGED`; offset after `MOVED` and `UPDATED`; state after `TOO_LATE` and
-    `NOT_DEAD`; otherwise None."""
+    """By `word`: the id for `CANCELLED`, `REDRIVEN` and `PURGED`; the offset for `MOVED` and `UPDATED`; the state for
+    `TOO_LATE` and `NOT_DEAD`; otherwise None."""

@@ -85,7 +85,7 @@ class Lease:
     """Maximum number of messages that the consumer processes at the same time. 0 if the consumer gave no number: it may
     then have begun all messages."""
     crashes: int = 0
-    """Number of consecutive leases of each message, before this one, that ended unsettled. See `note_last`."""
+    """Number of consecutive earlier leases of each message that ended unsettled. See `note_last`."""
     begun: int = 0
     """Mask of the messages that its consumer reported as begun."""
     plain: list[bytes] | None = field(init=False, default=None, repr=False)
@@ -124,7 +124,7 @@ class Lease:
         return self._in_order[0] is self.ranges
 
     def end(self, number: int) -> None:
-        """Mark the lease as ended and drop its caches: no message is live any more. `number`: see `ended`."""
+        """Mark the lease as ended and drop its caches, because no message is live any longer. `number`: see `ended`."""
         self.ended = number
         self._past = self._packed = self._positions = self._queue_ends = None
 
