@@ -1,4 +1,4 @@
-"""A clock reset, case by case: what each instant that a partition stores becomes. Random work: tests/property."""
+"""Tests of a clock reset, case by case: the new value of each stored time. Random work: tests/property."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOUR = 3_600_000
 
 
 def poisoned(**settings: Any) -> Bench:
-    """A partition with a group, one of whose entries was stamped a year ahead."""
+    """Return a partition with a group. One entry was stamped a year ahead."""
     bench = Bench(**settings)
     bench.open()
     bench.apply(YEAR, c.Clock())
@@ -31,7 +31,7 @@ def poisoned(**settings: Any) -> Bench:
 
 
 def set_back(bench: Bench, to: int, *, restart: bool = False) -> None:
-    """Set the clock back, and go through all steps."""
+    """Set the clock back and apply all steps."""
     assert bench.apply(to, c.ClockReset(T + to))[0]["outcome"] == "begun"
     steps = 0
     while bench.apply(to, c.Upkeep())[0] and bench.status().reset is not None:
@@ -188,7 +188,7 @@ def test_move_of_waiting_message_keeps_its_time() -> None:
 @pytest.mark.parametrize("trimmed", [False, True])
 @pytest.mark.parametrize(("to", "relative", "comes"), [(HOUR, False, HOUR), (5000, True, 8000)])
 def test_move_of_waiting_message_overrides_its_own_time(to: int, relative: bool, comes: int, trimmed: bool) -> None:
-    """Consumers got it too early, and gave it back: its producer's last word holds."""
+    """Consumers got the message too early and returned it. The last request of its producer decides."""
     bench = Bench()
     for group in "gh":
         bench.open(group)
@@ -206,7 +206,7 @@ def test_move_of_waiting_message_overrides_its_own_time(to: int, relative: bool,
 
 
 def test_waiting_message_moves_before_its_position() -> None:
-    """A reset has put its place where its producer had first wanted it."""
+    """A reset put the message at the first time that its producer requested."""
     bench = Bench()
     for group in "gh":
         bench.open(group)
@@ -332,7 +332,7 @@ def test_step_in_the_entry_that_began_a_reset_changes_nothing() -> None:
 def test_entry_with_the_last_step_goes_on_by_its_own_time() -> None:
     bench = poisoned()
     bench.apply(3000, c.ClockReset(T + 3000))
-    while True:  # which step is the last one is not known before
+    while True:  # the last step is not known in advance
         stored = bench.apply(60_000, c.Upkeep(), c.Append(batch_of(["a"], due=[5000], relative=True)))[1]
         if not isinstance(stored, Unavailable):
             break
@@ -351,7 +351,7 @@ def test_entry_with_the_last_step_goes_on_by_its_own_time() -> None:
     ],
 )
 def test_blocked_message_of_the_wrong_clock_copied_aside(due: int | None, relative: bool, comes: int) -> None:
-    """It comes at the instant that was chosen, or when its delay is over, counted from the reset."""
+    """The message comes at its chosen time, or after its delay, which counts from the reset."""
     bench = Bench(ordering="key")
     for group in "gh":
         bench.open(group)
@@ -391,7 +391,7 @@ def test_kept_message_of_a_batch_is_delivered_at_its_own_time(due: list[int], co
 
 
 def test_copied_waiting_messages_expire_by_their_own_ttls() -> None:
-    """This includes messages whose offsets a reset makes consecutive."""
+    """The rule includes messages whose offsets a reset makes consecutive."""
     bench = Bench()
     bench.open()
     wrong = YEAR + 60_000
@@ -408,7 +408,8 @@ def test_copied_waiting_messages_expire_by_their_own_ttls() -> None:
 
 @pytest.mark.parametrize("trimmed", [False, True])
 def test_message_waiting_before_its_time_does_not_expire_early(trimmed: bool) -> None:
-    """A consumer got it too early, and gave it back: its ttl counts from its time, be it copied aside or not."""
+    """A consumer got the message too early and returned it. Its ttl counts from its due time, with or without a
+    copy."""
     bench = Bench()
     bench.open()
     bench.apply(1000, c.Append(batch_of(["a"], due=[2 * HOUR], ttls=[HOUR]), split=True))
@@ -447,7 +448,8 @@ def test_bytes_of_a_batch_of_which_some_was_cancelled_are_counted_to_the_last() 
 
 @pytest.mark.parametrize("other_waits", [False, True])
 def test_kept_message_blocked_by_its_key_is_not_delivered_early(other_waits: bool) -> None:
-    """The log was trimmed beyond it: one group has it blocked in a row of its own, one acked it, or waits with it."""
+    """The log was trimmed beyond the message. In one group it is blocked in a separate row. The other group acked it,
+    or it waits there."""
     bench = Bench(ordering="key")
     for group in "gh":
         bench.open(group)
@@ -487,7 +489,7 @@ def test_kept_message_blocked_by_its_key_is_not_delivered_early(other_waits: boo
     [(True, True, HOUR), (True, False, 2 * HOUR), (False, True, HOUR), (False, False, 2 * HOUR)],
 )
 def test_kept_message_requested_under_wrong_clock_gets_a_new_time(by_move: bool, relative: bool, comes: int) -> None:
-    """A delay counts from now on, an instant that was chosen stays."""
+    """A delay counts from the reset. A chosen time stays."""
     bench = Bench()
     for group in "gh":
         bench.open(group)
@@ -517,7 +519,7 @@ def test_redrive_of_a_message_that_died_too_early_waits_for_its_time() -> None:
 
 
 def test_group_end_respects_key_order_before_messages_are_placed_again() -> None:
-    """One that is restarted meanwhile has the same rows: a message that is blocked elsewhere keeps its unique key."""
+    """A restarted replica has the same rows. A message that is blocked in another group keeps its unique key."""
     benches = [Bench(ordering="key"), Bench(ordering="key")]
     for bench in benches:
         for group in "gh":

@@ -53,7 +53,7 @@ def test_append_for_groups_with_known_status_needs_no_disk() -> None:
     b = bench()
     b.open("g")
     b.append("a", at=1)
-    assert not b.needed_no_disk  # how much is ready has yet to be counted
+    assert not b.needed_no_disk  # the ready messages are not counted yet
     b.status()
     b.append("b", at=2)
     assert b.needed_no_disk

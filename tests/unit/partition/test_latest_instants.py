@@ -1,4 +1,4 @@
-"""By a clock that is about to leave the 48 bits of an instant nothing is raised out of `apply`."""
+"""Tests that `apply` raises no error when the clock nears the end of the 48 bits of a timestamp."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sandq.partition import commands as c
 from tests.support.partition.bench import Bench, T, by_id, by_key
 
 END = offsets.U48_MAX - T
-"""The last instant, in ms after T."""
+"""The latest timestamp, in ms after T."""
 
 
 @pytest.mark.parametrize("at", [END - 1000, END, END + 5000])

@@ -1,4 +1,4 @@
-"""The level of a partition: by whose rules it goes, on every replica from the same entry on (ADR 19)."""
+"""Tests of the feature level of a partition: every replica applies the new rules from the same entry on (ADR 19)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which batches a partition takes, and which are stored message by message."""
+"""Tests of the batches that a partition accepts, and of the batches that are stored message by message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FAIR = BatchTarget(0, 1, ordered=False, rank="fair")
 KEY = b"a"
 OWNER = partition_for(KEY, 3)
 OTHER = next(b"%d" % number for number in range(99) if partition_for(b"%d" % number, 3) == (OWNER + 1) % 3)
-"""A key of another partition."""
+"""Return a key that belongs to another partition."""
 ELSEWHERE = BatchTarget((OWNER + 1) % 3, 3, ordered=False)
 MANY = BatchTarget(partition_for(b"default", 3), 3, ordered=False, rank="fair")
 ACME = BatchTarget(partition_for(b"acme.c", 3), 3, ordered=False, rank="fair")
@@ -119,7 +119,7 @@ def test_cell_above_its_limit_is_refused() -> None:
 
 
 def test_error_names_the_wrong_message() -> None:
-    """No tenant is the default one, whichever place it has in the batch."""
+    """A message without a tenant has the default tenant, at any place in the batch."""
     values = [b"x"] * 3
     with pytest.raises(InvalidRequest, match=r"^message 2 of the batch: priority 2147483648"):
         check(PRIORITY, value=values, priority=[1, None, 2**31])

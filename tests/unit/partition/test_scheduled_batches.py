@@ -29,7 +29,7 @@ def test_look_aheads_see_messages_inserted_into_a_batch(
 ) -> None:
     """One of several groups has leased a part and one has leased nothing.
 
-    The look-ahead is short, so that much is beyond it.
+    The look-ahead is short, so many messages are beyond it.
     """
     rng = random.Random(seed)
     bench = Bench()
@@ -68,7 +68,7 @@ def test_messages_are_counted_per_second(bench: Bench) -> None:
 
 @pytest.mark.parametrize("large", [0, 1, 2])
 def test_large_message_of_a_batch_has_a_separate_payload(bench: Bench, large: int) -> None:
-    """It has its payload apart, and the others are as they are without it."""
+    """The large message has a separate payload. The other messages are stored as without it."""
     values = ["a", "b", "c"]
     values[large] = "L" * (rows.INLINE_BYTES + 1)
     bench.open()
@@ -80,7 +80,7 @@ def test_large_message_of_a_batch_has_a_separate_payload(bench: Bench, large: in
 
 
 def test_rows_and_sizes_are_those_of_messages_that_came_alone() -> None:
-    """The same messages, one entry with three and three entries."""
+    """The same messages as one entry with three batches, and as three entries."""
     together, alone = Bench(), Bench()
     together.append("a", "bb", "ccc", due=[3_000, 2_000, 1_000])
     for value, due in zip(("a", "bb", "ccc"), (3_000, 2_000, 1_000), strict=True):
@@ -92,7 +92,7 @@ def test_rows_and_sizes_are_those_of_messages_that_came_alone() -> None:
 # -- one moment -------------------------------------------------------------------------------------------------------
 
 NAMES = [f"m{at}" for at in range(appends.WHOLE_MESSAGES)]
-"""As few as are one row."""
+"""The smallest number of messages that are stored as one row."""
 
 
 def kinds(bench: Bench) -> list[int]:
@@ -133,7 +133,7 @@ def test_unsuitable_batches_have_a_row_for_each_message(values: list[str], due: 
 def test_a_batch_for_one_moment_is_answered_again_as_before(moments: Bench) -> None:
     batch = batch_of(NAMES, due=[5_000] * len(NAMES))
     first = moments.apply(0, c.Append(batch, 7, 1, 1))
-    assert moments.apply(6_000, c.Append(batch, 7, 1, 1)) == first, "its time has come meanwhile"
+    assert moments.apply(6_000, c.Append(batch, 7, 1, 1)) == first, "the message is due meanwhile"
     assert moments.status().messages == len(NAMES)
 
 
@@ -190,5 +190,5 @@ def test_remaining_messages_get_their_rows_in_time_slices(moments: Bench) -> Non
         cancelled += 1
         if yields:
             break
-    assert messages // 2 <= cancelled < messages * 3 // 4, "it is looked at some times while they go"
+    assert messages // 2 <= cancelled < messages * 3 // 4, "the row is checked only sometimes during the cancels"
     assert len(yields) >= (messages - cancelled) // SLICE_ITEMS

@@ -1,6 +1,6 @@
-"""The table "A timer message, per group" (docs/architecture.md), every cell: what consumers do, time, and trimming.
+"""Tests of every cell of the table "A timer message, per group" (docs/architecture.md): consumers, time, and trimming.
 
-Each test brings one message into a state, lets the event happen, and looks at what the partition holds.
+Each test brings one message into a state, lets the event happen, and checks the state of the partition.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TestLease:
 
     def test_delayed_within_lease_ahead(self, is_ranked: bool) -> None:
         delayed = scene("delayed")
-        if is_ranked:  # what goes before it may come until then
+        if is_ranked:  # a message that goes first may still arrive
             assert delayed.bench.lease(at=996, ahead=5) == []
             return
         lease = delayed.bench.one(at=996, ahead=5)
@@ -121,7 +121,7 @@ class TestAckThatSends:
     sends: ClassVar[list[Any]] = [[9, 0, None, False, {1: b"there"}], [None, None, 60_000, True, {1: b"here"}]]
 
     def stored(self, bench: Bench) -> tuple[int, int]:
-        """How many messages are for another partition, and how many for later here."""
+        """Return the number of messages for another partition, and the number of later messages here."""
         status = bench.status()
         return 0 if status.outbox is None else status.outbox.messages, status.later
 

@@ -1,4 +1,5 @@
-"""The table "A timer message, per group" (docs/architecture.md): cancel, move, ttl, redrive, purge and seek."""
+"""Tests of the table "A timer message, per group" (docs/architecture.md): cancel, move, ttl, redrive, purge and
+seek."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class TestCancel:
         assert bench.cancel(pending.offset, at=4) == ("cancelled", pending.offset), "repeated: answered likewise"
 
     def test_a_ready_one_leaves_a_tombstone(self) -> None:
-        """Also one that has a row of its own: below the closed time nothing vanishes without a trace."""
+        """A message in a separate row leaves a tombstone too. Below the closed time no message vanishes without a
+        trace."""
         alone = scene("delayed")
         alone.bench.cancel(alone.offset, at=1000)
         whole = scene("ready")
@@ -47,7 +49,7 @@ class TestCancel:
         for cancelled in (alone, whole):
             (row,) = cancelled.bench.rows(b"t")
             assert (row[0][1:], rows.unpack(row[1])[0]) == (cancelled.offset, "cancelled")
-            assert rows.unpack(row[1])[-1] is None, "it is not forgotten"
+            assert rows.unpack(row[1])[-1] is None, "the tombstone does not expire"
 
     def test_cancel_of_delayed_message_is_forgotten_after_a_while(self) -> None:
         delayed = scene("delayed")
@@ -66,7 +68,7 @@ class TestCancel:
     @pytest.mark.parametrize("state", SETTLED)
     @pytest.mark.parametrize("first", [True, False])
     def test_too_late_in_any_group(self, state: str, first: bool) -> None:
-        """In either order of groups: a group that has yet to lease the message changes nothing."""
+        """For any order of groups: a group that has not leased the message yet changes nothing."""
         held = scene(state, before=() if first else ("h",))
         if first:
             held.bench.open("h", at=3)
@@ -83,7 +85,7 @@ class TestCancel:
         assert (bench.status().messages, bench.rows(b"w"), bench.status().groups[0].waiting) == (0, [], 0)
         assert bench.lease(at=10_000_000) == []
         assert bench.cancel(waiting.offset, at=4) == ("cancelled", waiting.offset), "repeated: answered likewise"
-        assert bench.ack(waiting.token, waiting.what, at=5) == waiting.what, "who had it has lost it"
+        assert bench.ack(waiting.token, waiting.what, at=5) == waiting.what, "the consumer has lost the message"
 
     def test_message_that_no_group_tried_is_cancelled_in_all(self) -> None:
         ready = scene("ready", before=("h",))
@@ -140,7 +142,7 @@ class TestMove:
     def test_waiting_message_is_moved(self) -> None:
         waiting = scene("waiting")
         bench = waiting.bench
-        assert bench.move(waiting.offset, 9000, at=3) == ("moved", waiting.offset), "it stays where it is"
+        assert bench.move(waiting.offset, 9000, at=3) == ("moved", waiting.offset), "the message keeps its offset"
         assert bench.lease(at=8999) == []
         again = bench.one(at=9000)
         assert (again.attempt, bench.values([again]), waiting.state) == (2, ["m"], "leased")
@@ -227,7 +229,7 @@ class TestTtlExpires:
         leased = make("leased")
         leased.bench.nack(leased.token, leased.what, at=3, delay=5000)
         assert leased.bench.status().next_expiry_ms == T + 100
-        assert leased.bench.lease(at=60, ahead=50) == [], "not a moment before"
+        assert leased.bench.lease(at=60, ahead=50) == [], "not one millisecond earlier"
         assert leased.bench.dead() == []
         leased.bench.restart()
         assert leased.bench.expire(at=100) == 1

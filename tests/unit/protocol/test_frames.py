@@ -1,4 +1,4 @@
-"""Frames: cutting a stream, bounds, errors."""
+"""Tests of frames: cuts of a stream, limits, and errors."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_size_of_decoded_frames_is_bounded() -> None:
     assert caught.value.details["limit"] == "control_bytes"
     with pytest.raises(ProtocolError):
         FrameReader().feed(framed(b"\xc1" * (CONTROL_BYTES + 1)))
-    # A client lifts the bound: its node answers with values within maps.
+    # A client has no limit, because its node answers with values within maps.
     answer = encode_frame(0, 1, [{"value": b"x" * CONTROL_BYTES}])
     with pytest.raises(FrameTooLarge):
         FrameReader().feed(answer)

@@ -1,4 +1,4 @@
-"""A large frame is decoded in steps, and says what it says when it is decoded in one."""
+"""Tests that a large frame gives the same result if it is decoded in steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proofs of a shared secret: as docs/protocol.md has them, and of nothing else."""
+"""Tests of proofs of a shared secret: as in docs/protocol.md, and valid for nothing else."""
 
 from __future__ import annotations
 

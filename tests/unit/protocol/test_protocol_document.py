@@ -48,9 +48,9 @@ def cell_of(kind: Type) -> str:
 
 
 def row_of(kind: Type) -> list[str]:
-    """The fields that the table of requests names, without what arrays and other parentheses hold."""
+    """Return the fields that the table of requests names, without the contents of arrays and parentheses."""
     cell = cell_of(kind)
-    if REQUESTS[kind].defaults:  # these may be left out
+    if REQUESTS[kind].defaults:  # these fields may be left out
         cell, last = cell.split("(, ")
         cell += ", " + last.strip().removesuffix(")")
     found = 1

@@ -1,4 +1,4 @@
-"""Tests of replies about keys: those that a client accepts, and those that it refuses."""
+"""Tests of replies about keys: accepted and refused replies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_answers() -> None:
     assert KvPage.parse(frame_of(encode_reply(7, 0, [], None))) == (0, [], None)
     parts = [pack_rows([(b"a", ROW), (b"b", ROW)]), pack_rows([]), pack_rows([(b"c", ROW + bytes(100_000))])]
     packed = encode_packed(7, b"\0", PackedArray(6, parts), b"\xc0")
-    assert packed[1] is parts[2] and len(packed) == 3, "what is large is not copied"
+    assert packed[1] is parts[2] and len(packed) == 3, "a large value is not copied"
     page = KvPage.parse(frame_of(b"".join(packed)))
     assert [key for key, _ in page.rows] == [b"a", b"b", b"c"] and page.rows[1][1] == KeyValue.parse(ROW)
     batch = encode({Column.VALUE: [b"x", None], Column.KEY: [b"k", b"l"]})

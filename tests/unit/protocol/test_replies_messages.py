@@ -60,7 +60,7 @@ def test_large_batches_are_sent_as_they_are() -> None:
     parts = encode_pieces(7, (None, 99, BASE, 7), pieces)
     large = [piece.batch for piece in pieces if len(piece.batch) > JOINED_BYTES]
     assert [part for part in parts if any(part is batch for batch in large)] == large
-    assert len(parts) == 2 * len(large), "what stands before each, in one part"
+    assert len(parts) == 2 * len(large), "the bytes before each value, in one part"
     (frame,) = FrameReader().feed(b"".join(parts))
     assert FetchReply.parse(frame).pieces == pieces
 
@@ -178,7 +178,7 @@ def test_outcomes_of_dead_letters() -> None:
 
 def test_pages() -> None:
     assert page(reply([MESSAGE.to_map()], NEXT), MessageRecord.from_map) == ([MESSAGE], NEXT)
-    assert page(reply([], NEXT), MessageRecord.from_map) == ([], NEXT)  # nothing found so far
+    assert page(reply([], NEXT), MessageRecord.from_map) == ([], NEXT)  # no message found so far
     assert page(reply([], None), MessageRecord.from_map) == ([], None)
     for broken in ([], [[]], [None, None], [[], b"short"], [[5], None]):
         with pytest.raises(ProtocolError):

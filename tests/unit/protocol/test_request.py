@@ -1,4 +1,4 @@
-"""A request's annotations say all that is checked of it, and it is a tuple as frozen and as small as any."""
+"""Tests that a request's annotations define all its checks, and that it is a normal small, frozen tuple."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sandq.protocol.request import REQUESTS, Bounds, Request, characters, choice
 
 @pytest.fixture
 def Example(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A request of every kind of field; the number is free for as long as the test lasts."""
+    """Return a request class with fields of every kind. Its type number is free during the test."""
     monkeypatch.delitem(REQUESTS, Type.PING, raising=False)
 
     class Example(Request, type=Type.PING):

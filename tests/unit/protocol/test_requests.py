@@ -1,4 +1,4 @@
-"""Requests and replies: what is written is read, and every mistake is named."""
+"""Tests of requests and replies: they round-trip, and every error is named."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.examples import examples
 
 BASE = pack(5, 6, 7, 1)
 NEAR_END = pack(1, 1, PLACE_MAX - 3, 0)
-"""Four places are left from there on."""
+"""Only four places are left from there on."""
 JOB = bytes(range(16))
 RANGE = {"from_ms": 5, "until_ms": 2**48 - 1, "dry_run": True}
 DEAD_PAGE = [45, 1, "t", 0, "g", None, 1, None, True]
@@ -169,7 +169,7 @@ def test_written_data_is_read_back(kind: int, request_: Any) -> None:
     (frame,) = FrameReader().feed(request_.frame(77))
     assert frame[:2] == [kind, 77]
     assert type(request_).parse(frame) == request_
-    # One field too many, or one too few, is refused: nothing that a client asks for is ignored.
+    # A request with one field too many or too few is refused, so that no wish of a client is ignored.
     with pytest.raises(InvalidRequest, match=Type(kind).name):
         type(request_).parse([*frame[:2], *request_, 1])
     needed = len(request_) - len(request_.defaults)
@@ -199,7 +199,7 @@ def test_written_data_is_read_back(kind: int, request_: Any) -> None:
 def test_fields_at_the_end_with_their_defaults_are_left_out(request_: Any, items: int) -> None:
     (frame,) = FrameReader(1 << 20).feed(request_.frame(77))
     assert len(frame) == items and type(request_).parse(frame) == request_
-    assert type(request_).parse([*frame, *[*request_][items - 2 :]]) == request_, "a client may send them all the same"
+    assert type(request_).parse([*frame, *[*request_][items - 2 :]]) == request_, "a client may still send these fields"
 
 
 def test_handlers_out_of_range_are_refused() -> None:
@@ -516,7 +516,9 @@ def test_missing_job_arguments_are_none() -> None:
     started = messages.JobStart.parse([18, 1, "t", 0, JOB, "move", {**RANGE, "priority": -5}])
     assert started.arguments == {**RANGE, "key_prefix": None, "priority": -5}
     started = messages.JobStart.parse([18, 1, "t", 0, JOB, "redrive", {**RANGE, "group": "g"}])
-    assert started.arguments == {**RANGE, "group": "g", "reason": None, "rate": None}, "as ever, without the newer ones"
+    assert started.arguments == {**RANGE, "group": "g", "reason": None, "rate": None}, (
+        "the old form, without the newer fields"
+    )
     some = {**RANGE, "group": "g", "error": "no", "key_prefix": b"k"}
     started = messages.JobStart.parse([18, 1, "t", 0, JOB, "purge_dead", some])
     assert started.arguments == {**some, "reason": None}
@@ -577,11 +579,11 @@ def test_replies() -> None:
     reply = MetadataReply([Node("n1", "localhost", 7170)], [record])
     (frame,) = FrameReader().feed(encode_reply(3, *reply.fields()))
     assert MetadataReply.parse(frame) == reply
-    # A newer broker's further fields do not matter.
+    # Further fields of a newer broker are ignored.
     assert TopicRecord.from_map({**record.to_map(), "new": 1}) == record
     assert MetadataReply.parse([*frame, "new"]) == reply
     assert HelloReply.parse([0, 1, "0.1.0", "n1", "uuid", {}, 5, "new"]) == ("0.1.0", "n1", "uuid", {}, 5, None)
-    # A node of an older version knows of no challenge.
+    # A node of an older version sends no challenge.
     assert HelloReply.parse([0, 1, "0.1.0", "n1", "uuid", {}, 5]).challenge is None
     assert HelloReply.parse([0, 1, "0.1.0", "n1", "uuid", {}, 5, b"dare", "new"]).challenge == b"dare"
     assert (
@@ -609,7 +611,7 @@ def test_replies() -> None:
     told = Offsets(BASE, 3, BASE * 3, {0: "acked"}, {1: ("replaced", BASE), 2: ("ignored", "leased")})
     (frame,) = FrameReader().feed(encode_reply(3, *told.fields()))
     assert Offsets.parse(frame) == told
-    assert Offsets.parse([0, 1, BASE, None, None]).outcomes is None, "it is not told"
+    assert Offsets.parse([0, 1, BASE, None, None]).outcomes is None, "the outcomes are not reported"
     assert Offsets.parse([0, 1, BASE, None, []]).outcomes == {}
     for outcomes in (5, [5], [[0]], [[0, "replaced"]], [[0, "replaced", "leased"]], [[0, "replaced", b"short"]],
                      [[0, "stored", BASE]], [[1, "stored", "acked"]], [[-1, "stored", "acked"]]):  # fmt: skip

@@ -1,4 +1,4 @@
-"""ACK and NACK: ranges that follow one another are made one, and nothing else is changed."""
+"""Tests of ACK and NACK: consecutive ranges are merged, and nothing else is changed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def acked(what: Any) -> Any:
 
 
 def named(what: list[list[Any]]) -> list[bytes]:
-    """Each message that ranges without bitmaps name, in order."""
+    """Return each message that ranges without bitmaps name, in order."""
     return [offset for base, count in what for offset in offsets.run(base, count)]
 
 
@@ -91,7 +91,7 @@ def test_range_up_to_the_last_position() -> None:
 
 
 def _each(what: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
-    """One by one, however many they are."""
+    """Merge the ranges one by one, without the fast path for many ranges."""
     with monkeypatch.context() as slow:
         slow.setattr(requests, "MANY", len(what) + 1)
         return ranges_of(Ack, 0, what)

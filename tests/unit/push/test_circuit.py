@@ -1,4 +1,4 @@
-"""A receiver that fails every request is left alone for longer and longer."""
+"""Tests that a receiver that fails every request gets longer and longer pauses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP client against receivers of every kind, on sockets of the loopback."""
+"""Tests of the HTTP client with receivers of every kind on loopback sockets."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_a_status_counts_although_the_body_hangs(http: HttpClient) -> None
 
 @asynccontextmanager
 async def answering_early(answer: bytes, until: trio.Event | None = None) -> AsyncIterator[Target]:
-    """A receiver that answers once it has the head, and reads no more before `until`, nor closes the connection."""
+    """A receiver that answers after the head. Until `until` it neither reads on nor closes the connection."""
 
     async def serve(stream: trio.SocketStream) -> None:
         head = b""
@@ -119,7 +119,8 @@ async def answering_early(answer: bytes, until: trio.Event | None = None) -> Asy
         await stream.send_all(answer)
         if until is not None:
             await until.wait()
-            left = int(re.search(rb"content-length: (\d+)", head)[1]) - len(head.partition(b"\r\n\r\n")[2])  # type: ignore[index]
+            # type: ignore[index]
+            left = int(re.search(rb"content-length: (\d+)", head)[1]) - len(head.partition(b"\r\n\r\n")[2])
             while left > 0 and (data := await stream.receive_some(1 << 20)):
                 left -= len(data)
             read.append(left)
@@ -130,7 +131,7 @@ async def answering_early(answer: bytes, until: trio.Event | None = None) -> Asy
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.serve_listeners, serve, listeners)
         yield Target.parse(f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/")
-        assert until is None or read == [0], "who has accepted it gets all of it"
+        assert until is None or read == [0], "a receiver that accepted the request gets the whole body"
         nursery.cancel_scope.cancel()
 
 
@@ -183,7 +184,7 @@ async def test_acceptance_before_disconnect_fails(http: HttpClient) -> None:
         await stream.receive_some(1000)
         await stream.send_all(b"HTTP/1.1 200 ok\r\ncontent-length: 2\r\n\r\nok")
         await stream.send_eof()
-        for _ in range(10):  # so that what it said is heard before the connection breaks
+        for _ in range(10):  # so that the answer arrives before the connection breaks
             await stream.receive_some(1000)
 
     async with serving(serve) as target:
@@ -214,7 +215,7 @@ async def test_body_is_sent_while_the_reply_is_received(http: HttpClient) -> Non
 
 @pytest.mark.parametrize("gap", [b"", b"|"])
 async def test_a_second_answer_is_none_to_the_next_request(http: HttpClient, gap: bytes) -> None:
-    """At once with the first, or on its own."""
+    """The second answer comes together with the first or alone."""
     answers = b"HTTP/1.1 204 one\r\n\r\n" + gap + b"HTTP/1.1 204 two\r\n\r\n"
     connections = 0
 
@@ -275,7 +276,7 @@ async def test_a_name_is_checked_by_each_of_its_addresses() -> None:
 
 
 async def test_a_name_that_becomes_another_address_is_caught() -> None:
-    """The second look-up returns a different address: it is checked again, and the client connects to the checked
+    """The second look-up returns a different address. The client checks it again and connects to the checked
     address."""
     answers = [["127.0.0.1"], ["127.0.0.2"]]
 

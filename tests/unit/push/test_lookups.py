@@ -1,4 +1,4 @@
-"""Names that are looked up, in threads, by a resolver that may hang."""
+"""Tests of name look-ups in threads with a resolver that may hang."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sandq.push.lookups import LOOKUPS_MOST, SHARED_S, Lookups
 
 
 class FakeResolver:
-    """Instead of the machine's: finds 192.0.2.1 for each name; those with "hang" when `go` is set."""
+    """A resolver that finds 192.0.2.1 for each name. Names with "hang" wait for `go`."""
 
     def __init__(self) -> None:
         self.asked: list[bytes] = []
@@ -79,7 +79,7 @@ async def test_concurrent_lookups_share_a_failure(resolver: FakeResolver) -> Non
 
 
 async def test_hung_name_server_delays_no_other_look_up(resolver: FakeResolver) -> None:
-    """Look-ups that wait for one name use one thread, and none of the threads of the node's other work."""
+    """Waiting look-ups of one name use one thread. They use no threads of the node's other work."""
     lookups = Lookups()
     async with trio.open_nursery() as nursery:
         for number in range(LOOKUPS_MOST - 1):

@@ -1,4 +1,4 @@
-"""The headers of a request: what a receiver learns, and that whatever users put into a message it stays HTTP."""
+"""Tests of the headers of a request: the data for the receiver, and valid HTTP for any message content."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FakeMessage:
     key: bytes | None = None
     headers: dict[str, Any] = field(default_factory=dict)
     cell: bytes | None = None
-    """The stored headers, if they are no map."""
+    """The stored headers if they are not a map."""
     id: str = "06GH4X0000000000000000000G"
     topic: str = "orders.eu"
     partition: int = 3
@@ -108,10 +108,10 @@ def test_headers_that_do_not_fit_are_omitted_and_counted() -> None:
 
 
 def test_size_and_number_of_headers_are_bounded() -> None:
-    """By what servers take in a line, and in a request with the headers that each has."""
+    """The limits follow from the maximum line length and header count of common servers."""
     own = {"line": "x" * (HEADER_MOST_BYTES + 1), **{f"h{number}": number for number in range(100)}}
     found = names(FakeMessage(key=b"k", headers=own))
-    assert sum(name.startswith("sandq-header-") for name in found) == HEADERS_MOST - 1  # and the key
+    assert sum(name.startswith("sandq-header-") for name in found) == HEADERS_MOST - 1  # one header is for the key
     assert "sandq-header-line" not in found and found["sandq-left-out"] == "38" and len(found) < 98
 
 

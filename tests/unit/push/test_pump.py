@@ -16,7 +16,7 @@ PUSH = {"url": "https://example.com/", "secrets": ["whsec_x"], "concurrency": 3,
 
 
 class FakeClient:
-    """Its consumers fail with these errors, in turn; and then wait."""
+    """A client whose consumers fail with these errors in turn and then wait."""
 
     def __init__(self, errors: list[SandqError]) -> None:
         self.errors = errors

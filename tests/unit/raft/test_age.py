@@ -33,7 +33,7 @@ def test_informed_member_is_up_to_date_and_ages(table: Table) -> None:
     assert ages(table) == [0.25, 0.25, 0.25]
     table.heartbeat("a")
     table.settle(only_to=("a", "b"))
-    assert ages(table) == [0, 0, 0.25], "c was not told; a majority was heard"
+    assert ages(table) == [0, 0, 0.25], "c got no message, but a majority answered"
 
 
 def test_member_without_committed_entries_stays_old(table: Table) -> None:
@@ -64,10 +64,10 @@ def test_age_at_new_leader_is_unknown_until_its_first_commit(table: Table) -> No
             table.tick("b", "c")
     assert group.is_leader
     table.queue.clear()
-    assert group.age_s() is None, "it has committed nothing yet"
+    assert group.age_s() is None, "the leader has committed nothing yet"
     table.heartbeat("b")
     table.deliver(only_to=("c",))
-    assert table.groups["c"].age_s() == 0.25, "what the new leader says is committed may be less than is"
+    assert table.groups["c"].age_s() == 0.25, "the commit index of a new leader may be too low"
     table.settle()
     table.heartbeat("b")
     table.settle()
@@ -83,11 +83,11 @@ def test_deposed_leader_ages_from_its_last_contact(table: Table) -> None:
         table.tick("a")
         table.queue.clear()
     assert not leader.is_leader
-    assert leader.age_s() == 10, "not: it knows nothing"
+    assert leader.age_s() == 10, "not None, which means unknown"
 
 
 def test_age_of_leader_counts_from_the_answered_request(table: Table) -> None:
-    """It stood still, and finds answers of before: meanwhile others may have led and acknowledged."""
+    """The leader stood still and finds old answers. Meanwhile other leaders may have acknowledged writes."""
     leader = table.elect("a")
     table.heartbeat("a")
     table.settle()
@@ -102,7 +102,7 @@ def test_age_of_leader_counts_from_the_answered_request(table: Table) -> None:
 
 
 def test_age_of_follower_counts_from_the_arrival(table: Table) -> None:
-    """A sync that hangs keeps what comes waiting."""
+    """Messages wait while a sync hangs."""
     table.elect("a")
     table.heartbeat("a")
     table.settle()

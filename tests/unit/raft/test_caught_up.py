@@ -1,4 +1,4 @@
-"""Under steady load no member has ever all that is committed; who is half a second behind has caught up."""
+"""Under steady load no member has all committed entries. A member that is half a second behind has caught up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def table() -> Iterator[Table]:
 
 
 def write(table: Table, *only_to: str) -> None:
-    """One more entry is committed, and these get it."""
+    """Commit one more entry. Only these members get it."""
     table.groups["a"].propose(b"x", lambda index, failure: None)
     table.settle(only_to=("a", *only_to))
 
@@ -52,4 +52,4 @@ def test_old_round_requires_all_entries(table: Table) -> None:
     leader = table.groups["a"]
     write(table, "b", "c")
     table.now_s += ROUND_S
-    assert not leader.has_caught_up("d#1"), "the last round is too old to go by"
+    assert not leader.has_caught_up("d#1"), "the last round is too old"

@@ -1,4 +1,4 @@
-"""Tests of Raft groups and commit batches: what counts when, step-downs, and that nothing is unpickled."""
+"""Tests of Raft groups and commit batches: the time at which entries count, step-downs, and no unpickling."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def new_group(commits: GroupCommit, number: int = 7, before_tick: Any = lambda: 
 
 
 def commit_batch(commits: GroupCommit) -> list[tuple[int, bytes]]:
-    """A whole pass; what became ready in it."""
+    """Run a whole pass. Return the entries that became ready."""
     _, early = commits.tick()
     return [(entry.index, entry.command) for entry in early + commits.synced()]
 
@@ -42,7 +42,7 @@ def test_only_voter_leads_after_one_commit_batch() -> None:
     records, ready = commits.tick()
     assert group.is_leader
     assert [record[0] for record in records] == [Kind.BASE, Kind.ENTRY, Kind.HARD_STATE, Kind.ENTRY]
-    assert ready == [], "its no-op is committed within the tick, and not on disk yet"
+    assert ready == [], "the no-op is committed within the tick but not on disk yet"
     assert [(entry.index, entry.command) for entry in commits.synced()] == [(2, b"")]
     assert group.term_start == 2
 
@@ -93,7 +93,7 @@ def test_entries_that_arrive_while_a_sync_hangs_are_bounded(monkeypatch: pytest.
     commits.receive("n3", (), 1)
     assert not commits.takes_more
     commits.disconnected("n2")
-    assert commits.takes_more, "what came from there is forgotten"
+    assert commits.takes_more, "messages of the disconnected node are forgotten"
     for _ in range(7):
         commits.receive("n3", (), 1)
     assert not commits.takes_more
@@ -158,7 +158,7 @@ def test_truncation_keeps_an_entry_without_its_command_and_states_the_base() -> 
     commits.mark(group)
     for _ in range(2):
         commit_batch(commits)
-    assert group.journal.last_index == group.commit_index == 7, "it goes on from there"
+    assert group.journal.last_index == group.commit_index == 7, "the group continues after its last entry"
 
 
 def test_a_short_tail_is_appended_again() -> None:
@@ -170,7 +170,7 @@ def test_a_short_tail_is_appended_again() -> None:
 
 @pytest.mark.parametrize("kind", [0, 2, 3])
 def test_entries_are_never_unpickled(kind: int) -> None:
-    """A regular command is bytes; membership entries are refused, version entries do nothing."""
+    """A regular command is bytes. Membership entries are refused, and version entries do nothing."""
     commits = GroupCommit()
     group = elected(commits)
     bomb = bytes([kind]) + pickle.dumps(_Bomb())

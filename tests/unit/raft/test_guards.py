@@ -1,4 +1,4 @@
-"""Each guard: what it closes, and that the fault is there again when it is taken out."""
+"""Tests of each guard: the fault that it prevents, and the return of the fault without the guard."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def filled(table: Table) -> None:
 
 
 def short_append(table: Table) -> int:
-    """A message that was on its way for long comes behind a longer one. Where b's log ends then."""
+    """A delayed message arrives after a longer message. Return the last index of b's log."""
     filled(table)
     table.send("a", "b", wire.APPEND, 1, 1, 1, 0, tuple(entry(index, 1) for index in range(2, 5)), 2)
     return table.groups["b"].journal.last_index
@@ -82,7 +82,7 @@ def test_s1_conflicting_entries_are_replaced(table: Table) -> None:
 
 
 def votes(table: Table, *voters: str) -> bool:
-    """Whether a leads with its own vote and these."""
+    """Whether member a leads with its own vote and these votes."""
     group = table.groups["a"]
     group._election._call(transfer=False)
     group.tick()
@@ -124,13 +124,13 @@ def test_s3_one_change_at_a_time(table: Table, monkeypatch: pytest.MonkeyPatch) 
     assert change(table, WITH_D, WITH_D_AND_E) == [ProposalFailed.REFUSED, None]
     assert change(table, WITH_D_AND_E) == [None]
     monkeypatch.setattr(guards, "may_change", lambda *args, **more: True)
-    assert change(table, WITH_D, OLD) == [None, None], "without the guard both are under way at once"
+    assert change(table, WITH_D, OLD) == [None, None], "without the guard both changes run at once"
 
 
 @pytest.mark.parametrize(
     "new",
     [
-        Members((*OLD.voters, D)),  # a voter that was no learner
+        Members((*OLD.voters, D)),  # a voter that was not a learner before
         Members(OLD.voters, (D, E)),  # two
         Members(OLD.voters[:1]),  # two
         Members(OLD.voters[1:]),  # the leader removes itself
@@ -185,7 +185,7 @@ def test_s3b_a_truncated_change_is_undone(table: Table) -> None:
 
 
 def stale_ack(table: Table) -> int:
-    """b's answer to the leader of an older term comes late. Where the leader's commit is then."""
+    """The answer of b to the leader of an older term comes late. Return the commit index of the leader."""
     group = table.elect("a")
     table.elect("c")
     group = table.elect("a")
@@ -202,7 +202,7 @@ def test_s4_an_answer_of_an_older_term_counts_for_nothing(table: Table, monkeypa
     assert stale_ack(table) == 0
     monkeypatch.setattr(guards, "is_of_term", lambda *args: True)
     with Table(*ABC) as other:
-        assert stale_ack(other) > 0, "without the guard entries are committed that nobody else has"
+        assert stale_ack(other) > 0, "without the guard the leader commits entries that no other member has"
 
 
 def test_s4_match_index_is_at_most_the_last_index(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,14 +223,14 @@ def test_s5_a_sign_of_life_commits_nothing(table: Table) -> None:
     table.tick("b")
     assert table.groups["b"].commit_index == 1
     assert table.groups["b"].term == 5
-    # The library's handling of the message that this one stands for:
+    # The library's own message, which `ALIVE` replaces:
     message = {"type": "append_entries", "term": 5, "commit_index": 9, "serialized": None}
     table.groups["b"]._message_filter._deliver("c#1", message)
     assert table.groups["b"].commit_index == 9, "an unverified tail is committed"
 
 
 def going_back(table: Table) -> int:
-    """A late heartbeat that ends below what is committed."""
+    """A late heartbeat whose commit index is below the committed entries."""
     filled(table)
     table.send("a", "b", wire.APPEND, 1, 10, 10, 1, (), 2)
     table.tick("b")
@@ -253,7 +253,7 @@ def test_s6_the_librarys_snapshots_are_out_of_reach(table: Table) -> None:
     table.groups["b"]._message_filter._deliver(
         "a#1", {"type": "append_entries", "term": 1, "commit_index": 0, "serialized": (b"junk", True, True)}
     )
-    assert not table.messages(wire.ACK), "a snapshot that cannot be loaded is not answered as one that was"
+    assert not table.messages(wire.ACK), "a snapshot that cannot be loaded must not be answered like a loaded snapshot"
     assert core._SyncObj__serializer.setTransmissionData(b"") is False
 
 
@@ -292,7 +292,7 @@ def test_s10_nothing_else_goes_on_to_the_library(message: Any) -> None:
 
 
 def lagging(table: Table) -> int:
-    """The leader's log does not reach a follower any more. How many messages one tick sends it."""
+    """The leader's log no longer reaches back to a follower. Return the number of messages that one tick sends."""
     group = table.elect("a")
     for _ in range(20):
         group.propose(b"x", lambda index, failure: None)
@@ -312,11 +312,12 @@ def test_l1_without_data_a_snapshot_is_one_message(table: Table) -> None:
 
 def test_l1_it_is_not_sent_to_and_fro(table: Table) -> None:
     lagging(table)
-    table.settle()  # the answers of those that lag lead to nothing before the next heartbeat
+    table.settle()  # answers of lagging members cause no message before the next heartbeat
 
 
 def resets(table: Table) -> int:
-    """Three messages were on their way when the follower lost its place: three resets come. How many count."""
+    """Three messages were in flight when the follower lost its place, so three resets arrive. Return the number of
+    counted resets."""
     group = table.elect("a")
     for _ in range(6):
         group.propose(b"x", lambda index, failure: None)
@@ -340,7 +341,7 @@ def test_l2_replies_from_before_a_reset_are_ignored(table: Table, monkeypatch: p
 
 
 def rounds(table: Table) -> int:
-    """Heartbeats until a follower with 40 entries of another term has the leader's log."""
+    """Return the number of heartbeats until a follower with 40 entries of another term has the leader's log."""
     group = table.elect("a")
     for _ in range(60):
         group.propose(b"x", lambda index, failure: None)
@@ -365,12 +366,13 @@ def test_l3_the_index_that_is_asked_for(table: Table, monkeypatch: pytest.Monkey
     journal = table.start("b", [entry(1, 0), entry(2, 1), entry(3, 1), entry(4, 2), entry(5, 2)]).journal
     assert guards.conflict_start(journal, 5, 1) == 4
     assert guards.conflict_start(journal, 3, 1) == 2
-    assert guards.conflict_start(journal, 3, 2) == 3, "never into what is committed"
+    assert guards.conflict_start(journal, 3, 2) == 3, "never below the committed entries"
     assert guards.conflict_start(journal, 9, 1) == 9
 
 
 def needs_snapshot(table: Table) -> bool:
-    """The leader a has truncated up to 10; b has what a has up to 12, then a tail of the same term that was lost."""
+    """The leader a has truncated its log up to 10. b has the same log up to 12, and then a lost tail of the same
+    term."""
     kept = [entry(index, 1) for index in range(10, 13)]
     table.start("a", [*kept, entry(13, 2)], term=2, applied=10)
     table.start("c", [*kept, entry(13, 2)], term=2, applied=10)
@@ -423,7 +425,7 @@ def test_l4_batches_are_bounded_by_whole_entries(table: Table) -> None:
 
 
 def back_from_an_island(table: Table) -> tuple[int, bool]:
-    """c was cut off for a minute, then comes back. How far the term rose, and whether a leads still."""
+    """Cut c off for a minute. Return the rise of the term, and whether a still leads."""
     group = table.elect("a")
     term = group.term
     for _ in range(60):
@@ -493,7 +495,7 @@ def test_l5_member_with_a_leader_refuses_votes(table: Table, monkeypatch: pytest
     table.send("c", "b", wire.VOTE_REQUEST, 9, 99, 9, False)
     assert not table.messages(wire.VOTE)
     table.send("c", "b", wire.VOTE_REQUEST, 9, 99, 9, True)
-    assert table.messages(wire.VOTE), "unless the leader wants it"
+    assert table.messages(wire.VOTE), "unless the leader requests it"
     monkeypatch.setattr(guards, "leader_is_fresh", lambda *args: False)
     table.queue.clear()
     table.send("a", "c", wire.VOTE_REQUEST, 10, 99, 9, False)
@@ -509,20 +511,20 @@ def test_l5_deposed_leader_waits_before_the_next_candidacy(table: Table) -> None
 
 
 def test_l5_a_leader_that_is_deposed_before_it_sends_again_wants_no_ticks(table: Table) -> None:
-    """It went round in its passes, which took a whole core, until it led again."""
+    """Once the member ran passes without a pause, with a whole core, until it led again."""
     group = table.elect("a")
     group.propose(b"x", lambda index, failure: None)
     group.tick()
     seq = next(m[-1] for _, to, m in table.messages(wire.APPEND) if to == "b")
     table.send("b", "a", wire.ACK, 1, 2, True, False, seq)
-    assert group.has_more, "something is to be sent again"
+    assert group.has_more, "a message must be sent again"
     table.send("b", "a", wire.ALIVE, 7, 1, False)
     group.tick()
     assert not group.is_leader and not group.has_more
 
 
 def test_a_member_of_a_higher_term_is_followed(table: Table) -> None:
-    """One that raised its term and was not elected would hear nobody, and nobody it."""
+    """A member with a raised term that was not elected would ignore all members, and all members would ignore it."""
     group = table.elect("a")
     table.groups["c"]._election.follow(9)
     table.heartbeat("a")
@@ -569,7 +571,7 @@ def test_l6_proposals_in_the_next_leaders_log_are_committed(settling: Table) -> 
     group = settling.elect("a")
     outcomes = proposed(group, 2)
     settling.deliver(only_to=("b",))
-    settling.queue.clear()  # that b has it is never said
+    settling.queue.clear()  # no message reports that b has the entry
     settling.elect("b")
     settling.settle()
     assert not group.is_leader
@@ -589,13 +591,13 @@ def test_l6_proposals_missing_at_the_next_leader_are_lost(settling: Table) -> No
     settling.heartbeat("b")
     settling.settle()
     assert not group.is_leader
-    assert outcomes == [(None, ProposalFailed.LOST)] * 3, "also those at places where nothing else is yet"
+    assert outcomes == [(None, ProposalFailed.LOST)] * 3, "also entries at indexes that are still empty"
     for name in ABC:
         assert b"\x000" not in [command for command, _, _ in settling.groups[name].journal]
 
 
 def test_l6_change_of_members_is_reported_at_once(settling: Table) -> None:
-    """It is the cluster's own, which looks again: it must not wait for a leader that may never come."""
+    """The request comes from the cluster itself, which retries. It must not wait for a leader that may never come."""
     group = settling.elect("a")
     outcomes: list[ProposalFailed | None] = []
     group.change_members(Members(settling.members.voters, ("d#1",)), lambda index, failure: outcomes.append(failure))
@@ -613,7 +615,7 @@ def test_l6_proposals_stay_open_without_a_leader(settling: Table) -> None:
     assert not group.is_leader and outcomes == []
     settling.elect("a")
     settling.settle()
-    assert outcomes == [(3, None)], "it leads again, and has it still"
+    assert outcomes == [(3, None)], "the member leads again and still has the entry"
 
 
 def test_m1_a_peer_that_does_not_answer_gets_a_window_and_signs_of_life(table: Table) -> None:

@@ -1,4 +1,4 @@
-"""The order in which messages of one priority are leased, whatever was given back of them."""
+"""Tests of the order in which messages of one priority are leased, with any returned messages."""
 
 from __future__ import annotations
 

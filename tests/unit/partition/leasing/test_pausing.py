@@ -1,4 +1,4 @@
-"""A group that is paused gets nothing; it loses nothing by it, and nobody else notices."""
+"""Tests that a paused group gets no messages, loses nothing, and does not affect other groups."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_leased_messages_stay_leased_and_returned_ones_wait(bench: Bench) -> Non
     assert bench.ack(first.token, at=1) is None
     assert bench.nack(second.token, at=1, delay=0) is None
     bench.expire(at=40_000)
-    assert bench.lease(at=50_000) == [], "neither what was given back, nor what ran out"
+    assert bench.lease(at=50_000) == [], "neither returned messages nor messages of expired leases"
     pause(bench, False, at=50_000)
     assert sorted(bench.values(bench.lease(at=50_000))) == ["b", "c"]
     assert third.token not in bench.machine.groups.named("g").leases
@@ -68,7 +68,7 @@ def test_paused_group_is_kept_without_consumers() -> None:
     pause(bench, False, at=5 * HOUR + 10)
     bench.apply(6 * HOUR, c.Upkeep())
     (lease,) = bench.lease(at=6 * HOUR)
-    assert bench.values([lease]) == ["m"], "from then on its time begins anew"
+    assert bench.values([lease]) == ["m"], "the `group_ttl` starts again at the end of the pause"
     bench.ack(lease.token, at=6 * HOUR)
     bench.apply(8 * HOUR, c.Upkeep())
     assert bench.machine.groups.find("g") is None
@@ -88,7 +88,7 @@ def test_settings_and_a_seek_leave_it_paused(bench: Bench) -> None:
 
 
 def test_row_of_group_that_is_not_paused_is_unchanged(bench: Bench) -> None:
-    """A version that does not know of it reads it."""
+    """A version without pauses can read the row."""
     bench.open()
 
     def fields() -> int:
@@ -103,7 +103,7 @@ def test_row_of_group_that_is_not_paused_is_unchanged(bench: Bench) -> None:
 
 
 def test_a_group_that_is_made_paused_is_paused(bench: Bench) -> None:
-    """As one is that is paused in the other partitions of its topic."""
+    """A group that is paused in other partitions of its topic is created paused."""
     bench.append("m")
     bench.apply(0, c.OpenGroup("g", "earliest", True))
     bench.restart()
@@ -112,4 +112,4 @@ def test_a_group_that_is_made_paused_is_paused(bench: Bench) -> None:
     assert bench.lease(at=1) == [], "it was there"
     pause(bench, False, at=1)
     assert bench.values(bench.lease(at=1)) == ["m"]
-    assert c.OpenGroup("g", "latest").fields() == ("g", "latest"), "as versions know it that know no pause"
+    assert c.OpenGroup("g", "latest").fields() == ("g", "latest"), "in the form of versions without pauses"

@@ -26,7 +26,7 @@ def test_queue_without_rows_does_not_count_towards_the_limit(monkeypatch: pytest
     bench.add("back", priority=1)
     bench.nack(bench.one(limit=1).token, delay=0)
     bench.add("b", priority=0)
-    assert bench.take(1) == ["b"]  # now "back" stands in its queue, in memory alone
+    assert bench.take(1) == ["b"]  # now "back" is in its queue, only in memory
     bench.add("first", priority=-1)
     assert bench.take(1) == ["first"]
 
@@ -40,7 +40,7 @@ def test_ack_in_topic_with_ttl_reads_no_rows_after_eviction() -> None:
     ready = bench.machine.groups.named("g").ready
     assert ready is not None
     ready.evict()
-    bench.ack(lease.token)  # the bench fails if an entry that is said to need no disk reads rows
+    bench.ack(lease.token)  # the bench fails if an entry that claims to need no disk reads rows
     assert bench.take(9) == ["b"]
 
 
@@ -75,7 +75,7 @@ def test_message_due_only_by_a_wrong_clock_waits_once_it_is_right() -> None:
     bench.add("back", priority=1)
     bench.nack(bench.one(limit=1).token, delay=4000)
     bench.add("a")
-    assert bench.take(1, at=5000) == ["a"]  # "back" stands in its queue
+    assert bench.take(1, at=5000) == ["a"]  # "back" is in its queue
     assert bench.lease(1, at=1000) == []
     assert bench.take(1, at=4000) == ["back"]
 
@@ -95,7 +95,7 @@ def test_many_queues_share_the_memory_limit() -> None:
 
 
 def test_entries_with_long_unique_keys_are_held_by_their_bytes() -> None:
-    """A key may have 1 KiB: as many of these as of others would take five times as much."""
+    """A key may have 1 KiB. The same number of such entries would use five times the memory."""
     bench = RankedBench("priority")
     bench.open()
     names = [f"{n:04}" for n in range(2000)]
@@ -127,14 +127,14 @@ def test_messages_far_apart_in_the_log_are_delivered() -> None:
     leases = bench.lease(1000)
     assert bench.values(leases) == in_order[:1000]
     assert bench.values(bench.lease(1000)) == in_order[1000:]
-    # Named one by one, by runs that are none in the log, and some twice.
+    # Messages are named one by one, in runs that the log does not have, and some twice.
     (lease,) = leases
     assert bench.ack(lease.token, [[one.base, 1] for one in lease.ranges[:500]] + [[lease.ranges[3].base, 1]]) is None
     assert bench.ack(lease.token, [[one.base, 1] for one in reversed(lease.ranges)]) is None
 
 
 def test_rank_of_row_skipped_after_clock_reset_is_not_used_for_others() -> None:
-    """Between messages that are promoted together are rows that are skipped: each message is judged by its own row."""
+    """Some rows between promoted messages are skipped. Each message is judged by its own row."""
     bench = RankedBench()
     bench.open()
     for name, priority, due in (("m", 5, 10_000), ("a", 0, 9_000), ("b", 0, 11_000)):
@@ -150,7 +150,8 @@ def test_rank_of_row_skipped_after_clock_reset_is_not_used_for_others() -> None:
 
 
 def test_changed_limits_give_the_same_turns_after_a_restart() -> None:
-    """One that goes on has let a tenant have turns whom the new limit holds up; one that was restarted has not."""
+    """The new limit blocks a tenant. A replica without a restart had already given turns to this tenant, a restarted
+    replica not."""
     benches = [RankedBench("fair") for _ in range(2)]
     limits = parse_settings(DEFAULTS | {"tenants": {"*": {"max_in_flight": 3}}}, "fair").record()
     for bench in benches:
@@ -171,7 +172,7 @@ LONG = ".".join(["x" * 25] * 8)
 
 
 def of_long_names(monkeypatch: pytest.MonkeyPatch, look_aheads: LookAheads | None = None) -> RankedBench:
-    """Ten tenants have something ready, and three with such names may."""
+    """Ten tenants have ready messages. The limit allows queues for only three tenants with such names."""
     few = replace(FIXED, ready_queue_bytes=3 * queue_bytes(queue_keys.pack(f"{LONG}0", 0)))
     monkeypatch.setattr(ready_queues, "FIXED", few)
     monkeypatch.setattr(ranked_grants, "PART_ENTRIES", 1)
@@ -184,7 +185,7 @@ def of_long_names(monkeypatch: pytest.MonkeyPatch, look_aheads: LookAheads | Non
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_ready_queues_are_bounded_by_bytes(restarts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are promoted once some are empty: nothing is lost, and nothing comes twice."""
+    """Other tenants are promoted once some queues are empty. No message is lost or delivered twice."""
     bench = of_long_names(monkeypatch)
     taken: list[str] = []
     for _ in range(10):
@@ -221,11 +222,11 @@ def test_look_aheads_get_the_rest_of_the_share_and_at_least_a_quarter() -> None:
     look_aheads.bytes = 251
     assert look_aheads.is_over
     look_aheads.evict(lambda: [])
-    assert (look_aheads.bytes, look_aheads.fixed_bytes) == (0, 0), "whose groups are gone"
+    assert (look_aheads.bytes, look_aheads.fixed_bytes) == (0, 0), "the groups of the entries are gone"
 
 
 def test_entries_of_queues_have_no_rows_at_hand() -> None:
-    """Only turns read them, and the memory account does not count cached rows."""
+    """Only turns read these entries, and the memory account does not count cached rows."""
     bench = RankedBench("fair")
     bench.open()
     bench.add(*[str(number) for number in range(20)], due=range(1, 21))

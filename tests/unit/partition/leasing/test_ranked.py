@@ -199,7 +199,7 @@ def test_a_tenant_has_no_more_in_flight_than_it_may() -> None:
     leases = fair.lease(20)
     assert fair.values(leases) == ["a0", "b0", "a1"]
     assert fair.lease(20) == []
-    assert fair.status().groups[0].next_ms is None, "it waits for something to be settled"
+    assert fair.status().groups[0].next_ms is None, "the group waits for a settled message"
     assert fair.ack(leases[0].token, [[leases[0].ranges[0].base, 1]]) is None
     assert fair.status().groups[0].next_ms is not None
     fair.restart()
@@ -218,7 +218,7 @@ def test_two_groups_have_separate_turns(fair: RankedBench) -> None:
     assert fair.take(3) == ["b0", "a1"]
 
 
-# -- what else happens to messages -------------------------------------------------------------------------------------
+# -- other changes of messages -------------------------------------------------------------------------------------
 
 
 def test_ready_message_can_be_cancelled(bench: RankedBench) -> None:
@@ -334,14 +334,14 @@ def test_a_tenant_has_its_messages_at_a_rate() -> None:
     assert fair.take(20, at=100) == ["a2"]
     assert fair.take(20, at=250) == ["a3"]
     assert fair.status().groups[0].next_ms == T + 300
-    assert fair.take(20, at=1000) == ["a4", "a5"], "after a pause as many as the burst, and no more"
+    assert fair.take(20, at=1000) == ["a4", "a5"], "after a pause only as many messages as the burst"
     fair.apply(1000, c.Configure(fair.settings | {"tenants": []}))
-    assert fair.status().groups[0].next_ms == T, "other rules are tried at once"
+    assert fair.status().groups[0].next_ms == T, "new rules apply at once"
     assert fair.take(20, at=1000) == ["a6", "a7", "a8"]
     assert fair.rows(rows.PACE) != []
     fair.add("a9", tenant="a", at=5000)
     fair.take(1, at=5000)
-    assert fair.rows(rows.PACE) == [], "what is not ahead is forgotten"
+    assert fair.rows(rows.PACE) == [], "a pace that is not ahead of the time is forgotten"
 
 
 def test_redelivery_counts_for_the_rate() -> None:

@@ -1,4 +1,4 @@
-"""A consumer that comes back after a restart: what it held is its own at once, under other tokens."""
+"""Tests of a consumer that returns after a restart: it gets its held messages back at once, under new tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.partition.ranked_bench import RankedBench
 
 
 def leased(bench: Bench, limit: int, *, epoch: int = 0, at: int = 0, consumer: str = "c") -> int:
-    """The token of a lease of the next messages."""
+    """Lease the next messages. Return the token."""
     command = c.Lease("g", T + at, (c.Grant(consumer, limit, 30_000, epoch),))
     ((lease,),) = bench.apply(at, command)
     token: int = lease.token
@@ -154,7 +154,7 @@ def test_leases_without_epochs_are_as_they_were(bench: Bench) -> None:
     assert lengths == [10, 13]
 
 
-# -- a message that ends its worker each time -------------------------------------------------------------------------
+# -- a message that kills its worker each time -------------------------------------------------------------------------
 
 
 def counting(**settings: object) -> Bench:
@@ -176,7 +176,7 @@ def test_coming_back_uses_an_attempt_in_the_end() -> None:
     assert (again.attempt, again.reclaims) == (1, RECLAIMS_MOST)
     bench.restart()
     assert bench.reclaim(10, at=5) == (0, 0)
-    assert bench.held() == [] and bench.lease(at=1004) == [], "it waits for its back-off"
+    assert bench.held() == [] and bench.lease(at=1004) == [], "the message waits for its back-off"
     second = bench.one(at=1005)
     assert (second.attempt, second.reclaims) == (2, 0)
     said = f"consumer 'c' was started again {RECLAIMS_MOST + 1} times and has not settled it"
@@ -196,7 +196,7 @@ def test_messages_leased_after_the_reclaim_are_kept() -> None:
     bench.ack(bench.held()[0].token, [[base, 1]])
     fresh = bench.put("d")
     leased(bench, 1, epoch=RECLAIMS_MOST)
-    assert bench.reclaim(10) == (1, 0), "what it got later is its own as before"
+    assert bench.reclaim(10) == (1, 0), "the consumer keeps the messages that it got later"
     assert bench.values(bench.held()) == ["d"] and bench.state_of(fresh) == "leased"
     assert bench.values(bench.lease(at=1000)) == ["b", "c"]
 

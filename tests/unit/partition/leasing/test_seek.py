@@ -1,4 +1,4 @@
-"""Seeks of groups of priority and fair topics: what was swept from the log comes again from rows of the group's own."""
+"""Tests of seeks in priority and fair topics: swept messages come again from rows of the group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.partition.ranked_bench import RankedBench
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> RankedBench:
-    """A group `g`, whose first message waits its turn for ever."""
+    """A group `g` whose first message waits forever for its turn."""
     monkeypatch.setattr(sweep, "LEAST_SETTLED", 2)
     monkeypatch.setattr(trim, "PIN_MS", 1000)
     bench = RankedBench(max_attempts=1)
@@ -22,7 +22,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> RankedBench:
 
 
 def swept(bench: RankedBench, at: int) -> list[bytes]:
-    """Ack some messages, and have what can go from the log swept: the offsets that it has still."""
+    """Ack some messages and sweep the log. Return the offsets that the log still has."""
     bench.add("x", "y", "z", priority=-1, at=at)
     assert bench.take(3, at=at) == ["x", "y", "z"]
     bench.trim(at)

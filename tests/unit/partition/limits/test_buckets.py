@@ -1,4 +1,4 @@
-"""Parts of a rate: whatever is split and merged, all of them together give no more than the whole would."""
+"""Tests of parts of a rate: after any splits and merges all parts together give no more than the whole rate."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_parts_allow_no_more_than_the_whole(
 def test_split_part_keeps_its_debt() -> None:
     limit = limit_of(1000, 4)
     kept, given_part = split(limit, Part(4, NOW_US + 2000), 1, NOW_US)
-    # Two of four messages were given out: of three units one and a half are owed, of one the half.
+    # Two of four messages were given out. So three units owe one and a half, and one unit owes a half.
     assert (kept, given_part) == (Part(1, NOW_US + 2000), Part(3, NOW_US + 2001))
     assert merge(limit, kept, given_part, NOW_US).units == 4
     assert split(limit, kept, 0, NOW_US) == (NO_PART, kept)

@@ -26,7 +26,7 @@ def test_nothing_is_available_before_every_partition_confirmed() -> None:
     assert ledger.share_out([(1, 6, 0)], 0, 7, NOW_US) == {1}
     assert ledger.shares[1].in_flight == ledger.own.available(0, NOW_US, 100) == 0
     ledger.confirm([Confirmed(2, 0, 0, 0)], NOW_US)
-    # Four are in flight in the first since before: six may be there, and four here.
+    # The first partition had four messages in flight before. So six may be there and four here.
     assert ledger.own.available(0, NOW_US, 100) == 4
     ledger.share_out([], 0, 8, NOW_US)
     assert (ledger.shares[1].in_flight, ledger.shares[1].version) == (6, 8)
@@ -37,8 +37,8 @@ def test_slots_in_use_are_shared_out_when_they_become_free() -> None:
     ledger.share_out([(1, 8, 0)], 5, 7, NOW_US)
     share = ledger.shares[1]
     assert (share.target, share.in_flight, share.held, share.version, share.confirmed) == (8, 5, 5, 7, False)
-    assert ledger.own.in_flight == 2, "what the other is to have is left alone"
-    assert ledger.share_out([(1, 8, 0)], 2, 8, NOW_US) == set(), "it has not said yet that it knows of the five"
+    assert ledger.own.in_flight == 2, "slots for the other partition stay reserved"
+    assert ledger.share_out([(1, 8, 0)], 2, 8, NOW_US) == set(), "the partition has not confirmed the five slots yet"
     ledger.confirm([Confirmed(1, 7, 5, 0)], NOW_US)
     ledger.share_out([], 2, 9, NOW_US)
     assert (ledger.shares[1].in_flight, ledger.shares[1].held) == (8, 8)
@@ -50,7 +50,7 @@ def test_revoked_slots_count_until_the_partition_confirms() -> None:
     ledger.confirm([Confirmed(1, 7, 8, 0)], NOW_US)
     ledger.share_out([(1, 2, 0)], 0, 8, NOW_US)
     assert (ledger.shares[1].in_flight, ledger.shares[1].held, ledger.own.in_flight) == (2, 8, 2)
-    assert ledger.confirm([Confirmed(1, 7, 0, 0)], NOW_US) == set(), "that was before it was told"
+    assert ledger.confirm([Confirmed(1, 7, 0, 0)], NOW_US) == set(), "this report is older than the new share"
     ledger.confirm([Confirmed(1, 8, 5, 0)], NOW_US)
     assert (ledger.shares[1].held, ledger.own.in_flight) == (5, 5)
     ledger.confirm([Confirmed(1, 8, 1, 0)], NOW_US)
@@ -69,11 +69,11 @@ def test_units_of_a_rate_are_shared_with_their_debt() -> None:
     assert (ledger.shares[1].held_units, ledger.own.part.units) == (2, 2)
     ledger.confirm([Confirmed(1, 8, 0, 4000)], NOW_US)
     assert ledger.own.part.units == 4
-    assert ledger.own.available(0, NOW_US, 100) == 1, "of its two units it had given all since"
+    assert ledger.own.available(0, NOW_US, 100) == 1, "the two returned units had been used meanwhile"
 
 
 def test_units_owe_the_same_where_the_clock_is_another() -> None:
-    """Its clock is an hour ahead, or behind."""
+    """The clock of the other node is ahead or behind."""
     for there_us in (NOW_US + 3_600_000_000, NOW_US - 900_000_000):
         ledger = ledger_of(most=None, burst=4)
         ledger.own.serve(4, NOW_US)

@@ -1,4 +1,4 @@
-"""How fast messages of a tenant go: never more in a while than the rate and the burst allow."""
+"""Tests of the pace of a tenant's messages: never more in any period than the rate and the burst allow."""
 
 from __future__ import annotations
 

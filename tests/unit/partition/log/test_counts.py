@@ -1,4 +1,5 @@
-"""Counts of messages per second: against a plain dictionary, over years, through restarts, rows folded and dropped."""
+"""Tests of message counts per second against a plain dictionary: over years, with restarts, and with folded and dropped
+rows."""
 
 from __future__ import annotations
 
@@ -106,7 +107,7 @@ def test_counts_match_a_plain_dictionary(steps: list[tuple[str | int, ...]]) -> 
                     desk.write()
                 case "restart":
                     desk.restart()
-            if step != "each":  # what is not counted yet is to meet other steps
+            if step != "each":  # changes that are not counted yet must meet other steps
                 desk.check()
         desk.check()
 
@@ -175,7 +176,7 @@ def test_removed_messages_leave_no_count() -> None:
 @pytest.mark.parametrize("hours", [3, 4, 8, 50])
 @pytest.mark.parametrize("restarts", [True, False])
 def test_alternating_hours_do_not_grow(monkeypatch: pytest.MonkeyPatch, hours: int, restarts: bool) -> None:
-    """More of them than it is known of how many rows they have, and in whatever regular order."""
+    """The changes alternate between more hours than the table keeps row counts for."""
     monkeypatch.setattr(counts, "COUNTED_HOURS", 2)
     monkeypatch.setattr(counts, "FOLD_ROWS", 4)
     desk = Desk()
@@ -185,12 +186,12 @@ def test_alternating_hours_do_not_grow(monkeypatch: pytest.MonkeyPatch, hours: i
             desk.write()
         if restarts and turn % 100 == 0:
             desk.restart()
-    assert len(desk.rows()) <= 2 * counts.FOLD_ROWS * hours, "of 400 that each had"
+    assert len(desk.rows()) <= 2 * counts.FOLD_ROWS * hours, "of the 400 rows that each hour had"
     desk.check()
 
 
 def test_many_hours_are_read_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows of an hour are split among reads in any way, and some changes are in no row yet."""
+    """Reads split the rows of an hour at any place. Some changes are in no row yet."""
     monkeypatch.setattr(counts, "ROWS_AT_ONCE", 3)
     desk = Desk()
     for round_ in range(4):

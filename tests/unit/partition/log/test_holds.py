@@ -1,4 +1,4 @@
-"""Named holds: what stands above one is not trimmed, on whatever account, as long as the hold lives."""
+"""Tests of named holds: messages above a hold are not trimmed for any reason while the hold exists."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def run_upkeep(bench: Bench, start: int, stop: int) -> None:
 
 
 def appended(bench: Bench, *values: str, at: int = 0) -> list[bytes]:
-    """A row each; their offsets."""
+    """Append each value as its own row. Return the offsets."""
     return [bench.append(value, at=at)[0] for value in values]
 
 
 def acked(bench: Bench, *values: str, at: int = 0) -> list[bytes]:
-    """The same, and a group is done with them."""
+    """Append the values and let a group ack them. Return the offsets."""
     bench.open()
     found = appended(bench, *values, at=at)
     for lease in bench.lease(at=at):
@@ -57,7 +57,7 @@ class TestLife:
     def test_messages_above_the_hold_stay_and_those_below_are_trimmed(self) -> None:
         bench = Bench()
         _, second, third, fourth = acked(bench, "a", "b", "c", "d")
-        assert hold(bench, second) == offsets.FIRST, "nothing is trimmed yet"
+        assert hold(bench, second) == offsets.FIRST, "no message is trimmed yet"
         run_upkeep(bench, 0, MINUTE)
         assert held(bench) == [third, fourth]
         assert bench.status().trimmed == second
@@ -70,7 +70,7 @@ class TestLife:
         assert held(bench) == [only] and bench.status().upkeep_ms == T + HOUR
         run_upkeep(bench, HOUR - 1, HOUR)
         assert held(bench) == [] and bench.status().holds == () and bench.rows(rows.HOLD) == []
-        assert (bench.status().upkeep_ms or FOREVER_MS) > T + 100 * HOUR, "nothing more is to be done"
+        assert (bench.status().upkeep_ms or FOREVER_MS) > T + 100 * HOUR, "no work is left"
 
     def test_renewed_hold_continues_and_read_messages_are_trimmed(self) -> None:
         bench = Bench()
@@ -78,7 +78,7 @@ class TestLife:
         hold(bench, first, ttl=HOUR)
         run_upkeep(bench, 0, MINUTE)
         assert held(bench) == [second, third]
-        assert hold(bench, second, at=HOUR // 2, ttl=HOUR) == first, "up to there it is trimmed"
+        assert hold(bench, second, at=HOUR // 2, ttl=HOUR) == first, "the log is trimmed up to there"
         run_upkeep(bench, HOUR // 2, HOUR + 1)
         assert held(bench) == [third]
         run_upkeep(bench, HOUR, HOUR + HOUR // 2)
@@ -105,7 +105,7 @@ class TestLife:
         first, second, third = acked(bench, "a", "b", "c")
         hold(bench, first)
         run_upkeep(bench, 0, MINUTE)
-        assert hold(bench, offsets.FIRST, at=MINUTE) == first, "who asks sees that it lost what is trimmed"
+        assert hold(bench, offsets.FIRST, at=MINUTE) == first, "the reply shows that trimmed messages are lost"
         run_upkeep(bench, MINUTE, 2 * MINUTE)
         assert held(bench) == [second, third]
         hold(bench, third, at=2 * MINUTE)
@@ -161,11 +161,11 @@ class TestLimits:
             hold(bench, offsets.FIRST, name=f"h{number}", ttl=HOUR if number else MINUTE)
         refusal = hold(bench, offsets.FIRST, name="one-more")
         assert isinstance(refusal, Conflict) and "limit" in refusal.message
-        assert hold(bench, offsets.LAST, name="h7") == offsets.FIRST, "renewed it is no further one"
+        assert hold(bench, offsets.LAST, name="h7") == offsets.FIRST, "a renewed hold is no additional hold"
         hold(bench, None, name="h7")
         assert hold(bench, offsets.FIRST, name="one-more") == offsets.FIRST
         assert isinstance(hold(bench, offsets.FIRST, name="another"), Conflict)
-        # Its time is over, though no upkeep has come round to it.
+        # A hold has expired, although no upkeep has removed it.
         assert hold(bench, offsets.FIRST, name="another", at=MINUTE) == offsets.FIRST
         assert len(bench.status().holds) == len(bench.rows(rows.HOLD)) == HOLDS_MOST
 
@@ -202,7 +202,7 @@ class TestLimits:
 
 
 class TestKinds:
-    """All causes of trimming."""
+    """Tests of all reasons to trim."""
 
     def test_hold_prevents_trimming_by_age(self) -> None:
         bench = Bench(delete_on_ack=False, retain="10m")
@@ -229,7 +229,7 @@ class TestKinds:
         run_upkeep(bench, 0, 2 * HOUR - 1)
         assert held(bench) == [second]
         run_upkeep(bench, 2 * HOUR, 2 * HOUR + MINUTE)
-        assert held(bench) == [], "not for another retention"
+        assert held(bench) == [], "the messages must not be kept for another retention period"
 
     def test_hold_without_groups_keeps_messages_that_stay_anyway(self) -> None:
         bench = Bench()
@@ -250,7 +250,7 @@ class TestKinds:
         assert held(bench) == [only] and bench.status().holds == ()
 
     def test_batch_that_contains_the_hold_stays_complete(self) -> None:
-        """Read messages and cancelled ones at its end stay, because the reader would see a gap otherwise."""
+        """Read messages and cancelled messages at its end stay. Otherwise the reader would see a gap."""
         bench = Bench()
         bench.open()
         base, _ = bench.append("a", "b", "c", "d")
@@ -277,7 +277,7 @@ class TestKinds:
         assert [key[1:] for key, _ in bench.rows(rows.TOMBSTONE)][-1] == found[2]
 
     def test_held_messages_change_their_state_as_usual(self) -> None:
-        """Dead, acked, put back: a hold is about trimming alone."""
+        """Dead, acked and sought messages: a hold affects only trimming."""
         bench = Bench(max_attempts=1)
         bench.open()
         first, second = appended(bench, "a", "b")

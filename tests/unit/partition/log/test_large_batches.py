@@ -1,4 +1,5 @@
-"""Messages of a large batch are cancelled, moved and leased again without reading its row for each of them."""
+"""Tests that messages of a large batch are cancelled, moved and leased again without one read of its row per
+message."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ VALUE = "x" * (2 * NEAR_BYTES // MESSAGES)
 
 
 class CountingRows:
-    """Stored rows, and how often a large one was read, and any."""
+    """Stored rows that count reads of large rows and of all rows."""
 
     def __init__(self, rows: Any) -> None:
         self._rows = rows
@@ -66,7 +67,7 @@ def test_cancelling_by_id_reads_the_row_once() -> None:
     outcomes = batch.apply(1, c.Cancel([by_id(one) for one in ids]))[0]
     assert outcomes == [("cancelled", one) for one in ids]
     assert batch.stored.large_reads == 1
-    assert batch.stored.reads < 100, "rows that are not there are not looked up one by one either"
+    assert batch.stored.reads < 100, "missing rows are not looked up one by one either"
     assert batch.machine.log.state.messages == MESSAGES - 1000
 
 

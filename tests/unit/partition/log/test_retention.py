@@ -55,7 +55,7 @@ class TestRetention:
 
     @pytest.mark.parametrize("cancelled_first", [True, False])
     def test_cancelled_end_of_batch_does_not_keep_the_batch(self, cancelled_first: bool) -> None:
-        """No cursor ever passes what is leased to nobody: the batch must go without."""
+        """No cursor passes messages that are never leased. The batch must be trimmed anyway."""
         bench = Bench()
         bench.open()
         base, _ = bench.append("a", "b", "c", "d")
@@ -94,12 +94,12 @@ class TestRetention:
         assert bench.status().messages == 0
 
     def test_delayed_messages_are_trimmed_by_age(self) -> None:
-        """Nothing calls for an upkeep when their time comes but the log itself."""
+        """Only the log itself requests an upkeep at their due time."""
         bench = Bench(delete_on_ack=False, retain="10m")
         bench.append("m", due=[10 * HOUR])
         _run_upkeep(bench, 0, 9 * HOUR)
         steps = bench.index
-        assert steps < 10, "nor does it ask all the time meanwhile"
+        assert steps < 10, "the log must not request upkeep all the time"
         _run_upkeep(bench, 9 * HOUR, 10 * HOUR + 12 * MINUTE)
         assert bench.status().messages == 0
 
@@ -119,7 +119,7 @@ class TestRetention:
         assert 900_000 < bench.status().bytes <= 1 << 20
 
     def test_dead_by_a_lease_is_trimmed_too(self) -> None:
-        """Nothing was acked: all of it died when a consumer came too late."""
+        """No message was acked. All messages died because a consumer came too late."""
         bench = Bench(ttl="1s")
         bench.open()
         bench.append("a", "b")
@@ -133,7 +133,7 @@ class TestUnpin:
     @pytest.mark.parametrize("restart", [True, False])
     @pytest.mark.parametrize("held", ["leased", "waiting"])
     def test_long_leased_message_does_not_pin_the_log(self, bench: Bench, held: str, restart: bool) -> None:
-        """It keeps its content and its attempt, and the log behind it goes, though nothing else happens."""
+        """The message keeps its content and attempt. The log after it is trimmed even without other events."""
         bench.open()
         base, _ = bench.append("long", "short")
         bench.append("more")
@@ -372,7 +372,7 @@ class TestGroupsGo:
         bench.trim(at=1)
         assert bench.rows(b"b") == bench.rows(b"w") == bench.rows(b"d") == bench.rows(b"k") == []
         assert bench.ack(lease.token, at=2) == []
-        assert bench.open(at=2) == 2, "one of its name is another group"
+        assert bench.open(at=2) == 2, "a new group of the same name is a different group"
         assert len(bench.values(bench.lease(at=2))) == 6
 
     def test_dropped_group_removes_its_rows_of_a_moved_message(self) -> None:
@@ -390,7 +390,7 @@ class TestGroupsGo:
         assert bench.rows(b"i") == bench.rows(b"d") == bench.rows(b"e") == []
 
     def test_lease_during_a_seek_counts_as_use(self) -> None:
-        """Also in the rows: else a replica that was restarted would drop the group."""
+        """The use is also stored in rows. Otherwise a restarted replica would drop the group."""
         benches = [Bench(group_ttl="10m", max_attempts=1), Bench(group_ttl="10m", max_attempts=1)]
         for bench in benches:
             bench.open()

@@ -1,4 +1,4 @@
-"""Sweeping: what is done with leaves the log, though a message below it waits its turn for ever."""
+"""Tests of sweeps: settled messages leave the log although an earlier message waits forever for its turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EACH = 20
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> RankedBench:
-    """A group `g`, whose first message waits its turn for ever."""
+    """A group `g` whose first message waits forever for its turn."""
     monkeypatch.setattr(sweep, "LEAST_SETTLED", 10)
     monkeypatch.setattr(sweep, "SWEEP_ROWS", 7)
     monkeypatch.setattr(trim, "PIN_MS", 1000)
@@ -126,7 +126,7 @@ def test_leased_message_that_was_copied_aside_is_swept_and_lives(bench: RankedBe
 
 
 def test_step_is_bounded_by_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row may have very many messages and few bytes, for it is compressed."""
+    """A compressed row may have very many messages and few bytes."""
     monkeypatch.setattr(sweep, "LEAST_SETTLED", 10)
     monkeypatch.setattr(sweep, "SWEEP_MESSAGES", 10)
     bench = RankedBench()
@@ -148,7 +148,7 @@ def test_step_is_bounded_by_messages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kept", [{"retention": "1h"}, {"delete_on_ack": False, "retain": "1h"}])
 def test_kept_messages_are_trimmed_in_order_without_sweep(bench: RankedBench, kept: dict[str, object]) -> None:
-    """Nothing is swept. Messages that every group finished are trimmed once no message below them is pending."""
+    """No sweep runs. Messages that every group finished are trimmed once no earlier message is pending."""
     bench = RankedBench(**kept)
     bench.open()
     bench.add("last", priority=9)
@@ -166,7 +166,7 @@ def test_kept_messages_are_trimmed_in_order_without_sweep(bench: RankedBench, ke
 
 
 def swept(bench: RankedBench, at: int = 0) -> None:
-    """Ack other messages until all is swept that can be."""
+    """Ack other messages until all settled messages are swept."""
     bench.add(*[str(number) for number in range(40)], at=at)
     bench.take(39 + 3, at=at)
     bench.trim(at)

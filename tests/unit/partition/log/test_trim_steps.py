@@ -1,4 +1,4 @@
-"""How much a step of trimming reads: rows are read to be deleted, and large ones are few to a step."""
+"""Tests of the reads of a trim step: rows are read before their deletion, and a step has only a few large rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cancels and moves of many messages that are not there ask the store for all of them at once."""
+"""Tests that cancels and moves of many absent messages read them from the store together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ ABSENT = 1000
 
 
 def partition() -> tuple[Bench, CountedStores]:
-    """With messages that were acked, died, wait, were cancelled and moved; a group keeps some in rows of its own."""
+    """Return a partition with acked, dead, waiting, cancelled and moved messages. A group keeps some in its own
+    rows."""
     bench = Bench(max_attempts=2)
     bench.open("g")
     bench.open("other", "latest")
@@ -37,7 +38,7 @@ def partition() -> tuple[Bench, CountedStores]:
 
 
 def absent(bench: Bench, count: int, from_ms: int = 200) -> list[bytes]:
-    """Ids of entries that stored nothing for their times; from 0 ms on, some that may have."""
+    """Return ids of entries without messages at their times. From 0 ms on, some entries may have messages."""
     return [
         offsets.pack(T + from_ms + number % 50, 1 + number % bench.index, number, 0) for number in range(7, 7 + count)
     ]
@@ -59,7 +60,7 @@ def test_many_absent_ids_are_a_few_reads(how: str) -> None:
 
 
 def test_cancel_of_existing_messages_reads_only_their_rows() -> None:
-    """Whether they were moved or cancelled before is asked of all at once."""
+    """One read checks all messages for earlier moves and cancels."""
     bench, stores = partition()
     ids = [bench.put("x", due=100 + number) for number in range(ABSENT)]
     stores.reads = 0
@@ -70,7 +71,7 @@ def test_cancel_of_existing_messages_reads_only_their_rows() -> None:
 
 @pytest.mark.parametrize("how", ["rising", "falling", "mixed"])
 def test_absent_ids_behind_a_large_batch_are_a_few_reads(how: str) -> None:
-    """They are of its entry, so that only its row can tell that it does not hold them."""
+    """The absent ids belong to the entry of the batch. Only the row of the batch shows that they are absent."""
     bench, stores = partition()
     row = b"x" * LARGE_ROW_BYTES
     (stored,) = bench.apply(5, c.Append(encode({Column.VALUE: [row, row]})))
@@ -84,7 +85,7 @@ def test_absent_ids_behind_a_large_batch_are_a_few_reads(how: str) -> None:
     outcomes = bench.apply(20, c.Cancel([by_id(one) for one in [*ids, base]]))[0]
     assert {outcome[0] for outcome in outcomes[:-1]} <= {"not_found", "too_late"}
     assert outcomes[-1][0] == "cancelled" and stores.reads < 60
-    # Messages that the same entry stores there are found.
+    # Messages that the same entry stores at these times are found.
     made = bench.index + 1
     new = [offsets.pack(T + 40, made, number, 0) for number in range(4)]
     many = [by_id(offsets.pack(T + 40, made, number, 0)) for number in range(4, 20)]
@@ -147,7 +148,7 @@ def test_more_ids_than_are_looked_up_at_once(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_dead_ones_are_looked_for_in_groups_alone_that_have_any() -> None:
-    """With 60 groups, there are few reads too."""
+    """With 60 groups the reads are few, too."""
     bench, stores = partition()
     for number in range(58):
         bench.open(f"group{number}")

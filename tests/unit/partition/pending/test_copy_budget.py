@@ -1,6 +1,6 @@
 """Tests of the copy budget of an entry: it rewrites a limited number of bytes.
 
-The rest is not done yet and unchanged.
+The rest is unchanged and follows later.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def with_headers(bench: Bench, at: int = 0) -> list[bool]:
 
 
 def large(bench: Bench, kind: str, count: int = 5) -> list[bytes]:
-    """Large messages in rows of their own, or in batches of one."""
+    """Store large messages in separate rows or in batches of one message."""
     if kind == "alone":
         return [bench.put(LARGE, unique=f"u{at}") for at in range(count)]
     return [bytes(bench.append(LARGE)[0]) for _ in range(count)]
@@ -72,8 +72,8 @@ def test_copy_budget_applies_to_the_whole_entry() -> None:
         0, update(*ids[:2]), update(*ids[2:4]), c.Cancel([by_id(ids[4])]), update(ids[3], b"\0" * 16)
     )
     assert (verdicts(first), verdicts(second)) == (["updated"] * 2, ["updated", NOT_YET])
-    assert verdicts(cancelled) == ["cancelled"], "what copies nothing is done"
-    assert verdicts(third) == [NOT_YET] * 2, "nobody looks what a message is that is not done yet"
+    assert verdicts(cancelled) == ["cancelled"], "a command that copies nothing is applied"
+    assert verdicts(third) == [NOT_YET] * 2, "a message that is not processed yet is not checked"
     assert with_headers(bench) + with_headers(bench) == [True, True, True, False]
 
 
@@ -86,7 +86,7 @@ def test_each_group_that_keeps_a_message_counts() -> None:
             for lease in leases:
                 bench.apply(0, c.Nack([(lease.token, None, 5, None, True, CHANGE)]))
     (outcomes,) = bench.apply(0, update(*ids))
-    assert verdicts(outcomes) == ["updated", NOT_YET, NOT_YET], "its row, and those of two groups"
+    assert verdicts(outcomes) == ["updated", NOT_YET, NOT_YET], "the row of the message and the rows of two groups"
 
 
 def test_a_move_that_copies_counts_and_one_that_does_not_is_free() -> None:
@@ -94,13 +94,15 @@ def test_a_move_that_copies_counts_and_one_that_does_not_is_free() -> None:
     ids = large(bench, "batch")
     moves = c.Move([(by_id(one), T + 5000, False) for one in ids])
     assert verdicts(bench.apply(0, moves)[0]) == ["moved"] * FIT + [NOT_YET] * 2
-    assert verdicts(bench.apply(0, moves)[0]) == ["moved"] * 5, "those that were copied out of their batches are cheap"
+    assert verdicts(bench.apply(0, moves)[0]) == ["moved"] * 5, (
+        "messages that were copied out of their batches are cheap"
+    )
     assert verdicts(bench.apply(0, moves)[0]) == ["moved"] * 5
     assert bench.written < 10_000
 
 
 def test_thinning_waits_for_an_entry_with_budget() -> None:
-    """The rest of a batch is copied when half of it is cancelled."""
+    """The rest of a batch is copied once half of the batch is cancelled."""
     bench = opened(Bench())
     quarter = "x" * (1 << 20)
     batches = [bytes(bench.append(*[quarter] * 12, due=[9000] * 12)[0]) for _ in range(4)]
@@ -108,7 +110,7 @@ def test_thinning_waits_for_an_entry_with_budget() -> None:
     bench.apply(0, c.Cancel([by_id(one) for one in halves]))
     assert bench.written < FIXED.entry_copied_bytes + 12 * len(quarter)
     whole = [key for key, row in bench.rows(rows.LOG) if row[0] == rows.KIND_BATCH]
-    assert whole, "some of them are as they were"
+    assert whole, "some batches are unchanged"
     for at in range(4):
         bench.cancel(offsets.shift(batches[at], 6))
     left = [bench.values(bench.lease(limit=5, at=9000)) for _ in range(4)]
@@ -127,7 +129,7 @@ def test_rest_of_compressed_batch_counts_as_stored() -> None:
 
 
 def held(bench: Bench, count: int = 5) -> list[int]:
-    """Tokens of leases, each of one large message."""
+    """Return the tokens of leases of one large message each."""
     return [lease.token for _ in range(count) for lease in bench.lease(limit=1)]
 
 
@@ -145,7 +147,7 @@ def test_nacks_that_change_messages_end_with_the_budget(change: dict[int, int | 
     (results,) = bench.apply(0, c.Nack([nack(token, change) for token in tokens]))
     assert results == [None] * FIT + [NOT_YET] * 2
     assert bench.written < FIXED.entry_copied_bytes + len(LARGE) + 10_000
-    assert [lease.token for lease in bench.held()] == tokens[FIT:], "they are held as before"
+    assert [lease.token for lease in bench.held()] == tokens[FIT:], "the messages are held as before"
     bench.restart()
     (results,) = bench.apply(0, c.Nack([nack(token, change) for token in tokens[FIT:]]))
     assert (results, bench.held()) == ([None] * 2, [])
@@ -164,7 +166,7 @@ def test_nacks_that_bury_messages_end_with_it_too() -> None:
 
 
 def test_nacks_of_a_lease_keep_their_order() -> None:
-    """A message that is given up does not come again because the rest of its lease does."""
+    """A dead message does not return with the rest of its lease."""
     bench = opened(Bench())
     for _ in range(FIT):
         bench.append(LARGE)
@@ -175,7 +177,7 @@ def test_nacks_of_a_lease_keep_their_order() -> None:
     rest = lease.token, None, 5, "no"
     assert bench.apply(0, c.Nack([*copying, one, rest]))[0] == [None] * FIT + [NOT_YET] * 2
     done, lost = bench.apply(0, c.Nack([one, rest]))[0]
-    assert (done, lost) == (None, [[lease.ranges[0].base, 1]]), "as in one entry"
+    assert (done, lost) == (None, [[lease.ranges[0].base, 1]]), "the same result as in one entry"
     assert len(bench.dead()) == FIT + 1
     assert [bench.values([one]) for one in bench.lease(at=5)] == [["b"]]
 
@@ -204,7 +206,7 @@ def test_nacks_that_copy_nothing_are_done_behind_those_that_do() -> None:
 
 
 def test_repeated_priority_change_of_waiting_messages_ends() -> None:
-    """Repeated, because the answer was lost, it must come to an end."""
+    """A command that is repeated after a lost answer must end."""
     bench = RankedBench()
     bench.open()
     ids = [bench.add(LARGE)[0] for _ in range(5)]
@@ -218,4 +220,5 @@ def test_repeated_priority_change_of_waiting_messages_ends() -> None:
     assert [message.fields[Column.PRIORITY] for message in taken] == [7] * 5
 
 
-# -- below ------------------------------------------------------------------------------------------------------------
+# -- lower limits
+# ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Pending messages: payloads kept apart, unique keys and how long they are taken, what a cancel remembers."""
+"""Tests of pending messages: separate payloads, the lifetime of unique keys, and the memory of cancels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TestPayloadApart:
         for to in (20_000, 5000):
             assert bench.move(message_id, to)[0] == "moved"
             assert sum(len(row) for tag in b"mite" for _, row in bench.rows(bytes([tag]))) < 1024
-            assert bench.written < 4096, "all rows of the entry, the partition's state among them"
+            assert bench.written < 4096, "all rows of the entry, including the state of the partition"
         (message,) = bench.messages(bench.one(at=5000))
         assert (message.id, len(message.fields[Column.VALUE])) == (message_id, 8 * MIB)
 
@@ -50,7 +50,9 @@ class TestPayloadApart:
         bench.trim(at=101)
         assert bench.rows(b"p") == bench.rows(b"m") == []
         assert bench.status().bytes == 0
-        assert bench.cancel(message_id, at=102) == ("too_late", "gone"), "though it was born for a later time"
+        assert bench.cancel(message_id, at=102) == ("too_late", "gone"), (
+            "although the message was sent for a later time"
+        )
         bench.trim(at=101 + CANCEL_MEMORY_MS)
         assert bench.rows(b"i") == bench.rows(b"e") == bench.rows(b"t") == []
 
@@ -122,7 +124,7 @@ class TestUniqueKeys:
         assert windowed.cancel(by_key("k"), at=600) == ("cancelled", second)
 
     def test_skipped_message_frees_its_unique_key(self, windowed: Bench) -> None:
-        """A group that begins at the latest, and the log is trimmed: nobody ever leased it."""
+        """The group begins at the latest message, so the message is trimmed without a lease."""
         bench = Bench()
         bench.put("a", unique="k")
         bench.open("g", "latest", at=1)
@@ -154,7 +156,7 @@ class TestUniqueKeys:
 class TestCancelMemory:
     @pytest.mark.parametrize("alone", [True, False])
     def test_repeated_cancel_is_answered_after_the_log_is_trimmed(self, bench: Bench, alone: bool) -> None:
-        """The answer was lost, and a moment later all around it is acked and trimmed."""
+        """The answer was lost. Then the log around the message is acked and trimmed."""
         bench.open()
         if alone:
             made = bench.send("a", "b", due=[0, 0])
@@ -201,7 +203,7 @@ class TestCancelMemory:
         assert bench.cancel(offsets.pack(T, 1, 0, 1)) == ("not_found", None)
 
     def test_moved_and_trimmed_while_it_is_held(self, bench: Bench) -> None:
-        """By its id it is found as long as a group has it, though its log row is gone."""
+        """The message is found by its id as long as a group has it, even without its log row."""
         bench.open()
         first = bench.put("a", due=1000)
         _, offset = bench.move(first, 0)

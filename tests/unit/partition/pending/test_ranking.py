@@ -32,14 +32,14 @@ def bench() -> RankedBench:
 
 
 def rank(bench: RankedBench, offset: bytes, priority: int, at: int = 0) -> bytes:
-    """Where it stands then."""
+    """Change the priority. Return the new offset of the message."""
     ((outcome, where),) = bench.apply(at, c.Move([(by_id(offset), None, False, priority)]))[0]
     assert outcome == "moved"
     return bytes(where)
 
 
 def add_alone(bench: RankedBench, value: str, priority: int | None) -> bytes:
-    """In a log row of its own: no batch of one."""
+    """Add the message as a separate log row instead of a batch of one."""
     return bench.add(value, priority=priority, unique=[None])[0]
 
 
@@ -51,7 +51,7 @@ def start(bench: RankedBench, priority: int, job_id: bytes = bytes(16), *, dry_r
 def rank_all(
     bench: RankedBench, priority: int, job_id: bytes = bytes(16), *, dry_run: bool = False
 ) -> tuple[int, int, int]:
-    """A job's matched, done, too late."""
+    """Run a priority job. Return its counts (matched, done, too late)."""
     start(bench, priority, job_id, dry_run=dry_run)
     bench.trim()
     job = bench.machine.jobs.find(job_id)
@@ -74,7 +74,7 @@ def priorities(bench: RankedBench) -> list[bytes]:
     return [key[1:] for key, _ in bench.rows(rows.OVERLAY)]
 
 
-# -- where it goes ----------------------------------------------------------------------------------------------------
+# -- new position ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("promoted", [False, True])
@@ -84,7 +84,7 @@ def test_message_keeps_its_age_within_the_new_priority(bench: RankedBench, promo
     bench.add("x", "y", priority=1)
     if promoted:
         bench.take(0)
-    assert [rank(bench, one, 1) for one in (d, a)] == [d, a], "they stay where they are"
+    assert [rank(bench, one, 1) for one in (d, a)] == [d, a], "the messages keep their offsets"
     assert rank(bench, b, 9) == b
     bench.restart()
     assert bench.take(9) == ["a", "d", "x", "y", "b"]
@@ -148,7 +148,7 @@ def test_moved_or_cancelled_message_takes_its_priority_with_it(bench: RankedBenc
     moved = bench.apply(0, c.Move([(by_id(a), T + 1000, False)]))[0][0][1]
     assert bench.apply(0, c.Cancel([by_id(b)]))[0] == [("cancelled", b)]
     assert priorities(bench) == [d][: max(of - 2, 0)]
-    assert rank(bench, a, 0) == moved, "by its first id"
+    assert rank(bench, a, 0) == moved, "the message is named by its first id"
     assert bench.take(5) == ["d"]
     assert [m.fields[Column.PRIORITY] for lease in bench.lease(5, at=1000) for m in bench.messages(lease)] == [0]
 
@@ -159,7 +159,7 @@ def test_separate_payload_stays_separate() -> None:
     a, _ = [add_alone(bench, name + LARGE, 5) for name in "ab"]
     before, payloads = bench.status().bytes, bench.rows(rows.PAYLOAD)
     assert rank(bench, a, -2_000_000) == a
-    assert (bench.status().bytes, bench.rows(rows.PAYLOAD)) == (before, payloads), "what is large is written once"
+    assert (bench.status().bytes, bench.rows(rows.PAYLOAD)) == (before, payloads), "a large payload is written once"
     bench.restart()
     (lease,) = bench.lease(1)
     (message,) = bench.messages(lease)
@@ -189,7 +189,7 @@ def test_priority_and_time_change_together(bench: RankedBench, priority: int) ->
 
 
 def test_a_reset_may_have_put_it_behind_when_it_waits(bench: RankedBench) -> None:
-    """It gets another time and another priority there, which are written into its row at once."""
+    """The message gets a new time and a new priority at once, in its row."""
     day = 86_400_000
     (a,) = bench.add("x" * (rows.INLINE_BYTES - 20), priority=1_000_000, due=[day], ttl=[365 * day])
     assert len(bench.rows(rows.PAYLOAD)) == 1
@@ -207,7 +207,7 @@ def test_a_reset_may_have_put_it_behind_when_it_waits(bench: RankedBench) -> Non
     assert bench.rows(rows.PAYLOAD) == [] and bench.status().bytes == 0
 
 
-# -- what others have in memory ---------------------------------------------------------------------------------------
+# -- look-aheads in memory ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bulk", [False, True])
@@ -244,14 +244,14 @@ def test_a_group_with_as_many_queues_as_it_may_have_gets_no_other(
     monkeypatch.setattr(ready_queues, "FIXED", replace(FIXED, ready_queues=2))
     a, b = [bench.add(name, priority=priority)[0] for name, priority in (("a", 5), ("b", 6))]
     bench.take(0)
-    assert rank(bench, b, 5) == b, "into a queue that is there"
+    assert rank(bench, b, 5) == b, "the queue exists already"
     bench.add("d", priority=6)
     bench.take(0)
     if bulk:
         assert rank_all(bench, 1) == (3, 3, 0)
         assert bench.rows(rows.LOG)[0][0] > rows.LOG + a
     else:
-        assert rank(bench, a, 1) > a, "it is put at the end of the log, and is ranked when there is room"
+        assert rank(bench, a, 1) > a, "the message goes to the end of the log and is ranked when there is room"
     assert sum(len(bench.take(9)) for _ in range(4)) == 3
 
 
@@ -296,7 +296,7 @@ def test_priority_change_affects_each_group(bench: RankedBench) -> None:
     bench.add("a", "b", priority=[4, 5])
     assert bench.take(0) == [] and bench.take(0, group="h") == []
     bench.take(1, group="h")
-    assert rank_all(bench, 1) == (1, 1, 1), "what one of them has is nobody's to change"
+    assert rank_all(bench, 1) == (1, 1, 1), "a message that one group holds cannot be changed"
     assert bench.take(2) == ["b", "a"]
     assert bench.take(2, group="h") == ["b"]
 
@@ -321,7 +321,7 @@ def test_priority_job_changes_messages_waiting_for_retry(alone: bool) -> None:
     given = {"key_prefix": None, "from_ms": 0, "until_ms": FOREVER_MS, "dry_run": True, "priority": 9}
     bench.apply(1000, c.StartJob(bytes(16), "move", given))
     bench.trim(1000)
-    assert bench.machine.jobs.find(bytes(16)).matched == reached + 1, "d, and what waits"
+    assert bench.machine.jobs.find(bytes(16)).matched == reached + 1, "d and the waiting messages"
     bench.apply(1000, c.StartJob(bytes(15) + b"1", "move", given | {"dry_run": False}))
     bench.trim(1000)
     job = bench.machine.jobs.find(bytes(15) + b"1")
@@ -332,7 +332,7 @@ def test_priority_job_changes_messages_waiting_for_retry(alone: bool) -> None:
     assert bench.take(9, at=1000) == order
     assert bench.take(9, at=1000, group="h") == order[1:]
     bench.open("later")
-    assert bench.take(9, at=1000, group="later") == order, "which comes to it later"
+    assert bench.take(9, at=1000, group="later") == order, "a group that reaches the message later"
 
 
 def test_priority_job_changes_messages_outside_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,7 +383,7 @@ def test_a_step_of_a_job_is_as_long_with_many_groups(monkeypatch: pytest.MonkeyP
         job = bench.machine.jobs.find(bytes(16))
         assert (job.state, job.done) == ("running", done)
     bench.upkeep()
-    assert job.state == "done", "groups that keep nothing take no step each"
+    assert job.state == "done", "groups without kept messages need no step"
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -408,10 +408,10 @@ def test_priority_of_waiting_message_applies_to_later_groups(alone: bool) -> Non
     later = ["b", "d", "a"]
     bench.restart()
     bench.open("h")
-    assert bench.take(9, group="h") == later, "a group that begins at the earliest"
+    assert bench.take(9, group="h") == later, "a group that begins at the earliest message"
     assert bench.take(9) == ["b", "d", "a"]
     bench.seek("earliest")
-    assert bench.take(9) == later, "the group itself, put back"
+    assert bench.take(9) == later, "the group itself, after a seek to the earliest message"
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -424,7 +424,7 @@ def test_priority_of_message_outside_the_log_is_stored_in_its_group(large: bool)
     bench.add("b", at=later - 1)
     assert bench.take(at=later) == ["b"]
     bench.trim(later)
-    assert bench.machine.log.find(a, bench.view) is None, "only the group has it"
+    assert bench.machine.log.find(a, bench.view) is None, "only the group has the message"
     bench.nack(lease.token, delay=0, at=later)
     assert rank(bench, a, 9, later) == a
     bench.add("c", priority=7, at=later)
@@ -456,7 +456,7 @@ def test_a_job_makes_no_more_queues_than_there_may_be(monkeypatch: pytest.Monkey
     start(bench, 1)
     bench.upkeep()
     queues = rows.all_of_group(bench.view, rows.QUEUE, 1)
-    assert len(queues) == 6, "a new one, and those in which there is something left"
+    assert len(queues) == 6, "the new queue and the queues that are not empty"
     bench.trim()
     assert bench.machine.jobs.find(bytes(16)).done == 10
     assert sorted(name for _ in range(20) for name in bench.take(3)) == sorted(names)
@@ -479,7 +479,7 @@ def test_many_in_one_queue_take_bounded_memory(bench: RankedBench, monkeypatch: 
 
 
 def test_a_clock_that_is_set_back_takes_nothing_from_it(bench: RankedBench) -> None:
-    """Messages of a batch row get rows of their own."""
+    """Messages of a batch row get separate rows."""
     _, b, _ = bench.add("a", "b", "d", priority=5, at=100_000)
     rank(bench, b, 1, at=100_000)
     bench.apply(0, c.ClockReset(T))

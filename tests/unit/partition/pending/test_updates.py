@@ -19,7 +19,7 @@ from tests.support.partition.scenes import Scene, scene
 
 LARGE = "x" * 5000
 KINDS = ("alone", "one", "batch", "moment")
-"""In a row of its own, in a batch of one, in one that was due at once, and in one that is due at a moment to come."""
+"""Kinds of rows: separate row, batch of one, batch that was due at once, and batch that is due at a future moment."""
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def bench() -> Bench:
 
 
 def add(bench: Bench, kind: str) -> bytes:
-    """A message "b" in a row of some kind; others stand around it in a shared one. It is due at 1000 in those of a
-    moment to come, else at once."""
+    """Add a message "b" in a row of this kind, between other messages if the row is shared. It is due at 1000 in a row
+    of a future moment, else at once."""
     if kind == "alone":
         return bench.put("b", unique="u")
     if kind == "one":
@@ -123,7 +123,7 @@ def test_keys_keep_their_order() -> None:
     bench.update(one, "ONE")
     (lease,) = bench.lease()
     assert bench.values([lease]) == ["ONE"]
-    assert bench.update(two, "TWO", at=1) == ("updated", two), "its key blocks it"
+    assert bench.update(two, "TWO", at=1) == ("updated", two), "the message is blocked by its key"
     bench.apply(PIN_MS + 2, c.Clock())
     bench.trim(at=PIN_MS + 2)
     bench.ack(lease.token, at=PIN_MS + 3)
@@ -294,7 +294,7 @@ def test_a_row_that_is_thinned_out_keeps_new_values(bench: Bench) -> None:
     bench.update(column[5], LARGE)
     for offset in column[8:]:
         bench.cancel(offset)
-    assert len(bench.rows(rows.LOG)) == 8, "they have rows of their own"
+    assert len(bench.rows(rows.LOG)) == 8, "the messages have separate rows"
     assert bench.status().bytes == bytes_of_rows(bench)
     assert values(bench) == ["0", "1", "2", "three", "4", LARGE, "6", "7"]
 

@@ -23,7 +23,7 @@ RETRY_MS = FIXED.producer_retry_ms
 
 
 def send(bench: Bench, number: int, *values: str, at: int = 0, epoch: int = 1, producer: int = P, **more: Any) -> Any:
-    """The answer to a batch; its message is named after it unless others are given."""
+    """Send a batch and return the answer. By default its only message has the name of the batch."""
     sequence = sequence_of(number, more.pop("chain", 0)) | (RESENT if more.pop("resent", False) else 0)
     on_conflict, split = more.pop("on_conflict", c.REJECT), more.pop("split", False)
     batch = batch_of(values or [f"{producer}.{epoch}.{number}"], **more)
@@ -59,7 +59,7 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Be
     return bench
 
 
-# -- what is repeated -------------------------------------------------------------------------------------------------
+# -- repeated batches -------------------------------------------------------------------------------------------------
 
 
 def test_a_batch_sent_again_is_stored_once_and_answered_as_the_first_time(bench: Bench) -> None:
@@ -70,7 +70,7 @@ def test_a_batch_sent_again_is_stored_once_and_answered_as_the_first_time(bench:
     assert log(bench) == ["a", "b"]
     assert bench.status().messages == 2
     changed = [row for row in bench.everything() if row not in before]
-    assert [key for key, _ in changed] == [rows.STATE_KEY], "a repetition changes no row but the state's"
+    assert [key for key, _ in changed] == [rows.STATE_KEY], "a repetition changes only the row of the state"
     assert send(bench, 2, at=5)[0] > first[0]
 
 
@@ -79,7 +79,7 @@ def test_within_one_entry(bench: Bench) -> None:
     appends = [c.Append(one, P, 1, 1), c.Append(one, P, 1, 1), c.Append(two, P, 1, 2), c.Append(one, P, 1, 1)]
     results = bench.apply(0, *appends)
     assert results[0] == results[1] == results[3]
-    assert offsets.distance(results[0][0], results[2][0]) == 2, "a repetition uses up no place"
+    assert offsets.distance(results[0][0], results[2][0]) == 2, "a repetition uses no place"
     assert log(bench) == ["a", "b", "c"]
 
 
@@ -95,7 +95,7 @@ def test_a_batch_of_messages_with_times_of_their_own(bench: Bench) -> None:
 
 
 def test_a_batch_with_a_time_that_was_due_when_it_came_again(bench: Bench) -> None:
-    """Stored message by message while its time was ahead: so is the answer, later."""
+    """The batch was stored message by message, because its time was ahead. A later repetition gets the same answer."""
     first = send(bench, 1, "a", "b", due=[500, 500])
     assert isinstance(first, Stored)
     assert send(bench, 1, "a", "b", at=5000, due=[500, 500]) == first
@@ -108,12 +108,14 @@ def test_refused_messages_are_part_of_the_answer(bench: Bench) -> None:
     first = send(bench, 2, "b", "c", "d", at=1, **named)
     assert first.refused == [(0, "delayed")]
     assert bench.values(bench.lease(at=500)) == ["a"]
-    assert send(bench, 2, "b", "c", "d", at=700, **named) == first, "delivered by now, and still what it was told"
+    assert send(bench, 2, "b", "c", "d", at=700, **named) == first, (
+        "the answer is unchanged although the message is delivered"
+    )
     ignored = send(bench, 3, "e", "f", at=701, unique=["v", "w"], split=True, on_conflict=c.IGNORE)
     assert ignored.refused == []
     bench.cancel((c.TARGET_KEY, b"v"), at=702)
     assert send(bench, 3, "e", "f", at=703, unique=["v", "w"], split=True, on_conflict=c.IGNORE) == ignored
-    assert bench.status().messages == 3, "a, which is leased, c and f"
+    assert bench.status().messages == 3, "the leased message a, and c and f"
 
 
 def test_an_answer_with_too_many_ids_is_not_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,11 +168,11 @@ def test_a_batch_with_others_before_it_is_another_batch(bench: Bench) -> None:
         assert send(bench, 1, "a", chain=7, resent=resent) == first
         for chain in (0, 6, 8, MAX_CHAIN):
             refused(send(bench, 1, "a", chain=chain, resent=resent), Conflict, "or others before it")
-    assert not isinstance(send(bench, 2, "b", chain=MAX_CHAIN), SandqError), "the number is what is counted"
+    assert not isinstance(send(bench, 2, "b", chain=MAX_CHAIN), SandqError), "only the number is checked"
     assert log(bench) == ["a", "b"]
 
 
-# -- what is out of order ---------------------------------------------------------------------------------------------
+# -- order of batches ---------------------------------------------------------------------------------------------
 
 
 def test_gap_stores_nothing_until_the_missing_batch_arrives(bench: Bench) -> None:
@@ -204,7 +206,7 @@ def test_a_new_epoch_begins_with_one_and_fences_the_old_ones(bench: Bench) -> No
 
 
 def test_a_batch_that_is_refused_leaves_its_number_free(bench: Bench) -> None:
-    """Nothing of the state machine refuses a whole batch but what is wrong with its numbers."""
+    """The state machine refuses a whole batch only for wrong numbers."""
     for epoch, number in ((0, 1), (1, 0), (0, 0)):
         refused(send(bench, number, epoch=epoch), InvalidRequest, "begin with 1")
         refused(send(bench, number, epoch=epoch, resent=True), InvalidRequest, "begin with 1")
@@ -220,13 +222,14 @@ def test_without_a_producer_nothing_is_compared(bench: Bench) -> None:
     assert bench.rows(rows.PRODUCER) == []
 
 
-# -- what is forgotten ------------------------------------------------------------------------------------------------
+# -- forgotten producers
+# ------------------------------------------------------------------------------------------------
 
 
 def test_an_unknown_producer_begins_with_one(bench: Bench) -> None:
     refused(send(bench, 2), OutOfSequence, "not known here", retriable=True)
     refused(send(bench, 2, resent=True), OutOfSequence, "not known here", retriable=True)
-    assert not isinstance(send(bench, 1, epoch=4, resent=True), SandqError), "nobody was ever dropped here"
+    assert not isinstance(send(bench, 1, epoch=4, resent=True), SandqError), "no producer was ever dropped here"
     assert log(bench) == ["77.4.1"]
 
 
@@ -234,7 +237,7 @@ def test_a_producer_is_forgotten_after_a_week(bench: Bench) -> None:
     send(bench, 1)
     send(bench, 1, producer=5, at=10)
     assert bench.status().upkeep_ms == T + WEEK_MS
-    send(bench, 1, at=500)  # a repetition is no use of it
+    send(bench, 1, at=500)  # a repetition does not count as use
     bench.upkeep(at=WEEK_MS - 1)
     assert not isinstance(send(bench, 1, at=WEEK_MS - 1), SandqError), "still known"
     bench.trim(at=WEEK_MS)
@@ -261,7 +264,7 @@ def test_forgetting_is_done_in_steps(bench: Bench, monkeypatch: pytest.MonkeyPat
 
 def test_least_recently_used_producer_is_removed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producers, "PRODUCERS", 3)
-    # All at one stamp, and partly in one entry: the order is that of the log.
+    # All batches have one timestamp, some in one entry. The order of the log decides.
     append = [c.Append(batch_of(["x"]), producer, 1, 1) for producer in (9, 3, 6)]
     bench.apply(0, *append)
     send(bench, 2, producer=9)
@@ -283,9 +286,9 @@ def test_a_first_batch_sent_before_is_refused_while_it_may_be_of_one_that_was_dr
     send(bench, 1, producer=5, at=1000)
     refused(send(bench, 1, at=1000, resent=True), OutOfSequence, "whether it was stored", retriable=True)
     refused(send(bench, 1, at=RETRY_MS, resent=True), OutOfSequence, "whether it was stored", retriable=True)
-    assert not isinstance(send(bench, 1, producer=6, at=RETRY_MS), SandqError), "one that is new is taken at once"
+    assert not isinstance(send(bench, 1, producer=6, at=RETRY_MS), SandqError), "a new producer is accepted at once"
     assert bench.view.get(rows.PRODUCER) == rows.pack(T + 1000)
-    # By now nobody was dropped who was used so late that a producer that still tries could be it.
+    # All dropped producers were last used so long ago that none of them can still retry.
     assert not isinstance(send(bench, 1, producer=7, at=1001 + RETRY_MS, resent=True), SandqError)
 
 

@@ -1,4 +1,4 @@
-"""A stretch of the log: what is given of it, and how it is counted."""
+"""Tests of fetches of a range of the log: the returned messages and their count."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def bench() -> Bench:
 
 
 def pages(bench: Bench, start: bytes = offsets.FIRST, end: bytes | None = None, **options: Any) -> list[Fetched]:
-    """Every page from `start` on."""
+    """Return every page from `start` on."""
     most, pending = options.get("most", 100_000), options.get("pending", False)
     found = [fetch(bench.machine, bench.view, start, end, most, 1 << 20, pending)]
     while found[-1].next is not None:
@@ -33,7 +33,7 @@ def pages(bench: Bench, start: bytes = offsets.FIRST, end: bytes | None = None, 
 
 
 def count(bench: Bench, start: bytes = offsets.FIRST, end: bytes | None = None, **options: Any) -> int:
-    """How many messages `fetch` gives."""
+    """Return the number of messages that `fetch` gives."""
     pieces = [piece for page in pages(bench, start, end, **options) for piece in page.pieces]
     return sum(
         peek(piece.batch).count if piece.live is None else sum(length for _, length in piece.live) for piece in pieces
@@ -52,7 +52,7 @@ def test_empty_stretch_has_no_messages(bench: Bench) -> None:
     assert measured(bench)[:3] == (None, None, 0)
     bench.append("later", due=[60_000])
     bench.upkeep(at=1000)
-    assert measured(bench)[:3] == (None, None, 0), "it is not closed"
+    assert measured(bench)[:3] == (None, None, 0), "this time is not closed yet"
     assert measured(bench, pending=True)[1:3] == (None, 1)
     assert measured(bench, at(60_001), pending=True)[:3] == (None, None, 0)
     assert measured(bench, end=at(60_000), pending=True)[:3] == (None, None, 0)
@@ -113,8 +113,8 @@ def test_cancelled_message_is_not_counted(bench: Bench) -> None:
 
 
 def test_a_batch_for_one_moment_to_come(bench: Bench) -> None:
-    """One row: before its time, after some of it was cancelled, after so many that the rest has rows of its own, and
-    once it is due."""
+    """One row before its due time, after some and after many cancels, and once it is due. After many cancels the rest
+    has separate rows."""
     messages, due = 4 * WHOLE_MESSAGES, 5000
     made = bench.append(*map(str, range(messages)), due=[due] * messages)
     ids = (
@@ -128,7 +128,7 @@ def test_a_batch_for_one_moment_to_come(bench: Bench) -> None:
         for place in taken:
             assert bench.cancel(ids[place], at=1000)[0] == "cancelled"
         left -= set(taken)
-        assert measured(bench)[1:3] == (None, 0) and count(bench) == 0, "it is not closed"
+        assert measured(bench)[1:3] == (None, 0) and count(bench) == 0, "this time is not closed yet"
         assert measured(bench, pending=True)[1:3] == (None, len(left))
         assert count(bench, pending=True) == len(left)
         assert count(bench, ids[4], ids[10], pending=True) == len(left & set(range(4, 10)))

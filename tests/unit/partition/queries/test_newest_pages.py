@@ -1,4 +1,4 @@
-"""Pages that begin with the newest message: the same messages as pages in rising order, the other way round."""
+"""Tests of pages from the newest message: they have the same messages as ascending pages, in reverse order."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_newest_pages_hold_the_messages_of_rising_pages_reversed(seed: int, limi
 
 
 def check(bench: Bench, rng: random.Random, limit: int) -> None:
-    """Compare pages of a size in both orders: of each state, within windows of time."""
+    """Compare pages of one size in both orders, for each state and several time windows."""
     everything = [offset for offset, _ in listed(bench, None, 100, None, ALL_TIMES)]
     assert everything
     middle = offsets.deliver_ms(rng.choice(everything))

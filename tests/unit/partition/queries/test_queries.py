@@ -1,4 +1,4 @@
-"""Pages of the messages that groups hold."""
+"""Tests of pages of messages that groups hold."""
 
 from __future__ import annotations
 
@@ -45,4 +45,4 @@ def test_long_page_yields_to_other_partitions() -> None:
     bench.machine.shared.yield_now = lambda: yielded.append(True)
     page, _ = PartitionQueries(bench.machine, bench.view).page(None, *ALL_TIMES, None, 1000, None, True)
     assert len(page) == 3 * SLICE_ITEMS
-    assert len(yielded) == 3 + 2, "and each time before it reads"
+    assert len(yielded) == 3 + 2, "the query also yields before each read"

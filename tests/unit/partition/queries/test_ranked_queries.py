@@ -51,7 +51,7 @@ def test_messages_and_dead_letters_have_their_priority_and_tenant() -> None:
     page, _ = queries(bench).page(None, *ALL_TIMES, None, 10, None, False)
     for shown in (queries(bench).get(by_id(offset)), page[0]):
         assert shown is not None and (shown["priority"], shown["tenant"]) == (-3, "acme")
-    assert not page[1].keys() & {"priority", "tenant"}, "nor 0, nor a tenant that it does not name"
+    assert not page[1].keys() & {"priority", "tenant"}, "the default priority and tenant are not shown"
     for lease in bench.lease(10):
         bench.nack(lease.token)
     (dead, other), _ = queries(bench).dead_page("g", None, 10, None, False)
@@ -88,7 +88,7 @@ def test_why_counts_earlier_messages_of_the_tenant() -> None:
     bench.add(*"de", priority=1, tenant="acme")
     bench.add(*"fghi", priority=0, tenant="acme.more")
     expected = ["2 messages go before it in its tenant", *[f"{n} messages go before it in its tenant" for n in (3, 4)]]
-    assert [reason(bench, each) for each in low] == expected, "while all of it is in the log"
+    assert [reason(bench, each) for each in low] == expected, "while all messages are in the log"
     bench.add("one", tenant="other")
     lease = bench.one(limit=1)  # promotes all
     assert bench.values([lease]) == ["d"]
@@ -100,9 +100,9 @@ def test_why_counts_earlier_messages_of_the_tenant() -> None:
     bench.restart()
     assert reason(bench, low[2]) == "3 messages go before it in its tenant"
     bench.nack(lease.token, delay=0)
-    assert reason(bench, low[2]) == "4 messages go before it in its tenant", "what was given back among them"
+    assert reason(bench, low[2]) == "4 messages go before it in its tenant", "the returned message counts too"
     bench.add("later", priority=0, tenant="acme")
-    assert reason(bench, low[2]) == "5 messages go before it in its tenant", "and what came since"
+    assert reason(bench, low[2]) == "5 messages go before it in its tenant", "and the new message counts too"
 
 
 def test_why_names_no_tenant_in_a_priority_topic() -> None:
@@ -170,7 +170,7 @@ def test_tenant_row_has_the_time_when_its_rate_allows_more() -> None:
     assert bench.lease(10, at=499) != []
     assert paces() == [("2/s", 2, T + 500), (None, None, None)]
     bench.apply(499, c.Configure(bench.settings | {"tenants": []}))
-    assert paces() == [(None, None, None)] * 2, "there is no rate any more"
+    assert paces() == [(None, None, None)] * 2, "the rate was removed"
     assert sorted(bench.take(10, at=499)) == ["c"]
 
 

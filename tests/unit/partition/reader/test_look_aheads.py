@@ -22,7 +22,7 @@ def look_aheads() -> LookAheads:
 
 @pytest.fixture
 def bench(look_aheads: LookAheads) -> Bench:
-    """A partition with one of the groups "g" and "h", and many messages, each at a time of its own."""
+    """A partition with one of the groups "g" and "h" and many messages with different times."""
     bench = Bench(look_aheads=look_aheads)
     bench.open("g")
     bench.open("h")
@@ -32,7 +32,7 @@ def bench(look_aheads: LookAheads) -> Bench:
 
 
 def _ahead(bench: Bench, group: str) -> int:
-    """How many entries a group has in memory."""
+    """Return the number of entries that a group has in memory."""
     return len(bench.machine.groups.named(group).reader.entries)
 
 
@@ -100,8 +100,7 @@ def test_dropped_group_counts_until_the_next_eviction(bench: Bench, look_aheads:
 
 
 def test_look_ahead_stays_small_after_batch_updates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each message of a batch that is updated is an entry by itself: an update of one of 65,536 must not go through as
-    many."""
+    """Each updated message of a batch is a separate entry. An update of one message must not visit all 65,536."""
     monkeypatch.setattr(reader, "LOOK_AHEAD_ENTRIES", 8)
     bench = Bench()
     bench.open()

@@ -1,4 +1,4 @@
-"""Messages of plain rows make the pieces that they make one by one."""
+"""Tests that messages of plain rows give the same pieces together as one by one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_plain_pieces_equal_single_pieces(count: int, value_bytes: int, moved: i
 
 
 def test_rows_that_lie_between_them_are_not_theirs() -> None:
-    """A lease passes over what is held, or was dead on arrival."""
+    """A lease skips held messages and messages that were dead on arrival."""
     view, ranges = stored(40, 1)
     wanted = ranges[::2]
     (piece,) = MessageReader().pieces(view, wanted)

@@ -1,4 +1,4 @@
-"""The look-ahead of a group over the log: whatever was cancelled, taken and restarted, it is what the rows say."""
+"""Tests of a group's look-ahead over the log: it matches the rows after any cancels, leases and restarts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MANY = 1 << 16
 @pytest.mark.parametrize("positions", [{0}, {4}, {2}, {0, 1}, {0, 2, 4}, {0, 1, 2, 3, 4}])
 @pytest.mark.parametrize("taken", [0, 2])
 def test_cancelled_in_a_batch(bench: Bench, positions: set[int], restart: str, taken: int) -> None:
-    """`taken`: messages leased before, so that the cursor stands within the row."""
+    """`taken`: number of messages that were leased before, so that the cursor is within the row."""
     bench.open()
     base, _ = bench.append(*"abcde")
     bench.append("z")
@@ -39,7 +39,7 @@ def test_cancelled_in_a_batch(bench: Bench, positions: set[int], restart: str, t
 
 @pytest.mark.parametrize("restart", [True, False])
 def test_a_batch_of_one_that_was_cancelled(bench: Bench, restart: bool) -> None:
-    """Its row is as long as that of a single message: a tombstone stands for it all the same."""
+    """The row is as long as the row of a single message. A tombstone replaces it all the same."""
     bench.open()
     base, _ = bench.append("a")
     bench.append("b")
@@ -67,7 +67,7 @@ def _cancel_all(bench: Bench, base: bytes, start: int, count: int) -> None:
 def test_more_tombstones_in_a_row_than_are_read_at_once(
     restart: bool, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also with the cursor within the first of these rows: what lies above it is not met again and again."""
+    """The cursor may be within the first of these rows. Later rows are not visited again and again."""
     monkeypatch.setattr(trim, "FILL_TOMBSTONES", 9)
     monkeypatch.setattr(reader, "FILL_TOMBSTONES", 9)
     monkeypatch.setattr(reader, "LOOK_AHEAD_ENTRIES", 2)
@@ -114,7 +114,7 @@ def test_more_tombstones_than_are_read_at_once_before_a_row(restart: bool, monke
     bench.trim(at=50)
     assert bench.rows(b"m") == []
     bench.trim(at=700_000)
-    assert bench.rows(b"t") == bench.rows(b"e") == [], "what a cancel remembers goes in time"
+    assert bench.rows(b"t") == bench.rows(b"e") == [], "the memory of a cancel expires"
 
 
 def test_message_inserted_within_the_look_ahead_is_delivered_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_message_inserted_within_the_look_ahead_is_delivered_in_order(monkeypatc
 def test_look_ahead_that_ends_within_a_row_is_continued(
     look_ahead: int, gone: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last message of the look-ahead is cancelled, and the rest of its row is yet to come."""
+    """The last message of the look-ahead is cancelled before the rest of its row is read."""
     monkeypatch.setattr(reader, "LOOK_AHEAD_ENTRIES", look_ahead)
     bench = Bench()
     bench.open()

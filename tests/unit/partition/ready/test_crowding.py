@@ -1,4 +1,4 @@
-"""A tenant with many messages that wait for a retry gets no new messages; other tenants do, and retries continue."""
+"""A tenant with many messages that wait for a retry gets no new messages. Other tenants and retries continue."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ def bench_of(**settings: Any) -> RankedBench:
 
 
 def fail(bench: RankedBench, tenants: tuple[str, ...], at: int = 0, delay: int = HOUR) -> Counter[str]:
-    """Take one message after the other, and give those of these tenants back for later, as long as there are some: who
-    had how many."""
+    """Lease all messages one by one and nack the messages of these tenants with a delay. Return tenant -> count."""
     had: Counter[str] = Counter()
     while leases := bench.lease(1, at=at):
         (value,) = bench.values(leases)
@@ -65,8 +64,8 @@ def test_failing_tenant_gets_at_most_half_of_the_slots(restarts: bool) -> None:
     if restarts:
         bench.restart()
     bench.add("late", tenant="quiet")
-    assert bench.take(5) == ["late"], "somebody else's comes at once"
-    assert due_ms(bench) is None or due_ms(bench) > bench.machine.now_ms, "nobody asks again and again"
+    assert bench.take(5) == ["late"], "a message of another tenant comes at once"
+    assert due_ms(bench) is None or due_ms(bench) > bench.machine.now_ms, "no consumer asks again and again"
 
 
 def test_several_failures_leave_capacity_for_others() -> None:
@@ -88,12 +87,12 @@ def test_retries_of_crowding_tenant_come_before_new_messages() -> None:
     held = fail(bench, ("bad",))["bad"]
     assert bench.take(MOST, at=HOUR - 1) == []
     lease = bench.one(limit=1, at=HOUR)
-    assert lease.attempt == 2, "repetitions come while nothing new does"
+    assert lease.attempt == 2, "retries come while no new message does"
     bench.nack(lease.token, at=HOUR, delay=HOUR)
     taken: list[str] = []
     while found := bench.take(MOST, at=HOUR):
         taken += found
-    assert len(taken) == 2 * MOST - 1, "once they are acked new ones come, too"
+    assert len(taken) == 2 * MOST - 1, "once the retries are acked, new messages come too"
     assert held > 1
 
 
@@ -122,7 +121,7 @@ def test_why_names_the_crowding_tenant() -> None:
         "fewer, it gets no new messages"
     )
     first = why_ready(bench.machine, found, found.ready, ids[0], bench.view)
-    assert first != told, "it is one of those"
+    assert first != told, "the message is one of the waiting messages"
 
 
 def test_all_messages_may_wait_without_tenants() -> None:
@@ -152,13 +151,13 @@ def flying(bench: RankedBench, tenant: str) -> int:
 
 
 def test_leases_of_a_tenant_are_bounded_without_waiting_messages() -> None:
-    """It may come to wait at once, and the others are to go on then."""
+    """The tenant may reach its limit at once. The other tenants must continue then."""
     bench = bench_of()
     for _ in range(3 * MOST):
         bench.add("bad", tenant="bad")
     assert sum(lease.total for lease in bench.lease(3 * MOST)) == MOST // 2
     bench.restart()
-    assert bench.lease(3 * MOST) == [], "nor after a restart"
+    assert bench.lease(3 * MOST) == [], "the same holds after a restart"
     bench.expire(at=40_000)
     bench.add("late", tenant="quiet", at=40_000)
     assert bench.machine.groups.named("g").pause_reason() is None
@@ -210,7 +209,7 @@ def test_each_has_a_half_and_limits_below_it_hold() -> None:
     leases = bench.lease(6 * MOST)
     assert Counter(bench.values(leases)) == {"a": MOST // 2, "b": MOST // 2, "few": 2}
     found = bench.machine.groups.named("g")
-    assert due_ms(bench) is None or due_ms(bench) > bench.machine.now_ms, "nobody asks again and again"
+    assert due_ms(bench) is None or due_ms(bench) > bench.machine.now_ms, "no consumer asks again and again"
     assert found.ready is not None
     a = next(key for key, *_ in bench.rows(rows.READY) if b"a\0" in key)
     told = why_ready(bench.machine, found, found.ready, a[-16:], bench.view)
@@ -226,11 +225,11 @@ def test_shares_are_computed_from_the_free_slots() -> None:
     assert crowding.decide(None, {}, 1000) == set()
     assert crowding.available("a", 1000) is None and not crowding.may_stop("a", 1000)
     assert crowding.decide(200, {}, 57) == set()
-    assert crowding.available("a", 57) is None, "129 are free, and nobody comes to that with this lease"
+    assert crowding.available("a", 57) is None, "129 slots are free, and no tenant reaches its limit with this lease"
     assert crowding.decide(200, {}, 58) == set()
     assert (crowding.available("a", 70), crowding.available("a", 80), crowding.available("z", 500)) == (9, 0, None)
     assert crowding.decide(120, {}, 0) == {"a"}, "49 are free"
-    assert crowding.decide(120, {"b": 29, "c": 47}, 76) == {"b"}, "for whom it has changed"
+    assert crowding.decide(120, {"b": 29, "c": 47}, 76) == {"b"}, "the tenants whose state has changed"
     assert crowding.stopped == {"a", "b"} and not crowding.is_stale
     crowding.count("a", -50)
     assert (crowding.is_stale, crowding.waits["a"]) == (True, 0)
@@ -254,7 +253,9 @@ def test_blocked_tenant_may_be_freed_by_earlier_grants_of_the_lease() -> None:
     bench.restart()
     told.append(due_ms(bench))
     assert all(due is not None and due <= bench.machine.now_ms for due in told)
-    assert bench.lease(100, at=1000) == [] and (due_ms(bench) or 0) > bench.machine.now_ms, "half is in flight"
+    assert bench.lease(100, at=1000) == [] and (due_ms(bench) or 0) > bench.machine.now_ms, (
+        "half of the slots are in flight"
+    )
 
 
 @pytest.mark.parametrize("ageing", ["none", "1s"])
@@ -308,4 +309,4 @@ def test_waiting_messages_and_leases_count_together(settings: dict[str, Any], mo
     assert sum(bench.lease(1)[0].total for _ in range(14)) == 14
     grants = tuple(c.Grant(consumer, 4, 30_000) for consumer in "abc")
     bench.apply(0, c.Lease("g", 0, grants))
-    assert flying(bench, "bad") == 18, "with the two that wait a half"
+    assert flying(bench, "bad") == 18, "with the two waiting messages half of the slots"

@@ -1,4 +1,4 @@
-"""Which of many ready queues goes first: as a look at all of them says, without one."""
+"""Tests of the first of many ready queues: the choice equals a full scan, without a full scan."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def test_oldest_equals_that_of_a_full_scan(seed: int) -> None:
         queue = oldest.first("a", queues, ageing_ms)
         assert queue is min(queues, key=lambda one: (one.aged(ageing_ms), one.priority))
         deed = draw.random()
-        if deed < 0.8:  # its first is taken
+        if deed < 0.8:  # the first entry of the queue is leased
             queue.first = offset(offsets.deliver_ms(queue.first) - T + draw.randrange(1, 5000))
-        elif deed < 0.9:  # something is given back to some queue
+        elif deed < 0.9:  # a message returns to some queue
             other = draw.choice(queues)
             heapq.heappush(other.returned, (offset(draw.randrange(at + 1)), at))
             oldest.note(other, len(by_number))

@@ -1,4 +1,4 @@
-"""Whose turn is next among tenants: round robin at each level of the tree of their names, by weight, and a bound."""
+"""Tests of the next turn among tenants: weighted round robin at each level of the name tree, and bounded waits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.partition.fair_model import FairModel
 
 
 def turns_of(*tenants: str, weights: dict[str, int] | None = None) -> TenantScheduler:
-    """TenantScheduler in which these tenants have something."""
+    """Return a TenantScheduler in which these tenants have messages."""
     turns = TenantScheduler(lambda path: (weights or {}).get(path, 1))
     for tenant in tenants:
         turns.set_active(tenant, True)
@@ -55,7 +55,7 @@ def test_tenants_go_round_robin() -> None:
 
 
 def test_each_level_of_names_shares_equally() -> None:
-    # x has as much as all of acme together.
+    # x has as many turns as all tenants of acme together.
     turns = turns_of("acme.video", "acme.audio", "acme", "x")
     counts = Counter(taken(turns, 600))
     assert counts == {"x": 300, "acme.video": 100, "acme.audio": 100, "acme": 100}
@@ -86,7 +86,7 @@ def test_tenant_that_returns_repeatedly_gets_no_more_than_its_share() -> None:
         assert turn is not None
         found.append(turn[0])
         turns.serve(turn[0], 1)
-        if turn[0] == "a":  # it has one at a time
+        if turn[0] == "a":  # tenant a has one message at a time
             turns.set_active("a", False)
             turns.set_active("a", True)
     assert Counter(found) == {"a": 20, "b": 20}
@@ -130,8 +130,8 @@ WEIGHTS = st.dictionaries(st.sampled_from(["a", "b", "a.x", "a.y", "a.x.p", "a.x
 def test_wait_is_bounded_by_the_shares_of_the_others(
     changes: list[tuple[str, bool]], quiet: str, weights: dict[str, int]
 ) -> None:
-    """However the others come and go, between two turns of a node of the tree below which one has something each of its
-    siblings has two at most for each unit of their weights: at every level down to that tenant."""
+    """Other tenants come and go. Between two turns of a busy node of the tree, each sibling has at most two turns per
+    unit of weight. This holds at every level down to the quiet tenant."""
     turns = turns_of(quiet, weights=weights)
     own = nodes_of(quiet)
     since: Counter[tuple[str, ...]] = Counter()
@@ -152,7 +152,7 @@ def test_wait_is_bounded_by_the_shares_of_the_others(
 
 
 def nodes_of(tenant: str) -> list[tuple[str, ...]]:
-    """The nodes of the tree that a tenant's turns go through, from the top: the last is its own messages'."""
+    """Return the nodes of the tree that a tenant's turns pass, from the top. The last node holds its own messages."""
     names = (*tenant.split("."), "")
     return [names[:depth] for depth in range(1, len(names) + 1)]
 

@@ -1,4 +1,4 @@
-"""A partition made of the rows of a backup: the same messages at the same places, nothing early, nothing twice."""
+"""Tests of a partition from the rows of a backup: the same messages and offsets, nothing early, nothing twice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.partition.restore_bench import (
 )
 
 LATE = 10_000_000
-"""When it is restored, ms after T: hours later."""
+"""Time of the restore in ms after T, hours later."""
 
 
 def old(**settings: Any) -> Bench:
@@ -42,7 +42,7 @@ def resumed(bench: Bench, at: int) -> Bench:
 
 
 def stored(bench: Bench, value: str, due: int, at: int = 0) -> bytes:
-    """The offset of one message."""
+    """Return the offset of the message."""
     made = bench.append(value, at=at, due=[due])
     return made if isinstance(made, bytes) else bytes(made[0])
 
@@ -91,7 +91,7 @@ def test_restored_partition_keeps_acks_and_attempts() -> None:
     second = bench.one(limit=1, at=20)
     assert second.attempt == 2
     made = restored(bench, LATE)
-    assert made.ack(second.token, at=LATE) is not None, "the lease is not held any more"
+    assert made.ack(second.token, at=LATE) is not None, "the lease no longer exists"
     assert values(resumed(made, LATE), LATE) == [(held, 2)] and done != held
 
 
@@ -217,7 +217,7 @@ def test_each_chunk_is_put_there_once_and_in_order() -> None:
     assert isinstance(put(made, 1, chunks[1]), Conflict)
     first = put(made, 0, chunks[0])
     assert put(made, 0, chunks[1]) == first
-    assert isinstance(end(made, len(chunks)), Conflict), "they are not all there"
+    assert isinstance(end(made, len(chunks)), Conflict), "some chunks are missing"
     for number, chunk in enumerate(chunks[1:], 1):
         put(made, number, chunk)
     assert end(made, len(chunks)) == end(made, len(chunks))
@@ -274,7 +274,7 @@ def test_a_row_that_cannot_be_read_is_refused_and_ends_no_node(key: bytes, value
     begin(made)
     refusal = put(made, 0, encode_chunk([b"dx", b"", key, value]))
     assert isinstance(refusal, InvalidRequest), refusal
-    assert b"dx" not in dict(rows_of(made)), "nothing of it is there"
+    assert b"dx" not in dict(rows_of(made)), "no row of the chunk is stored"
     assert put(made, 0, encode_chunk([b"dx", b""]))["next_chunk"] == 1
 
 
@@ -344,7 +344,7 @@ def test_restored_schedules_keep_their_next_time() -> None:
     assert not isinstance(result, Exception), result
     made = restored(bench, LATE)
     status = made.machine.status(made.view)
-    assert (status.schedules, status.schedule_ms) == (1, T + 60_000), "its leader goes by the misfire policy"
+    assert (status.schedules, status.schedule_ms) == (1, T + 60_000), "the leader applies the misfire policy"
 
 
 @pytest.mark.parametrize("data", [b"", b"\x91\xc4\x01a", b"\x92\xa1a\xa1b", b"\x92\xc4\x00\xc4\x01b", b"\x80", b"\xc1"])
@@ -359,7 +359,7 @@ def test_a_chunk_has_a_limit() -> None:
 
 
 def restored_and_restarted(bench: Bench, at: int) -> tuple[Bench, Bench]:
-    """A restored partition, and the same after a restart: rows and memory say the same."""
+    """A restored partition has the same state before and after a restart."""
     one, other = restored(bench, at), restored(bench, at)
     other.restart()
     return resumed(one, at), resumed(other, at)

@@ -1,4 +1,4 @@
-"""Rows of a backup are checked one by one before they enter a log, and together at the end."""
+"""Tests that rows of a backup are checked one by one before they enter a log, and together at the end."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_message_of_a_compacted_topic_has_a_key() -> None:
 
 
 def _peak(check: bytes) -> int:
-    """Bytes that checking a chunk takes at most; it must be refused."""
+    """Return the maximum number of bytes for the check of a chunk, which must be refused."""
     tracemalloc.start()
     try:
         with pytest.raises(InvalidRequest):
@@ -188,7 +188,7 @@ def test_a_payload_that_is_missing_is_refused_at_the_end() -> None:
 
 
 def test_two_groups_of_one_name_are_refused_at_the_end() -> None:
-    """A name finds one of them. Upkeep looked for the other one by its name, without end."""
+    """A name finds only one of two groups. Upkeep once searched the other by its name without end."""
     bench = _leased()
     bench.open("h")
     (key, group), (other, _) = bench.rows(rows.GROUP)

@@ -1,4 +1,4 @@
-"""Tests of the schedules of a partition: one message per occurrence, however many requests fire it."""
+"""Tests of the schedules of a partition: one message per occurrence, for any number of requests that fire it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MINUTE = 60_000
 
 
 class Schedules:
-    """A partition with the schedule "s", every minute; instants count from T."""
+    """A partition with the schedule "s", which fires every minute. Times count from T."""
 
     def __init__(self, bench: Bench, **settings: Any) -> None:
         self.bench = bench
@@ -65,7 +65,7 @@ class Schedules:
         return self.bench.apply(at, c.DeleteSchedules([("s",)]))[0][0]
 
     def due(self, at: int) -> list[int]:
-        """Take what is due: occurrences after T, in ms."""
+        """Lease the due messages. Return their occurrences in ms after T."""
         return [headers["sandq-occurrence"] - T for headers in self.headers(at)]
 
     def headers(self, at: int) -> list[dict[str, Any]]:
@@ -164,7 +164,7 @@ def test_a_trigger_makes_one_message_for_each_token(bench: Bench) -> None:
 
 def test_unacked_occurrence_skips_the_next(bench: Bench) -> None:
     schedules = Schedules(bench, overlap_group="g")
-    assert bench.status().later == 0  # it is not known yet whether there will be one
+    assert bench.status().later == 0  # it is not known yet whether the schedule will exist
     assert schedules.fire(MINUTE, 2 * MINUTE) == ["fired", "sent"]
     lease = bench.one(at=MINUTE)
     assert schedules.fire(2 * MINUTE, 3 * MINUTE) == ["fired", "skipped"]
@@ -220,7 +220,7 @@ def test_many_in_one_entry(bench: Bench) -> None:
 
 
 def test_late_messages_have_distinct_offsets(bench: Bench) -> None:
-    """All messages that an entry stores at the time of its stamp: of all schedule kinds, triggers and producers."""
+    """An entry stores late messages of all schedule kinds, triggers and producers at its own timestamp."""
     bench.open()
     kinds: list[dict[str, str]] = [
         {},
@@ -244,7 +244,8 @@ def test_late_messages_have_distinct_offsets(bench: Bench) -> None:
         bench.apply(9000, c.FireSchedules(fires), c.Append(batch), c.TriggerSchedules(triggers))
     leases = bench.lease(1000, at=9000)
     found = Counter([message.fields[Column.VALUE].decode() for lease in leases for message in bench.messages(lease)])
-    # Three occurrences and three triggers of each; of those that are made ahead the fourth occurrence is due as well.
+    # Each schedule has three occurrences and three triggers. If its messages are made ahead, the fourth
+    # occurrence is due too.
     wanted = {name: 6 if kind else 7 for name, kind in zip(names, kinds, strict=True)}
     assert found == wanted | {"p": 3, "q": 3}
 
@@ -255,7 +256,7 @@ def test_a_compacted_topic_has_none() -> None:
 
 
 def test_many_schedules_yield(bench: Bench) -> None:
-    """Commands and questions about many schedules let other partitions of the node have their turns."""
+    """Commands and queries about many schedules yield to other partitions of the node."""
     schedules = Schedules(bench)
     names = [f"n{number:03}" for number in range(200)]
     items = [(name, schedules.settings, {Column.VALUE: b"v"}, 0, None, T + MINUTE, T + MINUTE, False) for name in names]

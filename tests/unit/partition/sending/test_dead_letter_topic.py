@@ -1,4 +1,4 @@
-"""Tests of dead letters that go to a different topic: the sent message, and the dead letter that was sent."""
+"""Tests of dead letters that are sent to a different topic: the sent message, and the original dead letter."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TestSending:
     def test_a_dead_letter_goes_once_it_is_stored_elsewhere(self) -> None:
         bench, to = OutboxBench(), receiver()
         (message_id,) = bench.kill("m", at=5, key="k", ttl=60_000)
-        assert [dead.id for dead in bench.dead()] == [message_id], "it stays until it is sure"
+        assert [dead.id for dead in bench.dead()] == [message_id], "the dead letter stays until the send is confirmed"
         command = bench.batch(HERE)
         to.apply(7, command)
         assert len(bench.dead()) == 1
@@ -90,7 +90,7 @@ class TestSending:
         bench.kill("a")
         first = bench.batch(HERE)
         bench.kill("b", "c", at=1)
-        assert bench.batch(HERE) == first, "it is what it was, to the byte"
+        assert bench.batch(HERE) == first, "the batch is unchanged to the byte"
         bench.restart()
         assert bench.batch(HERE) == first
         carry(bench, to)
@@ -105,7 +105,7 @@ class TestSending:
             bench.nack(lease.token)
         assert len(bench.dead()) == many
         _, row = bench.rows(rows.OUTBOX)[-1]
-        assert len(row) < 32, "only what is in the batch was copied"
+        assert len(row) < 32, "only the messages in the batch were copied"
         carry(bench, to)
         assert len(arrived(to)) == FIXED.outbox_batch_messages
         carry(bench, to)
@@ -122,7 +122,7 @@ class TestSending:
         bench.kill("a", key="ada")
         bench.kill("b", at=1)
         assert bench.batches.keys() == {Target(TO, partition_for(b"ada", 4)), Target(TO, 0)}
-        assert route({}, "timer", 4, 6) == 2, "without a key: by the partition that sends"
+        assert route({}, "timer", 4, 6) == 2, "without a key the sending partition decides"
         assert route({Column.TENANT: b"acme"}, "fair", 4, 6) == partition_for(b"acme", 4)
         assert route({Column.KEY: b"ada"}, "fair", 4, 6) == partition_for(b"default", 4)
 
@@ -180,7 +180,9 @@ class TestSending:
         carry(bench, to)
         carry(bench, to)
         assert [headers(one)["sandq-dead-topic"] for one in arrived(to)] == ["orders"] * 3
-        assert [dead.fields[Column.VALUE] for dead in bench.dead()] == [b"d"], "who died without it stays"
+        assert [dead.fields[Column.VALUE] for dead in bench.dead()] == [b"d"], (
+            "messages that died without a dead letter topic stay"
+        )
 
 
 class TestRefused:
@@ -341,4 +343,4 @@ def test_unique_key_of_dead_letter_becomes_a_header() -> None:
     to.apply(7, bench.batch(HERE))
     (sent,) = arrived(to)
     assert headers(sent).get("sandq-dead-unique-key") == "order-7"
-    assert Column.UNIQUE_KEY not in sent.fields, "it may be taken there"
+    assert Column.UNIQUE_KEY not in sent.fields, "the unique key may be taken in the other topic"

@@ -1,4 +1,4 @@
-"""Acks that send messages: all of it or nothing, and nothing twice."""
+"""Tests of acks that send messages: all effects or none, and nothing twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.partition.outbox_bench import HERE, TO, OutboxBench, arrived,
 
 
 def to_be_sent(value: str, to: Target | None = HERE, at_ms: int | None = None, *, is_delay: bool = False) -> list[Any]:
-    """A message of the command; `to` None: it stays in the partition."""
+    """Return a message of the command. `to` None: the message stays in the partition."""
     return [*(to or (None, None)), at_ms, is_delay, {Column.VALUE.value: value.encode()}]
 
 
@@ -36,7 +36,7 @@ def leased(bench: OutboxBench, value: str = "m") -> Lease:
 
 
 def held(*sent: str) -> tuple[OutboxBench, Lease]:
-    """A partition and a lease."""
+    """Return a partition and a lease of new messages."""
     bench = OutboxBench()
     bench.append(*(sent or ("m",)))
     return bench, bench.one()
@@ -72,7 +72,7 @@ class TestAtOnce:
             assert isinstance(refused, Conflict) and "nothing is sent now" in refused.message
             bench.restart()
         assert bench.status().outbox is None and bench.lease(at=2) == []
-        assert bench.ack(lease.token) is None, "an ack that sends nothing is answered as the first time"
+        assert bench.ack(lease.token) is None, "a repeated ack without messages gets the same answer"
 
     @pytest.mark.parametrize("whole", [True, False])
     def test_repeated_ack_with_messages_sends_nothing_again(self, whole: bool) -> None:
@@ -108,7 +108,7 @@ class TestAtOnce:
         lease = bench.one()
         first, second, third = offsets.run(lease.first, 3)
         bench.nack(lease.token, [[second, 1]])
-        assert ack(bench, lease, to_be_sent("x"), what=[[first, 2]]) == [[second, 1]], "one of them was lost"
+        assert ack(bench, lease, to_be_sent("x"), what=[[first, 2]]) == [[second, 1]], "one of the messages was lost"
         assert not bench.rows(rows.OUTBOX) and bench.state_of(first) == "leased"
         assert ack(bench, lease, to_be_sent("x"), what=[[first, 1]]) is None
         assert bench.state_of(first) == "acked" and bench.state_of(third) == "leased"
@@ -133,7 +133,9 @@ class TestAtOnce:
         answer = ack(bench, second, to_be_sent("c"), to_be_sent("own", None))
         assert isinstance(answer, Overloaded) and answer.retriable
         assert len(second.ranges) == 1 and bench.state_of(second.first) == "leased"
-        assert ack(bench, second, to_be_sent("own", None), at=2) is None, "what stays here needs no room"
+        assert ack(bench, second, to_be_sent("own", None), at=2) is None, (
+            "messages that stay here need no room in the outbox"
+        )
         carry(bench, to)
         third = leased(bench)
         assert ack(bench, third, to_be_sent("d"), at=3) is None
@@ -173,14 +175,14 @@ class TestUndeliverable:
             assert bench.job("redrive", at=6)[1] == 1
         else:
             assert bench.apply(6, c.RedriveDead("g", [letter_id]))[0] == [("redriven", letter_id)]
-        assert bench.dead() == [] and bench.lease(at=7) == [], "the group never had it"
+        assert bench.dead() == [] and bench.lease(at=7) == [], "the group never had the message"
         to = receiver()
         carry(bench, to)
         (sent,) = arrived(to)
         assert offsets.deliver_ms(sent.offset) == T + 7001
 
     def many(self) -> OutboxBench:
-        """Four of them."""
+        """Return a bench with four undeliverable messages."""
         bench = OutboxBench()
         ack(bench, leased(bench), *[to_be_sent(value) for value in "abcd"])
         while bench.batches:
@@ -213,7 +215,7 @@ class TestUndeliverable:
         assert bench.machine.jobs.find(job_id).shown()["done"] == 3
         assert (bench.machine.outbox.ack_messages, len(bench.dead())) == (3, 1)
         bench.trim(1006)
-        assert bench.machine.jobs.find(job_id).shown()["done"] == 3, "it looks once a second"
+        assert bench.machine.jobs.find(job_id).shown()["done"] == 3, "the partition checks once a second"
         to = receiver()
         carry(bench, to, at=1007)
         bench.trim(2006)
@@ -227,7 +229,7 @@ class TestUndeliverable:
         monkeypatch.setattr(outbox, "FIXED", FixedLimits(outbox_bytes=1))
         ids = [letter.id for letter in bench.dead()]
         assert isinstance(bench.apply(6, c.RedriveDead("g", ids))[0], Overloaded)
-        assert bench.apply(6, c.PurgeDead("g", ids[:1]))[0] == [("purged", ids[0])], "nothing is sent by that"
+        assert bench.apply(6, c.PurgeDead("g", ids[:1]))[0] == [("purged", ids[0])], "a purge sends nothing"
 
     def test_purged_undeliverable_message_is_gone(self) -> None:
         bench, letter_id = self.refused()
