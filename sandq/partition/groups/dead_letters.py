@@ -261,8 +261,9 @@ def load(key: bytes, row: bytes) -> DeadMessage:
     sent_to = None
     if isinstance(forward, list):
         topic, partition, number, *is_sent = forward
-        place = Target(topic, partition), number
-        forward, sent_to = (None, place) if is_sent else (place, None)
+        # `number`: the time of `sent_to`, or the position of `forward`.
+        target_and_number = Target(topic, partition), number
+        forward, sent_to = (None, target_and_number) if is_sent else (target_and_number, None)
     return DeadMessage(key[5:], *died, message_id, created_ms, fields, load_history(history), earlier, forward, sent_to)
 
 

@@ -307,7 +307,7 @@ def _last_left(entry: LogEntry, gone: list[bytes]) -> bytes:
     Removed messages at the end of a row are never leased, so a group's cursor may stay below them.
     """
     last = rows.last_of(entry)
-    place = bisect_right(gone, last)
-    while place and gone[place - 1] == last and last > entry.first:
-        last, place = offsets.shift(last, -1), place - 1
+    following = bisect_right(gone, last)
+    while following and gone[following - 1] == last and last > entry.first:
+        last, following = offsets.shift(last, -1), following - 1
     return last
