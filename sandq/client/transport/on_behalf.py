@@ -25,7 +25,7 @@ def on_behalf_of(address: str, principal: str | None = None, grants: Sequence[st
 
     `address`: the address of the caller's machine, an IPv6 address in brackets. `principal`: the caller's identity,
     once it is known. `grants`: the caller's rights, if it may not consume all groups of a topic. The nodes then check
-    whose leases the caller settles.
+    that the caller may consume the groups of the leases that it settles.
 
     Raises InvalidRequest for values that a node would reject, because the node would close the connection that all
     callers share.
