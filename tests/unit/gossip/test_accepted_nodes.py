@@ -14,7 +14,7 @@ ALIVE, SUSPECT, DEAD, LEFT = Liveness
 ELSEWHERE = Address("10.9.9.9", 9900)
 
 
-# ---------------------------------------------------------------------------------------------- names and addresses
+# ------------------------------------------------------------------------------------------------- names and addresses
 
 
 @pytest.mark.parametrize("liveness", [ALIVE, SUSPECT, DEAD])
@@ -67,7 +67,7 @@ def test_a_refusal_is_forgotten_when_the_name_is_taken() -> None:
     assert bench.liveness("a") == (ALIVE, 1) and bench.nodes.refusals == {}
 
 
-# --------------------------------------------------------------------------------------------------- refused nodes
+# ------------------------------------------------------------------------------------------------------- refused nodes
 
 REFUSED = [
     ("version", alive("x", vsn=(3, 5, 3, 2, 5, 5))),

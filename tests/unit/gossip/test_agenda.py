@@ -66,7 +66,7 @@ def test_cancelled_tasks_do_not_accumulate() -> None:
     assert all(task.is_cancelled for task in kept) and len(agenda) == 0
 
 
-# ------------------------------------------------------------------------------------------------------- the clock
+# ----------------------------------------------------------------------------------------------------------- the clock
 
 
 class Below:

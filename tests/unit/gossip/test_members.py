@@ -142,7 +142,7 @@ def test_intents_that_are_news_are_handed_on_once() -> None:
     assert bench.handed_on() == []
 
 
-# ----------------------------------------------------------------------------------------------------------- itself
+# -------------------------------------------------------------------------------------------------------------- itself
 
 
 def test_own_intent_is_later_than_all_known_intents() -> None:
@@ -214,7 +214,7 @@ def test_leaving_node_does_not_announce_join() -> None:
     assert bench.state("own") == State.LEFT
 
 
-# -------------------------------------------------------------------------------------------------------- comparing
+# ----------------------------------------------------------------------------------------------------------- comparing
 
 
 def test_serf_state_reports_intents() -> None:
@@ -252,7 +252,7 @@ def test_a_state_without_the_time_of_a_leave_says_nothing() -> None:
     assert bench.state("a") == State.ALIVE and bench.serf.clock == 0
 
 
-# ----------------------------------------------------------------------------------------------------------- limits
+# -------------------------------------------------------------------------------------------------------------- limits
 
 
 def test_departed_member_is_listed_for_a_while() -> None:

@@ -17,7 +17,7 @@ ELSEWHERE = Address("10.9.9.9", 9900)
 LEAST_S = LAN.suspicion_s(2)
 
 
-# ------------------------------------------------------------------------------------------------------- precedence
+# ---------------------------------------------------------------------------------------------------------- precedence
 
 NOTHING = None
 WORDS: list[tuple[Liveness, Alive | Suspect | Dead, tuple[Liveness, int] | None]] = [
@@ -81,7 +81,7 @@ def test_new_tags_come_with_a_higher_incarnation() -> None:
     assert bench.node("a").meta == tags_of("a", zone="x")
 
 
-# ------------------------------------------------------------------------------------------------------- refutation
+# ---------------------------------------------------------------------------------------------------------- refutation
 
 ACCUSED: list[tuple[Suspect | Dead, int | None]] = [
     (suspect("own", 0), None),
@@ -153,7 +153,7 @@ def test_tags_that_are_the_same_are_no_news() -> None:
     assert bench.said() == [alive("own", 2, meta=tags_of("own", zone="x"))]
 
 
-# -------------------------------------------------------------------------------------------------------- suspicion
+# ----------------------------------------------------------------------------------------------------------- suspicion
 
 
 def suspected_for(bench: SwimBench, name: str = "a") -> float:
@@ -227,7 +227,7 @@ def test_a_second_suspicion_has_its_own_time() -> None:
     assert suspected_for(bench) == LEAST_S
 
 
-# ----------------------------------------------------------------------------------------- forgetting and comparing
+# -------------------------------------------------------------------------------------------- forgetting and comparing
 
 
 @pytest.mark.parametrize("word", [dead("a", 1), left("a", 1)])

@@ -54,7 +54,7 @@ def compound(*parts: bytes) -> bytes:
 PLAIN = packets()
 
 
-# ------------------------------------------------------------------------------------------------------ round trips
+# --------------------------------------------------------------------------------------------------------- round trips
 
 
 @pytest.mark.parametrize("key", [None, bytes(32)])
@@ -89,7 +89,7 @@ def test_too_many_or_too_long_messages_are_refused() -> None:
             PLAIN.seal(parts, crc=False)
 
 
-# --------------------------------------------------------------------------------------------------- of a real agent
+# ----------------------------------------------------------------------------------------------------- of a real agent
 
 
 def test_packets_of_an_agent() -> None:
@@ -114,7 +114,7 @@ def test_sealed_packets_of_an_agent() -> None:
     assert {type(found) for found in mine.open(agent_bytes.SEALED_TWO_ALIVE).messages} == {Alive}
 
 
-# ---------------------------------------------------------------------------------------------------------- refusals
+# ------------------------------------------------------------------------------------------------------------ refusals
 
 
 def test_all_layers_together_are_opened() -> None:

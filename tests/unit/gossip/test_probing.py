@@ -69,7 +69,7 @@ class ProbeBench(SwimBench):
         return {names[to]: message for to, message in self.sent if isinstance(message, IndirectPing)}
 
 
-# ----------------------------------------------------------------------------------------------------------- rounds
+# -------------------------------------------------------------------------------------------------------------- rounds
 
 
 def test_only_live_members_are_probed_round_robin() -> None:
@@ -144,7 +144,7 @@ def test_probe_of_a_suspect_carries_the_suspicion() -> None:
     assert [message for _, message in bench.sent if isinstance(message, Suspect)] == [suspect("a", 1, "own")]
 
 
-# ---------------------------------------------------------------------------------------------------- unanswered probes
+# --------------------------------------------------------------------------------------------------- unanswered probes
 
 
 def test_indirect_pings_and_a_stream_precede_a_suspicion() -> None:
@@ -241,7 +241,7 @@ def test_member_forgotten_during_probe_is_ignored() -> None:
     assert bench.nodes.get(ping.node) is None
 
 
-# ------------------------------------------------------------------------------------------------------- relayed probes
+# ------------------------------------------------------------------------------------------------------ relayed probes
 
 
 @pytest.mark.parametrize(

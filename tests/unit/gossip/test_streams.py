@@ -76,7 +76,7 @@ def read(data: bytes, size: int, key: bytes | None = None) -> StreamMessage | No
     return None
 
 
-# ------------------------------------------------------------------------------------------------------ round trips
+# --------------------------------------------------------------------------------------------------------- round trips
 
 
 @pytest.mark.parametrize("key", [None, KEY])
@@ -114,7 +114,7 @@ def test_compressed_message_is_read(whole: StreamMessage, size: int) -> None:
     assert read(sealed(plain), size, KEY) == whole
 
 
-# --------------------------------------------------------------------------------------------------- of a real agent
+# ----------------------------------------------------------------------------------------------------- of a real agent
 
 
 @pytest.mark.parametrize("size", [1, 100, 1 << 20])
@@ -127,7 +127,7 @@ def test_streams_of_an_agent(size: int) -> None:
         assert decode_serf(found.user) == SerfState(1, {"agent1": 0}, (), 1, 1)
 
 
-# ---------------------------------------------------------------------------------------------------------- refusals
+# ------------------------------------------------------------------------------------------------------------ refusals
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_much_that_is_compressed_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         read(compressed(pair().seal(WHOLES[0])), 100)
 
 
-# -------------------------------------------------------------------------------------------------------------- cost
+# ---------------------------------------------------------------------------------------------------------------- cost
 
 
 def many(count: int) -> PushPull:

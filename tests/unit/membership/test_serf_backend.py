@@ -76,7 +76,7 @@ def member(name: str, state: State = State.ALIVE, since_ms: int = OLD_MS, **tags
     return Member(name, Address("127.0.0.1", 7946), tags, state, since_ms)
 
 
-# -------------------------------------------------------------------------------------------------------- members
+# ------------------------------------------------------------------------------------------------------------- members
 
 
 async def test_members_are_listed_with_translated_states(clock: Clock) -> None:
@@ -143,7 +143,7 @@ async def test_an_event_is_not_waited_for_and_one_is_enough(clock: Clock) -> Non
         await until_holds(lambda: "b" in membership.members())
 
 
-# ----------------------------------------------------------------------------------------------- missing agent
+# ------------------------------------------------------------------------------------------------------- missing agent
 
 
 async def test_absent_agent_is_awaited_and_logged_once(clock: Clock, log: list[Any]) -> None:
@@ -219,7 +219,7 @@ async def test_an_agent_that_does_not_let_in_ends_the_start_only(clock: Clock, l
         nursery.cancel_scope.cancel()
 
 
-# ------------------------------------------------------------------------------------------------------------ tags
+# ---------------------------------------------------------------------------------------------------------------- tags
 
 
 async def test_tags_of_others_stay_and_ours_are_replaced(clock: Clock) -> None:
@@ -308,7 +308,7 @@ async def test_leave_without_agent_logs_the_remaining_tags(clock: Clock, log: li
     assert "not now" in log[-1]["error"]
 
 
-# ------------------------------------------------------------------------------------------------------------ join
+# ---------------------------------------------------------------------------------------------------------------- join
 
 
 async def test_join_counts_reached_seeds_and_names_the_others(clock: Clock) -> None:

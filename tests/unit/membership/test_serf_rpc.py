@@ -124,7 +124,7 @@ async def test_cancelled_reader_does_not_cancel_the_others() -> None:
         assert [member.name for member in await rpc.members()] == ["agent1"]
 
 
-# --------------------------------------------------------------------------------------------------- authentication
+# ------------------------------------------------------------------------------------------------------ authentication
 
 
 async def test_missing_agent_is_reported() -> None:
@@ -164,7 +164,7 @@ async def test_unsupported_rpc_version_raises_startup_error() -> None:
             await SerfRpc.open(agent.address)
 
 
-# ---------------------------------------------------------------------------------------------------- bad agents
+# ---------------------------------------------------------------------------------------------------------- bad agents
 
 
 @pytest.mark.parametrize(

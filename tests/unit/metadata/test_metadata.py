@@ -322,7 +322,7 @@ def test_secrets_of_a_push_are_in_no_text_of_its_command() -> None:
     assert command_record(m.SetPush("t", "g", None), values=False)["push"] is None
 
 
-# -- identities and roles ----------------------------------------------------------------------------------------------
+# -- identities and roles ---------------------------------------------------------------------------------------------
 
 HASH = bytes(range(32))
 
@@ -392,7 +392,7 @@ def test_hashes_of_tokens_are_in_no_text_of_command_and_record() -> None:
     assert HASH.hex() not in str(command_record(identity(), values=True))
 
 
-# -- owners ------------------------------------------------------------------------------------------------------------
+# -- owners -----------------------------------------------------------------------------------------------------------
 
 
 def owned(name: str, partitions: int = 1, owner: str | None = "token:app") -> m.CreateTopic:

@@ -340,7 +340,7 @@ def test_a_first_pause_that_the_cap_would_cut_short(kind: str) -> None:
     assert parse_settings({"backoff": {**backoff, "kind": "none"}}).backoff.kind == "none"
 
 
-# -- priority and fair topics -----------------------------------------------------------------------------
+# -- priority and fair topics -----------------------------------------------------------------------------------------
 
 RANKED_KEYS = {*KEYS} - {"ordering", "max_in_flight_per_key"}
 
@@ -400,7 +400,7 @@ def test_settings_that_such_topics_do_not_have(kind: str, mapping: dict[str, obj
         parse_settings(mapping, kind)
 
 
-# -- dead letter topics ------------------------------------------------------------------------------------------------
+# -- dead letter topics -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["timer", PRIORITY, FAIR])

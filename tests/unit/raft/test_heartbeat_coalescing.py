@@ -1,4 +1,4 @@
-"""Heartbeats of groups in which nothing happens: one message to each peer, and everything that they must not skip."""
+"""Tests of the heartbeats of idle groups: one message to each peer, without any loss of effects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Nodes:
         self.committed: dict[str, list[tuple[int, bytes]]] = {name: [] for name in NAMES}
         self.frames: list[tuple[str, str, Any]] = []
         self.cut: set[tuple[str, str]] = set()
-        """(from, to): what is not heard."""
+        """Pairs (from, to) whose messages are lost."""
         self.ticked = 0
 
     def __enter__(self) -> Nodes:
@@ -102,7 +102,7 @@ def test_idle_groups_send_one_message_per_peer(nodes: Nodes) -> None:
     nodes.run(10 * HEARTBEAT_S)
     assert {message[0] for _, _, message in nodes.frames} == {wire.BEATS, wire.BEAT_ACKS}
     assert nodes.ticked == 0
-    assert len(nodes.frames) <= 11 * 2 * 6, "each node to two others, and their answers"
+    assert len(nodes.frames) <= 11 * 2 * 6, "each node sends to two others, and they answer"
     assert {len(message[1]) for _, _, message in nodes.frames} == {10 * wire.BEAT_NUMBERS}
     nodes.run(10.0)
     assert (nodes.leaders(), {number: nodes.group("a", number).term for number in GROUPS}) == (leaders, terms)
@@ -133,7 +133,7 @@ def test_members_know_the_commit_index_before_heartbeats_are_coalesced(
 
     assert reported() == 3
     monkeypatch.setattr(Flight, "has_acknowledged", lambda self, commit: not self._sent)
-    assert reported() == 1, "the others have it, and are never told"
+    assert reported() == 1, "the other nodes have the entry, and no commit reaches them"
 
 
 def test_leader_without_replies_steps_down(nodes: Nodes) -> None:
@@ -197,7 +197,7 @@ def test_an_answer_to_a_beat_from_before_confirms_no_read(nodes: Nodes) -> None:
     for node, message in sent:
         passes.receive(node, ((wire.BEAT_ACKS, message[1]),))
     nodes.pass_(leader)
-    assert answers == [], "they were sent before it asked"
+    assert answers == [], "the replies were sent before the request"
     nodes.cut = set()
     nodes.run(1.0)
     assert answers == [group.commit_index]

@@ -1,4 +1,4 @@
-"""Linearizable reads: an answer only once a majority has confirmed the leader after the question came."""
+"""Tests of linearizable reads: a read is answered only after a majority has confirmed the leader since its request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_majority_confirms(table: Table) -> None:
     table.settle()
     answers = ask(table)
     table.tick("a")
-    assert answers == [], "nobody has confirmed yet"
+    assert answers == [], "no member has confirmed yet"
     table.deliver(only_to=("b",))
     table.deliver(only_to=("a",))
     table.tick("a")
@@ -39,11 +39,11 @@ def test_a_majority_confirms(table: Table) -> None:
 
 def test_replies_to_earlier_messages_do_not_confirm_a_read(table: Table) -> None:
     table.heartbeat("a")
-    table.deliver()  # their answers are on the way
+    table.deliver()  # the answers are on the way
     answers = ask(table)
     table.tick("a")
     asked = table.messages(wire.APPEND)
-    assert asked, "it asks at once"
+    assert asked, "the leader asks at once"
     for sender, to, message in table.messages(wire.ACK):
         table.groups[to].receive(sender, message)
     table.groups["a"].tick()
@@ -68,7 +68,7 @@ def test_a_deposed_leader_answers_nothing(table: Table) -> None:
     table.now_s += LEADER_FALLBACK_S + 1
     table.tick("a")
     assert answers == [None]
-    assert ask(table, "b") == [None], "nor does a follower"
+    assert ask(table, "b") == [None], "a follower does not answer either"
 
 
 def test_read_waits_for_the_no_op_of_the_term(table: Table) -> None:
@@ -103,15 +103,15 @@ def test_only_voter_answers_alone() -> None:
 
 
 def test_a_read_that_waits_for_answers_wants_no_ticks(table: Table) -> None:
-    """A node whose peers stood still went round in its passes as fast as it could until they answered."""
+    """Once a node with stalled peers ran passes without a pause until they answered."""
     leader = table.elect("a")
     table.heartbeat("a")
     table.settle()
     answers: list[int | None] = []
     leader.read_index(answers.append)
-    assert leader.has_more, "a round is to begin"
+    assert leader.has_more, "a round must begin"
     leader.tick()
-    assert not leader.has_more and not answers, "they are to answer"
+    assert not leader.has_more and not answers, "the peers must answer"
     table.deliver(only_to=("b", "c"))
     table.deliver(only_to=("a",))
     assert leader.has_more

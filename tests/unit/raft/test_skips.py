@@ -1,4 +1,4 @@
-"""SKIP entries: what the journal knows of them, and which entries wait until one is decided (ADR 46)."""
+"""Tests of SKIP entries: the journal's knowledge of them, and entries that wait for a decision (ADR 46)."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_entries_wait_while_a_skip_of_one_before_them_is_not_committed() -> None
 
         append(term=1, previous=5, commit=4)
         tick()
-        assert [(one.index, one.command) for one in found] == [(2, b"poison")], "3 and what is behind it wait"
+        assert [(one.index, one.command) for one in found] == [(2, b"poison")], "entry 3 and later entries wait"
         if is_committed:
             append(term=1, previous=5, commit=5)
         else:
@@ -149,7 +149,7 @@ def test_garbage_is_no_skip_and_raises_nothing_else(data: bytes) -> None:
 
 
 def mutated(cut: int, flip: int) -> bytes:
-    """Return a SKIP of which one byte is another."""
+    """Return a SKIP with one changed byte."""
     data = bytearray(skip_of(2).encode())
     data[cut % len(data)] ^= flip
     return bytes(data)

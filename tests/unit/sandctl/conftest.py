@@ -1,4 +1,4 @@
-"""A scripted server in a thread, and sandctl run against it, in this process or in one of its own."""
+"""Fixtures: a scripted server in a thread, and sandctl with this server in this process or in a separate process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.sandctl.patient import LONG_S, patient
 
 
 class LeasingServer(FakeServer):
-    """It answers LEASE with one message that is ready, and counts how often it was asked."""
+    """A server that answers LEASE with one ready message and counts the requests."""
 
     leases = 0
 
@@ -53,7 +53,7 @@ def ctl(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Re
     for name in ("CONNECT_S", "REQUEST_S", "DELIVERY_S"):
         monkeypatch.setattr(f"sandctl.settings.{name}", LONG_S)
     monkeypatch.setattr("sandctl.bench_loads.CLEAN_UP_S", LONG_S)
-    # The server's groups always have something ready, whatever was pushed.
+    # The server's groups always have ready messages, after any number of pushes.
     monkeypatch.setattr("sandctl.commands.consume.ASKED_AT_MOST", 2)
 
     def invoke(*args: str, input: bytes | None = None, env: dict[str, str] | None = None) -> Result:
@@ -65,7 +65,7 @@ def ctl(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Re
 
 @pytest.fixture
 def spawn(server: FakeServer) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """`spawn("consume", ...)`: sandctl in a process of its own, with pipes. See `patient`."""
+    """`spawn("consume", ...)`: sandctl in a separate process with pipes. See `patient`."""
     running: list[subprocess.Popen[bytes]] = []
 
     def start(*args: str, change: str = "", **more: Any) -> subprocess.Popen[bytes]:

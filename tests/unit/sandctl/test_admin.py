@@ -1,4 +1,4 @@
-"""sandctl: topics, groups, the cluster; options, outputs and exit codes."""
+"""Tests of sandctl: topics, groups, the cluster, options, outputs and exit codes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_topics_that_rank_their_messages(
         (frame,) = server.of_type(Type.TOPIC_UPDATE)
         assert settings in frame
     record = parse_settings(settings, kind).record()
-    assert parse_settings(shown(record, kind), kind).record() == record, "what is shown can be given"
+    assert parse_settings(shown(record, kind), kind).record() == record, "a shown value can be used as an argument"
     assert shown(record, kind).keys().isdisjoint(("ordering", "rank"))
     if kind == "fair":
         assert shown(record, kind)["tenants"] == {

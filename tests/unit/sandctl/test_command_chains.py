@@ -1,4 +1,4 @@
-"""sandctl with the real client against a server that keeps messages: what one command prints, the next one takes."""
+"""Tests of sandctl with the real client and a server that keeps messages: a command accepts the output of another."""
 
 from __future__ import annotations
 

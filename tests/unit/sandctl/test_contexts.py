@@ -1,4 +1,4 @@
-"""`sandctl context`, and which servers, TLS files and token a command uses."""
+"""Tests of `sandctl context`, and of the servers, TLS files and token of a command."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
 
 
 def used(*args: str, **environ: str) -> settings.Settings:
-    """The settings that a command with these options comes to."""
+    """Return the settings of a command with these options."""
     found: list[settings.Settings] = []
 
     @click.command()
@@ -123,7 +123,7 @@ USES: list[tuple[list[str], dict[str, str], tuple[Any, ...]]] = [
     ([], {"SANDCTL_CONTEXT": "two"}, (("two:1",), None, {}, True)),
     (["--context", "two"], {}, (("two:1",), None, {}, True)),
     (["--context", "one"], {"SANDCTL_CONTEXT": "two"}, (("one:1",), "sandq_one", {"ca": "/one.pem"}, None)),
-    # Servers that are named without the context get nothing of it.
+    # Servers that are named without the context get none of its settings.
     (["-s", "x:1"], {}, (("x:1",), None, {}, None)),
     ([], {"SANDCTL_SERVERS": "x:1,y:1"}, (("x:1", "y:1"), None, {}, None)),
     ([], {"SANDCTL_SERVERS": "x:1", "SANDCTL_CONTEXT": "one"}, (("x:1",), None, {}, None)),

@@ -1,4 +1,4 @@
-"""Tests of defaults that sandctl repeats because loading the client is slow: they equal those of the client."""
+"""Tests of defaults that sandctl repeats because the client loads slowly: they equal the client's defaults."""
 
 from __future__ import annotations
 

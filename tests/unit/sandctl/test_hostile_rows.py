@@ -1,4 +1,4 @@
-"""Rows that no command fails on, changes, or hands to a terminal as they are."""
+"""Tests with hostile rows: no command fails on them, changes them, or passes control characters to a terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.sandctl.fake_client import NOW_MS, Ctl, FakeClient, connected
 from tests.support.sandctl.fake_keys import FakeKeys, version
 
 UNSAFE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-"""Characters that a terminal may execute, or does not show. Line ends are allowed."""
+"""Characters that a terminal may execute or hide. Line ends are allowed."""
 OUTPUTS = ("table", "json", "jsonl")
 ID = text(NOW_MS + 3_600_000, 1)
 

@@ -1,4 +1,4 @@
-"""Ctrl-C while sandctl works; in processes of its own: test_sandctl_process.py."""
+"""Tests of Ctrl-C while sandctl works. Tests with separate processes: test_process.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pacing; produce with --count and --rate."""
+"""Tests of pacing, and of produce with --count and --rate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Time:
 
 
 def sent(rate: float, count: int, *, slip: bool, stalls: dict[int, float] | None = None) -> list[tuple[float, float]]:
-    """(meant, sent) of each message, seconds after the first."""
+    """Pairs (planned, sent) of each message, in seconds after the first message."""
     clock = Time()
     pacer = Pacer(rate, slip=slip, clock=clock, sleep=clock.sleep)
     found = []
@@ -50,11 +50,11 @@ def sent(rate: float, count: int, *, slip: bool, stalls: dict[int, float] | None
 def test_messages_are_sent_at_their_planned_times(rate: float) -> None:
     for at, (meant, when) in enumerate(sent(rate, 500, slip=True)):
         assert meant == pytest.approx(at / rate)
-        assert -1e-6 <= when - meant <= TICK_S + 1e-6, "never before, and no more than a tick late"
+        assert -1e-6 <= when - meant <= TICK_S + 1e-6, "never early, and at most one tick late"
 
 
 def bursts(found: list[tuple[float, float]]) -> int:
-    """The most that were sent within a tick."""
+    """Return the maximum number of messages that were sent within a tick."""
     times = [when for _, when in found]
     return max(sum(1 for other in times if 0 <= other - when < TICK_S - 1e-6) for when in times)
 
@@ -62,7 +62,7 @@ def bursts(found: list[tuple[float, float]]) -> int:
 def test_after_a_stall_it_goes_on_at_the_same_pace() -> None:
     found = sent(1000, 600, slip=True, stalls={100: 0.3})
     assert bursts(found) <= 1000 * TICK_S * 2 + 1
-    assert found[-1][1] == pytest.approx(0.599 + 0.3, abs=0.03), "later by the stall, but for a tick"
+    assert found[-1][1] == pytest.approx(0.599 + 0.3, abs=0.03), "later by the stall, give or take a tick"
 
 
 def test_pacing_catches_up_and_reports_planned_times() -> None:
@@ -97,14 +97,14 @@ def test_produce_a_message_many_times(ctl: Any, server: FakeServer) -> None:
 def test_produce_at_a_rate(ctl: Any, server: FakeServer) -> None:
     began = time.monotonic()
     assert ctl("produce", "t", "tick", "--count", "6", "--rate", "20").exit_code == 0
-    assert time.monotonic() - began >= 0.25, "the first at once, five more at 20 a second"
+    assert time.monotonic() - began >= 0.25, "the first message at once, five more at 20 per second"
     began = time.monotonic()
     assert ctl("produce", "t", "--lines", "--rate", "20", input=b"a\nb\nc\n").exit_code == 0
     assert time.monotonic() - began >= 0.1 and values(server)[-3:] == [b"a", b"b", b"c"]
 
 
 def test_first_of_several_refused_messages_is_named(ctl: Any, server: FakeServer) -> None:
-    server.script[Type.PRODUCE] += [StorageFailed("disk full")] * 2  # the two may come in one batch, or in two
+    server.script[Type.PRODUCE] += [StorageFailed("disk full")] * 2  # both messages may come in one batch or in two
     result = ctl("produce", "t", "x", "--count", "2", "-o", "json")
     assert result.exit_code == 1 and "message 1: disk full; 1 more failed; 0 messages sent" in result.stderr
     assert json.loads(result.stdout) == []

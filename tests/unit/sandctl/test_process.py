@@ -1,4 +1,4 @@
-"""sandctl as a process: what --help imports, completion, readers that leave, full disks, Ctrl-C; bad input anywhere."""
+"""Tests of sandctl as a process: imports of --help, completion, closed pipes, full disks, Ctrl-C, and bad input."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ANY_NUMBER = (
     *(("pipeline", "forecast"), ("pipeline", "report")),
     *(("identity", "grant"), ("identity", "ungrant"), ("role", "put"), ("topic", "raise-replicas")),
 )
-"""Commands that take any number of ids, of keys, of topics, of grants."""
+"""Commands that accept any number of ids, keys, topics or grants."""
 
 
 def python(code: str, **environ: str) -> list[str]:
@@ -75,7 +75,7 @@ def test_help_imports_nothing_heavy_and_no_command() -> None:
 
 
 def test_help_of_no_command_imports_anything_heavy() -> None:
-    """One process for all: what any of them imports is there at the end."""
+    """One process runs the help of all commands. At the end it has the imports of all of them."""
     code = (
         "import contextlib, io, sys; from sandctl.main import main\n"
         f"for path in {[list(path) for path in PATHS]!r}:\n"
@@ -139,7 +139,7 @@ def test_names_of_topics_and_groups_come_from_the_server(server: FakeServer) -> 
     assert complete("sandctl cluster transfer orders 0 n", **environ) == ["n1", "n3"]
     assert complete(f"sandctl -s {server.address} produce ", SANDCTL_SERVERS="127.0.0.1:1") == sorted(server.topics)
     server.add_topic("or\x1b[31m")
-    assert complete("sandctl topic show or", **environ) == ["orders", "ore"], "nothing that a terminal would obey"
+    assert complete("sandctl topic show or", **environ) == ["orders", "ore"], "no control sequence for a terminal"
 
 
 def test_a_server_that_is_not_there_completes_nothing_and_soon(server: FakeServer) -> None:
@@ -148,7 +148,7 @@ def test_a_server_that_is_not_there_completes_nothing_and_soon(server: FakeServe
     environ = {"SANDCTL_SERVERS": server.address}
     server.script[Type.GROUP_LIST] += [UnknownTopic("no")]
     assert complete("sandctl consume orders --group ", **environ) == []
-    # Every other wait of the process is much longer than this test's patience.
+    # All other waits of the process are much longer than the time limit of this test.
     server.script[Type.METADATA] += [SILENCE] * 50
     assert complete("sandctl topic show ", complete_s=names.COMPLETE_S, **environ) == []
     assert names.COMPLETE_S <= 0.5
@@ -176,7 +176,7 @@ def test_bash_completes(tmp_path: Path) -> None:
     assert done.stdout == "message\n"
 
 
-# How it ends.
+# Ends of the process
 
 
 def test_a_reader_that_leaves(spawn: Any, ctl: Any, server: FakeServer) -> None:
@@ -240,7 +240,7 @@ def test_interrupted_while_it_is_loaded(program: str, imported: str) -> None:
 
 @pytest.mark.parametrize("first", [True, False], ids=["twice", "once"])
 def test_interrupted_while_it_ends(first: bool) -> None:
-    """The exception came out of the cleanup: a traceback is printed, and the process ends by the signal."""
+    """The cleanup raised the exception: a traceback is printed, and the process ends by the signal."""
     code = (
         "import os, signal, sys, sandctl.__main__, sandctl.main, sandctl.interrupts\n"
         f"sandctl.interrupts.IMPATIENT_S = {2 * PATIENCE_S}\n"
@@ -270,7 +270,7 @@ def test_interrupted_in_the_middle_of_json(spawn: Any, server: FakeServer) -> No
 
 @pytest.mark.parametrize("path", PATHS, ids=" ".join)
 def test_unknown_arguments_are_refused(ctl: Any, server: FakeServer, path: tuple[str, ...]) -> None:
-    """Nothing is sent for wrong usage, and the option that was meant is named."""
+    """Wrong usage sends no request. The error names the similar option."""
     for more in (["--no-such-option"], ["--outptu", "json"], ["-o", "xml"], ["a"] * 9):
         if path[:2] in ANY_NUMBER and more[0] == "a":
             continue
@@ -318,7 +318,7 @@ def test_names_that_are_none(ctl: Any, server: FakeServer, args: list[str]) -> N
     for name in HOSTILE:
         result = ctl(*[name if arg == "{}" else arg for arg in args], input=b"x\n")
         assert result.exit_code in (1, 2) and isinstance(result.exception, SystemExit), (name, result.output)
-        assert result.stdout in ("", "[]\n"), f"nothing is done with {name!a}"
+        assert result.stdout in ("", "[]\n"), f"no request may be sent with {name!a}"
         assert result.stderr.startswith(("sandctl: ", "Error: ", "Usage: ")), name
         assert all(line.isprintable() for line in result.stderr.splitlines()), name
         assert set(server.topics) == {"t"} and server.produced == [] and not server.subscribed, name
@@ -380,7 +380,7 @@ def test_messages_that_are_too_large(ctl: Any, server: FakeServer, monkeypatch: 
 
 
 def test_consume_ends_when_the_server_has_no_ready_messages(ctl: Any, server: Any) -> None:
-    """It ends because the server says that there is nothing, not because nothing came for a while."""
+    """The command ends because the server reports that no message is left, not because of a timeout."""
     ctl("produce", "t", "--lines", input=b"a\nb\n")
     assert ctl("consume", "t", "-g", "g").stdout == "a\nb\n" and server.leases >= 1
     asked = server.leases
@@ -389,7 +389,7 @@ def test_consume_ends_when_the_server_has_no_ready_messages(ctl: Any, server: An
     assert {Lease.parse(frame).wait_ms for frame in server.of_type(Type.LEASE)} == {0}, "at once"
 
     def once_more(connection: Any, frame: Any) -> None:
-        """Messages that became ready meanwhile, and were not pushed, come with the reply."""
+        """Messages that became ready meanwhile but were not pushed come with the reply."""
         server.auto = False
         server.script[Type.PRODUCE].clear()
         for rows in server.stored.values():
@@ -411,8 +411,7 @@ def test_consume_ends_when_the_server_has_no_ready_messages(ctl: Any, server: An
     ],
 )
 def test_interrupted_twice_at_once(spawn: Any, server: FakeServer, args: list[str], gap_s: float) -> None:
-    """A key that bounces, or a terminal and a parent that both send it: as if it had been pressed once. How long
-    that may take: `test_a_second_signal_counts_when_it_comes_late`."""
+    """A bouncing key, or a terminal and a parent, can send the signal twice at once. It counts as one Ctrl-C."""
     process = spawn(*args, change=f"sandctl.interrupts.IMPATIENT_S = {2 * PATIENCE_S}")
     wait_until(lambda: server.produced or server.subscribed or (args[0] == "produce" and server.of_type(Type.METADATA)))
     process.send_signal(signal.SIGINT)
@@ -425,7 +424,7 @@ def test_interrupted_twice_at_once(spawn: Any, server: FakeServer, args: list[st
 def test_interrupted_again_while_it_cleans_up(spawn: Any, server: FakeServer) -> None:
     """Ctrl-C is pressed again, as an impatient user does.
 
-    The removal that the first one started is complete at the end.
+    The removal that the first Ctrl-C started is complete at the end.
     """
     processes: list[Any] = []
 
@@ -444,7 +443,7 @@ def test_interrupted_again_while_it_cleans_up(spawn: Any, server: FakeServer) ->
 
 
 def test_second_interrupt_ends_at_once(spawn: Any, server: FakeServer) -> None:
-    """It waits for an answer to its cleaning up; the second Ctrl-C ends it at once."""
+    """The command waits for the answer to its cleanup. The second Ctrl-C ends it at once."""
     server.script[Type.TOPIC_DELETE] += [SILENCE] * 9
     process = spawn(
         "bench", "produce", "--rate", "200", "--duration", "500s", change="sandctl.interrupts.IMPATIENT_S = 0.0"
@@ -453,7 +452,7 @@ def test_second_interrupt_ends_at_once(spawn: Any, server: FakeServer) -> None:
     process.send_signal(signal.SIGINT)
     wait_until(lambda: server.of_type(Type.TOPIC_DELETE))
     process.send_signal(signal.SIGINT)
-    assert process.wait(PATIENCE_S) == 130, "without the second one it would wait much longer"
+    assert process.wait(PATIENCE_S) == 130, "without the second signal the command would wait much longer"
     assert b"Traceback" not in process.stderr.read()
 
 
@@ -467,7 +466,7 @@ def test_a_second_signal_counts_when_it_comes_late(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(interrupts, "_end", lambda *_: done.append("ended"))
     with interrupts.Interrupts() as pressed:
         with pytest.raises(KeyboardInterrupt):
-            pressed._on_signal(signal.SIGINT, None)  # nothing is there that could be cancelled
+            pressed._on_signal(signal.SIGINT, None)  # nothing is running that could be cancelled
         pressed.cancel = lambda: done.append("cancelled")
         for clock.now_s in (100.0, 100.0, 100.03, 100.5):
             pressed._on_signal(signal.SIGINT, None)
@@ -478,7 +477,7 @@ def test_a_second_signal_counts_when_it_comes_late(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_message_that_is_half_out_is_finished(spawn: Any, server: FakeServer) -> None:
-    """Interrupted while the reader is slow: what has begun is ended, so the JSON is whole."""
+    """The interrupt comes while the reader is slow. A begun message is completed, so the JSON is whole."""
     process = spawn("-o", "json", "consume", "t", "-g", "g", "--follow")
     wait_until(lambda: server.subscribed)
     spawn("produce", "t", "--lines").communicate(b"x" * 200_000)
@@ -486,4 +485,4 @@ def test_a_message_that_is_half_out_is_finished(spawn: Any, server: FakeServer) 
     process.send_signal(signal.SIGINT)
     data = first + process.stdout.read()
     assert process.wait(PATIENCE_S) == 130 and len(json.loads(data)) == 1
-    assert server.stored["t", 0][0].state == "ready", "it was not acked"
+    assert server.stored["t", 0][0].state == "ready", "the message was not acked"

@@ -1,4 +1,4 @@
-"""Tests of commands that wait: how long, their messages, and how they end."""
+"""Tests of commands that wait: their durations, messages and ends."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_drain_has_a_timeout_of_its_own(ctl: Any) -> None:
 def run_with(
     monkeypatch: pytest.MonkeyPatch, *, terminal: bool, waits: bool = False, connects: bool = True
 ) -> list[str]:
-    """Return the messages while no event comes. The work ends once a message was shown, or would have been."""
+    """Return the messages while no event comes. The work ends at the time of the first message."""
     said: list[str] = []
     heard = anyio.Event
     waiting: list[anyio.Event] = []

@@ -1,4 +1,4 @@
-"""Tests of cron expressions: the accepted ones, and the errors of the others."""
+"""Tests of cron expressions: accepted expressions, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def times(text: str, count: int, after: datetime = SATURDAY) -> list[str]:
         ("0 0 * * SUN", ["01-02 00:00:00", "01-09 00:00:00"]),
         ("0 0 * * 5-7", ["01-02 00:00:00", "01-07 00:00:00", "01-08 00:00:00", "01-09 00:00:00"]),
         ("0 0 13 * FRI", ["01-07 00:00:00", "01-13 00:00:00", "01-14 00:00:00"]),  # either
-        ("0 0 */13 * FRI", ["01-14 00:00:00"]),  # both, for one begins with a star
+        ("0 0 */13 * FRI", ["01-14 00:00:00"]),  # both fields must match, because one begins with a star
         ("0 0 13 * */5", ["02-13 00:00:00"]),
         ("0 0 29 2 *", ["02-29 00:00:00", "02-29 00:00:00"]),
         ("*/20 * * * * *", ["01-01 00:00:20", "01-01 00:00:40", "01-01 00:01:00"]),
@@ -61,7 +61,7 @@ def times(text: str, count: int, after: datetime = SATURDAY) -> list[str]:
 )
 def test_an_expression_means_these_times(text: str, expected: list[str]) -> None:
     assert times(text, len(expected)) == expected
-    # The same going back.
+    # The same occurrences in reverse.
     last = SATURDAY
     for _ in expected:
         following = parse(text).after(last)
@@ -78,7 +78,7 @@ def test_an_expression_means_these_times(text: str, expected: list[str]) -> None
         ("30 2 * * *", True),
         ("0,30 9-17 * * MON", True),
         ("0-59 0-23 * * *", True),
-        ("*/10 30 2 * * *", True),  # whatever the seconds
+        ("*/10 30 2 * * *", True),  # for any seconds
         ("30 * * * *", False),
         ("30 */2 * * *", False),
         ("* 2 * * *", False),

@@ -1,4 +1,4 @@
-"""Tests of the number of messages that schedules are going to send, by time unit."""
+"""Tests of the number of messages that schedules will send per time unit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ahead(name: str = "s", after_ms: int = T - 1, most: int | None = None, **fie
 
 
 def one_by_one(schedules: list[Ahead], unit_ms: int, count: int) -> dict[int, int]:
-    """The same by going through all occurrences."""
+    """A simple model that counts all occurrences one by one."""
     found = Counter[int]()
     stop_ms = T + unit_ms * count
     for one in schedules:
@@ -62,7 +62,9 @@ def test_excess_is_omitted_and_reported(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(outlook, "COUNTED_MOST", 25)
     alike = [ahead(f"s{number}", cron="*/30 * * * *") for number in range(3)]
     found = count_ahead(alike, T, HOUR, 4)
-    assert found == Outlook({T + hour * HOUR: 6 for hour in range(4)}, True), "one expression is gone through once"
+    assert found == Outlook({T + hour * HOUR: 6 for hour in range(4)}, True), (
+        "the occurrences of one expression are computed once"
+    )
     others = count_ahead([ahead(cron="*/30 * * * *"), ahead(cron="*/20 * * * *")], T, HOUR, 4)
     assert not others.is_complete and sum(others.messages.values()) == 10
     assert not count_ahead([*alike, *alike], T, HOUR, 4).is_complete

@@ -1,4 +1,4 @@
-"""Which occurrence comes after one that fires, late or in time."""
+"""Tests of the next occurrence after an occurrence that fires late or in time."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def test_occurrence_delayed_by_jitter_is_not_missed(misfire: str) -> None:
     for at in range(1, 20):
         occurrence_ms = T + at * HOUR_MS
         fire_ms = hourly.fire_ms("s", occurrence_ms)
-        # Nobody could fire until just before.
+        # No node could fire until just before.
         found = following(hourly, fire_ms - 1 - T, misfire=misfire)
         assert found == Plan(occurrence_ms, fire_ms, at - 1)
 
 
 def test_missed_occurrences_of_cron_are_counted_up_to_a_limit() -> None:
-    """Each takes some 20 us: a hundred thousand schedules would hold a node up for long."""
+    """Each computation takes about 20 us, so a hundred thousand schedules would block a node for long."""
     next_ms = T + 10 * HOUR_MS + 60_000
     for recurrence, missed in (
         (Recurrence(cron="* * * * *"), 100),

@@ -1,4 +1,4 @@
-"""Recurrences: what is refused, intervals, start and end, jitter, records."""
+"""Tests of recurrences: refused values, intervals, start and end, jitter, and records."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_occurrences_are_after_one_instant_and_up_to_another() -> None:
     assert daily.occurrences(0, 9 * DAY_MS, 3) == [DAY_MS, 2 * DAY_MS, 3 * DAY_MS]
     assert daily.occurrences(0, 9 * DAY_MS, 0) == []
     assert daily.occurrences(5, 5, 9) == daily.occurrences(9, 5, 9) == []
-    # A clock has whole seconds, an instant has not.
+    # A wall clock shows whole seconds, a time has milliseconds.
     assert daily.next_ms(DAY_MS - 1) == DAY_MS
     assert daily.next_ms(DAY_MS + 1) == 2 * DAY_MS
 
@@ -129,14 +129,14 @@ def test_latest_occurrence_is_before_the_end() -> None:
 
 def test_latest_occurrence_is_found_in_a_repeated_hour() -> None:
     every = Recurrence(cron="*/7 2 * * *", zone="Europe/Berlin")
-    now = at("2026-10-25 01:30")  # 02:30, the second time
+    now = at("2026-10-25 01:30")  # the second 02:30
     assert every.latest_ms(now, 0) == (at("2026-10-25 01:28"), COUNTED_MAX)
     fixed = Recurrence(cron="7,28 2 * * *", zone="Europe/Berlin")
     assert fixed.latest_ms(now, 0) == (at("2026-10-25 00:28"), COUNTED_MAX)
 
 
 def test_jitter_never_changes() -> None:
-    """Nodes of different versions fire at the same instant: other numbers here are a change of the format."""
+    """Nodes of different versions must fire at the same time. So changed numbers here are a change of the format."""
     every = Recurrence(cron="@daily", jitter_ms=600_000)
     fired = [every.fire_ms("orders/nightly", 20_000 * DAY_MS + k * DAY_MS) - (20_000 + k) * DAY_MS for k in range(4)]
     assert fired == [239_003, 203_257, 203_326, 167_592]

@@ -1,4 +1,4 @@
-"""The tables of docs/schedules.md are what the code does."""
+"""Tests that the tables of docs/schedules.md match the code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d(?::\d\d)?")
 
 
 def table(*heads: str) -> list[list[str]]:
-    """The cells of the rows below a head."""
+    """Return the cells of the rows below a head."""
     head = f"| {' | '.join(heads)} |\n"
     assert PAGE.count(head) == 1, head
     lines = PAGE.partition(head)[2].splitlines()[1:]

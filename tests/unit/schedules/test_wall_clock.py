@@ -18,7 +18,7 @@ from tests.support.schedules.brute_force import DAY_S, epoch_s
 
 
 def local(text: str, name: str, start: str, count: int) -> list[str]:
-    """The next occurrences as their clock shows them, with its offset."""
+    """Return the next occurrences in local time with the UTC offset."""
     found = Recurrence(cron=text, zone=name).occurrences(epoch_s(start) * 1000, 2**48, count)
     return [f"{datetime.fromtimestamp(ms // 1000, zone(name)):%d %H:%M:%S%z}" for ms in found]
 
@@ -30,15 +30,15 @@ BACK = ("Europe/Berlin", "2026-10-24 12:00")  # 03:00 to 02:00 on the 25th
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        # A time that is left out: right after the gap, and never lost.
+        # A skipped local time fires right after the gap and is never lost.
         ("30 2 * * *", ["29 03:00:00+0200", "30 02:30:00+0200"]),
         ("0 2 * * *", ["29 03:00:00+0200", "30 02:00:00+0200"]),
         ("15 30 2 * * *", ["29 03:00:00+0200", "30 02:30:15+0200"]),
-        # Several of them are one, also with one that comes just then.
+        # Several skipped times fire once, also together with a regular time.
         ("10,50 2 * * *", ["29 03:00:00+0200", "30 02:10:00+0200", "30 02:50:00+0200"]),
         ("0 2,3 * * *", ["29 03:00:00+0200", "30 02:00:00+0200", "30 03:00:00+0200"]),
         ("30 1-3 * * *", ["29 01:30:00+0100", "29 03:00:00+0200", "29 03:30:00+0200"]),
-        # With a star only the hours that there are.
+        # With a star only existing hours fire.
         ("30 * * * *", ["28 13:30:00+0100", "28 14:30:00+0100"]),
         ("*/30 2 * * *", ["30 02:00:00+0200", "30 02:30:00+0200"]),
         ("30 */2 29 * *", ["29 00:30:00+0100", "29 04:30:00+0200"]),
@@ -53,14 +53,14 @@ def test_times_where_the_clock_is_set_forward(text: str, expected: list[str]) ->
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        # A time that is there twice: once, the first of both.
+        # A repeated local time fires once, at its first occurrence.
         ("30 2 * * *", ["25 02:30:00+0200", "26 02:30:00+0100"]),
         ("0 2 * * *", ["25 02:00:00+0200", "26 02:00:00+0100"]),
         ("0 3 * * *", ["25 03:00:00+0100", "26 03:00:00+0100"]),
         ("15 30 2 * * *", ["25 02:30:15+0200", "26 02:30:15+0100"]),
         ("10,50 2 * * *", ["25 02:10:00+0200", "25 02:50:00+0200", "26 02:10:00+0100"]),
         ("59 59 2 * * *", ["25 02:59:59+0200", "26 02:59:59+0100"]),
-        # With a star in both hours.
+        # With a star the time fires in both hours.
         (
             "*/30 2 * * *",
             ["25 02:00:00+0200", "25 02:30:00+0200", "25 02:00:00+0100", "25 02:30:00+0100", "26 02:00:00+0100"],
@@ -80,7 +80,7 @@ def test_an_hourly_schedule_is_hourly() -> None:
 
 def test_occurrence_is_not_repeated_in_the_repeated_hour_after_restart() -> None:
     schedule = Recurrence(cron="30 2 * * *", zone="Europe/Berlin")
-    within = epoch_s("2026-10-25 01:10") * 1000  # 02:10, the second time
+    within = epoch_s("2026-10-25 01:10") * 1000  # the second 02:10
     assert schedule.next_ms(within) == epoch_s("2026-10-26 01:30") * 1000
     assert schedule.latest_ms(within, within - DAY_S * 1000) == (epoch_s("2026-10-25 00:30") * 1000, 1)
 
@@ -111,10 +111,10 @@ def test_occurrence_is_not_repeated_in_the_repeated_hour_after_restart() -> None
         # Morocco leaves its summer time for Ramadan.
         ("Africa/Casablanca", "2025-02-22 12:00", "30 2 * * *", ["23 02:30:00+0100", "24 02:30:00+0000"]),
         ("Africa/Casablanca", "2025-04-05 12:00", "30 2 * * *", ["06 03:00:00+0100", "07 02:30:00+0100"]),
-        # Sao Paulo's midnight was missing, until it set its clocks no more.
+        # Sao Paulo's midnight was missing until daylight saving ended there.
         ("America/Sao_Paulo", "2018-11-03 12:00", "0 0 * * *", ["04 01:00:00-0200", "05 00:00:00-0200"]),
         ("America/Sao_Paulo", "2019-11-02 12:00", "0 0 * * *", ["03 00:00:00-0300", "04 00:00:00-0300"]),
-        # Midnight is there twice.
+        # Midnight occurs twice.
         ("America/Havana", "2024-11-02 12:00", "0 0 * * *", ["03 00:00:00-0400", "04 00:00:00-0500"]),
         (
             "America/Havana",
@@ -125,7 +125,7 @@ def test_occurrence_is_not_repeated_in_the_repeated_hour_after_restart() -> None
         # Offsets had seconds.
         ("Africa/Monrovia", "1972-01-06 12:00", "0 0 * * *", ["07 00:44:30+0000", "08 00:00:00+0000"]),
         ("Africa/Monrovia", "1972-01-06 00:00", "0 0 * * *", ["06 00:00:00-004430", "07 00:44:30+0000"]),
-        # The rule of a zone holds for years without an entry of their own.
+        # The rule of a zone also holds for years without an entry.
         ("America/New_York", "2099-03-07 12:00", "30 2 * * *", ["08 03:00:00-0400", "09 02:30:00-0400"]),
         ("Europe/Berlin", "2100-10-30 12:00", "30 2 * * *", ["31 02:30:00+0200", "01 02:30:00+0100"]),
         ("UTC", "2096-02-29 12:00", "0 0 29 2 *", ["29 00:00:00+0000", "29 00:00:00+0000"]),
@@ -138,8 +138,8 @@ def test_times_of_zones_with_a_history(name: str, start: str, text: str, expecte
 @pytest.mark.parametrize(
     ("text", "first", "last"),
     [
-        # Looked for from a month before, and looked back at from a month after.
-        ("*/30 2 25 10 *", "2026-10-25 00:00", "2026-10-25 01:30"),  # each of both hours has two
+        # The search runs forward from a month before, and back from a month after.
+        ("*/30 2 25 10 *", "2026-10-25 00:00", "2026-10-25 01:30"),  # each of the two hours has two occurrences
         ("30 2 25 10 *", "2026-10-25 00:30", "2026-10-25 00:30"),
         ("*/30 2-3 29 3 *", "2026-03-29 01:00", "2026-03-29 01:30"),
         ("*/30 1-2 29 3 *", "2026-03-29 00:00", "2026-03-29 00:30"),
@@ -172,7 +172,7 @@ def test_occurrences_end_with_the_calendar() -> None:
 
 
 def _changes(name: str) -> Iterator[int]:
-    """When the offset changes, as the file has it (RFC 8536), without zoneinfo."""
+    """Return the times of offset changes from the file (RFC 8536), without zoneinfo."""
     data = resources.files("tzdata").joinpath("zoneinfo", *name.split("/")).read_bytes()
     place = 0
     for width in (4, 8):
@@ -191,7 +191,7 @@ def _changes(name: str) -> Iterator[int]:
 
 
 def test_changes_are_far_apart_in_all_zones() -> None:
-    """The search looks at two instants two days apart, and takes for granted that at most one change lies between."""
+    """The search compares two times that are two days apart. It assumes at most one change between them."""
     closest = 10**9
     for name in zone_names():
         changes = [instant for instant in _changes(name) if instant > -7 * DAY_S]

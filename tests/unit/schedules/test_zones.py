@@ -1,4 +1,4 @@
-"""Zones come from the installed package, and from nowhere else."""
+"""Tests that zones come only from the installed package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_zone_is_read_once() -> None:
 
 
 def test_zones_of_the_system_are_not_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A directory that zoneinfo prefers, in which all is different, changes nothing."""
+    """A directory that zoneinfo prefers has different zones. It must change nothing."""
     import zoneinfo
 
     (tmp_path / "Asia").mkdir()
@@ -77,7 +77,7 @@ def test_zone_data_version_is_the_package_version() -> None:
 
 
 def test_lock_files_agree_on_the_zone_data() -> None:
-    """Spark's data frames and schedules know the same zones."""
+    """Data frames of Spark and schedules know the same zones."""
     pinned = {
         line.split()[0]
         for name in ("requirements.lock", "requirements-spark.lock")

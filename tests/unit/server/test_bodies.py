@@ -27,7 +27,9 @@ def test_more_members_than_any_body_has_are_one_mistake(body: Any) -> None:
     (mistake,) = mistakes(body, members())
     assert mistake["msg"] == f"Value error, it has {MANY} members, more than any valid object ({MEMBERS_MAX})"
     (mistake,) = mistakes(ProduceIn, {"messages": [{"text": "x"}, members(), members()]})
-    assert mistake["loc"] == ("many", "messages", 1), "and of many messages those of the first wrong one"
+    assert mistake["loc"] == ("many", "messages", 1), (
+        "and of many messages only the errors of the first invalid message"
+    )
 
 
 @pytest.mark.parametrize("wrong", [[], {"a": 1}, {"base64": None}])

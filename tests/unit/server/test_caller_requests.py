@@ -1,4 +1,4 @@
-"""Requests on behalf of others: each caller has what a connection of its own would have, and no more."""
+"""Tests of requests on behalf of callers: each caller has the limits of a separate connection."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ SIZE = 4096
 
 
 class Session(NothingTogether):
-    """ON_BEHALF says who asks; what is asked is kept, or begun."""
+    """A session in which ON_BEHALF names the caller. Requests are recorded or started."""
 
     greeted = True
 
     def __init__(self) -> None:
         self.connection: Connection
         self.asked: list[tuple[int, str]] = []
-        """By whom."""
+        """Pairs (request number, address of the caller)."""
         self.work: Callable[[int], Awaitable[bytes]] | None = None
         self.refusal: Exception | None = None
 
@@ -116,7 +116,7 @@ async def test_requests_are_counted_for_their_caller(memory: MemoryBudget) -> No
             at.connection.reply(number, b"")
         assert memory.requests.of(ADA).bytes == 0
         assert memory.requests.bytes == own
-    assert memory.requests.bytes == 0, "the connection has gone"
+    assert memory.requests.bytes == 0, "the connection is closed"
 
 
 async def test_unanswered_requests_are_released_at_the_end(memory: MemoryBudget) -> None:
@@ -168,7 +168,7 @@ async def test_many_requests_of_one_do_not_come_before_those_of_another(memory: 
         assert (1000, BOB) in begun
         end.set()
         await until_holds(lambda: len(begun) == 2 * AT_ONCE + 1)
-        assert {whose for number, whose in begun if number != 1000} == {ADA}, "what came later is hers, too"
+        assert {whose for number, whose in begun if number != 1000} == {ADA}, "later requests are also from ADA"
 
 
 async def test_callers_beyond_the_limit_count_as_the_gateway(
@@ -185,12 +185,12 @@ async def test_callers_beyond_the_limit_count_as_the_gateway(
         at.connection.reply(2, b"")
         await at.ask("10.0.0.3", 4)
         await until_holds(lambda: len(at.session.asked) == 4)
-        assert at.session.asked[3] == (4, "10.0.0.3"), "who has nothing under way takes no place"
+        assert at.session.asked[3] == (4, "10.0.0.3"), "a caller without open requests uses no slot"
 
 
 async def test_caller_is_separate_for_each_connection(memory: MemoryBudget) -> None:
     async with gateway(memory) as at, gateway(memory) as other:
-        other.connection.set_caller(Caller(ANONYMOUS, ADA))  # as this task does, from here on
+        other.connection.set_caller(Caller(ANONYMOUS, ADA))  # the caller of this task from here on
         assert other.connection.caller.address == ADA
         assert at.connection.caller.address == f"{GATEWAY}:1"
         at.connection.set_caller(Caller(ANONYMOUS, ADA))
@@ -217,7 +217,7 @@ def test_caller_without_connection_is_refused_at_the_request_limit(memory: Memor
     caller = Caller(ANONYMOUS, ADA)
     alone = CallerRequests(caller, memory, limits, None)
     alone.begin(3)
-    assert alone.is_busy, "it is not read"
+    assert alone.is_busy, "the connection is not read"
     beside = CallerRequests(caller, memory, limits, None, has_connection=False)
     beside.begin(2)
     with pytest.raises(Overloaded, match=f"2 requests of {ADA} are being worked on"):
@@ -230,7 +230,7 @@ def test_caller_without_connection_is_refused_at_the_request_limit(memory: Memor
 
 
 class Refusing:
-    """The connection of a caller that has as many requests under way as may be."""
+    """The connection of a caller that has the maximum number of open requests."""
 
     caller = Caller(ANONYMOUS, ADA)
     time_slice = TimeSlice()

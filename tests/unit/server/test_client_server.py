@@ -1,4 +1,4 @@
-"""The client port as a whole: however many come, no more have a socket than have places."""
+"""Tests of the whole client port: for any number of clients, the open sockets are limited by the slots."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ HERE: Final = "127.0.0.1"
 SPARE: Final = 3
 FLOOD: Final = 20
 UNREAD: Final = 64 * SEND_BYTES
-"""More than the system takes for a client that does not read."""
+"""More bytes than the system buffers for a client that does not read."""
 
 
 class Unread(NothingTogether):
-    """A session that sends what its client does not read."""
+    """A session that sends bytes that its client does not read."""
 
     greeted = True
     is_gateway = False
@@ -52,7 +52,8 @@ class Unread(NothingTogether):
 @asynccontextmanager
 async def served(limits: Limits, stats: ClientStats, tls: TlsPort | None = None) -> AsyncIterator[int]:
     """The port of a server that sends each client more than it reads."""
-    server = ClientServer(make_session=Unread, limits=limits, http_address="", stats=stats, tls=tls)  # type: ignore[arg-type]
+    # type: ignore[arg-type]
+    server = ClientServer(make_session=Unread, limits=limits, http_address="", stats=stats, tls=tls)
     listeners = await trio.open_tcp_listeners(0, host=HERE)
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
@@ -71,7 +72,7 @@ async def test_clients_that_lose_a_spare_slot_keep_no_socket(
         for _ in range(limits.connections + FLOOD):
             clients.append(await trio.open_tcp_stream(HERE, port))
             await wait_all_tasks_blocked()
-            assert len(stats.open) <= limits.connections + SPARE, "and no time passes"
+            assert len(stats.open) <= limits.connections + SPARE, "connections must be closed without delay"
         assert stats.accepted == limits.connections + FLOOD
     for client in clients:
         await trio.aclose_forcefully(client)
@@ -92,7 +93,9 @@ async def test_handshakes_are_at_most_the_spare_slots(mock_clock: MockClock, mon
             clients.append(await trio.open_tcp_stream(HERE, port))
             nursery.start_soon(until_closed, number, clients[-1])
             await wait_all_tasks_blocked()
-        assert ended == list(range(1, 1 + FLOOD - SPARE)), "those that came first, and the one that has a place is left"
+        assert ended == list(range(1, 1 + FLOOD - SPARE)), (
+            "the oldest clients are closed, and the client with a slot stays"
+        )
         nursery.cancel_scope.cancel()
     for client in clients:
         await trio.aclose_forcefully(client)
@@ -103,7 +106,7 @@ async def test_client_refused_after_its_handshake_gets_the_reason(
 ) -> None:
     limits, stats = Limits(connections=1), ClientStats()
     monkeypatch.setattr(tcp, "SPARE_SLOTS", SPARE)
-    monkeypatch.setattr(ClientServer, "_has_spare_slot", lambda self: False)  # gateways have them all
+    monkeypatch.setattr(ClientServer, "_has_spare_slot", lambda self: False)  # gateways use all spare slots
     port_tls = TlsPort(REQUIRE, lambda: contexts()[0], Handshakes())
     async with served(limits, stats, port_tls) as port, await trio.open_tcp_stream(HERE, port):
         await wait_all_tasks_blocked()

@@ -1,4 +1,4 @@
-"""The collector of a process that serves looks rarely, and never at what was there when it began."""
+"""Tests that the garbage collector of a serving process runs rarely and skips the objects from the start."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ print(*gc.get_threshold(), gc.get_freeze_count() > before // 2, len(gc.get_objec
 
 
 def test_collector_ignores_existing_objects() -> None:
-    """In a process of its own: the collector is everybody's."""
+    """Run in a separate process, because the collector is shared."""
     said = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout
     assert said.split() == [str(YOUNG_OBJECTS), str(YOUNG_ROUNDS), str(ROUNDS), "True", "True"]

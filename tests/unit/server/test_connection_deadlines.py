@@ -1,4 +1,4 @@
-"""How long a client may take to say who it is, and to take what it asked for."""
+"""Tests of the time limits for a client to introduce itself and to read its replies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Session(NothingTogether):
 
 
 async def advance(clock: MockClock, seconds: float) -> None:
-    """Let everything that happens by then happen."""
+    """Let all tasks run until this time."""
     await wait_all_tasks_blocked()
     clock.jump(seconds)
     await wait_all_tasks_blocked()
@@ -67,7 +67,7 @@ async def test_a_client_that_has_said_hello_may_be_silent(mock_clock: MockClock)
 
 
 def shrink_buffers(connection: Connection, client: trio.SocketStream) -> None:
-    """Make the system buffer less than a piece of the bytes that the client does not read."""
+    """Make the system buffer less than one piece of the unread bytes."""
     connection._stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
 
@@ -82,9 +82,11 @@ async def test_a_client_that_takes_nothing_is_cut_off(mock_clock: MockClock) -> 
         while taken < 2 * SEND_BYTES:
             taken += len(await client.receive_some(SEND_BYTES))
         await advance(mock_clock, SEND_STALL_S - 1)
-        assert connection.open and memory.answers.bytes > 0, "it has taken a piece, and the next one has its own time"
+        assert connection.open and memory.answers.bytes > 0, (
+            "the client has read a piece, and the next piece has its own time limit"
+        )
         await advance(mock_clock, 2)
-        assert not connection.open and memory.answers.bytes == 0, "it keeps nothing any more"
+        assert not connection.open and memory.answers.bytes == 0, "the connection holds no memory any more"
 
 
 async def test_a_client_that_takes_nothing_while_others_wait_is_cut_off_soon(
@@ -115,7 +117,7 @@ async def test_a_connection_that_is_ended_at_once_does_not_wait_for_a_client_tha
         await wait_all_tasks_blocked()
         connection.end_at_once(Overloaded("another one has its place"))
         await wait_all_tasks_blocked()
-        assert connection._stream.socket.fileno() == -1, "its socket is closed, and no time has passed"
+        assert connection._stream.socket.fileno() == -1, "the socket is closed without delay"
         assert not connection.open and memory.answers.bytes == 0
 
 

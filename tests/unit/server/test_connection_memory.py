@@ -33,11 +33,11 @@ class Session(NothingTogether):
 
     def __init__(self) -> None:
         self.frames: list[int] = []
-        """Their sizes."""
+        """Sizes of the received frames."""
         self.came = trio.Event()
         self.drains = 0
         self.answers = True
-        """Whether it does, at once."""
+        """Whether the session answers at once."""
         self.connection: Connection
 
     def handle(self, frame: Any) -> None:
@@ -57,7 +57,7 @@ class Session(NothingTogether):
 
 @pytest.fixture
 def memory() -> MemoryBudget:
-    return MemoryBudget(8 * 2 * LARGE)  # requests have an eighth: two large frames
+    return MemoryBudget(8 * 2 * LARGE)  # requests get an eighth of the budget: two large frames
 
 
 def connected(
@@ -119,12 +119,12 @@ async def test_requests_count_until_they_are_answered(memory: MemoryBudget) -> N
         await client.send_all(frame_of(1, 1) + frame_of(LARGE // 2 - 5000, 2))
         await until_holds(lambda: len(session.frames) == 2)
         held = memory.requests.bytes
-        assert LARGE // 2 - 10_000 < held < LARGE // 2, "but for what every connection may have"
+        assert LARGE // 2 - 10_000 < held < LARGE // 2, "without the share that every connection may use"
         await client.send_all(frame_of(1000, 3) + frame_of(LARGE // 2, 4))
         await until_holds(lambda: len(session.frames) == 4)
         await client.send_all(frame_of(1, 5))
         await wait_all_tasks_blocked()
-        assert len(session.frames) == 4, "more than half of what all may have: nothing more is read"
+        assert len(session.frames) == 4, "the connection holds more than half of the shared memory, so no more is read"
         connection.reply(4, b"")
         await until_holds(lambda: len(session.frames) == 5)
         for number in (1, 2, 3):
@@ -209,7 +209,7 @@ async def test_partial_frame_must_be_completed_in_time(
     async with connected(memory, Session()) as (_, client):
         await client.send_all(SMALL + frame_of(size)[:99])
         (error,) = FrameReader().feed(await client.receive_some(1000))
-        assert error[:3] == [255, 0, "UNAVAILABLE"] and error[4], "it may be sent again"
+        assert error[:3] == [255, 0, "UNAVAILABLE"] and error[4], "the reply may be sent again"
         assert await client.receive_some(1000) == b""
     assert memory.requests.bytes == 0
 
@@ -252,7 +252,7 @@ async def test_a_connection_is_congested_while_all_together_have_too_much(memory
         while got < 100_000:
             got += len(await client.receive_some(1 << 16))
         await until_holds(lambda: session.drains == 1)
-        assert not connection.congested, "a little may be sent to everybody"
+        assert not connection.congested, "a small amount may be sent to every client"
         assert not connection.output.has_capacity
         async with trio.open_nursery() as nursery:
             nursery.start_soon(connection.output.wait_for_capacity)
@@ -264,7 +264,7 @@ async def test_a_connection_is_congested_while_all_together_have_too_much(memory
 async def test_sender_waits_until_its_output_is_flushed(memory: MemoryBudget) -> None:
     async with connected(memory, Session()) as (connection, _):
         await wait_all_tasks_blocked()
-        connection.output._sender = Sender()  # its turn comes below
+        connection.output._sender = Sender()  # the sender runs below
         memory.answers.take(100 * LARGE)
         connection.send(b"x" * 20_000)
         async with trio.open_nursery() as nursery:
@@ -277,7 +277,7 @@ async def test_sender_waits_until_its_output_is_flushed(memory: MemoryBudget) ->
 
 
 class Steps(trio.abc.Instrument):
-    """Counts the steps of all tasks."""
+    """An instrument that counts the steps of all tasks."""
 
     number = 0
 
@@ -286,7 +286,7 @@ class Steps(trio.abc.Instrument):
 
 
 async def test_connections_waiting_for_memory_continue_in_order(memory: MemoryBudget) -> None:
-    """The next answer may take all of it; and none is woken to find that there is none."""
+    """The next answer may use the whole capacity. No waiter may be woken without capacity."""
     waiters, steps = 200, Steps()
     went_on: list[int] = []
     async with connected(memory, Session()) as (connection, _), trio.open_nursery() as nursery:
@@ -320,7 +320,7 @@ async def test_connections_waiting_for_memory_continue_in_order(memory: MemoryBu
 async def test_held_bytes_count_until_they_are_released(memory: MemoryBudget) -> None:
     async with connected(memory, Session()) as (connection, _):
         connection.output.charge_on_apply(LARGE)
-        assert memory.answers.bytes == LARGE and not connection.output.has_capacity, "an eighth of what all may have"
+        assert memory.answers.bytes == LARGE and not connection.output.has_capacity, "an eighth of the shared memory"
         async with trio.open_nursery() as nursery:
             nursery.start_soon(connection.output.wait_for_capacity)
             await wait_all_tasks_blocked()

@@ -46,7 +46,7 @@ class Session(NothingTogether):
 
 @asynccontextmanager
 async def connected(sender: Sender, session: Session) -> AsyncIterator[tuple[Connection, trio.SocketStream]]:
-    """The node's end and the client's, with small buffers between them."""
+    """Return the node's end and the client's end with small buffers between them."""
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     client = await trio.open_tcp_stream(*listener.socket.getsockname()[:2])
     stream = await listener.accept()
@@ -96,7 +96,7 @@ async def test_bytes_arrive_in_order_and_congestion_ends(seed: int) -> None:
 
 
 async def test_send_failure_of_one_client_does_not_affect_another() -> None:
-    """A fault of ours: what is queued for the first is no frame."""
+    """An internal fault: the queued data of the first client is not a frame."""
     sender = Sender()
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery, connected(sender, Session()) as (good, client):

@@ -37,7 +37,7 @@ class Session(NothingTogether):
         self._handle = handle
         self._together = 0
         self.runs: list[int] = []
-        """How many frames were handled before it was said that all were."""
+        """Number of frames that were handled in each run."""
 
     def handle(self, frame: Any) -> Awaitable[None] | None:
         self._together += 1
@@ -54,8 +54,8 @@ class Session(NothingTogether):
 
 
 class Steps(trio.abc.Instrument):
-    """Numbers the steps of all tasks: what is done in one of them, nobody else has a turn in between; and the rounds of
-    the loop, in each of which all have one that can."""
+    """An instrument that numbers the steps of all tasks and the rounds of the loop. No other task runs within a step.
+    Each ready task runs once per round."""
 
     def __init__(self) -> None:
         self.number = self.round = 0
@@ -87,7 +87,7 @@ def produces_of(count: int, size: int = 0, first_id: int = 1) -> bytes:
 
 
 def frames_of(count: int, size: int = 0) -> bytes:
-    body = msgpack.packb([int(Type.CREDIT), 0, bytes(size)])  # which nobody answers
+    body = msgpack.packb([int(Type.CREDIT), 0, bytes(size)])  # requests without an answer
     return count * (struct.pack(">I", len(body)) + body)
 
 
@@ -126,11 +126,13 @@ async def test_produces_of_one_receive_are_merged_across_turns(steps: Steps) -> 
         await client.send_all(produces_of(many, first_id=many + 1) + b"\xff" * 10)
         while await client.receive_some(1000):
             pass
-    assert len(sessions[0].runs) == 2 and sum(sessions[0].runs) == len(at), "what came before it was not handed on"
+    assert len(sessions[0].runs) == 2 and sum(sessions[0].runs) == len(at), (
+        "no frames after the invalid bytes were handled"
+    )
 
 
 async def test_received_bytes_are_read_within_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody who has little to do stands in line for each piece that is read of a frame."""
+    """A connection with little work must not wait for a turn for each piece of a frame."""
     piece, pieces = 1024, 50
     monkeypatch.setattr(connection_module, "RECEIVE_BYTES", piece)
     stood, got = [], trio.Event()
@@ -148,7 +150,7 @@ async def test_received_bytes_are_read_within_a_turn(monkeypatch: pytest.MonkeyP
 
     async with connected(handle) as (_, client):
         sent = frames_of(1) + produces_of(1, pieces * piece)
-        assert await client.socket.send(sent) == len(sent), "the system has no room for it"
+        assert await client.socket.send(sent) == len(sent), "the system has no buffer space left"
         await got.wait()
     assert not stood
 
@@ -259,7 +261,7 @@ async def test_pending_requests_of_a_closed_client_are_dropped() -> None:
 async def test_waiting_for_a_turn_does_not_reduce_the_deadline_of_a_frame(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """A frame of which all is there, and of which the node takes a little in each of its slow turns."""
+    """The whole frame has arrived. The node reads a small part of it in each of its slow turns."""
     size = 64 * CROWDED_RECEIVE_BYTES
     monkeypatch.setattr(connection_module, "FRAME_BYTES_PER_S", 1 << 40)
     memory = MemoryBudget(DEFAULT.memory_bytes)
@@ -288,7 +290,7 @@ async def test_waiting_for_a_turn_does_not_reduce_the_deadline_of_a_frame(
 async def test_incomplete_frame_ends_the_connection_at_the_time_limit(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Whose last bytes were just as many as were asked for, too."""
+    """The last read may have exactly the requested size."""
     async with connected(lambda connection, frame: None) as (_, client):
         monkeypatch.setattr(connection_module, "RECEIVE_BYTES", 1000)
         began_s = trio.current_time()
@@ -314,7 +316,7 @@ async def test_a_frame_that_says_much_is_much_work(steps: Steps) -> None:
 
 
 async def test_concurrent_requests_of_a_connection_are_limited() -> None:
-    """And those that wait for something to happen, which take nothing meanwhile."""
+    """The limit includes requests that wait for an event and use no time."""
     begun, waiting, go_on, came = [], [], trio.Event(), trio.Event()
     many = 2 * AT_ONCE
 
@@ -347,7 +349,7 @@ async def test_concurrent_requests_of_a_connection_are_limited() -> None:
 
 
 async def test_a_connection_with_many_requests_to_be_worked_on_is_not_read() -> None:
-    """It gets no error either: a client that does not read would get errors without end."""
+    """The client gets no error either. Otherwise a client that does not read would get errors without end."""
     handled, go_on = [], trio.Event()
     most = DEFAULT.requests_per_connection
 
@@ -389,7 +391,8 @@ async def test_pending_requests_end_in_several_turns_with_their_connection(steps
         await client.send_all(frames_of(most))
         await until_holds(lambda: len(begun) == most)
         if takes_nothing:
-            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it is reset
+            # the connection is reset
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.send(bytes(64 * UNSENT_BYTES))
         await client.aclose()
         await until_holds(lambda: len(ended) == most)
@@ -453,7 +456,7 @@ async def test_requests_of_tasks_begin_in_several_turns(steps: Steps) -> None:
 
 
 async def test_pending_frames_are_handled_in_several_turns(steps: Steps) -> None:
-    """Also where it is answered at once."""
+    """The limit also applies to requests that are answered at once."""
     at: list[int] = []
     many = AT_ONCE + 300
 

@@ -14,7 +14,7 @@ from sandq.server.gateway_proof import GatewayKeys, GatewayProof
 
 
 class Connection:
-    """One from the machine of the node."""
+    """A connection from the machine of the node."""
 
     def __init__(self) -> None:
         self.caller = Caller(ANONYMOUS, "127.0.0.1:1")
@@ -46,10 +46,8 @@ async def test_client_that_founds_the_cluster_must_reconnect() -> None:
     assert entrance.access is not None and entrance.access.allows(Right.CLUSTER)
     waiting[0] = None
     entrance.check()
-    assert wakes == [1000 + FOUNDED_MS] and not connection.ended, "what it has asked for is still answered"
-    assert not entrance.access.allows(Right.CLUSTER), (
-        "but whoever keeps a request under way is no administrator by that"
-    )
+    assert wakes == [1000 + FOUNDED_MS] and not connection.ended, "pending requests are still answered"
+    assert not entrance.access.allows(Right.CLUSTER), "but a pending request must not keep the administrator rights"
     connection.requests = 0
     entrance.check()
     assert [error.code for error in connection.ended] == ["UNAVAILABLE"]

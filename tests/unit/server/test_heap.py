@@ -1,4 +1,4 @@
-"""Free memory goes back to the system when the process has grown."""
+"""Tests that free memory is returned to the system after the process has grown."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_free_memory_is_returned_when_the_process_has_grown() -> None:
     process.free = MOVED_BYTES - 1
     for _ in range(5):
         heap.check()
-    assert process.trims == 0, "it is not worth it"
+    assert process.trims == 0, "too little memory is free"
     process.free += 1
     heap.check()
     assert (process.trims, process.free) == (1, 0)
 
 
 def test_a_burst_is_given_back_once_it_is_over() -> None:
-    """While it lasts the memory is in use; and some of it is free only a while after."""
+    """During the burst the memory is in use. Some of it becomes free only some time later."""
     process = Process()
     heap = heap_of(process)
     for _ in range(5):
@@ -90,9 +90,9 @@ print(kept, resident() - before)
 
 
 def test_pieces_between_others_are_given_back() -> None:
-    """In a process of its own: the heap is everybody's."""
+    """Run in a separate process, because the heap is shared."""
     assert trimming() is not None
     said = subprocess.run([sys.executable, "-c", PIECES], capture_output=True, text=True, check=True).stdout
     kept, left = map(int, said.split())
-    assert kept > 50 * MB, "by itself the C library keeps them"
+    assert kept > 50 * MB, "the C library alone keeps the free pages"
     assert left < 10 * MB

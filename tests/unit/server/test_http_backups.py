@@ -1,4 +1,4 @@
-"""A backup by HTTP that fails in a way that nobody thought of: the server goes on, and says so."""
+"""Tests of a backup by HTTP that fails unexpectedly: the server continues and reports the error."""
 
 from __future__ import annotations
 

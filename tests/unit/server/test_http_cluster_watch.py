@@ -37,7 +37,7 @@ def topic(name: str, **given: Any) -> TopicOverview:
 
 
 def reported(watcher: Watcher, view: ClusterView) -> dict[str, list[Any]]:
-    """By the name of the event, what the events of a look say."""
+    """Return event name -> data of the events of one poll."""
     found: dict[str, list[Any]] = {}
     for event in watcher.events(view):
         first, second = event.decode().rstrip("\n").split("\n")
@@ -114,7 +114,7 @@ def test_topics_of_silent_node_are_not_reported_without_leader() -> None:
 
 
 class Admin:
-    """A cluster that counts how often it is refreshed at."""
+    """A cluster that counts its refreshes."""
 
     def __init__(self) -> None:
         self.polls = 0

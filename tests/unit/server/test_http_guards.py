@@ -1,4 +1,4 @@
-"""How long a request by HTTP may take to come whole, and waits for room."""
+"""Tests of the time limits for the body of an HTTP request and for its wait for memory."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ RULES = Rules(
 
 
 class Client:
-    """Asks a guard, and keeps what it is answered. `pieces`: of the body, after which nothing comes; `every_s`: between
-    two of them."""
+    """A client of a guard that keeps the answers. `pieces`: parts of the body that arrive. `every_s`: seconds between
+    two parts."""
 
     def __init__(self, account: Account, *pieces: bytes, every_s: float = 0.0, ends: bool = False) -> None:
         self.answer: list[Message] = []
@@ -69,7 +69,7 @@ async def test_a_body_must_come_in_time(autojump_clock: MockClock) -> None:
     client = Client(account, bytes(BODY_BYTES_PER_S), bytes(BODY_BYTES_PER_S))
     status, problem = await client.ask("POST", "/topics/t")
     assert (status, problem["code"]) == (408, "TIMED_OUT") and f"{2 * BODY_BYTES_PER_S} bytes" in problem["detail"]
-    assert trio.current_time() - began_s == BODY_S + 2, "and a second for each 64 KiB"
+    assert trio.current_time() - began_s == BODY_S + 2, "and one second for each 64 KiB"
     assert client.reached == 0 and account.bytes == 0
 
 
@@ -100,7 +100,7 @@ async def test_request_waits_for_memory_for_its_reply(
     else:
         assert (status, answer["code"], client.reached) == (503, "OVERLOADED", 0)
         assert "(limits.memory_bytes)" in answer["detail"] and trio.current_time() - began_s == RESERVE_S
-        assert account.bytes == LARGE, "it holds nothing any more"
+        assert account.bytes == LARGE, "the guard holds no memory any more"
 
 
 @pytest.mark.parametrize("path", ["/livez", "/healthz", "/readyz", "/metrics"])

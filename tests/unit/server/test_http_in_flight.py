@@ -22,7 +22,7 @@ class Message:
 
 
 class Bed:
-    """A stream that may have three messages out, of which two are under the lease "a" and one under "b"."""
+    """A stream that may have three messages in flight: two of the lease "a" and one of the lease "b"."""
 
     def __init__(self) -> None:
         self.streams = OpenStreams()
@@ -70,7 +70,9 @@ async def test_ended_leases_free_a_slot(autojump_clock: Clock) -> None:
     bed.streams.settled("t", [("b", "4")])
     bed.add("d", "5")
     await bed.one.until_free()
-    assert trio.current_time() - began_s == pytest.approx(2 * LEASE_S), "a lease that is made longer is"
+    assert trio.current_time() - began_s == pytest.approx(2 * LEASE_S), (
+        "the lease of message 5 has ended, but the extended lease has not"
+    )
 
 
 async def test_ended_stream_leaves_no_messages(autojump_clock: Clock) -> None:

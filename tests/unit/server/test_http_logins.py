@@ -24,7 +24,7 @@ BEARER = {b"authorization": b"Bearer sandq_one"}
 
 
 class Nodes:
-    """Answers IDENTIFY as a test says, and counts what it was asked."""
+    """A client that answers IDENTIFY as the test decides and counts the requests."""
 
     def __init__(self, mode: int) -> None:
         self.hello = SimpleNamespace(limits={"authentication": mode})
@@ -61,7 +61,8 @@ async def test_an_answer_is_believed_for_a_while(monkeypatch: pytest.MonkeyPatch
     found, nodes = of(monkeypatch, REQUIRE)
     first = await found.caller(BEARER, None, "a")
     assert first is not None and first.access is not None
-    assert (first.principal, first.access.allows("read", "t"), first.quota.requests_per_s) == ("token:one", True, 5)  # type: ignore[arg-type]
+    # type: ignore[arg-type]
+    assert (first.principal, first.access.allows("read", "t"), first.quota.requests_per_s) == ("token:one", True, 5)
     assert await found.caller(BEARER, None, "b") is first
     await trio.sleep(KEPT_S)
     nodes.answer = Unauthenticated("it was revoked")

@@ -16,7 +16,7 @@ SLOTS: Final = 4
 
 
 class Transport(asyncio.Transport):
-    """A client's socket, as the server sees it."""
+    """A client's socket on the server side."""
 
     def __init__(self, host: str) -> None:
         super().__init__({"peername": (host, 4711), "sockname": ("127.0.0.1", 2109)})
@@ -59,7 +59,7 @@ class Bed:
         return connection, transport
 
     def busy(self, host: str) -> Transport:
-        """A connection that has a request, and so keeps its place."""
+        """A connection with an open request, which keeps its slot."""
         connection, transport = self.connect(host)
         self.server.open.set_idle(connection, False)
         return transport

@@ -1,4 +1,4 @@
-"""Tests of the HTTP process of a node: started, notified, watched, ended."""
+"""Tests of the HTTP process of a node: its start, notifications, supervision and end."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Bed:
         return self.processes[number]
 
     async def set_up(self) -> None:
-        """Listen on a real socket; nothing is launched yet."""
+        """Listen on a real socket. No process is started yet."""
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         self.port = HttpPort("127.0.0.1", listeners, self._launch)
         self.supervisor = Supervisor(
@@ -356,7 +356,7 @@ async def test_unused_process_is_killed_with_the_port(autojump_clock: Clock) -> 
 
 
 async def test_failed_starts_close_the_port_until_the_next_attempt(autojump_clock: Clock) -> None:
-    """Clients are refused meanwhile; the node says why, and the first process that serves ends it."""
+    """Clients are refused meanwhile, and the node reports the reason. The first process that serves ends this state."""
     bed = Bed()
     async with trio.open_nursery() as nursery, bed.serving():
         address = bed.port.address
@@ -392,7 +392,7 @@ async def test_port_that_another_process_took_is_a_failed_start(autojump_clock: 
 
 
 async def test_stall_of_the_node_does_not_count_as_silence(autojump_clock: Clock) -> None:
-    """A node that recovers its storage for minutes pushes nothing, so the process has nothing to answer."""
+    """A node that recovers its storage for minutes sends nothing, so the process has no requests to answer."""
     bed = Bed()
     async with trio.open_nursery() as nursery, bed.serving():
         process = await bed.process()

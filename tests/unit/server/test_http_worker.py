@@ -1,4 +1,4 @@
-"""The node as its HTTP process knows it: what it says is believed for a while, what it counts is asked for."""
+"""Tests of the HTTP process's view of its node: reports are valid for a while, and counts are requested."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Bed:
 
 
 def test_process_is_not_ready_before_the_first_report() -> None:
-    """A node that recovers its storage cannot report: it is not taken for one that hangs."""
+    """A node that recovers its storage cannot report. It must not be treated as a node that hangs."""
     bed = Bed()
     assert bed.unwell == (None, None, STARTING)
     bed.now_s += 100 * STALE_S
@@ -66,7 +66,7 @@ async def test_livez_is_ok_while_the_node_reports() -> None:
     bed = Bed()
     request: Any = SimpleNamespace(state=SimpleNamespace(gateway=SimpleNamespace(node=bed.node), request_id="1"))
     bed.tell({"health": ["the disk failed", "the disk hangs", "no leader"]})
-    assert await livez(request) == {"status": "ok"}, "to start it anew would mend nothing"
+    assert await livez(request) == {"status": "ok"}, "a restart of the process would not help"
     bed.now_s += STALE_S + 0.1
     assert (await livez(request)).status_code == 503
 
@@ -106,7 +106,7 @@ def test_worker_answers_each_message_with_new_counts() -> None:
 
 
 async def test_metrics_are_asked_for(autojump_clock: trio.testing.MockClock) -> None:
-    """An answer that comes too late, to another question, is not the answer to this one."""
+    """A late answer to an earlier question does not count for this question."""
     bed = Bed()
     with pytest.raises(Unavailable):
         await bed.node.metrics("a")

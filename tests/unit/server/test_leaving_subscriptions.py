@@ -1,4 +1,4 @@
-"""A connection with many subscriptions has gone: they end in turns, and nothing is pushed to them meanwhile."""
+"""Tests of a closed connection with many subscriptions: they end in turns and get no pushes meanwhile."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Broker:
         self.made: list[Subscription] = []
 
     def detach(self, topic: str, subscription: Subscription) -> list[None]:
-        assert all(one.closed for one in self.made), "before anything else is done"
+        assert all(one.closed for one in self.made), "before any other work"
         self.at.append(self._steps.number)
         return PARTITIONS * [None]
 

@@ -1,4 +1,4 @@
-"""Lines go to a descriptor in order, and are dropped and counted where it does not take them."""
+"""Tests that lines go to a descriptor in order, and are dropped and counted if it is full."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_lines_refused_by_a_full_disk_are_dropped_and_counted() -> None:
 
 def test_lines_to_a_broken_pipe_are_dropped_and_counted(pipe: tuple[int, int]) -> None:
     nowhere = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nowhere, pipe[0])  # nobody reads any more, and the number stays the test's
+    os.dup2(nowhere, pipe[0])  # the reader is closed, and the descriptor number stays owned by the test
     os.close(nowhere)
     lines = LineWriter(pipe[1])
     for _ in range(3):

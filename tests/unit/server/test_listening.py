@@ -1,4 +1,4 @@
-"""The sockets of a port: taken before they listen, and closed however it ends."""
+"""Tests of the sockets of a port: bound before they listen, and closed at any end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_port_that_is_taken_is_named() -> None:
 
 
 async def test_bind_that_is_cancelled_leaves_no_socket() -> None:
-    """Wherever it waits, a start that is cancelled closes what it has opened."""
+    """A start that is cancelled at any wait closes its open sockets."""
     ended = []
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -54,4 +54,4 @@ async def test_bind_that_is_cancelled_leaves_no_socket() -> None:
                     nursery.cancel_scope.cancel()
         gc.collect()
     assert [str(one.message) for one in seen] == []
-    assert 0 not in ended and STEPS - 1 in ended, "cancelled at each checkpoint, and once later"
+    assert 0 not in ended and STEPS - 1 in ended, "the start is cancelled at each checkpoint, and once after the last"

@@ -15,7 +15,7 @@ SLOT_MS = SLOT_S * 1000
 
 
 class Topic:
-    """Partitions that are led here, and the reports that were sent."""
+    """A node that leads partitions, and its sent reports."""
 
     def __init__(self) -> None:
         self.counted: dict[int, Counted] = {1: Counted(), 2: Counted()}
@@ -41,7 +41,7 @@ def test_changes_between_polls_are_counted() -> None:
     track, topic = TopicTrack(), Topic()
     topic.counted[1] = Counted(stored=100, acked=50)
     topic.send(40, 0.001)
-    assert looked(track, topic)[:4] == (0, 0, 0, 0)  # what was before the first look
+    assert looked(track, topic)[:4] == (0, 0, 0, 0)  # messages from before the first poll
     topic.counted = {1: Counted(stored=103, acked=51, dead_nacked=1), 2: Counted(stored=2, dead_rejected=1)}
     topic.send(5, 0.02)
     done = looked(track, topic)

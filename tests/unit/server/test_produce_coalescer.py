@@ -1,4 +1,4 @@
-"""Small batches of one receive are stored as one, and each is answered as if it had come alone."""
+"""Tests that small batches of one receive are stored together, and that each batch gets its own answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BASE = offsets.pack(1000, 7, 3, 0)
 
 
 class Connection:
-    """Keeps answers."""
+    """A connection that records answers."""
 
     def __init__(self) -> None:
         self.answers: list[Frame] = []
@@ -44,7 +44,7 @@ class Connection:
 
 
 class Checks:
-    """Admits everything."""
+    """Checks that accept every batch."""
 
     def admits(self, requests: int) -> bool:
         return True
@@ -58,7 +58,7 @@ class Checks:
 
 
 class Broker:
-    """Keeps what it is handed; `refused` says which batches it refuses."""
+    """A broker that records its batches. `refused`: batch -> error for refused batches."""
 
     def __init__(self) -> None:
         self.given: list[tuple[Produce, Done]] = []
@@ -122,7 +122,7 @@ def test_batches_of_one_receive_are_stored_together_and_answered_separately(brok
     assert broker.given == []
     broker.gathering.flush()
     assert broker.values() == [[b"1", b"2", b"3", b"4", b"5"]]
-    assert broker.requests == [5], "each waits for its answer"
+    assert broker.requests == [5], "each request waits for its answer"
     broker.given[0][1]((BASE, 5))
     assert broker.answers == [[0, number, [offsets.shift(BASE, number - 1), 1], None] for number in range(1, 6)]
 
@@ -257,9 +257,9 @@ def test_a_column_that_holds_nothing_is_not_lost_where_it_would_be_refused(broke
 
 
 def with_nulls(frame: Frame) -> Frame:
-    """The same, its last column (of numbers) holding a null, which `encode` would leave out."""
+    """Return the frame with a null in its last number column, which `encode` would leave out."""
     raw = bytearray(frame[8])
-    directory = len(raw) - 8 - 8  # validity, in eight bytes, goes before the number
+    directory = len(raw) - 8 - 8  # the validity has eight bytes and comes before the number
     raw[directory + 8 :] = bytes(16)
     entry = 40 + 8 + 8
     raw[entry + 3] = 1
@@ -348,7 +348,7 @@ async def test_slow_check_is_awaited_and_keeps_its_position(broker: Broker) -> N
     large = [int(Type.PRODUCE), 2, "t", 0, 0, 0, 0, 0, encode({Column.VALUE: many})]
     assert broker.gathering.add(single(1, b"before")) is None
     rest = broker.gathering.add(large)
-    assert rest is not None and broker.values() == [[b"before"]], "what came before is on its way"
+    assert rest is not None and broker.values() == [[b"before"]], "the earlier batch is on its way"
     await rest
     broker.gathering.add(single(3, b"behind"))
     broker.gathering.flush()
@@ -371,7 +371,7 @@ def test_requests_like_those_that_have_gathered_are_taken_in_at_once(broker: Bro
     assert broker.gathering.gather(frames, 0, 8, in_flight, "mark") == 0, "the first of each partition is checked"
     for frame in frames[:2]:
         assert broker.gathering.add(frame) is None
-    assert broker.gathering.gather(frames, 2, 4, in_flight, "mark") == 4, "as many as are wanted"
+    assert broker.gathering.gather(frames, 2, 4, in_flight, "mark") == 4, "the requested number"
     assert broker.gathering.gather(frames, 6, 100, in_flight, "mark") == 2
     assert in_flight == dict.fromkeys(range(3, 9), "mark")
     broker.gathering.flush()
@@ -398,7 +398,7 @@ def test_requests_like_those_that_have_gathered_are_taken_in_at_once(broker: Bro
     ids=lambda frame: str(frame)[:40],
 )
 def test_other_frames_are_not_gathered(broker: Broker, other: Any) -> None:
-    """They are looked at alone, behind those that were taken."""
+    """Other frames are handled one by one, after the gathered frames."""
     in_flight = {2: "mark"}
     broker.gathering.add(single(1, b"1"))
     assert broker.gathering.gather([single(3, b"3"), other, single(4, b"4")], 0, 9, in_flight, "mark") == 1
@@ -408,7 +408,7 @@ def test_other_frames_are_not_gathered(broker: Broker, other: Any) -> None:
 
 
 def test_merged_requests_are_limited(broker: Broker) -> None:
-    """Should the whole be refused, each of them is looked at and answered in one go."""
+    """If the merged batch is refused, all its requests are checked and answered in one step."""
     frames = [single(number, b"v") for number in range(2 * TOGETHER + 5)]
     at, in_flight = 0, dict[int, str]()
     while at < len(frames):

@@ -182,7 +182,7 @@ def test_identities_that_owe_nothing_are_forgotten(hand: Hand) -> None:
     assert "token:b" not in meters.meters
 
 
-# -- how far ahead -----------------------------------------------------------------------------------------------------
+# -- use of future quota ----------------------------------------------------------------------------------------------
 
 NOW = 1_900_000_000_000
 
@@ -221,7 +221,7 @@ def test_delay_beyond_the_quota_is_not_retriable() -> None:
     assert not refused.value.retriable
 
 
-# -- what a compressed batch takes until it is answered ----------------------------------------------------------------
+# -- memory of a compressed batch until its answer --------------------------------------------------------------------
 
 
 def test_a_compressed_batch_counts_with_its_decompressed_bytes_until_it_is_answered() -> None:

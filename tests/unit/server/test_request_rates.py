@@ -1,4 +1,4 @@
-"""Requests a second of each client of a topic."""
+"""Tests of the limit of requests per second for each client of a topic."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def clock() -> Clock:
     return Clock()
 
 
-def refused(rates: RequestRates, caller: Caller = ADA, topic: str = "t", settings: dict = PER_S) -> int:  # type: ignore[type-arg]
-    """After how many milliseconds it may be asked again; 0: it was let through."""
+# type: ignore[type-arg]
+def refused(rates: RequestRates, caller: Caller = ADA, topic: str = "t", settings: dict = PER_S) -> int:
+    """Return the milliseconds until the next allowed request. 0: the request was accepted."""
     try:
         rates.take(topic, settings, caller)
     except Throttled as error:
@@ -45,7 +46,7 @@ def test_a_burst_and_then_by_the_rate(clock: Clock) -> None:
     assert refused(rates) == 60
     clock.now += 0.06
     assert [refused(rates), refused(rates)] == [0, 100]
-    clock.now += 3600  # no more than a burst comes together
+    clock.now += 3600  # at most one burst comes at once
     assert [refused(rates) for _ in range(4)] == [0, 0, 0, 100]
 
 
@@ -64,7 +65,7 @@ def test_clients_and_topics_apart(clock: Clock) -> None:
     assert refused(rates, Caller("anonymous", "192.0.2.1:6000")) == 100  # another connection of the same machine
     assert refused(rates, BOB) == 0
     assert refused(rates, topic="other") == 0
-    assert refused(rates, Caller("ada", "192.0.2.1:5000")) == 0  # who says who it is
+    assert refused(rates, Caller("ada", "192.0.2.1:5000")) == 0  # a caller that identifies itself
     six = [Caller("anonymous", f"[2001:db8::{end}]:1") for end in "1234"]
     assert [refused(rates, one) for one in six] == [0, 0, 0, 100]
 
@@ -112,9 +113,9 @@ def test_buckets_are_bounded(clock: Clock) -> None:
     rates = RequestRates(clock, clients=2)
     assert [refused(rates, ADA), refused(rates, BOB)] == [0, 0]
     others = [Caller("anonymous", f"198.51.100.{end}:1") for end in range(9)]
-    assert [bool(refused(rates, one)) for one in others] == 3 * [False] + 6 * [True]  # they share one
+    assert [bool(refused(rates, one)) for one in others] == 3 * [False] + 6 * [True]  # these callers share one limit
     assert refused(rates, ADA) == 0 and len(rates) == 3
-    clock.now += 60  # all are full again: they make room
+    clock.now += 60  # all limits are full again, so they can be forgotten
     assert [refused(rates, one) for one in others[:2]] == [0, 0]
     assert len(rates) == 2
 

@@ -1,4 +1,4 @@
-"""Bytes on their way to a socket: none that is large is copied, and each buffer is held until it has left."""
+"""Tests of the send queue of a socket: large buffers are not copied, and each buffer is held until it is sent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_large_buffers_are_sent_as_they_are() -> None:
     first, second = queue.head(1000)
     assert first is parts[0] and isinstance(second, memoryview)
     assert second.obj is parts[1] and len(second) == 996
-    assert queue.drop(1000) == 4 and queue.bytes == 2 * LARGE + 7, "of a buffer that was sent in part all is held"
+    assert queue.drop(1000) == 4 and queue.bytes == 2 * LARGE + 7, "a partly sent buffer is held completely"
     rest, between, last = queue.head(LARGE + 10_000)
     assert isinstance(rest, memoryview) and rest.obj is parts[1] and len(rest) == LARGE - 996
     assert between is parts[2]

@@ -1,4 +1,4 @@
-"""Places for many at once, of which one address never has all."""
+"""Tests of shared slots: one address never gets all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_slots_per_address_are_limited_to_three_quarters(limit: int, share: int)
     assert [slots.take("a") for _ in range(share + 1)] == [True] * share + [False]
     assert [slots.take("b") for _ in range(limit - share + 1)] == [True] * (limit - share) + [False]
     slots.give("a")
-    assert slots.take("b") is (share <= limit), "whoever comes gets what is free"
+    assert slots.take("b") is (share <= limit), "any address gets a free slot"
     assert slots.used == limit
 
 
@@ -21,4 +21,4 @@ def test_returned_slot_is_forgotten() -> None:
     slots = Slots(4)
     slots.add("a")
     slots.give("a")
-    assert slots.used == 0 and not slots._by_source, "nothing is kept of who has gone"
+    assert slots.used == 0 and not slots._by_source, "no data of closed addresses is kept"

@@ -1,4 +1,4 @@
-"""A topic is encoded once, until metadata or a leader changes, and in turns."""
+"""Tests that a topic is encoded once until metadata or a leader changes, and that encoding yields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of uvicorn that `connections` overrides or uses are as they were when it was written (ADR 25)."""
+"""Tests that the parts of uvicorn that `connections` overrides or uses are unchanged (ADR 25)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_used_method_exists_with_the_same_parameters(name: str) -> None:
 
 
 class Empty:
-    """Has the attributes that every class has."""
+    """A class with only the attributes that every class has."""
 
 
 def test_overridden_methods_are_listed_here_and_in_the_adr() -> None:
@@ -92,7 +92,7 @@ def test_used_parts_of_uvicorn_exist() -> None:
 
 
 def test_source_of_used_parts_is_unchanged() -> None:
-    """Names may stay where the order of things changes; on which `connections` relies as well."""
+    """Names can stay the same while the order of calls changes. `connections` also relies on this order."""
     code = "".join(map(inspect.getsource, (HttpToolsProtocol, RequestResponseCycle, flow_control.FlowControl)))
     digest = hashlib.sha256(re.sub(r"\s+", " ", code).encode()).hexdigest()[:16]
     assert digest == "08d283fea07d7abb", f"{httptools_impl.__name__}: {READ}"

@@ -32,7 +32,7 @@ LARGE = 300_000
 
 
 class Blocks:
-    """Sends blocks of seven bytes, each turned around behind its length; says HI first, and waits for it."""
+    """A wire that sends HI, waits for HI, and then sends blocks of up to seven bytes in reverse after their length."""
 
     HI = b"HI"
     SIZE = 7
@@ -76,11 +76,11 @@ TRANSFORMS: Final[dict[str, Callable[[], tuple[Any, Any]]]] = {
     "blocks": lambda: (Blocks(), Blocks()),
     "tls": lambda: (TlsTransform(), TlsTransform(is_server=False)),
 }
-"""The wires of both ends."""
+"""Return the wires of both ends."""
 
 
 class End:
-    """One end's queue and wire."""
+    """The queue and wire of one end."""
 
     def __init__(self, transform: Any) -> None:
         self.queue = SendQueue()
@@ -112,7 +112,7 @@ def test_sent_bytes_arrive_in_any_pieces(kind: str, seed: int) -> None:
             sent += part
         client.carry(server, rng)
         got += server.carry(client, rng)
-    for _ in range(3):  # what was said first is answered
+    for _ in range(3):  # the first bytes are answered
         client.carry(server, rng)
         got += server.carry(client, rng)
     assert got == sent and not server.queue.bytes
@@ -121,7 +121,7 @@ def test_sent_bytes_arrive_in_any_pieces(kind: str, seed: int) -> None:
 def test_bytes_are_held_until_all_that_became_of_them_has_left() -> None:
     server = End(Blocks())
     server.queue.add(bytes(100))
-    assert b"".join(server.wire.head(1000)) == b"HI"  # nothing else yet: the other side has not said it
+    assert b"".join(server.wire.head(1000)) == b"HI"  # nothing else yet, because the other side has not sent HI
     assert server.queue.drop(server.wire.left(2)) == 0 and not server.wire.is_due()
     assert server.wire.received(b"HI") == b""
     became = len(b"".join(server.wire.head(1000)))
@@ -135,7 +135,7 @@ def test_bytes_are_held_until_all_that_became_of_them_has_left() -> None:
 
 
 class Echo(NothingTogether):
-    """Answers each request with as many bytes as it names."""
+    """A session that answers each request with the requested number of bytes."""
 
     greeted = True
 
@@ -161,7 +161,7 @@ class Echo(NothingTogether):
 async def echoing(
     memory: MemoryBudget, transform: Transform | None = None
 ) -> AsyncIterator[tuple[Echo, trio.SocketStream]]:
-    """A connection by TLS, and the client's socket."""
+    """Yield a TLS connection and the client's socket."""
     session = Echo()
 
     def make_session(connection: Connection) -> Echo:
@@ -177,7 +177,7 @@ async def echoing(
 
 
 def shaken_hands() -> tuple[TlsSession, TlsSession]:
-    """A server's and a client's side."""
+    """Return the server's side and the client's side."""
     server = TlsSession(contexts()[0], is_server=True)
     client = TlsSession(contexts()[1], is_server=False, host=NAME)
     client.greet()

@@ -118,7 +118,7 @@ def test_postgres_counts_commits_and_not_statements() -> None:
     assert link.count(postgres.message(b"Z", b"I")) == 1
 
 
-# --------------------------------------------------------------------------------------------------- requests
+# ------------------------------------------------------------------------------------------------------------ requests
 
 
 def test_requests_bring_every_value() -> None:
@@ -144,7 +144,7 @@ def test_delays_are_rounded_up_to_whole_seconds() -> None:
     assert link.request(1, [VALUE], [int(now_s * 1000) + 1500]).startswith(b"put 0 2 ")
 
 
-# -------------------------------------------------------------------------------------------------- consumers
+# ----------------------------------------------------------------------------------------------------------- consumers
 
 
 def consume(consumer: Consumer, stream: bytes, step: int) -> bytes:
@@ -252,7 +252,7 @@ def test_sandq_names_every_message_in_its_ack() -> None:
         consumer.receive(encode_frame(255, 3, "INVALID", "no", False, {}))
 
 
-# ------------------------------------------------------------------------------------------------------- loop
+# ---------------------------------------------------------------------------------------------------------------- loop
 
 
 class Echo(Link):

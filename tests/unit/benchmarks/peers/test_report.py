@@ -48,7 +48,7 @@ def a_run() -> Run:
     return Run({"cores": 2}, {"nats": "nats-server: v2"}, left_out, [*PEERS.values()], outcomes)
 
 
-# ---------------------------------------------------------------------------------------------------- figures
+# ------------------------------------------------------------------------------------------------------------- figures
 
 
 def test_rows_are_medians_with_their_spread_and_ratios_are_ours_through_theirs() -> None:
@@ -82,7 +82,7 @@ def test_numbers_have_three_digits(given: float | None, text: str) -> None:
     assert number(given) == text
 
 
-# ----------------------------------------------------------------------------------------------------- report
+# -------------------------------------------------------------------------------------------------------------- report
 
 
 def test_report_lists_every_peer_or_the_reason_for_its_absence() -> None:
@@ -124,7 +124,7 @@ def test_charts_are_images_and_mark_brokers_that_sync_later(tmp_path: Path) -> N
     assert "hatch" in charts.style(PEERS["nats"]) and "hatch" not in charts.style(PEERS["redis-always"])
 
 
-# ------------------------------------------------------------------------------------------------ ------ order
+# -------------------------------------------------------------------------------------------------------- ------ order
 
 
 def test_every_peer_does_every_load_it_can_in_every_round_and_none_is_always_first() -> None:
@@ -136,7 +136,7 @@ def test_every_peer_does_every_load_it_can_in_every_round_and_none_is_always_fir
     assert len(set(firsts)) > 4
 
 
-# ---------------------------------------------------------------------------------------------------- servers
+# ------------------------------------------------------------------------------------------------------------- servers
 
 
 def test_cpu_time_of_a_server_includes_its_child_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_servers_listen_here_only(tmp_path: Path) -> None:
     assert len(files) == 5 and all(path.startswith(str(tmp_path)) for path in files)
 
 
-# ----------------------------------------------------------------------------------------------------- values
+# -------------------------------------------------------------------------------------------------------------- values
 
 
 def test_values_have_their_size_and_due_times_are_found_wherever_they_are_cut() -> None:

@@ -173,7 +173,7 @@ def test_agreement_of_clocks_expires_with_maximum_drift() -> None:
     assert (clock.reason, clock.reported_standing) == (UNCOMPARED, OFF_)
 
 
-# -- waiting for comparison -----------------------------------------------------------------------------------------
+# -- waiting for comparison -------------------------------------------------------------------------------------------
 
 
 def waits(world: World) -> dict[str, bool]:
@@ -459,8 +459,7 @@ def test_clock_step_without_peers_needs_acceptance_by_the_operator() -> None:
     assert world.off_by_s("a") == pytest.approx(HOUR_S, abs=0.01)
 
 
-# -- nodes with better clocks
-# -------------------------------------------------------------------------------------------
+# -- nodes with better clocks -----------------------------------------------------------------------------------------
 
 
 def offered(than: Standing, standing: Standing, *, offset_s: float = 0.0, since_s: float = 0.0) -> set[str]:

@@ -110,7 +110,7 @@ def frames(one: Terms, two: Terms, purpose: str = LINK) -> list[bytes]:
     return seen
 
 
-# ---------------------------------------------------------------------------------------------------- admission
+# ----------------------------------------------------------------------------------------------------------- admission
 
 
 @pytest.mark.parametrize("purpose", [LINK, STREAM])
@@ -166,7 +166,7 @@ def test_a_stream_may_be_opened_by_the_greater_id_too() -> None:
     assert dialer.introduced is not None and acceptor.introduced is not None
 
 
-# --------------------------------------------------------------------------------------------------- refusal
+# ------------------------------------------------------------------------------------------------------------- refusal
 
 
 def named(identity: PeerIdentity, node_id: str) -> PeerIdentity:
@@ -279,7 +279,7 @@ def test_dialer_proves_its_secret_first() -> None:
     assert msgpack.unpackb(with_other_secret[3])[0] == "refused"
 
 
-# ---------------------------------------------------------------------------------------------------- feature levels
+# ------------------------------------------------------------------------------------------------------ feature levels
 
 
 def levelled(
@@ -317,7 +317,7 @@ def test_levels_that_overlap_are_enough() -> None:
         assert acceptor.introduced.peer.identity.feature_level == FIRST_LEVEL + 1
 
 
-# ------------------------------------------------------------------------------------------- changed frames
+# ------------------------------------------------------------------------------------------------------ changed frames
 
 
 def test_changed_byte_in_any_frame_is_refused() -> None:
@@ -386,7 +386,7 @@ def test_a_mirror_is_no_node() -> None:
     assert bodies[3] != bodies[4]
 
 
-# ------------------------------------------------------------------------------------------------- valid frames
+# -------------------------------------------------------------------------------------------------------- valid frames
 
 
 HELLO: list[Any] = [
@@ -533,7 +533,7 @@ def test_garbage_is_refused(bodies: list[bytes]) -> None:
         assert dialer.introduced is None
 
 
-# ------------------------------------------------------------------------------------------------------ documentation
+# ------------------------------------------------------------------------------------------------------- documentation
 
 
 def test_documented_bytes_match_the_handshake() -> None:
@@ -563,7 +563,7 @@ def test_documented_proof_matches_the_handshake() -> None:
         assert msgpack.unpackb(body)[-1] == hmac.new(SECRET, what + b"\0" + openings, "sha256").digest()
 
 
-# ------------------------------------------------------------------------------------------ several secrets
+# ----------------------------------------------------------------------------------------------------- several secrets
 
 
 OLD, NEW = b"the old one, as long", b"the new one, as long"

@@ -118,7 +118,7 @@ def test_five_numbers_fly_at_once(bed: LaneBed) -> None:
     assert heal(bed) == [*range(8)]
 
 
-# -- errors of timed out batches ---------------------------------------------------------------------------
+# -- errors of timed out batches --------------------------------------------------------------------------------------
 
 
 def test_batch_without_reply_has_unknown_outcome(bed: LaneBed) -> None:
@@ -156,7 +156,7 @@ def test_a_lost_connection_leaves_the_outcome_unknown(bed: LaneBed) -> None:
     assert "outcome is unknown" in batch.error.message
 
 
-# -- silent node ---------------------------------------------------------------------------------------
+# -- silent node ------------------------------------------------------------------------------------------------------
 
 
 def test_batches_of_silent_node_are_resent_to_new_leader_with_same_numbers(bed: LaneBed) -> None:
@@ -193,7 +193,7 @@ def test_a_node_that_answers_is_not_silent(bed: LaneBed) -> None:
     assert bed.partition_producer.idle
 
 
-# -- abandoned batches ----------------------------------------------------------------------------------------------
+# -- abandoned batches ------------------------------------------------------------------------------------------------
 
 
 def test_abandoned_batch_keeps_its_position_before_others(bed: LaneBed) -> None:
@@ -270,7 +270,7 @@ def test_batch_that_was_always_refused_is_not_stored_later(bed: LaneBed) -> None
     assert bed.numbers[-2:] == [(2, 1, False), (2, 2, False)]
 
 
-# -- permanent errors -----------------------------------------------------------------------------------------------
+# -- permanent errors -------------------------------------------------------------------------------------------------
 
 
 def test_batches_behind_a_failed_batch_are_resent_in_a_new_epoch(bed: LaneBed) -> None:
@@ -322,7 +322,7 @@ def test_new_epoch_waits_for_batches_in_flight(bed: LaneBed) -> None:
     assert two.offsets and three.offsets
 
 
-# -- forgotten numbers -----------------------------------------------------------------------------------------------
+# -- forgotten numbers ------------------------------------------------------------------------------------------------
 
 
 def test_a_forgotten_producer_goes_on_in_a_new_epoch(bed: LaneBed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ def test_rejections_say_nothing(bench: Bench) -> None:
     assert send(bench, 0, c.REJECT).outcomes is None
 
 
-# -- repeated answers -------------------------------------------------------------------------------------
+# -- repeated answers -------------------------------------------------------------------------------------------------
 
 
 def numbered(number: int, on_conflict: int, *keys: str | None) -> c.Append:

@@ -218,7 +218,7 @@ def test_two_groups_have_separate_turns(fair: RankedBench) -> None:
     assert fair.take(3) == ["b0", "a1"]
 
 
-# -- other changes of messages -------------------------------------------------------------------------------------
+# -- other changes of messages ----------------------------------------------------------------------------------------
 
 
 def test_ready_message_can_be_cancelled(bench: RankedBench) -> None:

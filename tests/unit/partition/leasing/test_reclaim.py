@@ -154,7 +154,7 @@ def test_leases_without_epochs_are_as_they_were(bench: Bench) -> None:
     assert lengths == [10, 13]
 
 
-# -- a message that kills its worker each time -------------------------------------------------------------------------
+# -- a message that kills its worker each time ------------------------------------------------------------------------
 
 
 def counting(**settings: object) -> Bench:

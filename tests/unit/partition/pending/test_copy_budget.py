@@ -220,5 +220,4 @@ def test_repeated_priority_change_of_waiting_messages_ends() -> None:
     assert [message.fields[Column.PRIORITY] for message in taken] == [7] * 5
 
 
-# -- lower limits
-# ------------------------------------------------------------------------------------------------------------
+# -- lower limits -----------------------------------------------------------------------------------------------------

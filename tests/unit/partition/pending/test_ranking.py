@@ -74,7 +74,7 @@ def priorities(bench: RankedBench) -> list[bytes]:
     return [key[1:] for key, _ in bench.rows(rows.OVERLAY)]
 
 
-# -- new position ----------------------------------------------------------------------------------------------------
+# -- new position -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("promoted", [False, True])
@@ -207,7 +207,7 @@ def test_a_reset_may_have_put_it_behind_when_it_waits(bench: RankedBench) -> Non
     assert bench.rows(rows.PAYLOAD) == [] and bench.status().bytes == 0
 
 
-# -- look-aheads in memory ---------------------------------------------------------------------------------------
+# -- look-aheads in memory --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bulk", [False, True])

@@ -172,7 +172,7 @@ def test_a_batch_with_others_before_it_is_another_batch(bench: Bench) -> None:
     assert log(bench) == ["a", "b"]
 
 
-# -- order of batches ---------------------------------------------------------------------------------------------
+# -- order of batches -------------------------------------------------------------------------------------------------
 
 
 def test_gap_stores_nothing_until_the_missing_batch_arrives(bench: Bench) -> None:
@@ -222,8 +222,7 @@ def test_without_a_producer_nothing_is_compared(bench: Bench) -> None:
     assert bench.rows(rows.PRODUCER) == []
 
 
-# -- forgotten producers
-# ------------------------------------------------------------------------------------------------
+# -- forgotten producers ----------------------------------------------------------------------------------------------
 
 
 def test_an_unknown_producer_begins_with_one(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""`sandctl audit` shows what all nodes noted, and says what is missing."""
+"""Tests that `sandctl audit` shows the notes of all nodes and names missing parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sandctl bench` against a server that keeps messages: what it makes it deletes, what it measured it prints."""
+"""Tests of `sandctl bench` with a server that keeps messages: it deletes its topics and prints its measurements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_produce(ctl: Any, server: FakeServer) -> None:
     found = json.loads(result.stdout)
     assert (found["bench"], found["messages"], found["wanted"], found["size"]) == ("produce", 500, 500, 10)
     assert found["rate"] > 0 and found["cpu_us"] > 0 and found["latency"].keys() == {"p50_ms", "p99_ms", "max_ms"}
-    assert set(server.topics) == {"t"}, "the topic it made is gone"
+    assert set(server.topics) == {"t"}, "the topic of the bench is gone"
     (made,) = server.of_type(Type.TOPIC_CREATE)
     assert made[4] == 4 and made[2].startswith("bench-")
     lines = ctl("bench", "produce", "--messages", "40", "--batch", "7", "--partitions", "1").stdout.splitlines()
@@ -38,7 +38,7 @@ def test_latency_at_a_rate_counts_from_the_planned_time(ctl: Any, server: FakeSe
     result = ctl("bench", "produce", "--rate", "100", "--messages", "30", "-o", "jsonl")
     found = json.loads(result.stdout)
     assert found["messages"] == 30 and found["seconds"] >= 0.25
-    assert found["latency"]["max_ms"] >= 150, "those that had to wait meanwhile show it"
+    assert found["latency"]["max_ms"] >= 150, "messages that waited meanwhile have a high latency"
 
 
 def test_a_topic_that_is_named_stays(ctl: Any, server: FakeServer) -> None:
@@ -68,14 +68,14 @@ def test_a_server_that_refuses(ctl: Any, server: FakeServer) -> None:
 
 def test_interrupted_bench_prints_its_measurement(spawn: Any, server: FakeServer) -> None:
     process = spawn("-o", "json", "bench", "produce", "--rate", "200", "--duration", "500s")
-    # Some twenty of them may be unanswered at any time.
+    # About twenty messages may be unanswered at any time.
     wait_until(lambda: len(server.produced) >= 60)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130 and b"Traceback" not in errors, errors
     found = json.loads(output)
     assert 10 < found["messages"] < found["wanted"] == 100_000
-    assert set(server.topics) == {"t"}, "and deletes what it made"
+    assert set(server.topics) == {"t"}, "the bench deletes its topic"
 
 
 @pytest.mark.parametrize(

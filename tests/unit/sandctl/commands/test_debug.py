@@ -1,4 +1,4 @@
-"""`sandctl debug bundle` has what can be had, however little that is."""
+"""Tests that `sandctl debug bundle` contains all available data, even if little is available."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NO_LEADER = "there is no leader"
 
 
 class Troubled:
-    """An admin of a cluster in which something is wrong."""
+    """The admin part of a client of a faulty cluster."""
 
     def __init__(self, nodes: dict[str, bool], topics: int | None, *, has_groups: bool = True) -> None:
-        """`topics`: None: nobody says which there are."""
+        """`topics`: None if the list of topics cannot be read."""
         self._nodes = nodes
         self._topics = topics
         self._has_groups = has_groups

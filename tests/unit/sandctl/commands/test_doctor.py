@@ -1,4 +1,4 @@
-"""sandctl doctor, against a client that tells what is wrong."""
+"""Tests of sandctl doctor with a client that reports problems."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.sandctl.fake_client import NOW_MS, Ctl, FakeClient, letter
 
 @pytest.fixture
 def sick(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> FakeClient:
-    """A cluster with a topic in which nothing is wrong yet."""
+    """A cluster with a topic and without problems."""
     monkeypatch.setattr("sandctl.commands.doctor.now_ms", lambda: NOW_MS)
     settings = {"dead_letter_topic": "failed"}
     client.topics = [TopicRecord("t", 1, "timer", [Partition(0, 7, "n1"), Partition(1, 8, "n1")], 2, 1, settings)]

@@ -1,4 +1,5 @@
-"""sandctl dead, group and topic, against a client that notes what it was asked; the help and the document of all."""
+"""Tests of sandctl dead, group and topic with a client that records its calls. Tests of the help and the document of
+all commands."""
 
 from __future__ import annotations
 
@@ -413,10 +414,10 @@ def test_every_command_of_the_document_can_be_typed(client: FakeClient) -> None:
         while isinstance(command, Group) and args:
             path.append(args.pop(0))
             command = command.commands[path[-1]]
-        # Below the root's context: Click remembers with which names a command's help option was made first.
+        # Use the root's context: Click keeps the names of the help option from the first use.
         command.make_context(path[-1], args, parent=Context(main, **main.context_settings))
         used.add(tuple(path))
-    # The commands of the pipeline are on a page of their own, which `tests/spark/test_spark_page.py` runs.
+    # The pipeline commands are on a separate page, which `tests/spark/test_spark_page.py` runs.
     used |= {
         ("pipeline", name) for name in re.findall(r"^sandctl pipeline (\w+)", (docs / "spark.md").read_text(), re.M)
     }
@@ -424,7 +425,7 @@ def test_every_command_of_the_document_can_be_typed(client: FakeClient) -> None:
 
 
 def commands(group: Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """The paths of all commands."""
+    """Return the paths of all commands."""
     found = []
     for name, command in group.commands.items():
         found += commands(command, (*path, name)) if isinstance(command, Group) else [(*path, name)]

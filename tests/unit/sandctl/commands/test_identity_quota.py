@@ -1,4 +1,4 @@
-"""`sandctl identity quota` bounds what an identity may take, and `show` says what it has of that."""
+"""Tests that `sandctl identity quota` limits an identity, and that `show` shows its limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sandctl kv`: what it asks, what it prints, how it ends."""
+"""Tests of `sandctl kv`: its requests, output and exit codes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_get_one(kv: Ctl, keys: FakeKeys) -> None:
     }
     assert json.loads(kv("get", "t", "a", "-o", "json").stdout) == expected
     assert json.loads(kv("get", "t", "a", "-o", "jsonl").stdout) == expected
-    assert kv("get", "t", "a", "--raw").stdout_bytes == b"dark", "no line feed, nothing else"
+    assert kv("get", "t", "a", "--raw").stdout_bytes == b"dark", "only the value, without a line feed"
     keys.rows[b"long"] = entry(b"long", b"x" * 5000)
     assert "5,000 characters" in kv("get", "t", "long").stdout
     assert len(json.loads(kv("get", "t", "long", "-o", "json").stdout)["text"]) == 5000
@@ -214,7 +214,7 @@ def test_requests_that_fail(kv: Ctl) -> None:
         assert (result.exit_code, result.stderr) == (1, "sandctl: there is no topic 'x'\n"), args
 
 
-# Topics of this kind, and their messages as JSON.
+# Topics of this kind and their messages as JSON.
 
 
 def test_making_a_compacted_topic(ctl: Any, server: FakeServer) -> None:
@@ -234,7 +234,7 @@ def test_settings_of_a_compacted_topic() -> None:
     general = {"lease", "max_attempts", "max_snoozes", "backoff", "group_ttl", "max_message_bytes", "max_lease"}
     general |= {"max_request_rate", "max_request_burst", "partition_delimiter"}
     assert shown.keys() == {*general, "ttl", "history", "tombstone_retention"}
-    assert parse_settings(shown, COMPACTED) == parse_settings(given, COMPACTED), "what is shown can be given"
+    assert parse_settings(shown, COMPACTED) == parse_settings(given, COMPACTED), "shown settings can be used as options"
 
 
 def test_deletions_as_json() -> None:

@@ -1,4 +1,4 @@
-"""sandctl lease, against a client that notes what it was asked; `take` against a scripted server."""
+"""Tests of sandctl lease with a client that records its calls, and of `take` with a scripted server."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_leased_message_is_settled_by_its_id(
     result = offline(*args, "--unique-key", "u", "-o", "json")
     assert (result.exit_code, json.loads(result.stdout)) == (1, [{"unique_key": "u", "outcome": "lost"}])
     assert held.asked(name) == [expected] * 2
-    # Everything under a lease, which need not be looked up.
+    # All messages of a lease, without a look-up.
     looks = len(held.asked("why"))
     result = offline(*args, "--lease-token", "7.1.65536", "--lease-token", LEASE)
     assert result.exit_code == 1 and result.stdout == f"{wanted.replace('_', ' ')} lease 7.1.65536\n"

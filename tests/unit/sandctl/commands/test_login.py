@@ -1,4 +1,4 @@
-"""sandctl: who you are to a cluster, and where that is kept."""
+"""Tests of sandctl logins: the identity at a cluster and its storage."""
 
 from __future__ import annotations
 

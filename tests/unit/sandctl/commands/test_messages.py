@@ -1,4 +1,4 @@
-"""sandctl produce and consume."""
+"""Tests of sandctl produce and consume."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_any_line_is_a_message_or_invalid() -> None:
 
 
 def test_refused_line_is_named(ctl: Any, server: FakeServer) -> None:
-    server.script[Type.PRODUCE] += [StorageFailed("disk full")] * 2  # the two may come in one batch, or in two
+    server.script[Type.PRODUCE] += [StorageFailed("disk full")] * 2  # both messages may come in one batch or in two
     result = ctl("produce", "t", "--lines", input=b"a\nb\n")
     assert result.exit_code == 1 and "line 1: disk full; 1 more failed; 0 messages sent" in result.stderr
     result = ctl("produce", "nope", "--lines", input=b"a\n")
@@ -204,7 +204,7 @@ def test_follow_until_interrupted(spawn: Any, server: FakeServer) -> None:
     producer.stdin.write(b"one\ntwo\n")
     producer.stdin.flush()
     assert [process.stdout.readline(), process.stdout.readline()] == [b"one\n", b"two\n"]
-    assert len(producer.stdout.readline()) == 27  # confirmed while the input is still open
+    assert len(producer.stdout.readline()) == 27  # confirmed although the input is still open
     producer.communicate()
     assert producer.returncode == 0
     process.send_signal(signal.SIGINT)
@@ -234,11 +234,11 @@ def test_a_reader_that_leaves_is_quiet(spawn: Any, ctl: Any, server: FakeServer)
     ctl("produce", "t", "--lines", input=b"z\n" * 100)
     assert process.wait(PATIENCE_S) == 1
     assert process.stderr.read() == b""
-    assert "ready" in [row.state for row in server.stored["t", 0]]  # what was not printed was not acked
+    assert "ready" in [row.state for row in server.stored["t", 0]]  # a message that was not printed was not acked
 
 
 def test_leases_are_extended_while_output_is_blocked(spawn: Any, server: FakeServer) -> None:
-    # Leases of a minute, which are extended before much of it is over.
+    # Leases of a minute are extended early.
     often = "subscription._EXTEND_PART = 1.003"
     process = spawn("consume", "t", "--group", "g", "--max", "40", "--lease", "60s", change=often)
     wait_until(lambda: server.subscribed)

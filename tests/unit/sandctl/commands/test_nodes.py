@@ -1,4 +1,4 @@
-"""sandctl: nodes drained and removed, partitions transferred and looked at while they move."""
+"""Tests of sandctl: drained and removed nodes, transferred partitions, and their progress."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_remove_confirms_and_waits_until_the_node_is_gone(
 
 
 def test_node_that_rejoins_immediately_counts_as_removed(ctl: Any, server: FakeServer) -> None:
-    """It waited under its name, with an empty disk: nobody saw the moment in which it was gone."""
+    """The node returned with its old name and an empty disk. Its absence was too short to be seen."""
 
     def removed(connection: FakeConnection, frame: Any) -> None:
         server.answer(connection, frame)

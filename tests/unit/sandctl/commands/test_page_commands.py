@@ -1,4 +1,4 @@
-"""Every `sandctl` command that a document names exists, with the options and arguments that it is given there."""
+"""Tests that every `sandctl` command in a document exists with the shown options and arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def problem(command: str) -> str | None:
     try:
         words = shlex.split(line)[1:]
     except ValueError:
-        return None  # goes on in the next line
+        return None  # the command continues in the next line
     group: click.Command = main
     context = click.Context(main, info_name="sandctl")
     while isinstance(group, click.Group) and words and words[0] != "COMMAND" and not words[0].startswith("-"):

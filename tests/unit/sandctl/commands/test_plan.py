@@ -1,4 +1,4 @@
-"""`sandctl cluster plan`: what a load needs."""
+"""Tests of `sandctl cluster plan`: the resources for a load."""
 
 from __future__ import annotations
 

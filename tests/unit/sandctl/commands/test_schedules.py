@@ -1,4 +1,4 @@
-"""sandctl schedule create --jsonl: lines that are no JSON are refused before anything is made."""
+"""Tests of sandctl schedule create --jsonl: lines that are not JSON are refused before any schedule is created."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""sandctl message, against a client that notes what it was asked."""
+"""Tests of sandctl message with a client that records its calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ctl(offline: Ctl) -> Ctl:
     return offline
 
 
-# Looking at messages.
+# Reading messages.
 
 
 def test_message_list(ctl: Ctl, client: FakeClient) -> None:
@@ -171,7 +171,7 @@ def test_why_prints_the_history_of_a_message(ctl: Ctl, client: FakeClient) -> No
 
 
 def test_a_biography_goes_life_by_life(ctl: Ctl, client: FakeClient) -> None:
-    """Attempts count from 1 in each: without its lives nobody could tell them apart."""
+    """Attempts count from 1 in each life. Without the lives the attempts could not be told apart."""
     rows = [[1, "w", NOW_MS - 90_000, NOW_MS - 89_000, "nacked", "e1"], [2, "w", NOW_MS - 80_000, NOW_MS - 79_000,
             "nacked", "e2"], [1, "w", NOW_MS - 2000, NOW_MS - 1000, "nacked", "e3"]]  # fmt: skip
     first = Life(1, 2, "nacked", "e2", NOW_MS - 79_000, NOW_MS - 60_000, [Attempt(*row) for row in rows[:2]])

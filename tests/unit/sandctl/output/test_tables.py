@@ -30,7 +30,7 @@ def test_rows_fit_the_terminal_and_ids_are_complete(width: int) -> None:
     assert sum(ID in line for line in found) == 2
     assert all(cell_len(line) <= max(width, 14 + len(ID)) for line in found)
     if width >= 75:
-        assert all(cell_len(line) <= width for line in found) and len(found) <= 4, "a table, its headings folded"
+        assert all(cell_len(line) <= width for line in found) and len(found) <= 4, "a table with folded headings"
 
 
 def test_widest_columns_are_cut_first() -> None:

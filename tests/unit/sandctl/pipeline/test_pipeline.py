@@ -1,4 +1,4 @@
-"""sandctl pipeline: what is printed and written, wrong usage, what is missing. Spark itself: tests/spark."""
+"""Tests of sandctl pipeline: its output and files, wrong usage, and missing parts. Spark itself: tests/spark."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_report(tmp_path: Path) -> None:
         client.produce("orders", b"later", delay="30h")
         node.advance("30s")
 
-        # A process of its own: what the broker in this one logs is none of its output.
+        # Use a separate process, because the broker in this process writes a log.
         def ask(*args: str) -> subprocess.CompletedProcess[str]:
             return run(*patient("pipeline", "report", *args), SANDCTL_SERVERS=node.address)
 
@@ -185,7 +185,7 @@ def test_jobs_that_need_no_spark_run_without_it() -> None:
     assert "127.0.0.1:1" in done.stderr and "pyspark" not in done.stderr
 
 
-# what all commands that run Spark have in common
+# options of all commands that run Spark
 
 ARCHIVE = ["pipeline", "archive", "t", "--to", "a"]
 REPLAY = ["pipeline", "replay", "a", "t"]

@@ -1,4 +1,4 @@
-"""The audit log's files: whole lines, in order, as many files as may be, and read from a position on."""
+"""Tests of the files of the audit log: whole lines in order, a limited number of files, and reads from a position."""
 
 from __future__ import annotations
 

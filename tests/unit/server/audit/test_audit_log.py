@@ -26,7 +26,7 @@ CALLER = Caller("token:ada", "10.0.0.9:4000")
 
 
 class HandFiles(AuditFiles):
-    """A disk that a test holds up, or has fail."""
+    """A disk that a test can delay or let fail."""
 
     def __init__(self) -> None:
         super().__init__(Path("nowhere"), 1000, 1)
@@ -343,10 +343,10 @@ def test_continued_log_read_is_not_recorded() -> None:
 LOOKS = {
     *(Type.JOB_STATUS, Type.TOPIC_ENSURE, Type.IDENTIFY),
     *(Type.IDENTITY_LIST, Type.ROLE_LIST, Type.AUDIT_LIST),
-    *(Type.BACKUP_TOPICS, Type.BACKUP_READ, Type.BACKUP_END),  # they continue a BACKUP_BEGIN
+    *(Type.BACKUP_TOPICS, Type.BACKUP_READ, Type.BACKUP_END),  # these requests continue a BACKUP_BEGIN
     Type.RESTORE_ROWS,  # and RESTORE_BEGIN
 }
-"""Requests that need such a right, or may need it, and make no change that an auditor would search for."""
+"""Requests that need or may need such a right, but make no change that interests an auditor."""
 
 
 @pytest.mark.parametrize("kind", sorted(RULES), ids=name_of)
@@ -373,7 +373,7 @@ async def test_principal_that_floods_the_log_pushes_out_no_other() -> None:
     assert audit.until_written(PATIENCE_S)
     flooding = [line for line in files.lines if line.get("principal") == "token:ada"]
     assert sum(len(json.dumps(line, separators=(",", ":"))) for line in flooding) < LEAST_BYTES + 2000
-    assert [line["request"] for line in flooding].count("topic_delete") == 1, "each kind of its acts is told"
+    assert [line["request"] for line in flooding].count("topic_delete") == 1, "each kind of request is reported"
     assert files.lines[-1]["principal"] == "token:bob"
     now_s[0] += COLLAPSED_S
     note(audit, "topic_create", principal="token:bob")
@@ -382,12 +382,12 @@ async def test_principal_that_floods_the_log_pushes_out_no_other() -> None:
     assert told["topic_delete"] == {"principal": "token:ada", "request": "topic_delete", "result": "ok", "count": 1}
     written = [line["request"] for line in flooding]
     for name in ("group_pause", "group_limit"):
-        assert written.count(name) + told.get(name, {"count": 0})["count"] == 3000, "nothing is lost without a number"
+        assert written.count(name) + told.get(name, {"count": 0})["count"] == 3000, "every dropped note is counted"
     now_s[0] += REFILL_S
     for _ in range(3):
         note(audit, "topic_delete")
     await audit.close()
-    assert [line["request"] for line in files.lines[-3:]] == ["topic_delete"] * 3, "its share comes back"
+    assert [line["request"] for line in files.lines[-3:]] == ["topic_delete"] * 3, "the share of the caller is refilled"
 
 
 async def test_callers_without_a_name_have_their_shares_by_address() -> None:

@@ -1,4 +1,4 @@
-"""At which level a node logs, and for how long."""
+"""Tests of the log level of a node and its duration."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_temporary_log_level_ends_at_its_time(autojump_clock: trio.testing
         assert verbose.is_on()
         await trio.sleep(59)
         assert logs.level() == "debug"
-        level.change("warning", 10_000, ADA)  # the later one counts
+        level.change("warning", 10_000, ADA)  # the later request counts
         assert not verbose.is_on()
         await trio.sleep(9)
         assert logs.level() == "warning"
@@ -54,7 +54,7 @@ async def test_log_level_without_time_lasts_until_the_node_stops(autojump_clock:
         level.change("error", None, ADA)
         await trio.sleep(10**6)
         assert level.change(None, None, ADA)["level"] == "error"
-        assert level.change("info", 5, ADA)["until_ms"] is None, "it is the configured one"
+        assert level.change("info", 5, ADA)["until_ms"] is None, "the level is the configured level"
         level.change("error", None, ADA)
         nursery.cancel_scope.cancel()
-    assert logs.level() == "info", "another node of this process begins as it was configured"
+    assert logs.level() == "info", "another node of this process starts with its configured level"

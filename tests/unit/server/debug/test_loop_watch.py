@@ -40,7 +40,7 @@ def test_stall_is_reported_with_its_cause() -> None:
 
     with capture_logs() as logged:
         held()
-        watch.check()  # what it was found at first counts
+        watch.check()  # the first found place counts
         clock.now_s += 0.5
         watch.beat()
     (stall,) = watch.stalls()
@@ -85,7 +85,7 @@ async def test_watch_runs_in_its_own_thread() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch.run)
         await trio.testing.wait_all_tasks_blocked()
-        while not watch._seen:  # the loop does not go on
+        while not watch._seen:  # the loop does not continue
             time.sleep(0.01)  # noqa: ASYNC251
         watch.beat()
         nursery.cancel_scope.cancel()

@@ -46,7 +46,7 @@ async def test_each_task_below_the_one_that_began_it() -> None:
         rows = {row["name"]: row for row in found}
         assert rows["inner one"]["depth"] == rows["outer one"]["depth"] + 1
         assert any(".inner:" in place for place in rows["inner one"]["stack"])
-        assert rows["inner one"]["stack"][0].startswith("trio."), "the innermost frame first"
+        assert rows["inner one"]["stack"][0].startswith("trio."), "the innermost frame must be first"
         assert [row["stack"] for row in found if "test_each_task" in row["name"]] == [[]], "it runs"
         few, all_of_them = tasks(1)
         assert len(few) == 1 and all_of_them == count

@@ -16,7 +16,7 @@ from sandq.server.handlers import backups as handler
 
 
 def _asked(catch_up: Any) -> tuple[Any, dict[str, Any]]:
-    """A node that has heard of topic `a`, and catches up so."""
+    """A node that knows topic `a` and catches up with the other topics."""
     topics: dict[str, Any] = {}
     none: Any = None
     catalog: Any = SimpleNamespace(catch_up=lambda: catch_up(topics))

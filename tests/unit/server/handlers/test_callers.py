@@ -1,4 +1,4 @@
-"""Every request that the broker is asked arrives whole, and with its caller."""
+"""Tests that every request reaches the broker completely and with its caller."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ASKED = [name for name in EXAMPLES if type(parsed(name)) not in NOT_ASKED]
 
 
 class Stop(BaseException):
-    """The broker was asked: what it answers does not matter here."""
+    """Raised when the broker gets a request, because its answer does not matter here."""
 
 
 class FakeBroker:
@@ -53,7 +53,7 @@ class FakeBroker:
         self.limits = SimpleNamespace(consumer_id_chars=255, credit_max=1_000_000, subscriptions_per_connection=10)
 
     def check_partitions(self, request: Any, keys: Any) -> None:
-        """Whose keys they are does not matter to it."""
+        """Accept all keys."""
 
     def _topic(self, name: str) -> Any:
         return SimpleNamespace(record=SimpleNamespace(partitions=self.partitions * [None]))
@@ -67,7 +67,7 @@ class FakeBroker:
 
 
 class PeerSlots:
-    """A connection whose requests are begun at once."""
+    """A connection that starts its requests at once."""
 
     def __init__(self) -> None:
         self.caller = CALLER

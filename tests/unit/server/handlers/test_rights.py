@@ -98,7 +98,7 @@ def test_checks_of_many_named_topics_are_limited() -> None:
 
     access = Counting("token:a", Access.of("token:a", ["read:a*"], {}).grants)
     assert is_let(access, [Type.METADATA, 1, 65_000 * ["a"]])
-    assert Counting.asked <= NAMES_AT_ONCE, "the others are looked at in turns"
+    assert Counting.asked <= NAMES_AT_ONCE, "the other names are checked in later turns"
 
 
 def test_settling_needs_to_consume_of_the_topic_of_the_lease() -> None:
@@ -106,7 +106,7 @@ def test_settling_needs_to_consume_of_the_topic_of_the_lease() -> None:
     ack = [Type.ACK, 1, 7, 0, [[65536, None]]]
     assert is_let(access, ack, "billing.invoices")
     assert not is_let(access, ack, "orders")
-    assert is_let(access, ack, None)  # there is nothing that could be settled
+    assert is_let(access, ack, None)  # no lease exists that could be settled
 
 
 def test_an_ack_that_sends_needs_to_produce_where_it_sends_to() -> None:

@@ -15,7 +15,7 @@ NOW_S = 1000
 
 
 class Replica:
-    """Has one message due each second."""
+    """A partition with one due message per second."""
 
     def due_between(self, start_s: int, stop_s: int) -> int:
         assert start_s > NOW_S
@@ -55,7 +55,7 @@ async def test_partitions_with_later_messages_are_queried() -> None:
     assert sum(questions) == len(metrics._soon) and max(questions) <= REFRESH_FORECASTS
     led.clear()
     await metrics.forecast()
-    assert metrics._soon == {}, "those that are led elsewhere now are not kept"
+    assert metrics._soon == {}, "partitions that moved to another leader are not kept"
 
 
 def test_partitions_and_groups_beyond_the_limit_are_summed_up() -> None:

@@ -1,4 +1,4 @@
-"""Metrics of the process are there where it sees processes alone (ProcSubset=pid)."""
+"""Tests that process metrics exist even with a restricted /proc (ProcSubset=pid)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def reported(collector: type[ProcessCollector], proc: Path) -> dict[str, float]:
 
 def test_process_is_reported_without_the_rest_of_proc(tmp_path: Path) -> None:
     (tmp_path / "self").symlink_to("/proc/self")
-    assert reported(ProcessCollector, tmp_path) == {}, "else this is not needed any more"
+    assert reported(ProcessCollector, tmp_path) == {}, "otherwise the workaround is no longer needed"
     found = reported(OwnProcess, tmp_path)
     whole = reported(OwnProcess, Path("/proc"))
     assert found.keys() == whole.keys() and found["process_resident_memory_bytes"] > 0

@@ -1,4 +1,4 @@
-"""Tests of the search for due messages: it yields, however many groups there are."""
+"""Tests of the search for due messages: it yields for any number of groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GROUPS: Final = 1_000
 
 
 class Looked(trio.abc.Instrument):
-    """How many groups were looked at in any round of the loop, at most."""
+    """Return the maximum number of groups that were checked in one round of the loop."""
 
     def __init__(self) -> None:
         self.all = self.most = self._groups = 0

@@ -1,4 +1,4 @@
-"""How many tenants have samples: those with most ready, of each group and of all together a bounded number."""
+"""Tests of the number of tenants with samples: the tenants with most ready messages, limited per group and in total."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ READY = re.compile(r'^sandq_tenant_ready{topic="(.*)",group="(.*)",tenant="(.*)"
 
 
 def rows_of(group: str, count: int, first: int = 0) -> list[Row]:
-    """Tenants t<n>, of which n messages are ready; in any order."""
+    """Return tenants t<n> with n ready messages, in any order."""
     rows = [(group, {"tenant": f"t{n}", "ready": n, "in_flight": 1}) for n in range(first, first + count)]
     Random(count).shuffle(rows)
     return rows

@@ -1,4 +1,4 @@
-"""Metrics by topic and group stay bounded, and counters never fall."""
+"""Tests that metrics by topic and group stay limited, and that counters never decrease."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from sandq.server.metrics.topics import OTHER, Board, PartitionSeen, TopicNumber
 
 def group(name: str, *, ready: int = 0, leased: int = 0, oldest_ms: int | None = None, **others: object) -> GroupStatus:
     fields = {"next_ms": None, "paused": None, "is_paused": False, "generation": 0, "waiting": 0, "dead": 0} | others
-    return GroupStatus(group_id=1, name=name, ready=ready, leased=leased, oldest_ms=oldest_ms, **fields)  # type: ignore[arg-type]
+    # type: ignore[arg-type]
+    return GroupStatus(group_id=1, name=name, ready=ready, leased=leased, oldest_ms=oldest_ms, **fields)
 
 
 def partition(*groups: GroupStatus, later: int = 0, came_due: int = 0, **counted: int) -> PartitionSeen:
@@ -56,7 +57,7 @@ def test_partitions_are_summed_up() -> None:
     assert (topics["t1"].messages, topics["t1"].delayed, topics["t1"].bytes) == (10, 5, 100)
     found = groups["t1", "g"]
     assert (found.ready, found.leased, found.delayed, found.oldest_ms) == (8, 1, 5, 60)
-    assert found.stalled and found.consumers == 2, "a subscription takes part in every partition"
+    assert found.stalled and found.consumers == 2, "a subscription counts in every partition"
 
 
 def test_a_group_waits_for_a_limit_where_something_is_due() -> None:
@@ -99,7 +100,7 @@ def test_a_topic_keeps_its_label_and_the_sum_of_others_never_falls() -> None:
     board = Board(1, 10)
     one, two, three = (topic(n, partition(stored=n)) for n in (1, 2, 3))
     assert stored(board.sums([one, two, three])[0]) == {"t1": 1, OTHER: 5}
-    assert stored(board.sums([two, three])[0]) == {OTHER: 5}, "those without a label do not get the free one"
+    assert stored(board.sums([two, three])[0]) == {OTHER: 5}, "topics without a label do not get the free label"
     assert stored(board.sums([three])[0]) == {OTHER: 5}, "deleted, and counted"
     four = topic(4, partition(stored=4))
     assert stored(board.sums([three, four])[0]) == {"t4": 4, OTHER: 5}
