@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 import sandq
+from tests.support.http_client import NO_TLS
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
@@ -86,7 +87,7 @@ def test_fastapi_app_runs(node: NodeProcess, start: Callable[..., subprocess.Pop
         except httpx.TransportError:
             return False
 
-    with httpx.Client(base_url=f"http://{bind}", timeout=60) as app:
+    with httpx.Client(verify=NO_TLS, base_url=f"http://{bind}", timeout=60) as app:
         wait_until(serves)
         tea = {"to": "ada@example.org", "text": "tea", "delay": "1s"}
         answer = app.post("/reminders", params=tea)

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.http_client import NO_TLS
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.gateway import GatewayProcess
@@ -40,7 +41,7 @@ def test_gateway_without_node_returns_503(make_node: MakeNode, make_gateway: Mak
     """The node is the second of two servers; it starts after the gateway, stops, and starts again."""
     node = make_node()
     gateway = make_gateway("--server", f"127.0.0.1:{free_port()},{node.address}")
-    with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as web:
+    with httpx.Client(verify=NO_TLS, base_url=gateway.url, timeout=PATIENCE_S) as web:
         message = {"text": "kept", "unique_key": "one"}
 
         def status(method: str, path: str, json: object = None) -> int:
@@ -104,7 +105,7 @@ def test_gateway_settings_from_file_and_environment_apply(
     gateway = make_gateway(
         "--config", "gateway.yaml", "--server", node.address, SANDQ_HTTP__ALLOWED_ORIGINS="https://a.example"
     )
-    with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as web:
+    with httpx.Client(verify=NO_TLS, base_url=gateway.url, timeout=PATIENCE_S) as web:
         found = say(gateway, b"POST /topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 65537\r\n\r\n")
         assert found.startswith(b"HTTP/1.1 413 ") and b"limits.http_body_bytes" in found, found
         assert web.get("/healthz", headers={"host": "q.example"}).status_code == 200

@@ -12,6 +12,7 @@ from contextlib import suppress
 import httpx
 import pytest
 
+from tests.support.http_client import NO_TLS
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
 from tests.support.waiting import PATIENCE_S, wait_until, wait_until_gone
@@ -25,7 +26,7 @@ class Served:
     def __init__(self, node: NodeProcess, port: int) -> None:
         self.node = node
         self.port = port
-        self.web = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S)
+        self.web = httpx.Client(verify=NO_TLS, base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S)
 
     def metric(self, name: str) -> str:
         (line,) = [line for line in self.web.get("/metrics").text.splitlines() if line.startswith(f"{name} ")]

@@ -14,6 +14,7 @@ import httpx
 import pytest
 import trio
 
+from tests.support.http_client import NO_TLS
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
 from tests.support.waiting import PATIENCE_S, until_holds
@@ -104,7 +105,7 @@ async def test_kills_under_http_keep_acknowledged_messages(
     node.start()
     record = Record()
     stop, done = trio.Event(), trio.Event()
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=5) as client:
+    async with httpx.AsyncClient(verify=NO_TLS, base_url=f"http://127.0.0.1:{port}", timeout=5) as client:
         settings = {"backoff": {"kind": "none"}, "max_attempts": None}
         with trio.fail_after(PATIENCE_S):
             while await asked(client, "/topics", {"name": "t", "partitions": 2, "settings": settings}) is None:

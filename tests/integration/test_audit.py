@@ -14,6 +14,7 @@ from sandq.model.errors import Conflict, InvalidRequest, TopicExists, UnknownTop
 from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
+from tests.support.http_client import NO_TLS
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.with_http import run_node
 from tests.support.nodes.working import connected
@@ -77,7 +78,7 @@ async def test_http_shows_the_audit_log_and_records_its_callers(tmp_path: Path) 
     async with run_node(small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0")) as serving:
         assert serving.http is not None
         base = "http://{}:{}".format(*serving.http)
-        async with httpx.AsyncClient(base_url=base, timeout=PATIENCE_S) as web:
+        async with httpx.AsyncClient(verify=NO_TLS, base_url=base, timeout=PATIENCE_S) as web:
             assert (await web.post("/topics", json={"name": "orders"})).status_code == 201
 
             async def look() -> Any:

@@ -14,6 +14,7 @@ from sandq.errors import TooLarge, Unavailable, UnknownTopic
 from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
+from tests.support.http_client import NO_TLS
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.with_http import run_node
@@ -195,7 +196,7 @@ async def test_over_http(tmp_path: Path) -> None:
     async with run_node(small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", **MADE)) as node:
         assert node.http is not None
         base = f"http://{node.http.host}:{node.http.port}"
-        async with httpx.AsyncClient(base_url=base, timeout=PATIENCE_S) as client:
+        async with httpx.AsyncClient(verify=NO_TLS, base_url=base, timeout=PATIENCE_S) as client:
             web = Web(client)
             await web.get("/topics/made.a", 404)
             await web.post("/topics/made.a", {"value": "MQ=="}, 201)

@@ -14,6 +14,7 @@ from sandq.errors import InvalidSetting, Throttled
 from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
+from tests.support.http_client import NO_TLS
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.with_http import run_node
@@ -105,7 +106,7 @@ async def test_over_http_each_address_is_a_client(tmp_path: Path) -> None:
     async with run_node(small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0")) as node:
         assert node.http is not None
         base = f"http://{node.http.host}:{node.http.port}"
-        async with httpx.AsyncClient(base_url=base, timeout=PATIENCE_S) as client:
+        async with httpx.AsyncClient(verify=NO_TLS, base_url=base, timeout=PATIENCE_S) as client:
             web = Web(client)
             settings = {"max_request_rate": "1/h", "max_request_burst": 2}
             await web.post("/topics", {"name": "t", "settings": settings}, 201)
@@ -130,6 +131,6 @@ async def test_over_http_each_address_is_a_client(tmp_path: Path) -> None:
             assert len(ids) == 1
             shown = await web.get("/topics/t")
             assert shown["settings"]["max_request_rate"] == "1/h" and shown["settings"]["max_request_burst"] == 2
-        transport = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
+        transport = httpx.AsyncHTTPTransport(verify=NO_TLS, local_address="127.0.0.2")
         async with httpx.AsyncClient(base_url=base, timeout=PATIENCE_S, transport=transport) as other:
             await Web(other).get("/topics/t/messages")

@@ -11,6 +11,7 @@ import sandq
 from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
+from tests.support.http_client import NO_TLS
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.with_http import run_node
 from tests.support.nodes.working import connected
@@ -34,7 +35,9 @@ async def test_delivery_counts_are_shown_and_survive_a_restart(tmp_path: Path) -
         assert (found.lateness_ms, found.target, found.is_proven) == (60_000, 0.9, True), found.doubts
         assert found.topics == [{"topic": "orders", "deliveries": 3, "late": 0}]
         assert serving.http is not None
-        async with httpx.AsyncClient(base_url="http://{}:{}".format(*serving.http), timeout=PATIENCE_S) as web:
+        async with httpx.AsyncClient(
+            verify=NO_TLS, base_url="http://{}:{}".format(*serving.http), timeout=PATIENCE_S
+        ) as web:
             told = (await web.get("/slo")).json()
             assert told["deliveries"] == sum(row["deliveries"] for row in told["histogram"]) == 3
             assert (await web.get("/slo", params={"node": "nobody"})).status_code == 404

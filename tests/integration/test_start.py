@@ -17,6 +17,7 @@ from sandq.node.running import Serving
 from sandq.server.http.node_link import STARTING
 from sandq.server.http.thread import ThreadLaunch
 from sandq.storage.stores import LevelStores, Stores
+from tests.support.http_client import NO_TLS
 from tests.support.nodes.small_node import small_config
 from tests.support.ports import free_port
 from tests.support.waiting import PATIENCE_S
@@ -34,7 +35,7 @@ class Start:
         self.found: dict[str, Any] = {}
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(f"http://127.0.0.1:{self.http_port}{path}", timeout=PATIENCE_S)
+        return httpx.get(f"http://127.0.0.1:{self.http_port}{path}", verify=NO_TLS, timeout=PATIENCE_S)
 
     def open_stores(self, path: Path, create: bool) -> Stores:
         with pytest.raises(ConnectionRefusedError):  # so that clients immediately ask other nodes

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 
+from tests.support.http_client import NO_TLS
 from tests.support.nodes.three import NAMES, three_nodes
 from tests.support.waiting import PATIENCE_S, until_answer, until_holds
 
@@ -16,7 +17,7 @@ async def test_http_requests_are_routed_to_leaders_on_other_nodes(tmp_path: Path
         for serving in nodes.running.values():
             await until_holds(lambda serving=serving: len(serving.broker.metadata.nodes) == 3)  # type: ignore[misc]
         urls = {name: f"http://{nodes.running[name].http}" for name in NAMES}
-        async with httpx.AsyncClient(timeout=PATIENCE_S) as web:
+        async with httpx.AsyncClient(verify=NO_TLS, timeout=PATIENCE_S) as web:
             made = await web.post(f"{urls['node2']}/topics", json={"name": "t", "partitions": 3, "replicas": 3})
             assert made.status_code == 201, made.text
             for number in range(9):

@@ -16,6 +16,7 @@ import sandq
 from sandq.broker.snapshots.transfer import Throttle
 from sandq.client.admin.partitions import partition_rows
 from sandq.errors import Conflict, InvalidRequest, NotFound, UnknownPartition
+from tests.support.http_client import NO_TLS
 from tests.support.nodes.found import FoundNodes, found_nodes
 from tests.support.nodes.http_requests import Web
 from tests.support.waiting import PATIENCE_S, until_answer, until_holds
@@ -40,7 +41,7 @@ async def until_gone(client: sandq.Client, node: str) -> None:
 
 
 def web_of(nodes: FoundNodes, name: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=f"http://{nodes.running[name].http}", timeout=PATIENCE_S)
+    return httpx.AsyncClient(verify=NO_TLS, base_url=f"http://{nodes.running[name].http}", timeout=PATIENCE_S)
 
 
 async def test_a_node_is_drained_and_removed(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import sandq
 from sandq.broker.bootstrap import founder_election
 from sandq.errors import Conflict, SandqError, Unavailable
 from sandq.protocol.frames import Type
+from tests.support.http_client import NO_TLS
 from tests.support.nodes.found import FoundNodes, found_nodes, refusals
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.three import ThreeNodes
@@ -221,7 +222,7 @@ async def test_over_http(tmp_path: Path) -> None:
     port = free_port()
     async with (
         waiting_nodes(tmp_path, "node1", LISTEN__HTTP=f"127.0.0.1:{port}") as nodes,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as web,
+        httpx.AsyncClient(verify=NO_TLS, base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as web,
     ):
         assert (await web.get("/healthz")).status_code == 200
 

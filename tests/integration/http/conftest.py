@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from sandq.node.running import Serving
+from tests.support.http_client import NO_TLS
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
@@ -26,7 +27,7 @@ async def web_node(tmp_path: Path, hand: HandClock) -> AsyncIterator[Serving]:
 async def web(web_node: Serving) -> AsyncIterator[Web]:
     assert web_node.http is not None
     host, port = web_node.http
-    async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=PATIENCE_S) as client:
+    async with httpx.AsyncClient(verify=NO_TLS, base_url=f"http://{host}:{port}", timeout=PATIENCE_S) as client:
         yield Web(client)
 
 

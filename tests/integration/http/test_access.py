@@ -11,6 +11,7 @@ import pytest
 
 from sandq.node.running import Serving
 from tests.integration.test_identities import give
+from tests.support.http_client import NO_TLS
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.with_http import run_node
 from tests.support.waiting import PATIENCE_S
@@ -31,7 +32,7 @@ async def boss(strict: Serving) -> AsyncIterator[httpx.AsyncClient]:
     assert strict.http is not None
     url = "http://{}:{}".format(*strict.http)
     headers = {"authorization": f"Bearer {await give(strict, 'boss', 'admin')}"}
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S) as client:
+    async with httpx.AsyncClient(verify=NO_TLS, base_url=url, headers=headers, timeout=PATIENCE_S) as client:
         yield client
 
 

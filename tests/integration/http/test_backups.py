@@ -13,6 +13,7 @@ import pytest
 import sandq
 from sandq.backup import BackupFollower, BackupKey, create_backup, open_location
 from sandq.node.running import Serving
+from tests.support.http_client import NO_TLS
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.with_http import run_node
@@ -41,7 +42,7 @@ async def backing(backed: Serving) -> AsyncIterator[Web]:
     """HTTP client of that node."""
     assert backed.http is not None
     host, port = backed.http
-    async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=PATIENCE_S) as client:
+    async with httpx.AsyncClient(verify=NO_TLS, base_url=f"http://{host}:{port}", timeout=PATIENCE_S) as client:
         yield Web(client)
 
 

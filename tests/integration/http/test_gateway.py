@@ -20,6 +20,7 @@ from sandq.node.running import Serving
 from sandq.server.http import guards, standalone
 from sandq.server.http.bounds import FULL, SPARE_SLOTS
 from sandq.server.http.connections import AHEAD_BYTES
+from tests.support.http_client import NO_TLS
 from tests.support.nodes.gateway import PATIENT, gateway
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.with_http import run_node
@@ -221,7 +222,7 @@ async def test_posts_that_come_together_are_few_produces(tmp_path: Path, monkeyp
     async with (
         run_node(small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0")) as node,
         connected(node) as api,
-        httpx.AsyncClient(base_url=f"http://{node.http}", timeout=PATIENCE_S) as at_node,
+        httpx.AsyncClient(verify=NO_TLS, base_url=f"http://{node.http}", timeout=PATIENCE_S) as at_node,
         gateway_of(node) as at,
         AsyncExitStack() as stack,
     ):
@@ -261,7 +262,7 @@ async def test_client_that_does_not_read_its_reply_is_disconnected(small: Servin
     async with (
         gateway_of(small, crowded_stall_s=0.02, send_stall_s=0.02) as at,
         await trio.open_tcp_stream(*at) as stream,
-        httpx.AsyncClient(base_url=f"http://{at}", timeout=PATIENCE_S) as client,
+        httpx.AsyncClient(verify=NO_TLS, base_url=f"http://{at}", timeout=PATIENCE_S) as client,
     ):
         await stream.send_all(listing)
         told = 'sandq_http_requests_total{method="GET",route="/topics/{topic}/messages"'
@@ -295,7 +296,7 @@ async def test_gateway_is_ready_while_the_cluster_answers(tmp_path: Path, monkey
         node = await nursery.start(run)
         async with (
             gateway_of(node) as address,
-            httpx.AsyncClient(base_url=f"http://{address}", timeout=PATIENCE_S) as client,
+            httpx.AsyncClient(verify=NO_TLS, base_url=f"http://{address}", timeout=PATIENCE_S) as client,
         ):
             await until_answer(lambda: client.get("/readyz"), lambda found: found.status_code == 200)
             assert (await client.get("/healthz")).status_code == 200

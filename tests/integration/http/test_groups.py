@@ -11,6 +11,7 @@ import trio
 
 import sandq
 from sandq.node.running import Serving
+from tests.support.http_client import NO_TLS
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
@@ -218,7 +219,7 @@ async def test_a_waiting_client_does_not_hold_up_the_end(tmp_path: Path) -> None
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery, run_node(config) as node:
             assert node.http is not None
-            client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http[1]}", timeout=PATIENCE_S)
+            client = httpx.AsyncClient(verify=NO_TLS, base_url=f"http://127.0.0.1:{node.http[1]}", timeout=PATIENCE_S)
             web = Web(client)
             await topic(web)
 

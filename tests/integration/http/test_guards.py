@@ -16,6 +16,7 @@ from sandq.errors import StartupError
 from sandq.model import json_values
 from sandq.node.running import Serving
 from sandq.server.http import guards, routes_messages, strict
+from tests.support.http_client import NO_TLS
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.with_http import run_node
@@ -79,7 +80,7 @@ async def open_web(tmp_path: Path) -> AsyncIterator[Web]:
     )
     async with run_node(config) as node:
         assert node.http is not None
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http[1]}") as client:
+        async with httpx.AsyncClient(verify=NO_TLS, base_url=f"http://127.0.0.1:{node.http[1]}") as client:
             yield Web(client)
 
 
@@ -343,7 +344,9 @@ async def test_waiting_requests_are_limited(tmp_path: Path) -> None:
     limits = {"LIMITS__HTTP_REQUESTS": "8", "LIMITS__HTTP_WAITING": "3"}
     async with run_node(small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", **limits)) as node:
         assert node.http is not None
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http[1]}", timeout=PATIENCE_S) as client:
+        async with httpx.AsyncClient(
+            verify=NO_TLS, base_url=f"http://127.0.0.1:{node.http[1]}", timeout=PATIENCE_S
+        ) as client:
             web = Web(client)
             await web.post("/topics", {"name": "t"})
             statuses: list[int] = []

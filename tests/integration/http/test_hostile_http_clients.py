@@ -18,6 +18,7 @@ from sandq.node.running import Serving
 from sandq.server import process_tuning
 from sandq.server.http.bounds import Deadlines
 from sandq.server.http.node_link import Begin
+from tests.support.http_client import NO_TLS
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.with_http import run_node
@@ -59,7 +60,9 @@ def web_of(node: Serving) -> httpx.AsyncClient:
     """Use a new connection for each request."""
     assert node.http is not None
     limits = httpx.Limits(max_keepalive_connections=0)
-    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http[1]}", timeout=PATIENCE_S, limits=limits)
+    return httpx.AsyncClient(
+        verify=NO_TLS, base_url=f"http://127.0.0.1:{node.http[1]}", timeout=PATIENCE_S, limits=limits
+    )
 
 
 async def test_connections_beyond_the_limit(tmp_path: Path) -> None:

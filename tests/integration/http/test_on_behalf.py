@@ -17,6 +17,7 @@ from sandq.node.running import Serving
 from sandq.protocol.frames import Type
 from sandq.protocol.proofs import prove_gateway
 from sandq.server.caller_requests import WAITING_BYTES
+from tests.support.http_client import NO_TLS
 from tests.support.nodes.gateway import PATIENT, gateway
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.raw_client import RawClient
@@ -55,7 +56,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Serving]:
 async def web_from(address: str, node: Serving) -> AsyncIterator[Web]:
     """An HTTP client with this local address."""
     assert node.http is not None
-    transport = httpx.AsyncHTTPTransport(local_address=address)
+    transport = httpx.AsyncHTTPTransport(verify=NO_TLS, local_address=address)
     base_url = f"http://{node.http[0]}:{node.http[1]}"
     async with httpx.AsyncClient(base_url=base_url, transport=transport, timeout=PATIENCE_S) as client:
         yield Web(client)

@@ -15,6 +15,7 @@ from sandq.node import web as node_web
 from sandq.node.running import Serving
 from sandq.server.caller_requests import WAITING_BYTES
 from sandq.server.http.node_link import Begin
+from tests.support.http_client import NO_TLS
 from tests.support.nodes.gateway import PATIENT
 from tests.support.nodes.small_node import small_config
 from tests.support.waiting import PATIENCE_S, until_answer, until_holds
@@ -62,7 +63,7 @@ async def test_requests_in_progress_are_answered_before_the_client_port_closes(t
         async with trio.open_nursery() as nursery, AsyncExitStack() as opened:
             node = await nursery.start(run)
             assert node.http is not None
-            async with httpx.AsyncClient(base_url=f"http://{node.http}", timeout=PATIENCE_S) as client:
+            async with httpx.AsyncClient(verify=NO_TLS, base_url=f"http://{node.http}", timeout=PATIENCE_S) as client:
                 assert (await client.post("/topics", json={"name": "t"})).status_code == 201
                 metrics = (await client.get("/metrics")).text
             assert 'sandq_http_requests_total{method="POST",route="/topics",status="201"} 1' in metrics
@@ -84,7 +85,7 @@ async def test_node_counts_waiting_requests_for_the_client_address(tmp_path: Pat
     with trio.fail_after(PATIENCE_S):
         async with run_node(config) as node:
             assert node.http is not None
-            async with httpx.AsyncClient(base_url=f"http://{node.http}", timeout=PATIENCE_S) as client:
+            async with httpx.AsyncClient(verify=NO_TLS, base_url=f"http://{node.http}", timeout=PATIENCE_S) as client:
                 assert (await client.post("/topics", json={"name": "t"})).status_code == 201
             async with await trio.open_tcp_stream(*node.http, local_address="127.0.0.2") as waits:
                 await waits.send_all(post("/topics/t/groups/g/lease", b'{"wait": "60s"}'))
@@ -98,6 +99,6 @@ async def test_process_of_a_node_with_a_backup_directory_lists_backups(tmp_path:
     with trio.fail_after(PATIENCE_S):
         async with run_node(config) as node:
             assert node.http is not None
-            async with httpx.AsyncClient(base_url=f"http://{node.http}", timeout=PATIENCE_S) as client:
+            async with httpx.AsyncClient(verify=NO_TLS, base_url=f"http://{node.http}", timeout=PATIENCE_S) as client:
                 answer = await client.get("/backups")
                 assert (answer.status_code, answer.json()["backups"]) == (200, [])

@@ -27,6 +27,7 @@ from sandq.server.http import audit_notes
 from sandq.server.http.app import _application
 from sandq.server.http.caller import needs_of
 from sandq.server.http.rights import NEEDS, UNKNOWN, is_open
+from tests.support.http_client import NO_TLS
 from tests.support.nodes.gateway import gateway
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.small_node import small_config
@@ -66,7 +67,9 @@ async def strict(tmp_path: Path) -> AsyncIterator[Serving]:
 @pytest.fixture
 async def web(strict: Serving) -> AsyncIterator[httpx.AsyncClient]:
     assert strict.http is not None
-    async with httpx.AsyncClient(base_url="http://{}:{}".format(*strict.http), timeout=PATIENCE_S) as client:
+    async with httpx.AsyncClient(
+        verify=NO_TLS, base_url="http://{}:{}".format(*strict.http), timeout=PATIENCE_S
+    ) as client:
         yield client
 
 
@@ -354,7 +357,9 @@ async def test_anonymous_client_may_do_everything_if_authentication_is_accept(tm
     async with run_node(config) as serving:
         assert serving.http is not None
         reader = bearer(await give(serving, "reader", "reader"))
-        async with httpx.AsyncClient(base_url="http://{}:{}".format(*serving.http), timeout=PATIENCE_S) as web:
+        async with httpx.AsyncClient(
+            verify=NO_TLS, base_url="http://{}:{}".format(*serving.http), timeout=PATIENCE_S
+        ) as web:
             assert (await web.post("/topics", json={"name": "t"})).status_code == 201
             assert (await web.delete("/topics/t", headers=reader)).status_code == 403
             assert (await web.get("/topics", headers=bearer("wrong"))).status_code == 401
@@ -367,7 +372,7 @@ async def test_gateway_without_secret_names_the_setting(strict: Serving) -> None
     where = f"127.0.0.1:{strict.client_port}"
     async with (
         gateway(where, limits, timeout_s=1.0, starts_alone=True) as address,
-        httpx.AsyncClient(base_url="http://{}:{}".format(*address), timeout=PATIENCE_S) as web,
+        httpx.AsyncClient(verify=NO_TLS, base_url="http://{}:{}".format(*address), timeout=PATIENCE_S) as web,
     ):
         answer = await web.get("/topics", headers=bearer(token))
         assert answer.status_code == 503

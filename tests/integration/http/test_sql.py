@@ -16,6 +16,7 @@ from sandq.model.limits import Limits
 from sandq.model.principals import token_hash, token_text
 from sandq.node.running import Serving
 from sandq.protocol.requests_access import IdentityPut
+from tests.support.http_client import NO_TLS
 from tests.support.nodes.gateway import gateway
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
@@ -37,7 +38,7 @@ async def asked(node: Serving) -> AsyncIterator[Web]:
     server = f"127.0.0.1:{node.client_port}"
     async with (
         gateway(server, Limits(), sql=SqlSection(http=True)) as address,
-        httpx.AsyncClient(base_url=f"http://{address}", timeout=PATIENCE_S) as client,
+        httpx.AsyncClient(verify=NO_TLS, base_url=f"http://{address}", timeout=PATIENCE_S) as client,
     ):
         yield Web(client)
 
@@ -104,7 +105,7 @@ async def test_visible_topics_depend_on_the_caller(tmp_path: Path) -> None:
         token = await give(node, "reader", "read:mine")
         async with (
             gateway(server, Limits(), secret=secret, sql=SqlSection(http=True)) as address,
-            httpx.AsyncClient(base_url=f"http://{address}", timeout=PATIENCE_S) as http,
+            httpx.AsyncClient(verify=NO_TLS, base_url=f"http://{address}", timeout=PATIENCE_S) as http,
         ):
             headers, web = {"authorization": f"Bearer {token}"}, Web(http)
             found = await web.ask("POST", "/sql", {"statement": "SELECT topic FROM topics"}, headers=headers)

@@ -21,6 +21,7 @@ from sandq.model.limits import Limits
 from sandq.node.running import Serving
 from sandq.server.http import sql_processes
 from tests.integration.sql.test_process import NOT_INTERRUPTED
+from tests.support.http_client import NO_TLS
 from tests.support.nodes.gateway import PATIENT, gateway
 from tests.support.nodes.http_requests import Web
 from tests.support.waiting import PATIENCE_S, until_holds
@@ -38,7 +39,7 @@ async def asking(node: Serving, **section: Any) -> AsyncIterator[Web]:
     server = f"127.0.0.1:{node.client_port}"
     async with (
         gateway(server, Limits(), GONE_AT_ONCE, sql=SqlSection(http=True, **section)) as address,
-        httpx.AsyncClient(base_url=f"http://{address}", timeout=PATIENCE_S) as client,
+        httpx.AsyncClient(verify=NO_TLS, base_url=f"http://{address}", timeout=PATIENCE_S) as client,
     ):
         yield Web(client)
 

@@ -17,6 +17,7 @@ import trio
 from sandq.model.config_types import Address
 from sandq.node.running import Serving
 from sandq.server.http import event_streams
+from tests.support.http_client import NO_TLS
 from tests.support.nodes.gateway import PATIENT, gateway
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
@@ -232,7 +233,7 @@ async def test_stream_refused_by_the_waiting_limit_leases_nothing(tmp_path: Path
         server = f"127.0.0.1:{node.client_port}"
         async with (
             gateway(server, limits) as address,
-            httpx.AsyncClient(base_url=f"http://{address}", timeout=PATIENCE_S) as client,
+            httpx.AsyncClient(verify=NO_TLS, base_url=f"http://{address}", timeout=PATIENCE_S) as client,
             streamed(address) as events,
         ):
             await api.produce("t", b"m")

@@ -34,6 +34,7 @@ from sandq.errors import (
 from sandq.testing import AsyncBroker, Broker, silence
 from sandq.testing.node import EmbeddedNode, State
 from sandq.testing.silence import BUSY_MOST_S, BUSY_SHARE, UPDATE_MOST_S, Silence
+from tests.support.http_client import NO_TLS
 from tests.support.waiting import PATIENCE_S
 
 FIXED = {"kind": "fixed", "first": "10m", "jitter_percent": 0}
@@ -513,7 +514,7 @@ def test_http_is_served_where_it_is_asked_for(b: Broker) -> None:
         assert b.http
     with sandq.testing.broker(http=True) as web:
         web.create_topic("t")
-        with httpx.Client(base_url=web.http, timeout=PATIENCE_S) as http:
+        with httpx.Client(verify=NO_TLS, base_url=web.http, timeout=PATIENCE_S) as http:
             http.post("/topics/t", json={"text": "x", "delay": "1h"}).raise_for_status()
             web.advance("1h")
             leased = http.post("/topics/t/groups/g/lease", json={}).json()["messages"]
