@@ -1,8 +1,9 @@
 """The requests of one caller on one connection: their memory, and how many are worked on at a time.
 
 A client sends requests for itself, and has one `CallerRequests`. A gateway sends them for many callers, and each of
-these has its own limits and its own queue, as if it had its own connection. But all of them share one socket, so it
-would not help to stop reading one of them. Instead, requests of a caller that has too many are refused.
+these has its own limits and its own queue, as if it had its own connection. But all of these callers share one socket,
+so the node cannot stop reading for one caller only. Instead, it refuses requests of a caller that has too many in
+progress.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ GRANTED_BYTES: Final = 4096
 CONNECTION_REQUESTS_SHARE: Final = 1 / 4
 """Part of the memory for requests that one caller on one connection may use."""
 AT_ONCE: Final = 32
-"""Number of requests of a caller that are worked on at a time, without those that wait for an event.
+"""Maximum number of requests of one caller that are worked on at a time. Requests that wait for an event do not count.
 
 Further requests are queued. Without that limit, each would get a share of every round of the event loop. With
 `requests_per_connection` requests in progress, a client's connection is not read, and requests of a gateway's caller
@@ -47,9 +48,8 @@ class CallerRequests:
     ) -> None:
         """Create the account of one caller.
 
-        `log`: a logger that is bound to the caller. `has_connection`: the caller has the connection for itself; False:
-        it is
-        one of a gateway's callers."""
+        `log`: a logger that is bound to the caller. `has_connection`: True if the caller has the connection for itself,
+        False if it is one of a gateway's callers."""
         self.caller = caller
         self._has_connection = has_connection
         self.log = log
@@ -62,14 +62,14 @@ class CallerRequests:
         self._unanswered_bytes = 0
         """Bytes of all unanswered requests, including estimated overhead."""
         self._charged_bytes = 0
-        """The part of these bytes above `GRANTED_BYTES`. Only this part is charged to the memory budget."""
+        """Bytes of the unanswered requests above `GRANTED_BYTES`. Only these bytes are charged to the memory budget."""
         self._answered = trio.Event()
         self._working = 0
-        """Number of requests that are being worked on or queued, without those that wait for an event."""
+        """Number of requests that are being worked on or queued. Requests that wait for an event do not count."""
         self._worked = trio.Event()
-        """Set when that number decreases."""
+        """Set when the number of requests in progress decreases."""
         self._at_once = 0
-        """Number of tasks that work on requests, without those of requests that wait for an event."""
+        """Number of tasks that work on requests. Tasks of requests that wait for an event do not count."""
         self._later: deque[tuple[int, Callable[[], Awaitable[None]]]] = deque()
         """Queue of further work: the number of requests that are done together, and the function that does them."""
         self.listening = 0
@@ -78,13 +78,13 @@ class CallerRequests:
     # -- memory ----------------------------------------------------------------------------------------------------
 
     def count(self, size: int) -> None:
-        """Add the bytes of received requests. A negative size removes those of answered ones."""
+        """Add the bytes of received requests. A negative size removes the bytes of answered requests."""
         self._unanswered_bytes += size
         charge = max(0, self._unanswered_bytes - GRANTED_BYTES) - self._charged_bytes
         if charge > 0:
             self._charged_bytes += charge
             self.incoming.take(charge)
-        elif charge and (charge <= -GRANTED_BYTES or charge == -self._charged_bytes):  # batch small releases
+        elif charge and (charge <= -GRANTED_BYTES or charge == -self._charged_bytes):  # release small amounts together
             self._charged_bytes += charge
             self.incoming.give_back(-charge)
         if size < 0 and not self._answered.is_set():
@@ -144,8 +144,8 @@ class CallerRequests:
     def begin(self, count: int) -> None:
         """Count requests as in progress.
 
-        Raise Overloaded if the limit is reached and the caller shares the connection: it cannot be stopped
-        otherwise."""
+        Raise Overloaded if the limit is reached and the caller shares the connection. A caller that has the connection
+        for itself is stopped by not reading its socket."""
         if self._working + count > self._limit and not self._has_connection:
             raise Overloaded(f"{self._working} requests of {self.caller.address} are being worked on; ask again later")
         self._working += count
@@ -159,7 +159,7 @@ class CallerRequests:
         self.listening += 1
 
     def do(self, requests: int, work: Callable[[], Awaitable[None]], nursery: trio.Nursery) -> None:
-        """Do work for a number of requests now, or queue it if enough is being done."""
+        """Do the work of `requests` requests in a new task. If `AT_ONCE` tasks work already, queue it for them."""
         if self._at_once < AT_ONCE:
             self._at_once += 1
             nursery.start_soon(self._one_after_the_other, requests, work)
@@ -191,7 +191,7 @@ asking: Final[ContextVar[CallerRequests]] = ContextVar("asking")
 
 
 async def _first(nursery: trio.Nursery, wait: Callable[[], Awaitable[None]]) -> None:
-    """Wait for one of several things, and cancel the others."""
+    """Wait for one event, then cancel the tasks of the nursery, which wait for other events."""
     await wait()
     nursery.cancel_scope.cancel()
 

@@ -22,10 +22,10 @@ _NAMES = {kind.value: kind.name.lower() for kind in Type if kind not in (Type.RE
 
 
 class Mark(NamedTuple):
-    """A request that is not answered yet. Requests that came together share one mark."""
+    """A request that is not answered yet. Requests that were received together share one mark."""
 
     durations: Histogram
-    """Histogram that its duration is added to."""
+    """Histogram to which its duration is added."""
     request: str
     """Name of its type."""
     received_s: float
@@ -33,7 +33,7 @@ class Mark(NamedTuple):
     size: int
     """Bytes of memory that it holds, estimated."""
     counted: CallerRequests
-    """The account that its bytes are counted in."""
+    """The account in which its bytes are counted."""
     sender: CallerRequests
     """The requests of the caller who sent it."""
 
@@ -49,7 +49,8 @@ class LogLimiter:
         self._held = 0
 
     def held_back(self) -> int | None:
-        """Return how many lines were held back since the last admitted one; None if this one is held back, too."""
+        """Return None if this line must be held back. Otherwise, return the number of lines held back since the last
+        admitted line."""
         second = int(self._now_s())
         if second != self._second:
             self._second, self._let = second, 0

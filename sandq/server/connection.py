@@ -52,7 +52,7 @@ Time in which this node does not read the connection does not count."""
 FRAME_WORK_BITS = 4
 """A frame costs a unit of work, plus one for each 16 bytes, which is about the size of an item; except PRODUCE."""
 RECEIVE_BITS: Final = 12
-"""Received bytes cost a unit of work for each 4,096 of them, in addition to their frames."""
+"""Each 4,096 received bytes cost a unit of work, in addition to the work of their frames."""
 _PRODUCE = int(Type.PRODUCE)
 
 Gate = Callable[[], Awaitable[None]]
@@ -127,9 +127,10 @@ class Connection:
         self._frame_deadline_s = math.inf
         """Deadline for the rest of the incomplete frame, by trio's clock; infinite if there is none."""
         self._read_deadline_s = math.inf
-        """Deadline that the cancel scope of the reader has now. Cached: reading and setting it is not cheap."""
+        """Current deadline of the reader's cancel scope. Cached, because reading and setting the deadline of a scope is
+        expensive."""
         self._is_end_sent = False
-        """Whether `end` has sent the client the reason why nothing more is read."""
+        """Whether `end` has sent the client the error that ends the connection."""
         self._nursery: trio.Nursery
         self._session: Session
 
@@ -140,7 +141,8 @@ class Connection:
 
     @property
     def congested(self) -> bool:
-        """Whether too many bytes wait to be sent: nothing more should be read or made for this client."""
+        """Whether too many bytes wait to be sent. If so, nothing more should be read for this client, and no replies
+        made."""
         return self.output.congested
 
     @property
@@ -169,7 +171,7 @@ class Connection:
         return self._requests.current.caller
 
     def hold_request(self, size: int) -> None:
-        """Count `size` bytes that a request holds in addition to its frame. A negative size releases them."""
+        """Count `size` bytes that a request holds in addition to its frame. A negative size releases such bytes."""
         self._requests.own.count(size)
 
     def observe(self, audit: RequestAudit, add_hint: Callable[[SandqError], None]) -> None:
@@ -244,8 +246,8 @@ class Connection:
                     await trio.lowlevel.wait_readable(self._fd)
                     self.time_slice.begin()
                 elif self.time_slice.left <= 0:
-                    # Most often there is more to read, and it waits for this task: that time does not count for the
-                    # client.
+                    # Most often, more bytes are there already and wait for this task. This time must not count as a
+                    # delay of the client.
                     with self._frame_deadline_paused():
                         await self.time_slice.end()
                 size = CROWDED_RECEIVE_BYTES if incoming.is_waited_for else RECEIVE_BYTES
@@ -308,7 +310,7 @@ class Connection:
     async def _handle(self, frames: list[Frame | LargeFrame], received_at: float, received_bytes: int) -> None:
         """Handle the frames of one receive in time slices, so that one connection cannot hold up the others.
 
-        The session gathers requests that can be done together. It gets to know with `handled` that no more follow for
+        The session gathers requests that can be done together. `handled` tells it that no further request follows for
         now."""
         session, stats, time_slice, output = self._session, self._stats, self.time_slice, self.output
         requests = self._requests
@@ -370,7 +372,7 @@ class Connection:
 
     async def _decode(self, large: LargeFrame) -> Frame:
         """Decode a large frame in time slices."""
-        self._session.handled()  # the frames before it need not wait for that
+        self._session.handled()  # the gathered requests of earlier frames need not wait until this frame is decoded
         steps = large.decode()
         while True:
             try:
@@ -381,13 +383,13 @@ class Connection:
             await self.time_slice.spend(work)
 
     async def _until_sent(self) -> None:
-        """Wait until the client has read enough of its replies. Until then nothing is read, and nothing more is
-        answered."""
+        """Wait until the client has read enough of its replies. Until then, the connection reads nothing and handles no
+        further request."""
         with self._frame_deadline_paused():
             await self.output.until_sent()
 
     async def _until_worked(self) -> None:
-        """Wait until fewer requests are being worked on. Until then nothing is read."""
+        """Wait until fewer requests are being worked on. Until then, the connection reads nothing."""
         with self._frame_deadline_paused():
             await self._requests.own.until_worked()
 
@@ -402,7 +404,8 @@ class Connection:
             self._frame_deadline_s += trio.current_time() - began_s
 
     def _set_deadline(self, at_s: float) -> None:
-        """Set when reading ends. Called before a wait for the client, not for each frame: most are there already."""
+        """Set the time at which reading ends. Called only before a wait for the client: most frames arrive without a
+        wait."""
         if at_s != self._read_deadline_s:
             self._read_deadline_s = self._reading.deadline = at_s
 

@@ -27,7 +27,7 @@ def check_delay(principal: str, quota: Quota, delay_ms: int) -> None:
         maximum=most,
         principal=principal,
     )
-    refusal.retriable = False  # the same request fails again
+    refusal.retriable = False  # a retry of the same request would fail, too
     raise refusal
 
 
@@ -37,7 +37,7 @@ class Ahead(NamedTuple):
     delay_ms: int
     """The longest delay."""
     messages: int | None
-    """Number of messages that are not due yet; None if there are none."""
+    """Number of messages that are not due yet. None if all messages are due."""
 
 
 AT_ONCE: Final = Ahead(0, None)
@@ -87,7 +87,7 @@ def _delays(frame: Frame, now_ms: int) -> Iterator[int]:
 
 
 def _first_delay(settings: Any, now_ms: int) -> int:
-    """Return the time until a schedule first fires, in ms, as far as its start or its interval says it."""
+    """Return the time until a schedule first fires, in ms. Only its start and its interval are taken into account."""
     fields = settings if type(settings) is dict else {}
     start_ms, every_ms = fields.get("start_ms"), fields.get("every_ms")
     return start_ms - now_ms if type(start_ms) is int else every_ms if type(every_ms) is int else 0

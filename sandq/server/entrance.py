@@ -42,9 +42,8 @@ _FOUNDERS: Final = Access(ANONYMOUS, [Grant(Right.CLUSTER)])
 """Rights of clients on the node's machine while the node belongs to no cluster, and knows no identities."""
 _NOBODY: Final = Access(ANONYMOUS, [])
 FOUNDED_MS: Final = 200
-"""After it founded a cluster, an anonymous client has this long to receive replies before it must log in, in ms.
-
-The time begins again with each check while the connection has unanswered requests."""
+"""Time in ms after which an anonymous client that has founded a cluster must log in. Until then, it can receive its
+replies. Each check that finds unanswered requests of the connection starts the time again."""
 
 
 class Entrance:
@@ -74,9 +73,10 @@ class Entrance:
         self._is_founder = False
         """Whether the client was admitted because there was no cluster yet."""
         self._counts_for: str | None = None
-        """The principal in whose quota of connections this connection counts; None if it counts in none."""
+        """The principal whose quota of connections includes this connection. None if the connection counts in no
+        quota."""
         self.must_prove = False
-        """Whether the only request it may send is a proof that it is a gateway."""
+        """Whether the client may send only one request: a proof that it is a gateway."""
         self.is_in = False
         self.access: Access | None = None
         """The rights that restrict the connection; None: it may do everything."""
@@ -156,7 +156,7 @@ class Entrance:
         """End the connection if its credentials or rights have changed, or are no longer valid."""
         connection, login = self._connection, self._connection.login
         if self._is_founder and self._cluster.waiting() is None:
-            self.access = _NOBODY  # for further requests
+            self.access = _NOBODY  # refuse all further requests
             if connection.requests:  # one of them may be the request that founded the cluster
                 self._wake_at(self._now_ms() + FOUNDED_MS)
             else:
@@ -175,7 +175,8 @@ class Entrance:
         elif now != login:
             connection.login = now
             if self._counts_for is None and now.quota is not NO_QUOTA:
-                self._quotas.connect(now.principal, NO_QUOTA)  # without a check: it is already connected
+                # count without a check (`NO_QUOTA`), because the client is already connected
+                self._quotas.connect(now.principal, NO_QUOTA)
                 self._counts_for = now.principal
             self._wake_at(now.expires_ms)
 

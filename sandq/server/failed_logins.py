@@ -11,7 +11,7 @@ import trio
 FAILED_LOGINS_PER_S: Final = 1.0
 """Failed logins per second and source that are answered without a pause, once the burst is used up."""
 FAILED_LOGINS_BURST: Final = 20.0
-"""Failed logins of a source that are answered without a pause at first."""
+"""Burst: number of failed logins of a source that are answered without a pause at first."""
 PAUSE_S: Final = 5.0
 """Longest pause before the reply to a failed login, in seconds."""
 SOURCES: Final = 4096
@@ -25,7 +25,8 @@ class FailedLogins:
         """`clock`: monotonic, in seconds."""
         self._clock = clock
         self._sources: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """By source: failed logins that may still come without a pause, and the time of that number, in seconds.
+        """By source: number of failed logins that are still answered without a pause, and the time of this count, in
+        seconds.
 
         A negative number is the debt of a source. Ordered by the last failure, oldest first."""
         self.count = 0

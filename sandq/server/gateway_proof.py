@@ -44,7 +44,7 @@ class GatewayKeys:
 
 
 class GatewayProof:
-    """The proof that one connection has to give, and whether it has."""
+    """The proof that one connection must give, and whether it has given the proof."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class GatewayProof:
         return bool(self._proved_by)
 
     def is_by(self, keys: Sequence[bytes]) -> bool:
-        """Return whether one of these keys is a key that the proof was made with."""
+        """Return whether the client made its proof with one of these keys."""
         return any([hmac.compare_digest(key, own) for key in keys for own in self._proved_by])
 
     def challenge(self, options: Mapping[str, Any], cluster_uuid: str) -> tuple[bytes, ...]:

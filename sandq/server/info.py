@@ -52,7 +52,7 @@ class PlacedReplicas:
         self.moving = 0
         """Number of partitions that are being moved between nodes."""
         self._view: MetadataView | None = None
-        """The version of the metadata that the counts belong to."""
+        """The version of the metadata to which the counts belong."""
 
     async def count(self, view: MetadataView, time_slice: TimeSlice) -> None:
         """Count the replicas, in time slices, unless the counts belong to this version already."""
@@ -304,7 +304,7 @@ class NodeState:
         return self._health.stalled
 
     def silent(self) -> str | None:
-        """Return None: this process answers the question itself."""
+        """Return None: if this process hangs, it does not answer the health check at all."""
         return None
 
     def ready(self) -> str | None:

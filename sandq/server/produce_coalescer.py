@@ -31,7 +31,8 @@ from sandq.server.request_checks import RequestChecks
 SMALL_BYTES = 4096
 """Largest batch that is merged, in bytes. A larger one would gain nothing."""
 TOGETHER: Final = 512
-"""Maximum number of requests that are merged. If the merged batch is refused, they are handled one by one at once."""
+"""Maximum number of requests that are merged. If the merged batch is refused, they are handled one by one without a
+pause, so a higher number could block the loop."""
 ALONE_WORK: Final = 16
 """Units of work of a batch that is not merged, in addition to its bytes."""
 COLUMNS_WORK: Final = 12
@@ -48,7 +49,8 @@ _TYPES = [int, int, str, int, int, int, int, int, bytes]
 """Types of the fields of a PRODUCE frame."""
 
 _REQUEST_ID, _TOPIC, _PARTITION, _PRODUCER_ID, _BATCH = 1, 2, 3, 4, 8
-"""Positions of fields in a PRODUCE frame. No object is made of it: that would double the cost of a small message."""
+"""Positions of fields in a PRODUCE frame. No object is made of the frame, because this would double the cost of a small
+message."""
 _BEFORE_BATCH = slice(_TOPIC, _BATCH)
 
 _PRODUCE: Final = int(Type.PRODUCE)
@@ -61,7 +63,7 @@ class _Gathered:
     """Requests that can be merged: they differ only in their messages."""
 
     alike: tuple[list[Any], bytes]
-    """The fields before the batch, and the batch's codec and flags. They are equal for all of these requests."""
+    """The fields before the batch, and the batch's codec and flags. All gathered requests have the same."""
     ids: list[int]
     batches: list[bytes]
 

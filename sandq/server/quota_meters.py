@@ -2,8 +2,8 @@
 
 Each identity has two token buckets, for requests and for bytes, which hold the amount of one second. A bucket is one
 number: the instant at which it will be full. Requests that settle messages are counted, but never refused: a consumer
-that could not ack would get the same messages again. They empty the buckets at most, so that a consumer that settles
-all the time can still send other requests soon after. A refused request is not counted.
+that could not ack would get the same messages again. They can empty a bucket, but leave no debt: a consumer that
+settles all the time can still send other requests soon after. A refused request is not counted.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class QuotaMeters:
         if the quota does not admit one more now.
 
         If one is admitted, all of them are: requests that follow wait longer. `is_free`: never refuse, and take at most
-        what the bucket holds. `carries`: the bytes are charged in full all the same, because they carry messages."""
+        the content of the bucket. `carries`: the bytes are charged in full all the same, because they carry
+        messages."""
         per_s, bytes_per_s = quota.requests_per_s, quota.bytes_per_s
         meter = self._meter(principal)
         if per_s is None and bytes_per_s is None:

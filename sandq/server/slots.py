@@ -1,7 +1,7 @@
 """Slots that limit how many of something may be open at once; one source may take three quarters of them.
 
-So a single client never takes all. A source is an IPv4 address or an IPv6 network (`sandq/model/sources.py`). Clients
-behind a proxy share the proxy's address.
+So a single client never takes all slots. A source is an IPv4 address or an IPv6 network (`sandq/model/sources.py`).
+Clients behind a proxy share the proxy's address.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class OpenConnections(Generic[C]):
         self._slots = Slots(limit)
         self._spare = Slots(spare)
         self._open: dict[C, tuple[Slots, str]] = {}
-        """The slots that each connection has one of, and its source."""
+        """By connection: the kind of slots from which its slot comes (regular or spare), and its source."""
         self._idle: OrderedDict[C, None] = OrderedDict()
         """Connections without an open request; the one that has been idle for longest comes first."""
 

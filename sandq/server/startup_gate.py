@@ -29,7 +29,8 @@ ANSWERED: Final = frozenset(
 
 
 class StartupGate(Generic[H]):
-    """Selects the handlers of a connection. Once the node belongs to a cluster, `handlers` is complete, at no cost."""
+    """Selects the handlers of a connection. Once the node belongs to a cluster, `handlers` is complete, so that
+    requests cost no further check."""
 
     def __init__(self, handlers: Mapping[int, H], cluster: Cluster) -> None:
         self._all = handlers
@@ -41,7 +42,8 @@ class StartupGate(Generic[H]):
     def find_handler(self, kind: int) -> H | None:
         """Return the handler of a request type that is not in `handlers`; None if the type is unknown.
 
-        Raise Unavailable while the node belongs to no cluster. Otherwise admit all requests from now on."""
+        Raise Unavailable while the node belongs to no cluster. If the node belongs to a cluster, admit all requests
+        from now on."""
         if kind not in self._all:
             return None
         reason = self._cluster.waiting()

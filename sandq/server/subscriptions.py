@@ -29,8 +29,8 @@ LISTENING_BYTES = 256
 def _deliver(connection: Connection, number: int, delivery: Delivery, *, reports: bool = False) -> None:
     """Push a lease to a subscription or a LEASE request.
 
-    `reports`: whether the consumer reports which messages it begins to handle. A consumer that does not may get a lease
-    that was granted to one with the same consumer id that did."""
+    `reports`: whether the consumer reports which messages it begins to handle. A consumer that does not report may get
+    a lease that was granted to an earlier consumer with the same id, which reported."""
     for frame in encode_deliver(number, delivery, reports=reports):
         connection.send(frame)
 
@@ -78,7 +78,7 @@ class Subscriptions:
         If a client cancels one before it has seen the reply, its leases are returned."""
 
     def notify_credit(self) -> None:
-        """Resume deliveries: the connection accepts frames again after it was congested."""
+        """Resume deliveries. Called when the connection accepts frames again after it was congested."""
         for _, subscription in self._subscriptions.values():
             subscription.notify_credit()
 

@@ -21,7 +21,7 @@ PARTITION_WORK: Final = 1
 class _Kept(NamedTuple):
     record: Topic
     version: int
-    """Version of the routes when the encoding began."""
+    """Version of `Routes` (which node leads each partition) when the encoding began."""
     encoded: bytes
 
 
@@ -34,7 +34,7 @@ class TopicRecords:
         self._kept_bytes = 0
 
     async def encoded(self, record: Topic, time_slice: TimeSlice) -> bytes:
-        """Return the map that describes a topic, in MessagePack, made in time slices."""
+        """Return the map that describes a topic, in MessagePack. Encode it in time slices."""
         kept = self._kept.get(record.name)
         if kept is not None and kept.record is record and kept.version == self._routes.version:
             return kept.encoded

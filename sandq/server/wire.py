@@ -86,7 +86,7 @@ class TransformedWire:
         self._encoded = memoryview(b"")
         """Encoded bytes that are not sent yet."""
         self._plain = 0
-        """Number of plain bytes that `_encoded` was made of. They are still in the queue."""
+        """Number of plain bytes from which `_encoded` was made. These plain bytes are still in the queue."""
         self.work = 0
         """Units of work of the last `received`, in addition to that of its bytes."""
 

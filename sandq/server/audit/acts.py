@@ -1,4 +1,5 @@
-"""Choose the requests that the audit log records, and their fields: never a value, a key, a header or a secret."""
+"""Choose which requests the audit log records, and which of their fields. Values, keys, headers and secrets are never
+recorded."""
 
 from __future__ import annotations
 
@@ -37,11 +38,12 @@ _CHANGES: Final = ("grants", "add", "remove", "expires_ms", "quota")
 
 
 _ASKING: Final = {Type.CLUSTER_CLOCK: "show", Type.LOG_LEVEL: None}
-"""Requests of these types with this first field change nothing, and are not recorded."""
+"""By request type: value of the first field with which a request only reads. Such a request is not recorded."""
 _DELETE_MODE: Final = 4
 """Position of `mode` in GROUP_DELETE. A deletion that only checks is not recorded."""
 _LOG_PIN: Final = 5
-"""Position of `pin` in BACKUP_LOG. Only the first read of a log has none; later reads would fill the audit log."""
+"""Position of `pin` in BACKUP_LOG. Only the first read of a log has no pin, and only this read is recorded: all further
+reads would fill the audit log."""
 
 
 def is_act(frame: Frame) -> bool:

@@ -38,13 +38,15 @@ LIST_ITEMS: Final = 20
 ABOUT_CHARS: Final = 6500
 """Approximate maximum length of `about` in a line, in characters."""
 FREQUENT_ABOUT_CHARS: Final = 1000
-"""The same for lines that may be frequent: they share the files with the others."""
+"""Approximate maximum length of `about`, in characters, in a line that may be frequent. Lower, to leave space for other
+lines."""
 NESTED: Final = 4
 """Maximum nesting of lists and maps in a line."""
 FREQUENT_PER_S: Final = 100
-"""Lines per second about refusals and about single messages. So refused requests cannot displace other lines."""
+"""Maximum lines per second about refusals and about single messages, so that they cannot displace other lines."""
 FREQUENT_SHARE: Final = FREQUENT_PER_S // 2
-"""Maximum number of these lines of one principal, so that its refusals do not hide those of others."""
+"""Maximum number of these lines per second about one principal, so that its refusals do not hide the refusals of
+others."""
 LINES_COLLAPSED: Final = "lines_collapsed"
 """`request` of a line that states how many lines of one principal, request and result were not written."""
 LINES_LOST: Final = "lines_lost"
@@ -76,20 +78,21 @@ class AuditLog:
         self._queued_limit = queued_bytes
         self._queued_bytes = 0
         self._unreported = 0
-        """Number of lost lines that the log does not state yet."""
+        """Number of lost lines that no line of the log reports yet."""
         self._lines: deque[bytes] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self._frequent_second = 0
         self._frequent = Counter[str]()
-        """Number of lines in `_frequent_second` that may be frequent, by owner."""
+        """By owner: number of lines of the kinds limited by `FREQUENT_PER_S` that were written in the second
+        `_frequent_second`."""
         self._budgets = PrincipalBudgets(files.capacity_bytes if files is not None else 0, second)
         self._readers = trio.CapacityLimiter(1)
 
     @property
     def is_on(self) -> bool:
-        """Whether lines are kept."""
+        """Whether this node keeps an audit log."""
         return self._files is not None
 
     def note(
@@ -228,8 +231,8 @@ class AuditLog:
     # -- closing and reading --------------------------------------------------------------------------------------
 
     def until_written(self, seconds: float) -> bool:
-        """Wait until all lines are written or lost, for at most `seconds`. Return whether they are. Blocks its
-        thread."""
+        """Wait until all queued lines are written or lost, for at most `seconds`. Return whether the queue is empty.
+        Blocks the calling thread."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queued_bytes, seconds)
 
@@ -245,7 +248,8 @@ class AuditLog:
                 await trio.to_thread.run_sync(thread.join, CLOSE_S)
 
     async def read(self, last: int, after: str | None) -> tuple[list[str], str]:
-        """Return the last lines, or those after a position, and the position after them.
+        """Return at most `last` lines, and the position after them. `after`: position of the first line; None: return
+        the newest lines.
 
         Raise Conflict, InvalidRequest or StorageFailed."""
         files = self._files
@@ -282,7 +286,7 @@ def _short(text: str) -> str:
 
 
 class _About:
-    """Copies the fields of a request in a form for one line. Long and deeply nested values are cut."""
+    """Copies the fields of a request for one line of the log. Cuts long and deeply nested values."""
 
     def __init__(self, chars: int) -> None:
         self._left = chars

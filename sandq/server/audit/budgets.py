@@ -1,7 +1,8 @@
 """Limit how much of the audit log one principal may fill, so that it cannot displace the lines of others.
 
 If a principal has used up its share, its lines are collapsed: each minute, one line per request type and result states
-how many there were. So a flood hides neither the requests of others nor the types of its own.
+how many there were. So a flood of requests does not hide requests of other principals, nor the types of requests in the
+flood.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class PrincipalBudgets:
         self._most = float(max(total_bytes // SHARE, LEAST_BYTES))
         self._second = second
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """By owner: bytes left, and the time of that number."""
+        """By owner: bytes that were left at a time, and this time in seconds."""
         self._collapsed: dict[Kind, Collapsed] = {}
 
     def has_bytes(self, owner: str) -> bool:
@@ -64,8 +65,8 @@ class PrincipalBudgets:
         return min(self._most, left + (self._second() - at_s) * self._most / REFILL_S)
 
     def collapse(self, kind: Kind) -> bool | None:
-        """Count a line of one kind. Return whether it is the first in its period, and must be written; None: it is
-        lost."""
+        """Count a line of one kind. Return True if it is the first of its period and must be written; False if it is
+        collapsed. Return None if the line is lost, because there are too many kinds."""
         known = self._collapsed.get(kind)
         if known is None:
             if len(self._collapsed) >= KINDS:
@@ -78,7 +79,7 @@ class PrincipalBudgets:
     def ended(self, *, all_of_them: bool = False) -> Iterator[tuple[Kind, int]]:
         """Yield the kinds whose period is over, and the number of collapsed lines of each."""
         now_s = self._second()
-        for kind, one in list(self._collapsed.items()):  # in the order in which they began
+        for kind, one in list(self._collapsed.items()):  # the oldest period first
             if not all_of_them and now_s - one.since_s < COLLAPSED_S:
                 return
             del self._collapsed[kind]

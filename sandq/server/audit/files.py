@@ -127,7 +127,7 @@ class AuditFiles:
         end = data.rfind(b"\n") + 1
         lines = data[:end].splitlines()
         if start and lines:
-            del lines[0]  # it may be incomplete
+            del lines[0]  # reading began in the middle of it
         return lines[-most:], start + end, not start
 
     def after(self, position: str, most: int) -> tuple[list[bytes], str]:
@@ -137,7 +137,7 @@ class AuditFiles:
         number, offset = parse_position(position)
         numbers = self._numbers()
         if numbers and number > numbers[-1]:
-            number, offset = 0, 0  # the position is of earlier files, which are gone
+            number, offset = 0, 0  # the files were deleted and numbered from the start again
         lines: list[bytes] = []
         for other in [other for other in numbers if other >= number]:
             begin = offset if other == number else 0

@@ -23,12 +23,13 @@ class _Act(NamedTuple):
 
 
 class RequestAudit:
-    """Requests in progress that will be recorded with their results; and refusals."""
+    """Records the requests of one connection: requests that change something, with their results, and refusals."""
 
     def __init__(self, audit: AuditLog | None) -> None:
         self._audit = audit if audit is not None and audit.is_on else None
         self.acts: dict[int, _Act] = {}
-        """Recorded requests in progress, by request id. Checked for each reply: most connections have none."""
+        """Requests in progress that will be recorded, by request id. Empty for most connections, so that each reply
+        costs little."""
 
     def begin(self, frame: Frame, caller: Caller) -> None:
         """Remember a request that is recorded once it is answered."""

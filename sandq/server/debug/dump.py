@@ -59,7 +59,8 @@ class NodeDump:
         self._made_s = -math.inf
 
     def make(self) -> dict[str, Any]:
-        """Return a dump. Call it on the event loop. It takes some ten milliseconds on a busy node, so it is cached."""
+        """Return a dump. Call it on the event loop. Making a dump takes some ten milliseconds on a busy node, so the
+        last dump is cached."""
         if self._now_s() - self._made_s >= EACH_S:
             self._last, self._made_s = self._make(), self._now_s()
         return self._last

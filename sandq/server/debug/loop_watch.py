@@ -56,7 +56,7 @@ class LoopWatch:
                 self.beat()
         finally:
             over.set()
-            thread.join()  # it ends quickly
+            thread.join()  # waits only briefly: `over` wakes the thread
 
     def beat(self) -> None:
         """Note a sign of life of the loop, and record the stall that it ends, if any."""

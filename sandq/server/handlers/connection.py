@@ -65,7 +65,7 @@ async def _metadata(context: Context, request: Metadata) -> Packed:
         await time_slice.spend(work)
         if names is None and access is not None and not access.sees(name):
             continue
-        if names is not None or name in broker.catalog.topics:  # it may have been deleted during `spend`
+        if names is not None or name in broker.catalog.topics:  # the topic may have been deleted during `spend`
             records.append(await context.info.topics.encoded(broker.catalog.topic(name).record, time_slice))
     return Packed((msgpack.packb(context.info.nodes()), PackedArray(len(records), records)))
 

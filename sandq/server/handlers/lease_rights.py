@@ -1,7 +1,7 @@
 """Restrict callers that may consume only from some groups of a topic to the leases of these groups.
 
-A lease is identified by its token, which can be guessed, and the frame does not name its group: so the partition is
-asked. Most callers may consume from every group of the topic, and need no such query.
+A lease is identified by its token, which can be guessed, and the frame does not name the group. So the handler asks the
+partition which group has the lease. Most callers may consume from every group of the topic, and need no such query.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TopicOfLease = Callable[[Context, Frame], str | None]
 def guard_groups(handler: Handler, topic_of_lease: TopicOfLease) -> Handler:
     """Return a handler that first checks the groups of the leases, for callers whose rights depend on the group.
 
-    For a gateway, these are the callers for which it has passed on such rights."""
+    A gateway passes on these rights with the requests of such callers."""
 
     def handle(context: Context, frame: Frame) -> Awaitable[None] | None:
         access = context.entrance.access or context.caller.access

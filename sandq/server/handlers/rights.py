@@ -23,7 +23,7 @@ PRODUCE, CONSUME, READ, MANAGE = Right.PRODUCE, Right.CONSUME, Right.READ, Right
 CLUSTER, SECURITY = Right.CLUSTER, Right.SECURITY
 
 Check = Callable[[Context, Access, Frame], None]
-"""Raises Forbidden, or InvalidRequest if the frame does not say what it is about."""
+"""Raises Forbidden. Raises InvalidRequest if the frame does not name the object of the request."""
 
 
 class Rule(NamedTuple):

@@ -7,8 +7,9 @@
     handled(Credit, lambda context, request_id, request: ...)   the function sends any reply itself
     framed(Produce, lambda context, frame: ...)                 the same, and it also parses the frame
 
-The result becomes the fields of the reply: None is no field, a tuple is several, a `Log` ends with pieces of a log,
-`Packed` fields are encoded already, and anything else is one field. If a SandqError is raised, the reply is an error.
+The result becomes the fields of the reply: None becomes no field, a tuple several fields, and any other value one
+field. The fields of `Packed` are encoded already, and those of a `Log` end with pieces of a log. If a SandqError is
+raised, the reply is an error.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Context:
         self.on_proved: Callable[[], None] = lambda: None
         """Called once the client has proved to be a gateway. Set by the session."""
         self.lease_topics: dict[int, str] = {}
-        """Cache of topic names, by Raft group, of partitions whose leases this connection has settled."""
+        """By Raft group: name of the topic, for partitions whose leases this connection has settled. A cache."""
         self.messages = MessageRequests(broker, connection.output)
         self.schedules = ScheduleRequests(broker, connection.output)
         self.kv_requests = KvRequests(broker, connection.output)
@@ -139,7 +140,7 @@ def submitted(kind: type[R], submit: Callable[[Context, R, Done], None]) -> Rout
 
 
 def reply_to(connection: Connection, request_id: int, result: Any) -> None:
-    """Reply with the result of an applied command, or with the error that it is."""
+    """Reply with the result of an applied command. If the result is an error, reply with this error."""
     if isinstance(result, SandqError):
         connection.send_error(request_id, result)
     else:

@@ -47,9 +47,9 @@ HANDLERS: Final[dict[int, Handler]] = {
 }
 """The handler of each request type."""
 GUARDED: Final = guarded(HANDLERS)
-"""The same for connections with restricted rights: each handler first checks the rights."""
+"""The handlers for connections with restricted rights: each handler first checks the rights."""
 OF_GATEWAYS: Final = guarded_for_gateways(HANDLERS)
-"""The same for gateways that have proved themselves."""
+"""The handlers for gateways that have proved themselves."""
 _PRODUCE: Final = int(Type.PRODUCE)
 _RATED: Final = RATED - {_PRODUCE}
 """Types whose rate is checked here. PRODUCE requests are counted when they are produced, several at a time."""

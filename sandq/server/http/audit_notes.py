@@ -1,4 +1,5 @@
-"""Report what a gateway refused to nodes, for their audit logs: from a bounded queue, one request at a time."""
+"""Report the requests that a gateway has refused to nodes, which record them in their audit logs. The reports wait in a
+bounded queue, and are sent one at a time."""
 
 from __future__ import annotations
 

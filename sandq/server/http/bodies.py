@@ -84,9 +84,9 @@ _HEADER_TYPES = (str, int, float, bool, type(None), dict)
 
 
 def check_members(given: Any) -> Any:
-    """Return an object, unless it has too many members, or many headers and a wrong one. Raise ValueError then.
+    """Return an object. Raise ValueError if it has too many members, or many headers of which at least one is wrong.
 
-    Without this check, each mistake would be reported, which takes long for thousands."""
+    Without this check, every mistake would be reported, and thousands of mistakes take long to report."""
     if isinstance(given, dict):
         if len(given) > MEMBERS_MAX:
             raise ValueError(f"it has {len(given)} members, more than any valid object ({MEMBERS_MAX})")

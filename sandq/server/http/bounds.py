@@ -18,9 +18,9 @@ HEAD_BYTES: Final = 16_384
 HEADERS_MOST: Final = 100
 """Maximum number of headers of a request."""
 SPARE_SLOTS: Final = 16
-"""Connections beyond the limit, which are served only health checks and metrics."""
+"""Number of spare connections beyond the limit. These connections are served only health checks and metrics."""
 GRACE_S = 3.0
-"""Time for requests in progress when the node stops, in seconds; and then the same for their responses."""
+"""Time that requests in progress have when the node stops, in seconds. Then their responses have the same time."""
 IDLE_S = 75
 """A connection without a request is closed after this time, in seconds."""
 GATEWAY_S: Final = 10.0
@@ -28,7 +28,7 @@ GATEWAY_S: Final = 10.0
 REFUSED_S: Final = 1.0
 """Time for a refused client to read the response, in seconds."""
 REFUSED_MOST: Final = 64
-"""Number of refused connections that get this time at once. Further ones are closed immediately."""
+"""Maximum number of refused connections that have this time at once. Further connections are closed immediately."""
 FULL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Type: text/plain\r\n"
     b"Content-Length: 43\r\n\r\nthis node has reached its connection limit\n"

@@ -46,12 +46,12 @@ class HttpCaller:
     quota: Quota
     until_revoked: Callable[[], Awaitable[None]] = field(default=_nothing, repr=False, compare=False)
     token: str | None = field(default=None, repr=False, compare=False)
-    """The token with which it has authenticated; None if it was a certificate."""
+    """The token with which the caller has authenticated; None if it used a certificate."""
 
     @property
     def consumes(self) -> list[str] | None:
-        """Its grants to consume, if any is limited to some groups. Nodes then check the groups of the leases it
-        settles."""
+        """The caller's grants to consume, if any of them is limited to some groups. Nodes then check the groups of the
+        leases that the caller settles."""
         of = () if self.access is None else [one for one in self.access.grants if one.right == Right.CONSUME]
         return [str(one) for one in of] if any(one.groups != ANY for one in of) else None
 

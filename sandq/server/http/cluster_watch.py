@@ -140,7 +140,7 @@ class Watcher:
         """Number of the last view that it was sent."""
 
     def events(self, view: ClusterView) -> Iterator[bytes]:
-        """Yield the events for all that is new in a view."""
+        """Yield events with all changes of a view since the last one that the watcher was sent."""
         cluster = packed(cluster_of(view, self._access))
         if cluster != self._cluster:
             self._cluster = cluster

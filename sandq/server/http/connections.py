@@ -73,7 +73,7 @@ class _Connection(HttpToolsProtocol):
     end."""
 
     def __init__(self, server: HttpServer, requires_tls: bool = False) -> None:
-        """`requires_tls`: the client does not use TLS but must: send it only that error."""
+        """`requires_tls`: the client must use TLS and does not. The connection only sends it this error."""
         self._requires_tls = requires_tls
         super().__init__(server.config, server.state, {}, asyncio.get_running_loop())
         self._server = server
@@ -94,7 +94,7 @@ class _Connection(HttpToolsProtocol):
 
         self.app: Any = drained
         self._running: RequestResponseCycle | None = None
-        """The request in progress. `cycle` is the one that came last."""
+        """The request in progress. In contrast, `cycle` is the request that was received last."""
         self._ahead = bytearray()
         self._in_head = False
         self._is_new = True
@@ -279,7 +279,7 @@ class _Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
-            return  # trailers after a body: they are not used
+            return  # trailers after a body are ignored
         super().on_header(name, value)
         if len(self.headers) > HEADERS_MOST:
             raise _Refusal(431, f"more than {HEADERS_MOST} headers")

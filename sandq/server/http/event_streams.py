@@ -7,9 +7,9 @@
     event: error
     data: {"code": "...", "detail": "...", "retriable": true}     the last event: the stream cannot continue
 
-A stream sends one lease request after the other, and the next one only when its client has accepted the messages of the
-last. So it holds at most the messages of one lease in memory. It never leases more messages than its client may hold
-unsettled (`InFlight`). The client settles them with other requests.
+A stream sends one lease request after the other, and the next request only when its client has accepted the messages of
+the last lease. So it holds at most the messages of one lease in memory. A stream never leases more messages than its
+client may hold unsettled (`InFlight`). The client settles messages with other requests.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class _EventStream(Response):
         self._in_flight = InFlight(gateway_of(request).streams, leases.topic, wanted.max_in_flight)
         self._unsent: deque[LeasedMessage] = deque()
         self._has_gone = True
-        """Whether the client has disconnected. Assumed until the stream ends for a different reason."""
+        """Whether the client has disconnected. True at first; set to False if the stream ends for a different
+        reason."""
 
     async def take(self, wait_s: float) -> bool:
         """Lease as many messages as the client may hold. Return whether there were any."""

@@ -38,7 +38,7 @@ log = structlog.get_logger("sandq.http")
 BODY_S = 30.0
 """Time for a body to arrive, in seconds."""
 BODY_BYTES_PER_S = 64 * 1024
-"""The time of a body is extended by a second for this many bytes that have arrived."""
+"""Number of received bytes that extend the time of a body by one second."""
 DISCARD_S = 5.0
 """Time in which the rest of a refused body is read and dropped, in seconds."""
 REQUEST_BYTES: Final = 16 << 10
@@ -50,7 +50,7 @@ BODY_SHARE: Final = 4 / 5
 SMALL_BYTES: Final = 4096
 """Size up to which a body is read even if the memory is used up, in bytes."""
 RESPONSE_BYTES: Final = 3 << 20
-"""Memory reserved for a response, in bytes. The largest are pages, of which several copies exist, too."""
+"""Memory reserved for a response, in bytes. The largest responses are pages, which also exist in several copies."""
 PIECES_BYTES: Final = 5 << 19
 """Approximate bytes that are read ahead for a response sent in pieces: a batch of 1 MiB, and its messages."""
 RESERVE_S: Final = 10.0
@@ -76,7 +76,8 @@ EXPOSED_HEADERS: Final = ("etag", "retry-after", "sandq-stale-ms", "x-request-id
 _CARRYING: Final = ("POST", "PUT", "PATCH")
 _CARRIES = re.compile(r"/topics/[^/]+(/[0-9]+|/keys/[\s\S]*|/groups/[^/]+/(ack|nack|extend))?")
 _CARRIES_SCHEDULES = re.compile(r"/topics/[^/]+/schedules(/[\s\S]*)?")
-"""Schedules carry messages, too, but their responses contain what was stored, so they need memory for these."""
+"""Requests about schedules carry messages, too. Unlike the responses of `_CARRIES`, their responses contain stored
+messages, so memory is reserved for these responses."""
 _SETTLES = re.compile(r"/topics/[^/]+/groups/[^/]+/(ack|nack|dead|extend)")
 """Requests that settle messages. They are counted, but not refused: otherwise the messages would be redelivered."""
 _BY_GET = re.compile(r"/(topics/[^/]+/groups/[^/]+|overview)/stream")
@@ -167,7 +168,7 @@ class Guard:
         self._app = app
         self._rules = rules
         self._observe = observe
-        self._log = log.bind()  # bound once: then a line that is not logged costs nothing
+        self._log = log.bind()  # Bound once, so that a request whose line is not logged costs nothing here.
         self._in_progress = Slots(rules.requests)
         self._waiting = Slots(rules.waiting)
 
@@ -184,7 +185,7 @@ class Guard:
         # `send`, so each request would be a reference cycle, which keeps its body until the garbage collector runs.
         state = dict(scope.get("state", ()))
         scope = {**scope, "state": state}
-        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # the first one counts if a name is repeated
+        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # if a name is repeated, its first value counts
         closes = state.get(IS_SPARE, False)
         host = str((scope.get("client") or ("?",))[0])
         # The format in which nodes write the addresses of their own clients.
@@ -576,12 +577,14 @@ class _Exchange:
 
 
 def _is_localhost(headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether the request uses the name localhost, which other programs on the machine share, on other ports."""
+    """Return whether the request uses the name localhost. Other programs on the machine share this name, with other
+    ports."""
     return headers.get(b"host", b"").partition(b":")[0].lower() == b"localhost"
 
 
 def _is_preflight(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether a browser asks if a page of another site may send a request: such a query has no credentials."""
+    """Return whether this is a preflight: a browser asks if a page of another site may send a request. A preflight has
+    no credentials."""
     return scope["method"] == "OPTIONS" and b"access-control-request-method" in headers
 
 

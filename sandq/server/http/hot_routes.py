@@ -1,9 +1,8 @@
 """Serve the most frequent requests without the layers that would cost more than their work.
 
 FastAPI tries one route after the other, resolves dependencies, and runs the endpoint behind middlewares. Here, the path
-determines the endpoint, and that is all. Unusual requests are left to FastAPI: with a query, an encoded path, or a body
-that is large, empty or invalid. So routes, models and `/openapi.json` are written once, and only FastAPI reports
-mistakes.
+alone determines the endpoint. Unusual requests are left to FastAPI: with a query, an encoded path, or a body that is
+large, empty or invalid. So routes, models and `/openapi.json` are written once, and only FastAPI reports mistakes.
 """
 
 from __future__ import annotations

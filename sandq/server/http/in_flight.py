@@ -33,8 +33,8 @@ class OpenStreams:
 
 
 class InFlight:
-    """The leases that one stream holds, and when they end. At most `most` messages, unless more are added than are
-    free.
+    """The leases that one stream holds, and when they end. `most`: maximum number of messages. The caller must not add
+    more messages than `free`.
 
     The end of a lease is computed with the clock of the event loop, from its duration. Clocks of other machines do not
     matter.

@@ -16,7 +16,7 @@ LIMITS: Final = {1: ["max_in_flight"], 2: ["rate"], 3: ["max_in_flight", "rate"]
 
 
 def topic_row(topic: TopicOverview, over_ms: int) -> Found:
-    """Return a topic as one row. Nothing in it changes with time alone."""
+    """Return a topic as one row. No member changes only because time passes."""
     groups = topic.groups.values()
     oldest = [group.oldest_ms for group in groups if group.oldest_ms is not None]
     over_s = max(over_ms, 1) / 1000
@@ -101,7 +101,7 @@ def findings(info: Mapping[str, Any], overview: ClusterOverview, topics: Iterabl
     replicas = {topic.name: topic.replicas for topic in topics}
     found += health.of_replicas(replicas, health.replica_nodes(info))
     for topic in topics:
-        if not silent:  # a node that reports nothing may lead what seems to have no leader
+        if not silent:  # a node that reports nothing may lead partitions that seem to have no leader
             found += health.of_leaders(topic.name, topic.partitions - topic.led, topic.partitions)
         for group in topic.groups.values():
             found += health.of_group(_health_of(topic.name, group), overview.now_ms)

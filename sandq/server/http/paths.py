@@ -1,4 +1,5 @@
-"""Read keys and names in paths and queries, and versions in conditions, exactly, or refuse them.
+"""Parse keys and names in paths and queries, and versions in conditions. Text that is not exactly as expected is
+refused.
 
 A key is bytes. In a path it is percent-encoded UTF-8, where slashes may be encoded or not; with `encoding=base64`, it
 is base64url, with or without padding. A version is a strong entity tag. The name of a schedule, the unique key of a

@@ -171,7 +171,7 @@ async def put(
 async def delete(
     request: Request, topic: TopicName, key: KeyName, encoding: Encoding = "text", if_match: IfMatch = None
 ) -> Found:
-    """Also a key without a value, unless If-Match names a version."""
+    """Succeeds also for a key without a value, unless If-Match names a version."""
     refuse(request, "If-None-Match", "it is for GET and PUT")
     name, expected = key_of(request, key, encoding), only(request, "If-Match")
     version = None if expected is None else version_of("If-Match", expected)

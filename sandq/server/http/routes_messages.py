@@ -316,7 +316,7 @@ async def produce_to(
     partition: Annotated[int, Path(ge=0, le=4095)],
     body: bodies.ProduceIn,
 ) -> Any:
-    """As without a partition."""
+    """As `POST /topics/{topic}`, but all messages are stored in this partition."""
     return await _produce(request, topic, partition, body)
 
 

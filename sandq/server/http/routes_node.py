@@ -126,8 +126,8 @@ async def get_log_level(request: Request, node: NodeName) -> Found:
     summary="Change a node's log level",
 )
 async def set_log_level(request: Request, node: NodeName, body: bodies.LogLevelIn) -> Found:
-    """For some time, or until the node stops. Existing connections keep their level. The node's HTTP process keeps its
-    level, too."""
+    """The change lasts for some time, or until the node stops. Existing connections keep their level. The node's HTTP
+    process keeps its level, too."""
     return await gateway_of(request).client.admin.log_level(body.level, for_=body.for_, node=node)
 
 
@@ -265,7 +265,7 @@ async def clock(request: Request) -> Found:
     summary="Trust the wall clock again",
 )
 async def accept_clock(request: Request) -> Found:
-    """After the wall clock has made a step that the node did not follow."""
+    """Use this after the wall clock has made a step that the node did not follow."""
     return await gateway_of(request).client.admin.clock(accept=True)
 
 

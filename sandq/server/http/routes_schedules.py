@@ -153,7 +153,7 @@ async def resume(request: Request, topic: TopicName, name: ScheduleName, tenant:
     summary="Send a schedule's message now",
 )
 async def trigger(request: Request, topic: TopicName, name: ScheduleName, tenant: Tenant = None) -> Found:
-    """In addition to all occurrences; also if the schedule is paused."""
+    """The message is sent in addition to all occurrences, even if the schedule is paused."""
     return {"id": await _of(request, topic).trigger(name, tenant=tenant)}
 
 

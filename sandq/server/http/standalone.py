@@ -74,11 +74,11 @@ class GatewayState:
         return None
 
     def stalled(self) -> str | None:
-        """Return None: a process that answers is not stalled."""
+        """Return None: a gateway that answers is not stalled."""
         return None
 
     def silent(self) -> str | None:
-        """Return None: this process answers the question itself."""
+        """Return None: if this process hangs, it does not answer the health check at all."""
         return None
 
     def ready(self) -> str | None:

@@ -64,7 +64,7 @@ STALL_CHECK_S = 0.1
 REFRESH_S = 5.0
 """Interval between two queries for messages that became due in idle partitions, in seconds."""
 REFRESH_PARTITIONS = 100
-"""Number of partitions in one query, so that other work comes in between."""
+"""Number of partitions in one query. Other work can run between two queries."""
 FORECAST_S = 30.0
 """Interval between two forecasts, in seconds. A forecast reads one row per second of its period and partition."""
 SOON_S = (60, 300)
@@ -164,11 +164,12 @@ class Metrics:
         self._board = Board(broker.limits.metric_topics, broker.limits.metric_groups)
         self._stalls = Histogram(SECONDS)
         self._came_due: dict[int, tuple[Any, int, int]] = {}
-        """By group number: a status, the second up to which the count holds, and the messages that became due since."""
+        """By Raft group number: status at the time of the query, second up to which messages were counted, and number
+        of messages that became due since that status."""
         self._soon: dict[int, tuple[int, ...]] = {}
-        """By group number: messages that become due within each of `SOON_S`."""
+        """By Raft group number: number of messages that become due within each period of `SOON_S`."""
         self._tenants: dict[int, tuple[Any, list[tuple[str, dict[str, Any]]]]] = {}
-        """By group number: the status at the time of the query, and the tenants of the groups."""
+        """By Raft group number: status at the time of the query, and the tenants of the consumer groups."""
         self._rendering = trio.Lock()
         OwnProcess(registry=self.registry)
         self.http = http if http is not None else HttpProcess()
@@ -188,7 +189,7 @@ class Metrics:
             return await trio.to_thread.run_sync(self._text, self._see(), accept)
 
     async def refresh(self) -> None:
-        """Query which messages became due in partitions whose status has not changed since."""
+        """Count messages that became due since the last status, in partitions that have not published a new one."""
         now_s = self._broker.clock.now_ms() // 1000
         selected: list[tuple[int, PartitionReplica, Any, int, int]] = []
         time_slice = TimeSlice()
@@ -210,7 +211,7 @@ class Metrics:
         await self._refresh_tenants()
 
     async def forecast(self) -> None:
-        """Query which messages become due soon, in partitions that have groups."""
+        """Count messages that become due soon, in partitions that have consumer groups."""
         now_s = self._broker.clock.now_ms() // 1000
         hosts = []
         time_slice = TimeSlice()
