@@ -19,7 +19,8 @@ from sandq.storage.stores import LevelStores
 STORE = 1
 IDS, QUICK_IDS = 1000, 20
 ROWS_MS, ABSENT_MS, NOW_MS = 10, 5, 1_000_000
-"""Due times between the rows; positions of the unknown ids after a row; time of the cancel."""
+"""In ms: interval between the due times of two rows; distance from a row to the unknown id after it; time of the
+cancel."""
 ROUNDS = 3
 
 

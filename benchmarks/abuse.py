@@ -18,7 +18,7 @@ from benchmarks.result import Goal, Measured, Row, Setting
 
 P99 = Goal(50, "ms", at_least=False)
 MEMORY_MB = 256
-"""Memory in addition to that of the node before; also the goal."""
+"""Goal for the memory that the node uses in addition to its memory before, in MB."""
 ABUSERS = 8
 SETTLE_S = 1.0
 LOOK_S = 0.02

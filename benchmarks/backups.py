@@ -31,7 +31,7 @@ PER_S = 1000
 MESSAGES, QUICK_MESSAGES = 20_000, 500
 LEAD_MS, QUICK_LEAD_MS = 1000, 15_000
 RATE = 20_000_000
-"""Rate limit of backups that run together with other work; alone they have no limit."""
+"""Rate limit of backups that run together with other work. Backups that run alone have no limit."""
 AT_ONCE = 5000
 RISEN_S = 30.0
 
@@ -91,7 +91,7 @@ def create(setting: Setting) -> Measured:
 
 
 def restore(setting: Setting) -> Measured:
-    """Restore such a backup under a different topic name."""
+    """Restore a backup of 1 GB under a different topic name."""
     return _timed(setting, lambda client, location: create_backup(client, location, topics=[KEPT]), _restore)
 
 
@@ -108,7 +108,7 @@ class _Beside:
         self._thread.start()
 
     def ready(self) -> None:
-        """Start after the topic exists."""
+        """Wait until the thread can run backups. Call it once the topic exists."""
         self._ready.wait()
 
     def stop(self) -> None:

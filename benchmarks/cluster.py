@@ -25,7 +25,7 @@ NODES = 3
 START_S = 30.0
 BATCHED = Goal(200_000, "msg/s")
 ENTRIES = Goal(60_000, "entries/s")
-"""Messages per entry of Raft alone; through the whole broker each entry is one message."""
+"""Goal for Raft alone, in entries per second. Through the whole broker, each entry would be one message."""
 LARGE = Goal(100, "MB/s")
 COMMIT = Goal(2.0, "ms", at_least=False)
 COMMIT_CPU = Goal(1500, "us of CPU, all nodes", at_least=False, of=CPU)
@@ -90,7 +90,7 @@ def produce(
 ) -> Measured:  # fmt: skip
     """Send `batches` of `size` messages to each partition, over a connection to its leader.
 
-    `merged`: waiting batches become one Raft entry, as always.
+    `merged`: waiting batches become one Raft entry, as in normal operation.
     """
     settings = {} if merged else {"LIMITS__ENTRY_MESSAGES": "1"}
     with cluster(setting, **settings) as nodes:
@@ -101,14 +101,14 @@ def produce(
 
 
 def large(setting: Setting) -> Measured:
-    """Send bytes through one group."""
+    """Send large messages through one Raft group."""
     measured = produce(1, 1, 64, 5000, 100, setting, merged=False, value_bytes=LARGE_BYTES)
     measured.value *= LARGE_BYTES / 1e6
     return measured
 
 
 def commit(setting: Setting) -> Measured:
-    """Send one message after the other."""
+    """Send one message after the other, each after the acknowledgement of the previous one."""
     measured = produce(1, 1, 1, 3000, 100, setting)
     assert measured.latency is not None
     measured.value = measured.latency.at(0.5)

@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {"lease": "5s", "max_attempts": None}
 
 @asynccontextmanager
 async def noticed(nodes: Cluster) -> AsyncIterator[list[LoadResult]]:
-    """Produce to a topic and consume it in another process while the block runs; it reports at the end."""
+    """Produce to a topic and consume it in another process while the block runs. The process reports at the end."""
     found: list[LoadResult] = []
     with Load("client_notice", addresses=nodes.addresses, topic=LIVE) as load:
         load.ready()

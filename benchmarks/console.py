@@ -32,8 +32,8 @@ FLAGS: Final = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
 )
-# The time at which the view was painted that is shown. It is waited for in the page: who asks again and again would
-# take the time of what is measured.
+# Time at which the shown view was painted. A script in the page waits for it, because repeated requests from outside
+# would increase the time of what is measured.
 _WATCH: Final = """
 window.painted = new Promise((done) => {
   addEventListener("DOMContentLoaded", () => new MutationObserver(() => requestAnimationFrame(() => setTimeout(() => {

@@ -19,7 +19,8 @@ BOTH_PER_S = 100_000
 BOTH_BATCH = 100
 BOTH_CONNECTIONS = 4
 TRIMMED_BATCH = 10
-"""Each message has a log row: many rows to scan, if anything scanned them."""
+"""Messages per batch. Small, so that there are many log rows: if reading scanned trimmed rows, the figure would show
+it."""
 
 
 def consume(setting: Setting, *, each: bool) -> Measured:

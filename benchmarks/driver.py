@@ -50,12 +50,12 @@ class Load:
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._errors):
-            # Output of an ended process that was not read in time stays in the pipe.
+            # If the process has ended, output that was not read yet is still in the pipe.
             with contextlib.suppress(BrokenPipeError):
                 stream.close()  # type: ignore[union-attr]
 
     def ready(self) -> dict[str, Any]:
-        """Wait until everything is prepared; return the load's own data."""
+        """Wait until the load is prepared. Return the data that the load reports before it runs."""
         return self._hear()
 
     def go(self, at_s: float | None = None) -> None:

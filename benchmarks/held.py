@@ -17,10 +17,10 @@ from sandq.partition.state_machine import TimerPartition
 from sandq.storage.stores import MemoryStores
 
 RANGES = (10, 100, 1000)
-"""Messages of the lease, or waiting messages; each is in a row of its own."""
+"""Numbers of messages of the lease, or of waiting messages. Each message has a row of its own."""
 GROUPS = (10, 100, 900)
 HELD = (1000, 10_000, 100_000)
-"""Messages that are leased in the group, by leases of 1,000."""
+"""Numbers of messages that the group has leased, in leases of 1,000 messages."""
 OPERATIONS, QUICK = 300, 10
 DUE_MS, NOW_MS, LATER_MS, END_MS = 5, 10, 50_000, 10_000_000
 LEASE_MS, LONG_MS = 30_000, 3_600_000
@@ -148,7 +148,8 @@ def _run(partition: Partition, at_ms: int) -> None:
 
 
 def measured(steps: Callable[[int], Iterator[Step]], sizes: tuple[int, ...], each: int, setting: Setting) -> Measured:
-    """Return the CPU time of a request with most messages held; the details have it with fewer."""
+    """Return the CPU time of a request with the largest number of messages held. The details have the CPU time with
+    fewer messages."""
     wanted = setting.count(OPERATIONS, QUICK)
     found: dict[int, float] = {}
     done = 0
@@ -156,7 +157,7 @@ def measured(steps: Callable[[int], Iterator[Step]], sizes: tuple[int, ...], eac
         used_s = 0.0
         done = 0
         while done < wanted:
-            # the set-up in between does not count
+            # the preparation between two requests does not count
             for step in steps(size):
                 began_s = time.thread_time()
                 step()

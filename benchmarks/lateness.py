@@ -28,21 +28,21 @@ HTTP = Goal(20, "ms", at_least=False)
 IDLE = Goal(3, "ms", at_least=False)
 LOADED = Goal(10, "ms", at_least=False)
 LEAD_MS, FAILOVER_LEAD_MS, QUICK_LEAD_MS = 1000, 4000, 15_000
-"""Time for the preparation, until the first message is due. A quick run says nothing about speed, and must pass on any
-machine."""
+"""Time for the preparation, until the first message is due, in ms. A quick run has more time: it need not show the
+speed, but must pass on any machine."""
 BUSY_TOPIC = "busy"
 BUSY_BATCH = 100
 BUSY_CONNECTIONS = 4
 LONGER_S = 5
-"""How long the other process produces after the last due time."""
+"""Time for which the other process produces after the last due time, in seconds."""
 BURST = 200_000
 POSTS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Deliver `messages` that are due evenly over time, or (0 a second) all at the same time, while another process may
-    produce."""
+    """Deliver `messages` while another process may produce. `per_s`: messages due per second, evenly; 0: all are due at
+    the same time."""
 
     messages: int
     quick_messages: int
@@ -57,7 +57,7 @@ class Due:
 
 
 def _other(due: Due, node: MeteredNode, seconds: int) -> Load:
-    """Keep the node busy for this time, or until it is stopped."""
+    """Return a load that keeps the node busy for `seconds`, or until it is stopped."""
     if due.posts:
         ((_, http_port),) = node.metered
         http = f"127.0.0.1:{http_port}"
@@ -119,7 +119,8 @@ def failover(setting: Setting, *, messages: int = 3000) -> Measured:
 
 
 def failover_burst(setting: Setting) -> Measured:
-    """The same with very many messages: the delivery time without the failover."""
+    """Kill the leader while very many messages are due. The value is the delivery time without the time of the
+    failover."""
     measured = failover(setting, messages=BURST)
     measured.details["p99 ms after due"] = measured.value
     measured.value -= measured.details["first ms after the longest pause"]

@@ -97,7 +97,7 @@ class Meter:
         self._cpu_s = self._cpu()
 
     def stop(self) -> Used:
-        cpu_s = self._cpu() - self._cpu_s  # first, because asking for metrics costs the node CPU time
+        cpu_s = self._cpu() - self._cpu_s  # read the CPU time first, because asking for metrics costs the node CPU time
         return Used(cpu_s, self._count() - self._fsyncs)
 
     def cpu_s(self) -> float:
@@ -129,7 +129,7 @@ def cpu_s(pid: int) -> float:
 
 
 def own_cpu_s(pid: int) -> float:
-    """Return the same for the process alone."""
+    """Return user and system time of the process alone, without its children, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
@@ -167,7 +167,7 @@ def memory_bytes(pid: int) -> dict[str, int]:
 
 
 def sync_ms(directory: Path | None, writes: int = 50) -> float:
-    """Return the median time of writing and syncing 4 KB there."""
+    """Return the median time of writing and syncing 4 KB in `directory`, in ms."""
     taken = []
     with tempfile.NamedTemporaryFile(dir=directory) as file:
         os.posix_fallocate(file.fileno(), 0, writes * 4096)

@@ -28,7 +28,7 @@ from sandq.storage.wal import Wal
 
 GROUP = 1
 WINDOW = 4000
-"""Entries in flight."""
+"""Maximum number of entries in flight."""
 COMMAND = bytes(100)
 
 

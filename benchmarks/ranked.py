@@ -39,7 +39,7 @@ def _change_all(setting: Setting) -> Measured:
 
 
 def _backlog(setting: Setting) -> Measured:
-    """Compare the node's CPU per message while a million are ready with that while few are."""
+    """Compare the node's CPU time per message with a million messages ready and with few messages ready."""
     first, took = setting.count(FIRST, QUICK_FIRST), []
     for few, many in zip(QUICK_BEHIND, BEHIND, strict=True):
         spec = {"behind": setting.count(many, few), "messages": first, "size": BATCH}

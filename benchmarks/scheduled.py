@@ -28,12 +28,12 @@ JOBS = {"cancel": "cancelled by one job", "move": "moved by an hour by one job"}
 PENDING, BEHIND = 200_000, 1_000_000
 QUICK_PENDING = 4000
 RETENTION = "10s"
-"""Longer than consuming and acking all messages that will be trimmed."""
+"""Must be longer than the time to consume and ack all messages that will be trimmed."""
 CPU_GOALS = {"moment": 2.5, "hour": 3.5, 20_000: 12}
 """Goals for the node's CPU in us per message: producing, by how far messages are spread; delivering, by how many are
 due per second."""
 RATES = {1000: None, 5000: Goal(10, "ms", at_least=False), 10_000: Goal(150, "ms", at_least=False), 20_000: None}
-"""Messages due per second to the goal for their lateness."""
+"""By number of messages due per second: the goal for their lateness."""
 
 
 def _due(per_s: int) -> Row:
@@ -54,7 +54,7 @@ def _job(what: str, within_ms: int, setting: Setting) -> Measured:
 
 
 def _trim(setting: Setting) -> Measured:
-    """Measure only the trimming: everything was acked before."""
+    """Measure only the trimming. All messages were acked before."""
     messages = setting.count(PENDING, QUICK_PENDING)
     with node_with(setting, TOPIC, lease="60s", retention=RETENTION) as node:
         to = {"address": node.address, "port": node.port}

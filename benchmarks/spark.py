@@ -103,7 +103,8 @@ def stream(setting: Setting) -> Measured:
 
 
 def archive_cold(setting: Setting) -> Measured:
-    """Run the job as a command does, as the first thing that Spark does; Spark's start is reported separately."""
+    """Run the job as the first work of a new Spark session, as a command does. The start of Spark is reported
+    separately."""
     from sandq.spark import jobs
 
     count = setting.count(ARCHIVE_COUNT, QUICK)
@@ -201,7 +202,7 @@ def _fill(node: Node, count: int) -> None:
 
 
 def _timed(work: Callable[[], object], node: Node) -> tuple[float, float]:
-    """Return seconds, and the node's CPU seconds."""
+    """Return the duration of `work`, and the node's CPU time, in seconds."""
     assert node.pid is not None
     before_s, began_s = cpu_s(node.pid), time.perf_counter()
     work()
@@ -209,7 +210,8 @@ def _timed(work: Callable[[], object], node: Node) -> tuple[float, float]:
 
 
 def _staged(work: Callable[[], object], node: Node) -> tuple[float, float, dict[str, float]]:
-    """Return the same with the CPU seconds of Spark's JVM and of its Python workers."""
+    """Return the duration of `work`, the node's CPU time, and the CPU time of Spark's JVM and of its Python workers, in
+    seconds."""
     before = _spark_cpu_s()
     taken_s, used_s = _timed(work, node)
     java_s, python_s = (after - begun for after, begun in zip(_spark_cpu_s(), before, strict=True))

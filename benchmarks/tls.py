@@ -63,7 +63,7 @@ def awaited(setting: Setting) -> Measured:
 
             for number in range(setting.count(TURNS, 1)):
                 with contextlib.ExitStack() as stack:
-                    if number % 2:  # neither is always the first
+                    if number % 2:  # alternate, so that neither kind is always first
                         found = once()
                     stack.enter_context(trusting_nobody())
                     plain = once()

@@ -100,7 +100,7 @@ class Wire:
 
 
 def checked(frames: list[Frame]) -> list[Frame]:
-    """Raise the first error among them."""
+    """Return the frames. If one of them is an error, raise the first one."""
     for frame in frames:
         if frame[0] == _ERROR:
             raise decode_error(frame)
@@ -118,7 +118,7 @@ class Flow:
     answered: int = 0
     out: bytes = b""
     handed: list[tuple[float, int]] = field(default_factory=list)
-    """Times at which requests were given to the socket, and their number so far."""
+    """Times at which requests were given to the socket, each with the total number of requests given by then."""
     answers: list[tuple[float, list[int]]] = field(default_factory=list)
     """Times at which responses were received, and the numbers of their requests."""
 
@@ -168,14 +168,14 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Driven:
-    """Total time, and by `answer_s` the time of each response."""
+    """Result of a run: total time in seconds, and (`answer_s`) the response time of each request."""
 
     seconds: float
     flows: Sequence[Flow]
 
     @property
     def answer_s(self) -> list[float]:
-        """Return the times from giving a request to the socket until its response was received."""
+        """For each request, return the time from giving it to the socket until its response was received."""
         return [seconds for flow in self.flows for seconds in flow.answer_s()]
 
 
@@ -200,7 +200,8 @@ def drive(flows: Sequence[Flow]) -> Driven:
 
 @dataclass(frozen=True, slots=True)
 class Paced:
-    """Time since the first request was due, and by `late_s` the time of each response."""
+    """Result of a run at a given rate: time since the first request was due, and (`late_s`) the response time of each
+    request from its planned send."""
 
     seconds: float
     flows: Sequence[Flow]
@@ -208,7 +209,8 @@ class Paced:
     per_s: float
 
     def late_s(self) -> Iterator[float]:
-        """Return the times from the planned send of a request until its response was received, whenever it was sent."""
+        """For each request, return the time from its planned send until its response was received, even if it was sent
+        late."""
         for at, flow in enumerate(self.flows):
             yield from flow.since(self._due(at))
 

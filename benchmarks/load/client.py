@@ -21,9 +21,9 @@ from sandq.errors import SandqError
 
 FILL = 1000
 SAMPLE = 1000
-"""Every how many messages one is awaited and timed."""
+"""One message of this many is awaited and timed."""
 EVERY_S = 0.005
-"""Interval at which `notice` sends a message, whatever happened to the previous ones."""
+"""Interval at which `notice` sends a message, in seconds. It does not wait for the previous messages."""
 
 
 def produce(address: str, messages: int) -> Ready:

@@ -23,7 +23,7 @@ GROUP = "g"
 CREDIT = 10_000
 SUBSCRIPTION = 1_000_000
 _SUBSCRIBED = 1
-"""Number of that request; acks have later numbers."""
+"""Request number of the subscription; acks have higher numbers."""
 _LEASE_MS = 60_000
 _PARTS = 10
 
@@ -33,7 +33,7 @@ Seen = Callable[[float, Deliver], None]
 
 
 def fill(wire: Wire, messages: int, size: int, partitions: int) -> None:
-    """Due messages, in batches."""
+    """Store `messages` messages that are due at once, in batches of `size`."""
     for partition in range(partitions):
         batches = [batch_of(size)] * (messages // size // partitions)
         drive([Flow(wire, frames_of(batches, partition), max(8, 640 // size))])
@@ -41,7 +41,7 @@ def fill(wire: Wire, messages: int, size: int, partitions: int) -> None:
 
 
 def subscribe(wire: Wire) -> None:
-    """Ask for messages; the response arrives among the deliveries."""
+    """Subscribe to the topic. The response arrives among the deliveries."""
     request = Subscribe(SUBSCRIPTION, TOPIC, GROUP, "benchmarks-1", CREDIT, _LEASE_MS, "earliest", [])
     wire.socket.sendall(request.frame(_SUBSCRIBED))
 

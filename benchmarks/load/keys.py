@@ -30,7 +30,7 @@ def key_of(number: int) -> bytes:
 
 
 def put(port: int, connections: int, size: int, count: int, window: int, again: int = 1) -> Ready:
-    """Write random keys in batches of `size`; the same ones again, if wanted."""
+    """Write random keys in batches of `size`. `again`: number of times that the same batches are written."""
     wires = [_filled(port)] + [Wire(port) for _ in range(connections - 1)]
     frames = [_puts(size, count, seed) for seed in range(connections)]
 

@@ -22,17 +22,19 @@ from sandq.model.offsets import deliver_ms
 from sandq.protocol.replies import Deliver
 
 MESSAGES_PER_MS = 50
-"""Assumed least rate of scheduling."""
+"""Assumed minimum speed of scheduling, in messages per ms."""
 LEASE_S = 5.0
-"""Messages that were acked to a dead leader are redelivered after their lease at the latest."""
+"""Duration of leases. If an ack is lost with the dead leader, its messages are redelivered after their lease at the
+latest."""
 QUIET_S = LEASE_S + 2.0
 PATIENCE_S = 60.0
 BATCH = 1000
 
 
 def lateness(port: int, messages: int, per_s: int, lead_ms: int) -> Ready:
-    """Receive messages due evenly over time, or (0 a second) all in one millisecond; signed, early is below 0. The
-    first is due `lead_ms` after storing begins, and later the more there are."""
+    """Receive messages; report their lateness, which is negative for early ones. `per_s`: messages due per second,
+    evenly; 0: all are due in one millisecond. The first message is due `lead_ms` after storing begins, plus the assumed
+    time to store all messages."""
     wire = Wire(port)
     first_ms = int(time.time() * 1000) + lead_ms + messages // MESSAGES_PER_MS
     times = [first_ms + at * 1000 // per_s for at in range(messages)] if per_s else [first_ms] * messages

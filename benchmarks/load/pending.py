@@ -18,7 +18,7 @@ from sandq.protocol.replies import Deliver
 
 BATCH = 1000
 MESSAGES_PER_MS = 20
-"""Assumed least rate of scheduling."""
+"""Assumed minimum speed of scheduling, in messages per ms."""
 LOOK_S = 0.2
 PATIENCE_S = 60.0
 

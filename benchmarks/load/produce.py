@@ -96,7 +96,8 @@ def _numbered(size: int, number: int) -> bytes:
 
 
 def _connect(links: Links, topic: str = TOPIC, *, warm: bool = True) -> list[tuple[Wire, Sequence[int]]]:
-    """Open a connection for each. `warm`: produce something over each, so that everything is open."""
+    """Open a connection for each of `links`. `warm`: produce one message to each partition first, so that all
+    partitions are open."""
     found = []
     for port, partitions in links:
         wire = Wire(port)

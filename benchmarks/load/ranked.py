@@ -65,8 +65,8 @@ def consume(port: int, messages: int, size: int, tenants: int) -> Ready:
 
 
 def backlog(port: int, pid: int, behind: int, messages: int, size: int) -> Ready:
-    """Consume the first messages while `behind` others are ready and already ranked. The detail is the node's CPU for
-    each of `messages`."""
+    """Consume the first `messages` while `behind` other messages are ready and already ranked. The detail is the node's
+    CPU time per consumed message."""
     wire = Wire(port)
     rng = random.Random(1)
     _fill(wire, batches_of(behind // size, size, 0, rng))

@@ -20,7 +20,7 @@ from sandq.protocol.requests_schedules import SchedulePut
 PART = 1000
 WINDOW = 2
 MADE_PER_MS = 5
-"""Assumed least rate of creating them."""
+"""Assumed minimum speed of creating schedules, in schedules per ms."""
 LEAD_MS = 2_000
 
 
@@ -32,7 +32,7 @@ def _flow(wire: Wire, settings: list[dict[str, Any]]) -> Flow:
 
 
 def create(port: int, count: int, is_far: bool = False) -> Ready:
-    """Create schedules with expressions."""
+    """Create schedules with cron expressions. `is_far`: they are not due before the first day of a month."""
     day = "1" if is_far else "*"
     flow = _flow(Wire(port), [{"cron": f"{at % 60} {at // 60 % 24} {day} * *"} for at in range(count)])
 
@@ -44,8 +44,8 @@ def create(port: int, count: int, is_far: bool = False) -> Ready:
 
 
 def fire(port: int, count: int, every_ms: int, is_spread: bool) -> Ready:
-    """Receive two occurrences of each, spread over the interval or all at the same time; times the second one. Signed:
-    early is below 0."""
+    """Receive two occurrences of each schedule, and report the lateness of the second, which is negative if it is
+    early. `is_spread`: the schedules are due evenly over the interval; otherwise all at the same time."""
     wire = Wire(port)
     first_ms = int(time.time() * 1000) + LEAD_MS + count // MADE_PER_MS
     starts = [first_ms + (at * every_ms // count if is_spread else 0) for at in range(count)]

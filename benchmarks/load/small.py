@@ -110,7 +110,7 @@ def consume(address: str, port: int, pid: int, messages: int, partitions: int, m
 
     left, rounds = messages, 0
     marks_s: list[float] = []
-    """CPU time of the node at each tenth."""
+    """CPU time of the node after each tenth of the messages."""
 
     def enough(count: int) -> bool:
         nonlocal left, rounds

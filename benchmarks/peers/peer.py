@@ -64,12 +64,12 @@ class Consumer(ABC):
     """Connection of a consumer. It acks each message as soon as it arrives."""
 
     idle = False
-    """Nothing was there: ask again after a pause."""
+    """True if the last read returned no messages: the consumer reads again after a pause."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.done = 0
-        """Messages received, with responses to their acks (or acks sent, if acks have no response)."""
+        """Number of received messages whose acks were confirmed; if acks have no response, whose acks were sent."""
 
     @abstractmethod
     def start(self) -> bytes:
@@ -131,9 +131,9 @@ class Peer(ABC):
     program: str
     package: str
     durability: str
-    """Durability of a message when the peer responds."""
+    """Text that says how durable a message is when the peer responds."""
     syncs_first = True
-    """Whether that is a sync to disk."""
+    """Whether the peer syncs a message to disk before it responds."""
     notes: str
     """Settings and commands of the peer in the loads, for the report."""
     cannot: ClassVar[Mapping[str, str]] = MappingProxyType({})

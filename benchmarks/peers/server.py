@@ -33,7 +33,8 @@ class Process(NamedTuple):
     pid: int
     parent: int
     started: int
-    """Clock ticks since the machine's start: distinguishes it from a later process with the same id."""
+    """Start time in clock ticks since the machine's start. Distinguishes this process from a later one with the same
+    id."""
     own_s: float
     children_s: float
 

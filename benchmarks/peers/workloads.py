@@ -19,7 +19,7 @@ LEAD_MS: Final = 1500
 """Time between the preparation and the first due message."""
 HOUR_MS: Final = 3_600_000
 SOON_MS: Final = 120_000
-"""Messages of the scheduled load are not due before this, so that none is due during the measurement."""
+"""Minimum time until messages of the scheduled load are due, so that none is due during the measurement."""
 POLL_S: Final = 0.001
 """Time between two polls of a consumer that must poll."""
 
@@ -62,9 +62,9 @@ FILL: Final = Workload("fill", "", Kind.PRODUCE, 400_000, 5_000, 100, 4, 16)
 FILL_DUE: Final = Workload(
     "fill", "", Kind.PRODUCE, 200_000, 5_000, 100, 4, 16, scheduled=True, soon_ms=15_000, within_ms=1_000
 )
-"""The same with messages that become due once all are stored, before they are consumed."""
+"""The load that fills a peer with scheduled messages. They become due once all are stored, and are then consumed."""
 FILL_FEW: Final = Workload("fill", "", Kind.PRODUCE, 20_000, 1_000, 10, 1, 16)
-"""The same, before messages are consumed one by one, or by the peer's usual client."""
+"""The load that fills a peer with fewer messages, for consuming one by one or with the peer's usual client."""
 
 WORKLOADS: Final = (
     Workload(

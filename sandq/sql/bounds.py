@@ -42,12 +42,12 @@ class Bound:
         self.values = known if self.values is None else tuple(value for value in self.values if value in known)
 
     def above(self, value: Any, is_open: bool) -> None:
-        """Add a lower bound; `is_open`: exclusive."""
+        """Add a lower bound. `is_open`: the bound itself is not included."""
         if self.low is None or value > self.low or (value == self.low and is_open):
             self.low, self.low_open = value, is_open
 
     def below(self, value: Any, is_open: bool) -> None:
-        """Add an upper bound; `is_open`: exclusive."""
+        """Add an upper bound. `is_open`: the bound itself is not included."""
         if self.high is None or value < self.high or (value == self.high and is_open):
             self.high, self.high_open = value, is_open
 
@@ -71,7 +71,7 @@ class Bound:
 class Bounds:
     """Bounds by column.
 
-    `rest`: columns with further conditions in WHERE; "" stands for conditions that have not exactly one column.
+    `rest`: columns with further conditions in WHERE; "" stands for conditions on no column or on several columns.
     """
 
     columns: dict[str, Bound] = field(default_factory=dict)

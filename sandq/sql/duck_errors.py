@@ -1,7 +1,7 @@
 """Translates errors of DuckDB and of the parser for users of MySQL: what is wrong, where, and what to do.
 
-Both use their own names of types, classes and functions ("INT64", "STRING_LITERAL", candidate functions), which a user
-of MySQL does not know.
+DuckDB and the parser use their own names of types, classes and functions ("INT64", "STRING_LITERAL", candidate
+functions), which a user of MySQL does not know.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Facts:
 def replace_functions(tree: exp.Expr, facts: Facts) -> exp.Expr:
     """Replace the functions of a tree by those of DuckDB; the tree is changed.
 
-    Raises SqlError (1305) if a function is not allowed, (1153) if the limits of nested calls make the tree too large.
+    Raises SqlError: 1305 if a function is not allowed, 1153 if the limits of nested calls make the tree too large.
     """
     json_types.mark_kinds(tree, facts.database)
     _check_copies(tree)
@@ -93,7 +93,7 @@ _COPIED: Final[Mapping[type, str]] = {
     **{exp.Nullif: "this", exp.Between: "this", exp.In: "this", exp.Case: "this"},
     **{exp.Div: "expression", exp.IntDiv: "expression", exp.Mod: "expression"},
 }
-"""Argument of an operator that DuckDB copies, when it replaces the operator by several others."""
+"""By type of operator: name of the argument that DuckDB copies when it replaces the operator by several others."""
 
 
 def _copies(node: exp.Expr) -> int:
@@ -104,13 +104,14 @@ def _copies(node: exp.Expr) -> int:
 
 
 def _check_copies(tree: exp.Expr) -> None:
-    """Raise SqlError (1153) for nested operators that DuckDB multiplies: it cannot be interrupted meanwhile."""
+    """Raise SqlError (1153) for nested operators that DuckDB would multiply. DuckDB cannot be interrupted while it does
+    so."""
     sizes: dict[int, int] = {}
     for node in reversed(list(tree.dfs())):  # children first
         size = 1 + json_values.parts_of(node) + sum([sizes[id(child)] for child in node.iter_expressions()])
         copied = node.args.get(_COPIED.get(type(node), ""))
         if isinstance(node, (exp.Max, exp.Min)) and json_types.is_json(node):
-            copied = node.this  # they become arg_max and arg_min of the value and its key
+            copied = node.this  # MAX(x) becomes arg_max(x, key of x), which contains x twice
         if isinstance(copied, exp.Expr):
             size += sizes[id(copied)] * (_copies(node) - 1)
         if size > PARTS:
@@ -130,7 +131,7 @@ def _replaced(node: exp.Expr, facts: Facts) -> exp.Expr:
     if isinstance(node, exp.Bracket):
         raise unknown("[]")
     if isinstance(node, exp.IntDiv):
-        # Each such operator around this one copies the copies again.
+        # Each copying operator around this one copies the copies again.
         divisor = exp.Nullif(this=node.expression, expression=exp.Literal.number(0))
         quotient = exp.Div(this=exp.paren(node.this, copy=False), expression=divisor)
         whole = _call("trunc", exp.cast(quotient, "DOUBLE", copy=False))
@@ -271,7 +272,7 @@ def _of_times(node: exp.Expr, facts: Facts) -> exp.Expr:
 
 
 _LONG: Final = 65_536
-"""Maximum number of characters that such a function may create."""
+"""Maximum number of characters that REPEAT, SPACE or a function that pads may create."""
 
 
 def _long(node: exp.Expr, facts: Facts) -> exp.Expr:
@@ -362,7 +363,7 @@ def _substring_index(text: Any, by: Any, count: Any) -> exp.Expr:
         raise SqlError(UNKNOWN_FUNCTION, "FUNCTION SUBSTRING_INDEX is called with a text and a number alone")
     last = number.startswith("-")
     cut = exp.Slice(this=exp.Literal.number(number if last else 1), expression=None if last else count)
-    if len(list(text.find_all(exp.Bracket))) > _CUTS:  # DuckDB's parser takes twice as long for each
+    if len(list(text.find_all(exp.Bracket))) > _CUTS:  # each nested call doubles the time of DuckDB's parser
         raise SqlError(UNKNOWN_FUNCTION, f"FUNCTION SUBSTRING_INDEX is called within itself {_CUTS} times at most")
     parts = exp.Bracket(this=_call("string_split", text, by.copy()), expressions=[cut])
     return _call("array_to_string", parts, by)

@@ -197,7 +197,7 @@ def _sources(select: exp.Select) -> Iterator[exp.Expr]:
 
 
 def _named_query(table: exp.Table) -> exp.CTE | None:
-    """Return the query of a WITH with this name."""
+    """Return the query to which a WITH gives this name."""
     if table.db:
         return None
     node: Any = table.parent

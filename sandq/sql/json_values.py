@@ -60,7 +60,7 @@ MACROS: Final = (
 """Macros of each database. Statements cannot call them, because they are no functions of MySQL."""
 
 KEY_PARTS: Final = 60
-"""Number of parts of a statement as which a key of a JSON value is counted."""
+"""Number of parts by which the key of a JSON value increases the counted size of a statement."""
 _COMPARED: Final = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ, exp.NullSafeNEQ)
 _ARITHMETIC: Final = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod, exp.Neg)
 _SUMMED: Final = (exp.Sum, exp.Avg, exp.Stddev, exp.StddevPop, exp.StddevSamp, exp.Variance, exp.VariancePop)
@@ -73,7 +73,7 @@ _INSIDE: Final = 4
 VALUES: Final = 32
 """Maximum number of values in a literal of JSON that a function looks for."""
 VALUE_PARTS: Final = 1_500
-"""Number of parts of a statement as which such a value is counted.
+"""Number of parts by which each such value increases the counted size of a statement.
 
 DuckDB needs about 40 ms to plan each value, and cannot be interrupted meanwhile.
 """

@@ -30,7 +30,7 @@ Span = tuple[int, int]
 
 
 class MovedMessages(Exception):
-    """Messages of a page were moved, but a page does not contain the number of moves."""
+    """Raised if messages of a page were moved, because a page does not contain the number of moves."""
 
 
 _OF_BATCH: Final = {
@@ -95,7 +95,7 @@ class _Maker:
         validity, offsets, data = self._batch.buffers(column)
         bits = None if validity is None else pa.py_buffer(validity)
         parts: list[Any]
-        if not self._keeps_values:  # or a few bytes would hold the whole batch in memory
+        if not self._keeps_values:  # Copy: otherwise a few bytes would keep the whole batch in memory.
             parts = [bytes(data)] if is_int else [bytes(offsets), bytes(data)]
         else:
             parts = [data] if is_int else [offsets, data]
@@ -251,7 +251,8 @@ def text_of(cell: bytes | None) -> str | None:
 
 
 def headers_text(cell: bytes | None) -> str:
-    """Return packed headers as a JSON object; if no broker would accept them today, as a JSON string in base64."""
+    """Return packed headers as a JSON object. Headers that a broker would refuse today become a JSON string in
+    base64."""
     headers = headers_or_none(cell or None)
     return json.dumps(base64.b64encode(cell or b"").decode()) if headers is None else json_text(headers)
 

@@ -42,8 +42,9 @@ class Planned:
         return duckdb_text(self.query)
 
     def columns_alone(self) -> list[tuple[str, Column]] | None:
-        """The columns of the result, by their names, where the rows of the one scan are the result: it brings just what
-        WHERE is true of, and nothing is made of them. None: DuckDB must answer."""
+        """Return the names and columns of the result if the rows of the only scan are the result: the scan returns
+        exactly the rows that match WHERE, and nothing is computed from them. Return None if DuckDB must evaluate the
+        query."""
         select = self.query
         if len(self.replaced) != 1 or not isinstance(select, exp.Select) or len(self.scans) != 1:
             return None
@@ -86,12 +87,12 @@ def plan(tree: exp.Expr, database: str | None, evaluate: Evaluate, catalog: Cata
             raise not_supported(f"{method or join.kind} JOIN")
         if join.kind.upper() == "STRAIGHT_JOIN":
             join.set("kind", None)
-        is_star |= method == "NATURAL"  # by all columns that both have
+        is_star |= method == "NATURAL"  # NATURAL joins by all columns that both tables have
     planned = Planned(tree, {}, {}, [])
     names = {node.name.lower() for node in tree.find_all(exp.Identifier)}
     own = "t"
     while any(name.startswith(own) and name[len(own) :].isdigit() for name in names):
-        own += "_"  # a name of the query's own, which would stand for the rows
+        own += "_"  # the query uses this name already, so the rows need a different name
     resolved = [(table, _resolve(table, database, catalog)) for table in tables]
     _strip_databases(tree, tables)
     known = {id(node): table for node, table in resolved}
@@ -275,7 +276,7 @@ def _is_by_time(select: exp.Select, order: exp.Expr, column_of: Callable[[exp.Ex
     name = column_of(ordered[0].this)
     if len(ordered) != 1 or ordered[0].args.get("desc") or name not in _ORDERED:
         return False
-    # A column of the result goes before one of the table of that name.
+    # In ORDER BY, a column of the result takes precedence over a column of the table with the same name.
     return all(column_of(part.this) == name for part in select.expressions if part.alias.lower() == name)
 
 

@@ -54,7 +54,7 @@ def time(ms: int | None) -> int | None:
 
 
 _LAST_MS: Final = 253_402_300_799_999
-"""Last millisecond of the year 9999."""
+"""Last millisecond of the year 9999, in epoch milliseconds."""
 
 
 async def topics_of(view: CallerView, bound: Bound, groups: Bound | None = None) -> list[str]:

@@ -35,7 +35,7 @@ class Scan:
     """The rows of a table that a query needs.
 
     `needed`: the columns that the query uses. `limit`: number of rows that are enough; None if it is unknown before
-    reading. `is_ordered`: these must be the first rows by `deliver_at`.
+    reading. `is_ordered`: these rows must be the first ones by `deliver_at`.
     """
 
     table: Table

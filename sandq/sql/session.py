@@ -240,7 +240,7 @@ class Session:
             return await in_thread(duck, lambda: duck.run(planned.text(), tables))
 
     async def _plan(self, tree: exp.Expr, duck: Duck) -> Planned:
-        """Return the plan of a query. It is made in a thread, because evaluating a bound may take long."""
+        """Plan a query in a thread, because evaluating a bound may take long."""
 
         def work() -> Planned:
             return self._planned(replace_functions(self._with_variables(_named(tree)), self._facts()), duck)

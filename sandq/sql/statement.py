@@ -99,7 +99,8 @@ _MANY: Final = 1 << 40
 
 
 class _Bounded(MySQL.Parser):  # type: ignore[misc]  # it is Any to mypy
-    """A parser with a limited number of steps: it backtracks, and nested constructs make that exponential."""
+    """A parser with a limited number of steps. The parser backtracks, so nested constructs can take exponentially many
+    steps."""
 
     steps = 0
     most = 0

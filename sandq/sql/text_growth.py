@@ -25,7 +25,7 @@ _EXPONENT: Final = 40
 """Bits of the largest size that is computed; larger sizes are too large anyway."""
 
 Size = int | None
-"""Bytes of a text; None: it depends on rows."""
+"""Number of bytes of a text. None if the number depends on the rows."""
 
 
 def bounded(node: exp.Expr) -> exp.Expr:
@@ -53,7 +53,8 @@ def bounded(node: exp.Expr) -> exp.Expr:
 def _must_be_stable(node: exp.Expr) -> bool:
     """Return whether DuckDB does not allow error() at the position of a call.
 
-    It does not in PARTITION BY and ORDER BY of a window, and in an aggregate over distinct ordered values.
+    DuckDB does not allow error() in PARTITION BY and ORDER BY of a window, and in an aggregate over distinct ordered
+    values.
     """
     child: exp.Expr = node
     while (parent := child.parent) is not None:
@@ -227,4 +228,5 @@ _SIZES: Final[dict[type, Callable[[Any], Sizes]]] = {
         [part for pair in node.expressions for part in (pair.this, pair.args.get("expression")) if part is not None], 6
     ),
 }
-"""By the type of a call. JSON writes a character as six at most."""
+"""By type of call: function that computes the maximum bytes of its result. JSON encodes one character as at most
+six."""
