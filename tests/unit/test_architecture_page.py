@@ -1,4 +1,4 @@
-"""The paths of requests that docs/architecture.md draws name modules that exist, and count them right."""
+"""Tests that the request paths in docs/architecture.md name existing modules and give the right counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMMON = re.findall(r"^\| (?:in|commit|apply)? ?\| `([^|]+)` \|", PATHS, re.MULT
 
 
 def modules_of(text: str) -> list[str]:
-    """Return the modules that a text names; one without a folder is in that of the module before it."""
+    """Return the modules that a text names. A module without a folder is in the folder of the previous module."""
     found: list[str] = []
     for name in re.findall(r"`([a-z_/]+)`", text):
         found.append(name if "/" in name else f"{found[-1].rpartition('/')[0]}/{name}")

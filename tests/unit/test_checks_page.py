@@ -1,4 +1,4 @@
-"""docs/checks.md says of each field of each command which check before the log guarantees it."""
+"""Tests that docs/checks.md names, for each field of each command, the check before the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text that is hard to read does not increase: docstrings, comments, documents, names, and subjects of commits."""
+"""Tests that hard text does not increase: docstrings, comments, documents, names, and subjects of commits."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_budgets_are_of_packages_that_exist(found: dict[str, int]) -> None:
 
 
 def test_subjects_of_commits_are_imperative_and_short() -> None:
-    """Only where the history is there: it is missing in archives and in shallow clones."""
+    """The check needs the history, which is missing in archives and shallow clones."""
     log = ["git", "log", "--no-merges", "--format=%s", f"{BEFORE_CHECK}..HEAD"]
     found = subprocess.run(log, cwd=ROOT, capture_output=True, text=True, check=False)
     subjects = found.stdout.splitlines() if found.returncode == 0 else []

@@ -1,4 +1,4 @@
-"""Every bound has its line in docs/operations.md, with the value that the code has."""
+"""Tests that docs/operations.md has a line for every limit, with the value of the code."""
 
 from __future__ import annotations
 

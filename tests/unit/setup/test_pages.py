@@ -1,4 +1,4 @@
-"""Every page of docs/ is named where a reader begins, and no page calls a feature missing that has a page."""
+"""Tests that the start pages name every page of docs/, and that no page calls a documented feature missing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LINK = re.compile(r"\]\(([^()\s]*(?:\([^()\s]*\))?[^()\s]*)\)")
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings as on GitHub."""
     found: set[str] = set()
     for heading in re.findall(r"^#+ +(.*)$", FENCED.sub("", page.read_text(encoding="utf-8")), re.M):
         text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower()

@@ -1,4 +1,4 @@
-"""tests/support/pythons/roots.py: where a Debian root comes from, and how it says that there can be none."""
+"""Tests of tests/support/pythons/roots.py: the source of a Debian root, and the error if none is possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Python `make setup` takes and how it refuses others: packaging/python_support.py and choose-python."""
+"""Tests of packaging/python_support.py and choose-python: the Python versions that `make setup` accepts and refuses."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_files_name_the_same_python_versions() -> None:
     for version in versions:
         assert version in SpecifierSet(node["requires-python"]) and version in SpecifierSet(client["requires-python"])
     assert beyond not in SpecifierSet(node["requires-python"])
-    assert beyond in SpecifierSet(client["requires-python"]), "the client has no upper bound"
+    assert beyond in SpecifierSet(client["requires-python"]), "the client must have no upper bound"
     for each in (node, client):
         named = [line.rpartition(" ")[2] for line in each["classifiers"] if re.search(r"Python :: 3\.\d+$", line)]
         assert named == versions

@@ -1,4 +1,4 @@
-"""Tests of the credentials of a Spark job: the options of the source and of the sink are alike."""
+"""Tests of the credentials of a Spark job: the source and the sink have the same options."""
 
 from __future__ import annotations
 

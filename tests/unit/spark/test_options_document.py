@@ -1,4 +1,4 @@
-"""docs/spark.md: the options of the source and of the sink, each with the default that the code has."""
+"""Tests of docs/spark.md: the options of the source and the sink have the defaults of the code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORDS = {"ignore": IGNORE, "replace": REPLACE, "reject": REJECT}
 
 
 def defaults_of(rows: list[tuple[str, str]]) -> dict[str, str]:
-    """Return the defaults of options that have one."""
+    """Return option -> default, for options with a default."""
     return {
         name: default
         for names, defaults in rows
@@ -76,7 +76,7 @@ def test_every_option_is_in_the_document(name: str) -> None:
 
 
 def test_table_of_kafka_options_is_that_of_the_code() -> None:
-    """The options that the table calls the same exist, and those that it calls refused are refused."""
+    """Options that the table calls the same exist. Options that it calls refused are refused."""
     table = DOCUMENT.partition("## Compared with Spark's connector for Kafka")[2].partition("\n## ")[0]
     same, _, refused = (part.split("\n| **")[0] for part in re.split(r"\| \*\*[^|]*\|.*\n", table)[1:])
     columns = {field for field in source.COLUMNS if f"{field}" in same}

@@ -1,4 +1,4 @@
-"""Bounds of columns are taken out of WHERE, and never narrower than it."""
+"""Tests that the bounds of columns come from WHERE and are never narrower."""
 
 from __future__ import annotations
 
@@ -80,4 +80,4 @@ def test_supported_condition_bounds_its_column(where: str, column: str, reported
 def test_unsupported_condition_bounds_nothing(where: str) -> None:
     found = bounds(where)
     assert found.of("a").text() == ""
-    assert found.rest, "so that no LIMIT is taken for enough"
+    assert found.rest, "so that a LIMIT does not end the read too early"

@@ -1,4 +1,4 @@
-"""DuckDB is locked up: no files, settings or extensions; what it holds, gives and takes has limits."""
+"""Tests that DuckDB is locked down: no files, settings or extensions, and limits of memory, results and input."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_results_have_limits() -> None:
     with pytest.raises(SqlError) as caught:
         duck.run("SELECT repeat('x', 1000) FROM t", {"t": NUMBERS})
     assert caught.value.number == TOO_BIG_SELECT
-    assert duck.run("SELECT count(*) AS n FROM t", {"t": NUMBERS}).to_pylist() == [{"n": 2000}], "and it goes on"
+    assert duck.run("SELECT count(*) AS n FROM t", {"t": NUMBERS}).to_pylist() == [{"n": 2000}], "and DuckDB continues"
 
 
 def test_memory_has_a_limit() -> None:
@@ -66,5 +66,5 @@ async def test_cancelled_caller_ends_the_query() -> None:
             scope.deadline = anyio.current_time() + 0.01
             await in_thread(duck, partial(duck.run, endless, {"t": NUMBERS}))
         assert scope.cancelled_caught
-        assert duck.run("SELECT 1 AS a", {}).to_pylist() == [{"a": 1}], "it is there for the next one"
+        assert duck.run("SELECT 1 AS a", {}).to_pylist() == [{"a": 1}], "the memory is free for the next statement"
     ducks.close()

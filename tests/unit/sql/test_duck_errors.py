@@ -1,4 +1,4 @@
-"""Errors are in words of MySQL's users: none names a type, a class or a function of the parser or of DuckDB."""
+"""Tests that errors suit MySQL users: they name no type, class or function of the parser or of DuckDB."""
 
 from __future__ import annotations
 

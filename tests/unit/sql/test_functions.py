@@ -1,4 +1,4 @@
-"""Functions are MySQL's, those that are named; the others, DuckDB's own among them, are refused."""
+"""Tests that listed functions work as in MySQL, and that all other functions, also of DuckDB, are refused."""
 
 from __future__ import annotations
 

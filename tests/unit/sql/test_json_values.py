@@ -1,4 +1,4 @@
-"""JSON is compared, ordered and taken apart as in MySQL: 310 queries with the answers of a real server."""
+"""Tests that JSON is compared, sorted and extracted as in MySQL: 310 queries with the answers of a real server."""
 
 from __future__ import annotations
 

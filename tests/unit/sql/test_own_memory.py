@@ -1,4 +1,4 @@
-"""A process of SQL ends once a statement has left it without memory, and not before."""
+"""Tests that an SQL process ends only after a statement has left it without memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sandq.sql import own_memory
 
 MOST = 1600
 NO_MEMORY = -1
-"""Stands for a look for which there is no memory."""
+"""A memory check that fails because no memory is left."""
 
 
 class Ended(Exception):
-    """The process has ended."""
+    """Raised in place of the end of the process."""
 
 
 @pytest.mark.parametrize(

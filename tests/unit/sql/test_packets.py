@@ -1,4 +1,4 @@
-"""Packets of MySQL's protocol: what is read is checked, what is written is what clients expect."""
+"""Tests of packets of MySQL's protocol: read packets are checked, and written packets suit clients."""
 
 from __future__ import annotations
 

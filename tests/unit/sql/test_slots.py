@@ -1,4 +1,4 @@
-"""Places for statements: no caller holds all of them, and none is lost."""
+"""Tests of the slots for statements: no caller holds all slots, and no slot is lost."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_oversized_value_is_refused(text: str) -> None:
 
 
 def test_nesting_without_brackets_is_answered() -> None:
-    """No statement ends the process, whatever is deep in it."""
+    """No statement ends the process, with any kind of deep nesting."""
     for text in ("SELECT " + "NOT " * 5000 + "1", "SELECT " + "CASE WHEN 1 THEN " * 500 + "1" + " END" * 500):
         try:
             parse(text)

@@ -1,4 +1,4 @@
-"""The SQL process of a node is started again when it ends, and not when the node does."""
+"""Tests that the SQL process of a node is restarted when it ends, except at the end of the node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def test_ended_process_is_restarted_with_backoff(autojump_clock: trio.test
 
     async def run_one() -> str:
         starts.append(trio.current_time())
-        if len(starts) == 12:  # it lives for long
+        if len(starts) == 12:  # the process lives for a long time
             await trio.sleep(STEADY_S)
         if len(starts) == 14:
             stopping.set()
@@ -26,7 +26,9 @@ async def test_ended_process_is_restarted_with_backoff(autojump_clock: trio.test
     pauses = [round(later - earlier, 3) for earlier, later in itertools.pairwise(starts)]
     assert pauses[:4] == [BACK_OFF_FIRST_S * 2**times for times in range(4)]
     assert max(pauses[:11]) == BACK_OFF_MOST_S
-    assert pauses[11:] == [STEADY_S + BACK_OFF_FIRST_S, 2 * BACK_OFF_FIRST_S], "one that lived for long begins anew"
+    assert pauses[11:] == [STEADY_S + BACK_OFF_FIRST_S, 2 * BACK_OFF_FIRST_S], (
+        "a process that lived long resets the back-off"
+    )
 
 
 async def test_stop_during_backoff_prevents_a_restart(autojump_clock: trio.testing.MockClock) -> None:

@@ -1,4 +1,5 @@
-"""Functions that multiply text make no more than the product of their inputs may be, however the inputs came to be."""
+"""Tests that functions that multiply text stay within the limit for the product of their inputs, for any origin of the
+inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ LONG = "REPEAT(LEFT(column_name, 3), 60000)"
 
 @pytest.fixture
 def session() -> Session:
-    client: Any = None  # nothing is asked of a cluster
+    client: Any = None  # no request goes to a cluster
     budget = Budget(memory_bytes=16 << 20)
     return Session(client, Ducks(budget), budget)
 

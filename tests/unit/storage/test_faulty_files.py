@@ -1,4 +1,4 @@
-"""The faults of a plan."""
+"""Tests of the faults of a plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_full_disk_accepts_only_the_bytes_that_fit() -> None:
         file.write_at(2, b"123456789")
     assert caught.value.details == {"operation": "write", "file": "a", "errno": "ENOSPC"}
     assert files.read("a") == b"\0\x0012345678"
-    file.write_at(0, b"ab")  # blocks that the file has need no room
+    file.write_at(0, b"ab")  # existing blocks of the file need no space
     with pytest.raises(StorageFailed, match="ENOSPC"):
         files.replace("b", b"1")
     with pytest.raises(StorageFailed, match="ENOSPC"):
@@ -52,7 +52,7 @@ def test_syncs_fail_from_the_nth_on() -> None:
 
 @pytest.mark.parametrize(("nth", "content", "unsure"), [(2, b"old", False), (3, b"new", True)])
 def test_a_replacement_may_have_happened(nth: int, content: bytes, unsure: bool) -> None:
-    """As on a real disk: the file is synced, then the directory that names it."""
+    """As on a real disk, first the file is synced, then its directory."""
     plan = Plan(fail_sync_at=nth + 1)
     files = FaultyFiles(MemoryFiles(), plan)
     files.replace("a", b"old")

@@ -84,7 +84,7 @@ def test_a_failed_write_changes_nothing_here() -> None:
 
 
 def test_pins_of_several_threads_are_all_kept(tmp_path: Path) -> None:
-    files = RealFiles(tmp_path)  # whose syncs let the other threads run
+    files = RealFiles(tmp_path)  # its syncs let the other threads run
     known = KnownPeers.open(files)
 
     def pin(number: int) -> bool:
@@ -96,7 +96,7 @@ def test_pins_of_several_threads_are_all_kept(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(8) as threads:
         won = [number for number, pinned in enumerate(threads.map(pin, range(160))) if pinned]
-    assert len(won) == 20, "one store for each node"
+    assert len(won) == 20, "each node has one store"
     expected = {f"n{number % 20}": f"store-{number}" for number in won}
     assert dict(known.all()) == dict(KnownPeers.open(files).all()) == expected
 

@@ -1,4 +1,4 @@
-"""LevelDB on a real directory: copies of it, damage in it, other processes, a full disk."""
+"""Tests of LevelDB in a real directory: copies, damage, other processes, and a full disk."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def everything(stores: LevelStores) -> list[Row]:
 
 
 def copied(path: Path, to: Path) -> Path:
-    """A copy of the directory as a power loss would leave it, at worst: LevelDB's own log is gone to garbage.
+    """Return a copy of the directory as after the worst power loss: LevelDB's own log is garbage.
 
-    LevelDB may be working in it: the copy is of one moment when no MANIFEST has changed meanwhile.
+    LevelDB may be running. The copy is consistent if no MANIFEST has changed meanwhile.
     """
     while True:
         before = manifests(path)
         try:
             shutil.copytree(path, to)
         except shutil.Error as error:
-            # Only a compaction that removed a file meanwhile is a reason to copy again.
+            # The copy is repeated only if a compaction removed a file meanwhile.
             for source, _, why in error.args[0]:
                 assert "No such file" in why, (source, why)
         else:
@@ -141,7 +141,7 @@ def test_flush_has_all_earlier_writes_during_other_writes(stores: LevelStores, t
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_copy_in_mid_run_is_a_prefix_from_the_last_flush_on(tmp_path: Path, seed: int) -> None:
-    """Random writes, flushes and compactions; memtables above 16 MiB become tables by themselves."""
+    """Random writes, flushes and compactions. Memtables above 16 MiB become tables automatically."""
     rng = random.Random(seed)
     path = tmp_path / "stores"
     stores = LevelStores(path)
@@ -258,7 +258,7 @@ def test_killed_in_mid_run(tmp_path: Path) -> None:
 
 
 def test_closing_while_a_snapshot_is_being_read(tmp_path: Path) -> None:
-    """LevelDB alone: the process dies of it."""
+    """LevelDB without the guard crashes the process."""
     with started(READER, tmp_path) as process:
         assert process.communicate()[0] == "closed\n" * 2
     assert process.returncode == 0
@@ -273,7 +273,7 @@ def test_a_directory_in_use(stores: LevelStores, tmp_path: Path) -> None:
         LevelStores(stores.path)
     with started(OPENER, stores.path) as process:
         assert process.communicate()[0] == "DATA_DIR_IN_USE\n"
-    assert len(list(stores.path.glob("*.log"))) == 1, "its log was left alone"
+    assert len(list(stores.path.glob("*.log"))) == 1, "the log of the open database is unchanged"
     stores.flush()
     assert everything(stores) == numbered(0, 5)
 
@@ -330,7 +330,7 @@ def reading(path: Path, rows: list[Row], how: str) -> list[Row]:
 def test_a_flipped_bit_is_refused_or_harmless(
     sound: tuple[Path, list[Row]], tmp_path: Path, pattern: str, how: str
 ) -> None:
-    """Harmless: in bytes that hold nothing (LevelDB's table footer is padded, and its filter block is empty)."""
+    """Harmless flips are in unused bytes: the padding of LevelDB's table footer, and the empty filter block."""
     path, rows = sound
     rng = random.Random(pattern + how)
     for original in sorted(path.glob(pattern)):
@@ -379,7 +379,7 @@ def test_missing_file_is_refused_and_nothing_is_recreated(
 def test_a_manifest_cut_short_below_its_mark_is_refused(
     sound: tuple[Path, list[Row]], tmp_path: Path, cut: int
 ) -> None:
-    """LevelDB would take it for one whose end was being written, and go back to an earlier state in silence."""
+    """LevelDB would treat it as a partly written end and silently return to an earlier state."""
     path = changed(sound, tmp_path)
     (manifest,) = path.glob("MANIFEST-*")
     manifest.write_bytes(manifest.read_bytes()[:-cut])
@@ -410,7 +410,7 @@ def test_an_earlier_manifest_than_the_marked_one_is_refused(tmp_path: Path) -> N
 
 
 def test_a_mark_of_the_manifest_before_is_fine(tmp_path: Path) -> None:
-    """The power went between LevelDB's switch to a new MANIFEST and our mark."""
+    """The power failed between LevelDB's switch to a new MANIFEST and sandq's mark."""
     path = tmp_path / "stores"
     stores = LevelStores(path)
     stores.write(numbered(0, 5))

@@ -29,7 +29,7 @@ def put(db: leveldb.DB, first: int, last: int) -> None:
 
 
 def made(path: Path, *, rounds: int = 3) -> Path:
-    """Make a database with 1,000 rows in each of several tables, and nothing in its log."""
+    """Make a database with several tables of 1,000 rows and an empty log."""
     db = leveldb.DB(str(path), create_if_missing=True, **OPTIONS)
     for round_ in range(rounds):
         put(db, round_ * 1000, round_ * 1000 + 1000)

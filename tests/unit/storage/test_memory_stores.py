@@ -1,4 +1,4 @@
-"""The memory twin restarts from any prefix of the writes since the last flush."""
+"""Tests that in-memory stores restart from any prefix of the writes since the last flush."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def test_data_found_at_a_restart_is_durable() -> None:
 
 def test_rows_that_are_read_are_not_written_meanwhile() -> None:
     class Rows(dict[bytes, bytes]):
-        """Begins another thread's write in the middle of a scan."""
+        """Start the write of another thread in the middle of a scan."""
 
         def __getitem__(self, key: bytes) -> bytes:
             if writer.ident is None:
                 writer.start()
-                writer.join(0.1)  # as far as it comes
+                writer.join(0.1)  # as far as the write comes
             return super().__getitem__(key)
 
     stores = MemoryStores([(b"a", b"1"), (b"b", b"2")])

@@ -80,7 +80,7 @@ def test_replace_with_failing_sync_reports_the_outcome(
 ) -> None:
     """If the sync of the file fails, nothing changed.
 
-    If that of the directory fails, the new file exists, and may be lost in a crash.
+    If the sync of the directory fails, the new file exists but may be lost in a crash.
     """
     files = RealFiles(tmp_path)
     files.replace("a", b"old")
@@ -99,7 +99,7 @@ def test_replace_with_failing_sync_reports_the_outcome(
 
 
 def test_a_write_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pwrite may write less than it was given."""
+    """pwrite may write fewer bytes than requested."""
     file = RealFiles(tmp_path).open("a", create_bytes=10)
     pwrite = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: pwrite(descriptor, data[:3], offset))

@@ -32,7 +32,7 @@ def test_log_is_scrubbed_except_the_current_segment() -> None:
     wal.prepare()
     assert wal.segments > 3
     read = sum(scrub_wal(files))
-    assert SEGMENT < read < wal.bytes_on_disk, "all but the segment that is written"
+    assert SEGMENT < read < wal.bytes_on_disk, "all segments except the open segment"
 
 
 def test_a_log_of_one_segment_has_nothing_to_read() -> None:

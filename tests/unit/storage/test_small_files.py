@@ -1,4 +1,4 @@
-"""Pointers and identity: durable when they say so, refused when damaged, whole after every crash."""
+"""Tests of pointer and identity files: durable when reported, refused when damaged, complete after every crash."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ FROM, TO = 3, 9
 
 
 def filled(rows: list[Row], stores: Stores | None = None) -> Stores:
-    """Stores with these rows in store FROM, and others around it."""
+    """Return stores with these rows in store FROM and other rows around it."""
     stores = stores if stores is not None else MemoryStores()
     stores.write([(store_prefix(FROM) + key, value) for key, value in rows])
     stores.write([(store_prefix(FROM - 1) + b"\xff", b"below"), (store_prefix(FROM + 1), b"above")])
@@ -58,7 +58,7 @@ def chunk(after: object, last: object, flat: object, *, magic: bytes = CHUNK_MAG
 
 
 def copied(source: Exporter, stores: Stores) -> list[tuple[int, int]]:
-    """Into store TO; (rows, bytes of rows) of each chunk."""
+    """Import into store TO. Return (rows, bytes of rows) of each chunk."""
     importer = Importer(stores, TO)
     sizes = []
     last = False
@@ -168,7 +168,7 @@ def test_resuming_behind_the_last_row_ends_at_once() -> None:
 
 
 def test_snapshot_of_a_changing_store_is_consistent(tmp_path: Path) -> None:
-    """Across tables and memtable; what is written, deleted and compacted meanwhile does not show."""
+    """The snapshot covers tables and memtable. Concurrent writes, deletions and compactions are not visible."""
     rng = random.Random(5)
     rows = sorted(
         {rng.randbytes(rng.randint(1, 30)): rng.randbytes(rng.choice([0, 9, 900])) for _ in range(6000)}.items()
@@ -202,7 +202,7 @@ def test_snapshot_of_a_changing_store_is_consistent(tmp_path: Path) -> None:
     ("data", "why"),
     [
         (chunk(None, False, [b"c", b"1"]), "those behind 62 are next"),  # from the beginning again
-        (chunk(b"c", False, [b"d", b"1"]), "those behind 62 are next"),  # one was left out
+        (chunk(b"c", False, [b"d", b"1"]), "those behind 62 are next"),  # one chunk was left out
         (chunk(b"b", False, [b"b", b"1"]), "do not rise"),
         (chunk(b"b", False, [b"a", b"1"]), "do not rise"),
         (chunk(b"b", False, [b"d", b"1", b"c", b"1"]), "do not rise"),
@@ -227,7 +227,7 @@ def test_a_chunk_that_does_not_fit_is_refused_and_writes_nothing(data: bytes, wh
     with pytest.raises(Corruption, match=why):
         importer.add(data)
     assert importer.position == b"b" and content(stores, TO) == [(b"a", b"1"), (b"b", b"2")]
-    assert importer.add(chunk(b"b", True, [b"c", b"3"])), "the right one is still taken"
+    assert importer.add(chunk(b"b", True, [b"c", b"3"])), "the right chunk is still accepted"
 
 
 def test_a_chunk_that_is_too_large_is_not_even_looked_at() -> None:
@@ -257,7 +257,7 @@ def test_garbage_is_a_clear_error(data: bytes) -> None:
 
 
 def _sealed(body: bytes) -> bytes:
-    """Bytes that nobody wrote as msgpack, in a proper envelope."""
+    """Return the body, which need not be msgpack, in a valid envelope."""
     whole = small_file.encode(CHUNK_MAGIC, 1, b"")
     header = whole[:12] + len(body).to_bytes(4, "little")
     return header + value(header + body).to_bytes(4, "little") + body

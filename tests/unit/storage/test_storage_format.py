@@ -1,4 +1,4 @@
-"""docs/storage-format.md is the specification: its hex examples are decoded from the page, and encoded again."""
+"""Tests of the specification docs/storage-format.md: its hex examples are decoded and encoded again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEMBERS = (("n1#1", "n2#4"), ("n3#9",))
 
 
 def example(name: str) -> bytes:
-    """The bytes of a block marked `hex NAME`; every offset written in it must be right."""
+    """Return the bytes of a block marked `hex NAME`. Every offset in the block must be right."""
     (block,) = re.findall(rf"^```hex {name}\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     content = b""
     for line in block.splitlines():

@@ -1,4 +1,4 @@
-"""Encodings sort like what they stand for."""
+"""Tests that encoded keys sort like their values."""
 
 from __future__ import annotations
 

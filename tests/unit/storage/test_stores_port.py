@@ -18,7 +18,7 @@ from sandq.storage.write_behind import WriteBehindStores
 
 
 class HalfWritten(WriteBehindStores):
-    """One whose thread writes what is handed over every other time."""
+    """Stores whose thread writes the submitted rows every second time."""
 
     def __init__(self, base: Stores) -> None:
         super().__init__(base, 1 << 20)

@@ -123,7 +123,7 @@ def test_groups_that_are_not_known_are_dropped() -> None:
     log(files, entries(1, 3), entries(1, 2, group=8))
     wal, groups = opened(files.kill(), 8)
     assert list(groups) == [8]
-    wal.commit([entry(3, group=8), entry(1, group=7)])  # the group number may be reused, with a log that starts over
+    wal.commit([entry(3, group=8), entry(1, group=7)])  # the group number may be reused with a new log
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_groups_that_are_not_known_are_dropped() -> None:
     ],
 )
 def test_record_kinds_have_their_effect(records: list[Record], found: list[int]) -> None:
-    """In one process and after a restart alike: the writer takes the next entry where the reader ends."""
+    """The writer continues where the reader ends, in one process and after a restart."""
     files = MemoryFiles()
     wal = log(files, entries(1, 6), records)
     _, groups = opened(files.kill())
@@ -162,7 +162,7 @@ def test_truncating_everything_keeps_the_vote() -> None:
 
 
 def test_an_entry_above_the_stored_term_raises_it_for_good() -> None:
-    """The prefix of a torn pass may hold an entry without the hard state behind it."""
+    """The prefix of a torn pass may hold an entry without the later hard state."""
     files = MemoryFiles()
     log(files, [(Kind.HARD_STATE, 7, 0, 1, msgpack.packb("n1#1")), entry(1, term=2)])
     files = files.kill()
@@ -263,13 +263,13 @@ def test_a_group_that_is_not_named_needs_nothing() -> None:
 
 
 def test_recovered_group_keeps_its_records_until_it_is_opened() -> None:
-    """At a start groups are opened one by one, and a checkpoint may come in between."""
+    """At a start groups are opened one by one. A checkpoint may come in between."""
     files = MemoryFiles()
     log(files, *([entry(index)] for index in range(1, 81)), [entry(1, group=8)], [entry(1, group=9)])
     wal, _ = opened(files.kill())
     assert wal.release({8: 1}) == 0
     assert wal.release({7: 1, 8: 1}) == 0
-    assert wal.release({8: 1}) > 0, "group 9 lies in the last segment, and 7 is let go"
+    assert wal.release({8: 1}) > 0, "group 9 is in the last segment, and group 7 is released"
     wal, _ = opened(files.kill())
     wal.forget(7)
     assert wal.release({}) > 0
@@ -289,7 +289,7 @@ def test_a_copied_tail_lets_old_segments_go() -> None:
 
 
 def test_a_tail_copied_in_parts_between_new_entries() -> None:
-    """COPY comes after later entries, and never truncates them."""
+    """COPY follows later entries and never truncates them."""
     files = MemoryFiles()
     wal = log(files, *([entry(index)] for index in range(1, 61)))
     copies: list[Record] = [(Kind.COPY, *record[1:]) for record in entries(1, 60)]
@@ -325,7 +325,8 @@ def test_a_number_that_comes_back_does_not_see_its_earlier_life() -> None:
 
 
 def test_a_group_that_ended_in_a_crash_does_not_come_back_with_its_number() -> None:
-    """Its pointer had gone, the log did not say so yet. A new replica that crashes before its first pass is empty."""
+    """The pointer of the group was deleted, but the log did not record this yet. A new replica that crashes before its
+    first pass must be empty."""
     files = MemoryFiles()
     log(files, [(Kind.HARD_STATE, 7, 0, 9, msgpack.packb("n1#1")), *entries(1, 50, size=1)])
     files = files.kill()
@@ -335,7 +336,7 @@ def test_a_group_that_ended_in_a_crash_does_not_come_back_with_its_number() -> N
     assert groups == {7: RecoveredGroup()}
     before = batch_numbers(files)
     opened(files, 8)
-    assert batch_numbers(files) == before, "it is written once, not with every start"
+    assert batch_numbers(files) == before, "the end of the group is written once, not at every start"
 
 
 # Preparing the next segment
@@ -348,7 +349,7 @@ def test_a_prepared_segment_is_used() -> None:
     assert wal.prepare() and not wal.prepare()
     syncs.clear()
     wal.commit(entries(21, 30))
-    assert len(syncs) == 2, "the opening and the pass; nothing is created"
+    assert len(syncs) == 2, "one sync for the opening and one for the pass, and no file is created"
     assert wal.prepare()
     assert files.list("wal") == ["0000000001.wal", "0000000002.wal", "0000000003.wal"]
 
@@ -397,7 +398,7 @@ def test_a_full_disk_is_named_and_the_same_may_be_tried_again() -> None:
             wal.commit([(Kind.HARD_STATE, 9, 0, 1, b"born here"), *entries(21, 30)])
     assert wal.segments == 1 and wal.release({7: 1}) == 0
     _, groups = opened(before)
-    assert indices(groups[7]) == list(range(1, 21)), "nothing of it was written"
+    assert indices(groups[7]) == list(range(1, 21)), "no byte of the batch was written"
     plan.full = False
     wal.commit(entries(21, 30))
     wal.commit(entries(31, 60))
@@ -415,7 +416,7 @@ def test_a_full_disk_while_a_prepared_segment_is_too_small() -> None:
     with pytest.raises(WalFull):
         wal.commit([entry(2, size=3 * SEGMENT)])
     plan.full = False
-    assert wal.prepare(), "the next one is made anew"
+    assert wal.prepare(), "the next segment is created again"
     wal.commit([entry(2, size=3 * SEGMENT)])
     _, groups = opened(inner.kill())
     assert indices(groups[7]) == [1, 2]
@@ -466,7 +467,7 @@ def test_a_sealed_log_takes_nothing_more() -> None:
 
 
 def damaged(files: MemoryFiles, needle: bytes, name: str = "wal/0000000001.wal") -> int:
-    """Flip a bit where `needle` stands; the offset."""
+    """Flip a bit at the position of `needle`. Return the offset."""
     at = files.read(name).index(needle)
     files.open(name).write_at(at, bytes([needle[0] ^ 1]))
     return at
@@ -501,7 +502,7 @@ def test_damage_before_other_records_is_refused(behind: str) -> None:
 
 
 def test_last_record_of_the_previous_batch_is_not_torn() -> None:
-    """The damaged record's own header is gone: only where the pass behind it began tells."""
+    """The header of the damaged record is lost. Only the start of the next pass shows the damage."""
     files = MemoryFiles()
     log(files, entries(1, 3), entries(4, 6))
     files = files.kill()
@@ -522,7 +523,7 @@ def test_first_record_of_the_last_batch_may_be_torn() -> None:
 
 
 def test_a_log_inside_a_payload_is_not_taken_for_records() -> None:
-    """A torn pass whose payload holds later passes of this very segment, at their own distance from each other."""
+    """The payload of a torn pass holds later passes of the same segment at their original distances."""
     files = MemoryFiles()
     log(files, [entry(1)])
     files = files.kill()
@@ -538,7 +539,7 @@ def test_a_log_inside_a_payload_is_not_taken_for_records() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_batch_number_is_never_reused(seed: int) -> None:
-    """Not even one of which nothing survived."""
+    """The number of a batch that was lost completely is not reused either."""
     rng = random.Random(seed)
     files = MemoryFiles()
     used = 0

@@ -1,4 +1,4 @@
-"""The log on a real disk, under a process that is killed, and on a disk that is full."""
+"""Tests of the log on a real disk: killed processes and a full disk."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_killed_in_mid_run(tmp_path: Path) -> None:
 
 
 def test_a_segment_that_cannot_be_created(tmp_path: Path) -> None:
-    """The limit on the size of a file stands for the full disk."""
+    """A file size limit simulates the full disk."""
     wal, _ = Wal.open(RealFiles(tmp_path), segment_bytes=SEGMENT, known_groups=lambda group: True)
     wal.commit([(Kind.ENTRY, 1, 1, 1, b"x")])
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,4 +1,4 @@
-"""A log that starts over at a snapshot: what recovery finds of it, whatever of its pass is torn off."""
+"""Tests of a log that starts over at a snapshot: the result of recovery for any torn part of its pass."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def opened(files: MemoryFiles) -> tuple[Wal, RecoveredGroup]:
 
 
 def old_log(base: int, terms: list[int]) -> list[Record]:
-    """A log with a base and entries of these terms; term and vote are set."""
+    """Return the records of a log with a base and entries of these terms. Term and vote are set."""
     hard_state: Record = (Kind.HARD_STATE, GROUP, 0, TERM, msgpack.packb(VOTE))
     entries: list[Record] = [(Kind.ENTRY, GROUP, base + at, term, b"old") for at, term in enumerate(terms)]
     return [hard_state, (Kind.BASE, GROUP, base, 1, msgpack.packb(OLD_MEMBERS)), *entries]
@@ -90,7 +90,7 @@ def test_torn_restart_keeps_the_old_log_or_uses_the_pointer(name: str) -> None:
 
 
 def test_power_loss_within_a_commit_batch() -> None:
-    """Its sectors are torn each for itself; the start after it commits the records again, and they stay."""
+    """Each sector of the batch may be torn. The next start commits the records again, and they stay."""
     seen = set()
     for seed in range(40):
         files = written(LOGS["of another leader"])
@@ -105,7 +105,7 @@ def test_power_loss_within_a_commit_batch() -> None:
         if is_behind(found, S, S_TERM, S):
             wal.commit(START_OVER)
         assert opened(after.crash(random.Random(seed)))[1] == AT_THE_SNAPSHOT, seed
-    assert seen == {0, 1, 20}, "all of the old log, what has begun, all of the new one"
+    assert seen == {0, 1, 20}, "the old log, the begun log, and the complete new log"
 
 
 def test_restarted_log_continues_over_removed_segments() -> None:
@@ -136,13 +136,14 @@ def test_restarted_log_continues_over_removed_segments() -> None:
     records=st.integers(0, 4),
 )
 def test_restart_works_with_any_earlier_log(base: int, terms: list[int], index: int, term: int, records: int) -> None:
-    """After any number of the records: either the log goes on at the snapshot, or committing them again makes it."""
+    """After any number of the records, the log continues at the snapshot, or a second commit of the records makes it
+    so."""
     again = restart_at(GROUP, TERM, msgpack.packb(VOTE), index, term, msgpack.packb(MEMBERS), COMMAND)
     files = written(old_log(base, terms), again[:records]).kill()
     wal, found = opened(files)
     assert (found.term, found.voted_for) == (TERM, VOTE)
     if not is_behind(found, index, term, index):
-        assert {at: of for _, at, of in found.entries}[index] == term, "a log that goes on there has the entry"
+        assert {at: of for _, at, of in found.entries}[index] == term, "a log that continues there has the entry"
         return
     assert records < len(again)
     wal.commit(again)
@@ -157,14 +158,15 @@ def test_a_replicas_log_starts_over_like_this() -> None:
 
 
 def test_a_log_that_holds_the_entry_goes_on() -> None:
-    """It came by itself, or was installed; or it was cut above it since, which only a flushed store allows."""
+    """The entry came from the leader or a snapshot. The log may have been cut above it, which only a flushed store
+    allows."""
     _, found = opened(written(old_log(38, [8, 8, 8, 9])).kill())
     assert not is_behind(found, 40, 8, 40)
-    assert is_behind(found, 40, 9, 40), "another entry, of another leader"
-    assert is_behind(found, 42, 9, 42), "the end before it"
-    assert not is_behind(found, 37, 8, 41), "applied further, and cut"
-    assert is_behind(found, 37, 8, 37), "of an earlier life: nothing joins it to the store"
-    assert is_behind(RecoveredGroup(base_index=40, base_term=8), 40, 8, 40), "a base without its entry"
+    assert is_behind(found, 40, 9, 40), "a different entry from another leader"
+    assert is_behind(found, 42, 9, 42), "the log ends before the position"
+    assert not is_behind(found, 37, 8, 41), "the store has applied more, and the log was cut"
+    assert is_behind(found, 37, 8, 37), "a log of an earlier life has no connection to the store"
+    assert is_behind(RecoveredGroup(base_index=40, base_term=8), 40, 8, 40), "the log has a base without its entry"
 
 
 @pytest.mark.parametrize(("index", "term"), [(0, 9), (S, 7)])

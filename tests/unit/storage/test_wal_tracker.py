@@ -1,4 +1,4 @@
-"""`Tracker` knows which segment holds which entry: against a model that keeps one number per entry."""
+"""Tests that `Tracker` knows the segment of each entry, against a model with one number per entry."""
 
 from __future__ import annotations
 

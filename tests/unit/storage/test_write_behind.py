@@ -73,7 +73,7 @@ def test_written_rows_are_a_prefix_of_submitted_changes(seed: int) -> None:
         if rng.random() < 0.3:
             stores.write_one()
         found = below.scan(ONE, THREE)
-        assert found in states, "rows that were handed over together were not written together, or out of their order"
+        assert found in states, "rows of one batch were not written together or not in order"
         states = states[states.index(found) :]
 
 
@@ -102,7 +102,7 @@ def test_rows_submitted_during_a_write_wait_for_the_next_one() -> None:
         assert (stores.get(ONE + b"a"), below.get(ONE + b"a")) == (b"2", None)
         assert stores.scan(ONE, TWO) == [(ONE + b"a", b"2"), (ONE + b"b", b"2")]
         progress = stores.progress
-        assert progress is not None, "there is something to do"
+        assert progress is not None, "rows wait to be written"
     assert below.scan(ONE, TWO) == [(ONE + b"a", b"1")]
     stores.write_one()
     assert below.scan(ONE, TWO) == [(ONE + b"a", b"2"), (ONE + b"b", b"2")]
@@ -117,7 +117,7 @@ def test_flush_writes_submitted_rows() -> None:
     assert below.after(0).get(ONE + b"a") == b"1"
     stores.write([(ONE + b"b", b"1")])
     stores.compact(ONE, TWO)
-    assert below.get(ONE + b"b") == b"1", "what it compacts is there"
+    assert below.get(ONE + b"b") == b"1", "the rows to compact must be written"
 
 
 def test_a_failed_write_is_the_last_one() -> None:
@@ -131,7 +131,7 @@ def test_a_failed_write_is_the_last_one() -> None:
     for call in (stores.write_out, stores.flush, stores.write_one, lambda: stores.write([(ONE + b"b", b"1")])):
         with pytest.raises(StorageFailed, match="the disk fails"):
             call()
-    assert stores.get(ONE + b"a") == b"1", "it is read on"
+    assert stores.get(ONE + b"a") == b"1", "reads must continue"
     assert not below.scan(ONE, TWO)
 
 
@@ -139,26 +139,26 @@ def test_bytes_per_store_and_in_total_are_limited() -> None:
     stores = WriteBehindStores(MemoryStores(), LIMIT)
     share = int(STORE_SHARE * LIMIT)
     assert stores.takes(ONE) and stores.takes(ONE, share - 1)
-    assert not stores.takes(ONE, share), "what is on its way counts"
+    assert not stores.takes(ONE, share), "pending rows count"
     stores.write([(ONE + b"a", bytes(share - 2 * ROW_BYTES))])
     assert stores.takes(ONE) and not stores.takes(ONE, 2 * ROW_BYTES)
     stores.write([(ONE + b"b", bytes(2 * ROW_BYTES))])
-    assert not stores.takes(ONE) and stores.takes(TWO), "others do not wait for it"
+    assert not stores.takes(ONE) and stores.takes(TWO), "other stores do not wait"
     stores.write([(TWO + b"a", bytes(share - 2 * ROW_BYTES))])
     stores.write([(THREE + b"a", bytes(2 * ROW_BYTES))])
     assert stores.bytes >= LIMIT and stores.is_half_full
     assert [stores.takes(store) for store in (ONE, TWO, THREE)] == [False, False, True]
-    assert not stores.takes(THREE, LIMIT // 3), "an equal part, once all is taken"
-    assert stores.takes(store_prefix(4)), "who has nothing goes on"
+    assert not stores.takes(THREE, LIMIT // 3), "each store gets an equal part once the total is used"
+    assert stores.takes(store_prefix(4)), "a store without pending rows continues"
     stores.write([(store_prefix(5), bytes(LIMIT))])
-    assert not stores.takes(store_prefix(4)), "but not without end"
+    assert not stores.takes(store_prefix(4)), "but not without limit"
     stores.write_out()
     assert stores.bytes == 0 and stores.takes(ONE)
 
 
 @contextmanager
 def written_by_a_thread(stores: WriteBehindStores, below: StallingStores) -> Iterator[None]:
-    """Write the rows that are submitted at the beginning, and later ones, by a thread."""
+    """Write all submitted rows in a thread, the earliest first."""
     thread = threading.Thread(target=stores.write_out)
     thread.start()
     try:

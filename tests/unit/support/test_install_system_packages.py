@@ -16,7 +16,7 @@ INSTALL = "apt-get install -y -qq --no-install-recommends serf"
 
 
 class Machine:
-    """Has only the programs that it is given; those that are made up write down how they were called."""
+    """A machine with only the given programs. Fake programs record their calls."""
 
     def __init__(self, directory: Path) -> None:
         self.policy = directory / "policy-rc.d"
@@ -43,7 +43,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """Root's, with apt-get and all that tests need but serf."""
+    """Return a machine of root with apt-get and all required programs except serf."""
     machine = Machine(tmp_path)
     for program in ("java", "prometheus", "chromium", "chromedriver", "mysql", "debootstrap"):
         machine.has(program)

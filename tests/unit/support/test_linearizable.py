@@ -1,4 +1,5 @@
-"""The checker of histories passes what one order explains, finds what none does, and agrees with trying all orders."""
+"""Tests of the checker of histories: it accepts linearizable histories, refuses others, and agrees with a full
+search."""
 
 from __future__ import annotations
 
@@ -140,7 +141,7 @@ def test_not_linearizable_history_is_rejected(name: str) -> None:
     assert caught.value.key == b"k" and not is_linearizable(BAD[name])
 
 
-# -- random histories ------------------------------------------------------------------------------------------------
+# -- random histories -------------------------------------------------------------------------------------------------
 
 
 class Register:
@@ -153,7 +154,7 @@ class Register:
         self.next = 0
 
     def take(self, op: Operation) -> Operation:
-        """Execute the operation, and return it with its result."""
+        """Execute the operation. Return it with its result."""
         if op.kind == "get":
             op.value, op.version = self.value, self.version
         elif op.expected is not None and op.expected != (self.version or ABSENT):
@@ -166,7 +167,8 @@ class Register:
 
 
 def history_of(rng: random.Random, length: int, clients: int, unknown: float) -> list[Operation]:
-    """A true one: each operation takes effect between its invocation and its answer, some later or never."""
+    """Return a linearizable history: each operation takes effect between its call and its answer, or later or never if
+    no answer came."""
     register, now, done = Register(rng), 0, []
     open_ops: list[Operation | None] = [None] * clients
     taken: set[int] = set()
@@ -314,7 +316,7 @@ def test_window_contains_the_wrong_read(seed: int) -> None:
     window = shortest_window(history)
     answered = [op for op in window if op.answered is not None]
     assert not is_linearizable(history) and wrong in answered
-    assert len(answered) < 20, "much less than all of it"
+    assert len(answered) < 20, "much fewer entries than the whole history"
     assert max(op.answered for op in answered) <= wrong.answered
 
 

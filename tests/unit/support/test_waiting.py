@@ -13,7 +13,7 @@ from tests.support.waiting import until_holds, wait_until
 
 
 def by_polls(*answers: object) -> Callable[[], object]:
-    """Answers that come one after the other, the last again and again; errors are raised."""
+    """Return a function that gives these answers in order and then repeats the last. Errors are raised."""
     left = list(answers)
 
     def check() -> object:

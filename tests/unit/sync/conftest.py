@@ -1,4 +1,4 @@
-"""Fixtures of the blocking face's tests: a fake server in a thread of its own, with topic "t"."""
+"""Fixtures of the tests of the blocking client: a fake server in a separate thread, with topic "t"."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.client.threaded_server import ThreadedServer
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is given up because the machine stood still."""
+    """Pauses of the machine must not cause timeouts."""
     for name in ("_EXIT_S", "_LEAVE_S", "_CLOSE_S"):
         monkeypatch.setattr(f"sandq.sync.client.{name}", 1000.0)
     options = partial(Options, close_timeout_s=1000.0, cancel_timeout_s=1000.0)
@@ -41,4 +41,6 @@ def server(threaded: ThreadedServer) -> FakeServer:
 def client(server: FakeServer) -> Iterator[sandq.sync.Client]:
     with sandq.sync.connect(server.address) as client:
         yield client
-    assert not [thread for thread in threading.enumerate() if thread.name == "sandq-client"], "its thread has ended"
+    assert not [thread for thread in threading.enumerate() if thread.name == "sandq-client"], (
+        "the thread of the client has ended"
+    )

@@ -1,4 +1,4 @@
-"""The blocking face: the same names, from any thread, and how it ends."""
+"""Tests of the blocking client: the same names, use from any thread, and its end."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_produce_and_consume(client: sandq.sync.Client, server: FakeServer) -> N
         message.ack().wait()
         assert message.is_settled and not message.is_held
         message.ack().wait()
-        assert len(server.acks) == 1, "acked twice is once"
+        assert len(server.acks) == 1, "a second ack changes nothing"
     assert server.unsubscribed
 
 
@@ -101,7 +101,7 @@ def test_acks_without_wait_are_sent_at_block_exit(client: sandq.sync.Client, ser
     with client.subscribe("t", group="g", credit=50) as subscription:
         messages = [next(subscription) for _ in range(50)]
         free = threading.Event()
-        client._portal.post(lambda: free.wait(PATIENCE_S))  # its event loop has something else to do
+        client._portal.post(lambda: free.wait(PATIENCE_S))  # the client's event loop is busy
         for message in messages:
             message.ack()
         free.set()
@@ -131,7 +131,7 @@ def test_many_threads_share_a_subscription_and_a_producer(client: sandq.sync.Cli
         for _ in range(8):
             pool.submit(work, subscription)
         assert everything.wait(PATIENCE_S)
-    assert sorted(seen) == sorted(b"%d" % n for n in range(400)), "each went to one of them"
+    assert sorted(seen) == sorted(b"%d" % n for n in range(400)), "each message went to one of the threads"
     assert {row.state for row in server.stored["t", 0]} == {"acked"}
 
 
@@ -216,7 +216,7 @@ def test_mistakes_are_raised_where_they_are_made(client: sandq.sync.Client) -> N
             message.nack(delay="soon")
         with pytest.raises(InvalidRequest):
             message.extend(0)
-        assert message.is_held, "nothing was half done"
+        assert message.is_held, "a refused call must change nothing"
         message.ack()
         with pytest.raises(InvalidRequest, match="acked already"):
             message.nack()
@@ -237,7 +237,7 @@ def test_receipts(client: sandq.sync.Client, server: FakeServer, threaded: Threa
         with pytest.raises(TimedOut, match="unknown"):
             slow.wait(timeout="20ms")
         assert not slow.done
-        wait_until(lambda: not server.script[Type.PRODUCE])  # it has come to the server
+        wait_until(lambda: not server.script[Type.PRODUCE])  # the server has received the request
         threaded.soon(server.cut_all)
         assert len(slow.wait("10m")) == 26
 
@@ -272,7 +272,7 @@ def test_stored_messages_and_administration(client: sandq.sync.Client) -> None:
     rows = messages.list(values=True)
     assert next(rows).value == b"1"
     assert [row.value for row in rows] == [b"2"]
-    assert list(rows) == [], "it stays at its end"
+    assert list(rows) == [], "the iterator stays at its end"
     with pytest.raises(InvalidRequest):
         messages.list(state="nonsense")
     reported: list[int] = []
@@ -405,7 +405,7 @@ def test_a_client_that_was_forgotten_ends(server: FakeServer) -> None:
     admin = client.admin
     del client
     gc.collect()
-    assert admin.list_topics(), "its parts keep it"
+    assert admin.list_topics(), "the parts of the client keep it alive"
     del admin
     gc.collect()
     found = thread()

@@ -1,4 +1,4 @@
-"""Keys through the blocking face."""
+"""Tests of keys through the blocking client."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def test_slow_client_is_not_sent_more(kv: sandq.sync.Keys, server: FakeServer) -
     with kv.watch("a", start="earliest") as watch:
         assert shown(watch, 1) == [(b"a", b"0")]
         for _ in range(10):
-            kv.get("a")  # behind every question that came of an answer before it
-        assert len(server.of_type(Type.KV_WATCH)) <= 5, "two wait here, two there"
+            kv.get("a")  # these replies come after all requests that followed earlier replies
+        assert len(server.of_type(Type.KV_WATCH)) <= 5, "two replies wait in the client, and two at the server"
         assert shown(watch, 99) == [(b"a", b"%d" % n) for n in range(1, 100)]
 
 
@@ -126,7 +126,7 @@ def test_errors(kv: sandq.sync.Keys, server: FakeServer, threaded: ThreadedServe
 
 
 def test_use_in_a_forked_process_is_refused(kv: sandq.sync.Keys) -> None:
-    """Nothing is asked for: the bridge says so."""
+    """The bridge raises the error before any request is sent."""
     kv._portal._pid -= 1
     try:
         with pytest.raises(sandq.errors.ForkedError):

@@ -1,4 +1,4 @@
-"""The blocking face in whole processes: forks, Ctrl-C, and the end of a process."""
+"""Tests of the blocking client in whole processes: forks, Ctrl-C, and the end of a process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Start = Callable[[str], "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(server: FakeServer) -> Iterator[Start]:
-    """Run a program with the address of the fake server; wait for its line "ready"."""
+    """Run a program with the address of the fake server. Wait for its line "ready"."""
     begun: list[subprocess.Popen[str]] = []
 
     def run(source: str) -> subprocess.Popen[str]:
@@ -183,7 +183,7 @@ except KeyboardInterrupt:
     wait_until(lambda: server.produced or server.subscribed or server.of_type(seen or Type.PRODUCE))
     wait_until(lambda: is_blocked(process.pid))
     process.send_signal(signal.SIGINT)
-    code, out, err = ended(process)  # all that is waited for in such an end takes much longer than our patience
+    code, out, err = ended(process)  # the waits at such an end are much longer than the time limit of the test
     assert (code, out) == (0, "interrupted 1\n"), err
     quiet = where not in ("a receipt", "leaving")
     assert "Traceback" not in err and "Exception" not in err
@@ -246,7 +246,7 @@ def test_a_second_ctrl_c_does_not_wait_for_handlers(start: Start, server: FakeSe
     """)
     process.send_signal(signal.SIGINT)
     assert process.stdout is not None and process.stdout.readline() == "waits\n"
-    assert process.poll() is None, "the handler has its grace time"
+    assert process.poll() is None, "the handler gets its grace time"
     process.send_signal(signal.SIGINT)
     assert ended(process)[:2] == (3, "interrupted\n")
 
@@ -259,4 +259,4 @@ def test_a_client_that_was_not_closed_keeps_no_process(start: Start, server: Fak
         print("ready", flush=True)
     """)
     assert ended(process) == (0, "", "")
-    assert [row.state for row in server.stored["t", 0]] == ["acked"], "what was queued has been sent"
+    assert [row.state for row in server.stored["t", 0]] == ["acked"], "the queued messages were sent"

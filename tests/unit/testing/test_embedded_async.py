@@ -1,4 +1,4 @@
-"""The embedded broker under an event loop, trio and asyncio alike."""
+"""Tests of the embedded broker under an event loop of trio or asyncio."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.waiting import PATIENCE_S
 START = datetime(2030, 1, 1, tzinfo=UTC)
 Test = Callable[[AsyncBroker], Any]
 HASTY = {"patience": "100ms"}
-"""Short patience, for tests that hold a message on purpose."""
+"""A short time limit for tests that hold a message on purpose."""
 
 
 @pytest.fixture(params=["trio", "asyncio"])
@@ -87,7 +87,7 @@ def test_a_month_of_retries_chains_and_leases_that_run_out(run: Callable[..., No
             tasks.cancel_scope.cancel()
         assert [at for value, _, at in seen if value == b"tick"] == [24 * day for day in range(31)]
         assert [(n, at) for value, n, at in seen if value == b"fails"] == [(1, 36), (2, 42), (3, 48)]
-        # Its lease of an hour ran out, and six hours later it came again; a second time it fails.
+        # The lease of an hour expired, and six hours later the message came again. The second attempt fails.
         assert [(n, at) for value, n, at in seen if value == b"hangs"] == [(1, 60), (2, 67), (3, 73)]
         assert [at for _, _, at in seen] == sorted(at for _, _, at in seen)
 

@@ -1,4 +1,4 @@
-"""The embedded broker in tests that block: virtual time goes from one instant that matters to the next."""
+"""Tests of the embedded broker in blocking tests: virtual time jumps from one relevant moment to the next."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def client(b: Broker) -> Iterator[sandq.sync.Client]:
 
 
 holding_on = pytest.mark.parametrize("b", ["100ms"], indirect=True)
-"""For tests that hold on to a message on purpose."""
+"""A short time limit for tests that hold a message on purpose."""
 
 
 @contextlib.contextmanager
 def working(b: Broker, topic: str, handler: Callable[[Any], object], **options: Any) -> Iterator[None]:
-    """A worker in a thread, as long as the block lasts."""
+    """Run a worker in a thread during the block."""
 
     def work() -> None:
         with contextlib.suppress(ClosedError):
@@ -76,7 +76,7 @@ def ours() -> set[str]:
     return {thread.name for thread in threading.enumerate() if thread.name.startswith("sandq")}
 
 
-# -- time --------------------------------------------------------------------------------------------------------------
+# -- time -------------------------------------------------------------------------------------------------------------
 
 
 def test_time_is_fixed_until_it_is_advanced(b: Broker) -> None:
@@ -207,7 +207,8 @@ def test_dead_letters_and_sent_messages_are_complete_when_queried(b: Broker, cli
         for value in (b"hopeless", b"begin"):
             client.produce("t", value)
         b.advance("2h")
-    assert sorted(done[:2]) == [b"begin", b"hopeless"] and done[2:] == [b"end"]  # two that are due are handled at once
+    # two due messages are handled at the same time
+    assert sorted(done[:2]) == [b"begin", b"hopeless"] and done[2:] == [b"end"]
     assert b.dead("t", "workers") == []
     with client.subscribe("failed", group="g") as subscription:
         found = {message.value: message.headers for message in itertools.islice(subscription, 2)}
@@ -242,7 +243,7 @@ def test_leases_run_out_at_their_virtual_time(b: Broker, client: sandq.sync.Clie
     assert [message.state for message in b.messages("t")] == ["leased"]
     b.advance("1ms")
     assert [message.state for message in b.messages("t")] == ["waiting"]
-    assert len(leases.ack([first])) == 1, "its lease was lost"
+    assert len(leases.ack([first])) == 1, "the lease of the message was lost"
     b.advance("10m")
     (second,) = leases.take()
     assert second.attempt == 2
@@ -339,7 +340,7 @@ def test_waiting_for_busy_threads_is_limited(
     monkeypatch.setattr(silence, "_times_ns", partial(next, times))
     found = Silence()
     found.begin(0.0)
-    assert found.update(1.0, is_settled=True) == UPDATE_MOST_S, "nobody is waited for once everything is settled"
+    assert found.update(1.0, is_settled=True) == UPDATE_MOST_S, "no wait is needed once everything is settled"
     found.end()
     assert found.update(1.0 + BUSY_MOST_S, is_settled=False) == 0
     found.begin(1.0 + BUSY_MOST_S)
@@ -395,11 +396,12 @@ def test_jobs_continue_while_time_is_fixed(b: Broker, client: sandq.sync.Client)
     assert len(client.leases("t", "workers").take(max=10)) == 5
 
 
-# -- several, and their ends -------------------------------------------------------------------------------------------
+# -- several brokers, and their ends ----------------------------------------------------------------------------------
 
 
 def _story(b: Broker) -> list[Any]:
-    """Produce, lease, nack, retry, die; with jitter. Return the client's view, offsets included."""
+    """Produce messages and let them be leased, nacked, retried and die, with jitter. Return the client's view with
+    offsets."""
     backoff = {"kind": "exponential", "first": "1m", "jitter_percent": 50}
     b.create_topic("t", partitions=3, max_attempts=4, backoff=backoff)
     seen: list[Any] = []
@@ -428,7 +430,7 @@ def test_repeated_test_gives_the_same_offsets_and_order() -> None:
 
 
 def test_offsets_do_not_depend_on_how_fast_the_broker_is() -> None:
-    """Each message is leased at once, and the entries of leases stand between those of messages.
+    """Each message is leased at once, so entries of leases and messages alternate.
 
     Lease extensions would interfere too: they follow the client's clock, which is real.
     """
@@ -571,7 +573,8 @@ def test_group_limits_apply_while_time_is_fixed(b: Broker, client: sandq.sync.Cl
 
 
 def test_restarted_worker_gets_its_message_while_time_is_fixed(b: Broker, client: sandq.sync.Client) -> None:
-    """Both processes come at one instant: the later one has what the other held, which settles nothing any more."""
+    """Both processes connect at the same time. The later process gets the held messages, and the earlier process can no
+    longer settle them."""
     b.create_topic("jobs", lease="10m")
     client.produce("jobs", b"one")
     with b.client() as before, before.subscribe("jobs", group="g", consumer_id="worker-3") as zombie:

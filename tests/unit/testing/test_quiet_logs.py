@@ -1,4 +1,4 @@
-"""Embedded brokers log warnings only, unless the program that embeds them has configured structlog."""
+"""Tests that embedded brokers log only warnings unless the program has configured structlog."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_details_are_silent_while_a_broker_runs(capsys: pytest.CaptureFixture[st
 
 
 def test_details_are_silent_after_a_capture_of_logs(capsys: pytest.CaptureFixture[str]) -> None:
-    """`capture_logs` leaves the default configuration behind, and says that it was configured."""
+    """`capture_logs` leaves the default configuration but marks it as configured."""
     with capture_logs():
         pass
     assert structlog.is_configured()

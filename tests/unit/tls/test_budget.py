@@ -42,7 +42,7 @@ async def test_one_source_gets_half_of_the_budget(autojump_clock: trio.testing.M
     async with trio.open_nursery() as nursery:
         for _ in range(SOURCE_HANDSHAKES):
             nursery.start_soon(many, handshakes, "flood", 5, ended)
-        await trio.sleep(1)  # its burst is spent
+        await trio.sleep(1)  # the burst of the source is spent
         began_s = trio.current_time()
         await shake(handshakes, "other", ended)
         assert trio.current_time() - began_s <= STEP_S / SHARE
@@ -57,7 +57,7 @@ async def test_requests_beyond_the_limit_are_refused(autojump_clock: trio.testin
     async def hold(source: str) -> None:
         async with handshakes.slot(source) as scope:
             handshakes.spent(source, 1000.0)
-            await handshakes.wait_for_step(source, scope)  # nobody is silent
+            await handshakes.wait_for_step(source, scope)  # no client is silent
 
     async with trio.open_nursery() as nursery:
         for _ in range(SOURCE_HANDSHAKES):
@@ -90,7 +90,7 @@ async def test_new_client_replaces_the_longest_silent_one(
             async with handshakes.slot(source) as scope:
                 if number < 2:
                     await trio.sleep(1)
-                    await handshakes.wait_for_step(source, scope)  # it has said something
+                    await handshakes.wait_for_step(source, scope)  # the client has sent something
                 await trio.sleep_forever()
         except Overloaded:
             refused.append(number)

@@ -1,4 +1,4 @@
-"""Tests of a node's certificates: accepted ones, refused ones with the reason, and changes at run time."""
+"""Tests of a node's certificates: accepted certificates, reasons of refusal, and changes at run time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def authority(tmp_path: Path) -> Authority:
 
 def settings(pair: Pair, ca: Path | None, **more: str) -> TlsSection:
     values = {"cert_file": str(pair.certificate), "key_file": str(pair.key), **more}
-    return TlsSection(**values, **({"ca_file": str(ca)} if ca is not None else {"peer": "off"}))  # type: ignore[arg-type]
+    # type: ignore[arg-type]
+    return TlsSection(**values, **({"ca_file": str(ca)} if ca is not None else {"peer": "off"}))
 
 
 def test_files_that_change_are_read_again(authority: Authority) -> None:
@@ -38,7 +39,7 @@ def test_files_that_change_are_read_again(authority: Authority) -> None:
     assert certificates.check() and certificates.reloads == 1
     assert certificates.loaded.client is not first.client
     assert is_of_host(certificates.loaded.chain[0], "other.example")
-    os.utime(authority.ca)  # touched, and the same
+    os.utime(authority.ca)  # touched but unchanged
     assert not certificates.check() and certificates.reloads == 1
 
 
@@ -90,7 +91,7 @@ def test_loading_certificates_is_retried_after_a_system_error(
 
 
 def shakes_hands(server: Certificates, client: TlsSection) -> bool:
-    """Whether a node takes the certificate of another side, which takes any."""
+    """Whether a node accepts the certificate of a peer that accepts any certificate."""
     context = new_context(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -107,7 +108,7 @@ def shakes_hands(server: Certificates, client: TlsSection) -> bool:
 
 
 def test_lists_of_authorities_of_the_same_name(authority: Authority, tmp_path: Path) -> None:
-    """As one follows the other; and a certificate in the file of lists is not trusted."""
+    """Revocation lists can follow one another in a file. A certificate in this file is not trusted."""
     other, both, lists = Authority(tmp_path / "other"), tmp_path / "both.pem", tmp_path / "lists.pem"
     lists.write_bytes(
         other.ca.read_bytes()
@@ -128,7 +129,7 @@ def test_a_file_that_is_away_is_missed_and_found_again(authority: Authority) -> 
     pair.certificate.unlink()
     assert not certificates.check() and "cannot be read" in (certificates.error or "")
     pair.certificate.write_bytes(kept)
-    assert not certificates.check() and certificates.error is None  # it is what is used
+    assert not certificates.check() and certificates.error is None  # the new certificate is used
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,8 @@ def test_a_file_that_is_away_is_missed_and_found_again(authority: Authority) -> 
         (lambda pair, ca: pair.certificate.write_bytes(ca.read_bytes()), "is not the key of the first certificate"),
     ],
 )
-def test_unusable_certificates_are_refused(authority: Authority, spoil, said: str) -> None:  # type: ignore[no-untyped-def]
+# type: ignore[no-untyped-def]
+def test_unusable_certificates_are_refused(authority: Authority, spoil, said: str) -> None:
     pair = authority.node("node1")
     spoil(pair, authority.ca)
     with pytest.raises(StartupError, match=r".") as caught:

@@ -14,7 +14,7 @@ from tests.support.tls import NAME, contexts
 
 
 def pair(keys: Path | None = None) -> tuple[TlsSession, TlsSession]:
-    """A server's and a client's, that have shaken hands."""
+    """Return the sessions of a server and a client after the handshake."""
     server_context, client_context = contexts()
     if keys is not None:
         client_context = ssl.create_default_context()
@@ -43,7 +43,7 @@ def test_new_keys_are_taken_but_not_again_and_again(tmp_path: Path) -> None:
     for _ in range(EMPTY_RECORDS_FIRST):
         assert server.decode(updates.next()) == b""
     most = 64 * EMPTY_RECORDS_FIRST
-    assert len(server.words()) < most  # they are answered
+    assert len(server.words()) < most  # the server answers the updates
     flood = b"".join(updates.next() for _ in range(1000))
     with pytest.raises(TlsError, match="carry nothing"):
         server.decode(flood)

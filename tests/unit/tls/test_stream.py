@@ -1,4 +1,4 @@
-"""Handshakes over sockets: what ends them, what they leave for others; and streams behind them."""
+"""Tests of handshakes over sockets: their ends, unread data after them, and the streams after them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def sockets() -> AsyncIterator[tuple[trio.SocketStream, trio.SocketStream]
 
 @asynccontextmanager
 async def streams(certificates: Certificates) -> AsyncIterator[tuple[TlsStream, TlsStream]]:
-    """A server's and a client's."""
+    """Return the streams of a server and a client."""
     found: list[TlsSession] = []
     async with sockets() as (near, far):
 
@@ -83,7 +83,7 @@ async def test_data_that_does_not_fit_is_flushed_later(certificates: Certificate
     said = bytes(1_000_000)
     async with streams(certificates) as (one, other), trio.open_nursery() as nursery:
         assert one.send_now(said) == len(said) and one.is_stuck
-        assert one.send_now(b"more") == 0  # not before that has left
+        assert one.send_now(b"more") == 0  # no data is accepted before the rest is sent
 
         async def go_on() -> None:
             await one.flush()
@@ -99,7 +99,7 @@ async def test_last_bytes_are_delivered(certificates: Certificates) -> None:
         await one.send_all(b"bye")
         await one.send_eof()
         assert await all_of(other, 10) == b"bye" and other.session.has_ended
-        await other.send_all(b"you, too")  # the other direction goes on
+        await other.send_all(b"you, too")  # the other direction continues
         assert await all_of(one, 8) == b"you, too"
         await other.aclose()
         assert await one.receive_some(10) == b""
@@ -108,7 +108,7 @@ async def test_last_bytes_are_delivered(certificates: Certificates) -> None:
 
 
 async def test_data_after_the_handshake_stays_in_the_socket(certificates: Certificates) -> None:
-    """The client's last flight and its first words come as one."""
+    """The client's last handshake message and its first data arrive together."""
     async with sockets() as (near, far), trio.open_nursery() as nursery:
 
         async def client() -> None:

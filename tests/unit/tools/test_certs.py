@@ -1,4 +1,4 @@
-"""Tests of `sandq certs`: it issues correct certificates, and does not overwrite existing files by mistake."""
+"""Tests of `sandq certs`: it issues correct certificates and does not overwrite existing files by mistake."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_issued_certificates_name_their_node_or_client(made: Path) -> None:
         assert is_of_host(node, host)
     assert not is_of_host(node, "10.0.0.2")
     assert client_name(client, SUBJECT) == "ada" and client_name(client, SAN) is None
-    assert not is_of_node(client, "ada")  # it may not serve
+    assert not is_of_node(client, "ada")  # the certificate is not valid for servers
     assert client_name(node, SAN) == "node1"
 
 
@@ -89,7 +89,9 @@ def test_revoked_certificates_are_listed(made: Path, tmp_path: Path) -> None:
     found = x509.load_pem_x509_crl((out / "crl.pem").read_bytes())
     authority = certificate(made / "ca.pem")
     assert found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
-    assert found.next_update_utc == authority.not_valid_after_utc, "it ends no sooner, and so keeps nobody out"
+    assert found.next_update_utc == authority.not_valid_after_utc, (
+        "the list must be valid as long as the authority, because an expired list refuses every client"
+    )
     serials = {certificate(made / f"{name}.pem").serial_number for name in ("ada", "node1")}
     assert {entry.serial_number for entry in found} == serials
     assert len(Certificates(of_node1(made, out / "crl.pem")).loaded.revoked) == 1

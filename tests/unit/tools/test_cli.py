@@ -1,4 +1,4 @@
-"""The command `sandq`: check-config, its help, how it ends."""
+"""Tests of the command `sandq`: check-config, its help, and its exit codes."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_a_reader_that_leaves_and_a_full_disk_are_quiet(tmp_path: Path) -> None:
 
 
 def test_interrupted(tmp_path: Path) -> None:
-    """Ctrl-C while it works: 130, and not a word."""
+    """Ctrl-C during the work ends the command with exit code 130 and without output."""
     code = (
         "import os, signal, sandq.tools.doctor.check_machine as machine\n"
         "machine.check_python = lambda: os.kill(os.getpid(), signal.SIGINT)\n"

@@ -1,4 +1,4 @@
-"""docs/configuration.md: every key is there, with the default and the range that the schema has."""
+"""Tests of docs/configuration.md: it has every key with the default and the range of the schema."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def variable(key: str) -> str:
 
 
 def default_of(key: str) -> Any:
-    """Return the default on a node with a configuration file, which has to set how its cluster begins."""
+    """Return the default on a node with a configuration file, which must set the start of its cluster."""
     config = load_config(None, {"SANDQ_CLUSTER__SEEDS": "127.0.0.1:1"} if key == "cluster.bootstrap" else {})
     section, _, name = key.partition(".")
     values = section_values(config, section)
@@ -40,7 +40,7 @@ def default_of(key: str) -> Any:
 
 
 def is_allowed(key: str, value: str) -> bool:
-    """Whether the schema takes it; what then no longer fits to other keys is no matter of this one."""
+    """Whether the schema accepts the value. Conflicts with other keys do not count."""
     files = [name for name in ("cert_file", "key_file", "ca_file") if key.startswith("tls.") and key != f"tls.{name}"]
     try:
         load_config(None, {**{variable(f"tls.{name}"): "x.pem" for name in files}, variable(key): value})
@@ -68,9 +68,9 @@ def test_documented_default_is_right(key: str) -> None:
 
 @pytest.mark.parametrize("key", [key for key in ROWS if " to " in ROWS[key][1]])
 def test_documented_range_is_right(key: str) -> None:
-    """Both ends are taken, what lies just beyond is not."""
+    """Both ends of the range are accepted, and values just beyond are refused."""
     low, high = (end.strip("`") for end in ROWS[key][1].strip().split(" to "))
-    if low.endswith("_bytes"):  # bounded by another key
+    if low.endswith("_bytes"):  # limited by another key
         low = str(default_of(f"limits.{low}"))
     assert is_allowed(key, low) and is_allowed(key, high)
     for end, step in ((low, -1), (high, 1)):
@@ -80,7 +80,7 @@ def test_documented_range_is_right(key: str) -> None:
 
 
 def _beyond(key: str, end: str, step: int) -> str | None:
-    """The next smaller or greater value, as text; None where there is none (a negative duration)."""
+    """Return the next smaller or greater value as text. None: no such value exists (a negative duration)."""
     if re.fullmatch(r"\d+(ms|s|m|h|d)", end):
         ms = duration_ms(end) + step
         return format_duration(ms) if ms >= 0 else None

@@ -124,7 +124,7 @@ def test_charts_are_images_and_mark_brokers_that_sync_later(tmp_path: Path) -> N
     assert "hatch" in charts.style(PEERS["nats"]) and "hatch" not in charts.style(PEERS["redis-always"])
 
 
-# -------------------------------------------------------------------------------------------------------- ------ order
+# --------------------------------------------------------------------------------------------------------------- order
 
 
 def test_every_peer_does_every_load_it_can_in_every_round_and_none_is_always_first() -> None:

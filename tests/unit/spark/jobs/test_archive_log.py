@@ -1,4 +1,4 @@
-"""Spark's list of an archive's files: what is read of it, what becomes one file, and the list after that."""
+"""Tests of Spark's list of the files of an archive: reads, merged files, and the list after a merge."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_last_compact_returns_the_newest_compact_list() -> None:
 def test_current_lists_returns_the_lists_since_the_last_compact_one() -> None:
     assert current_lists(["8", "9.compact", "10", "19.compact", "20", "21", ".21.crc"]) == ["19.compact", "20", "21"]
     assert current_lists(["18", "9.compact", "19.compact"]) == ["19.compact"]
-    assert current_lists(["0", "2"]) == ["0", "1", "2"], "also one that is not there"
+    assert current_lists(["0", "2"]) == ["0", "1", "2"], "also a missing file"
     assert current_lists([".19.compact.draft", "_x"]) == []
 
 
 def test_small_files_of_a_directory_become_one() -> None:
     a, b, big, c, other = (listed(*one) for one in (("d/a", 30), ("d/b", 40), ("d/x", 50), ("d/c", 40), ("e/a", 1)))
-    assert bins([a, b, big, other, c], 100) == [[a, b]], "with c it would be too large, and c is alone"
+    assert bins([a, b, big, other, c], 100) == [[a, b]], "with c the file would be too large, so c stays alone"
     assert bins([a, big, other], 100) == []
     new = listed("d/new", 60)
     assert with_bins([a, b, big, other, c], [([a, b], new)]) == [new, big, other, c]

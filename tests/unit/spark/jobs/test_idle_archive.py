@@ -1,4 +1,4 @@
-"""The job archive looks without Spark whether there is news: what it makes of a checkpoint."""
+"""Tests that the job archive checks for new messages without Spark, from the checkpoint."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ def test_a_first_run_has_news(tmp_path: Path) -> None:
     assert without_news(["t"], str(tmp_path / "none"), servers=["127.0.0.1:1"]) is None
     (tmp_path / "_checkpoint" / "offsets").mkdir(parents=True)
     (tmp_path / "_checkpoint" / "offsets" / "0").write_text("")
-    assert without_news(["t"], str(tmp_path), servers=["127.0.0.1:1"]) is None, "a micro-batch that did not end"
+    assert without_news(["t"], str(tmp_path), servers=["127.0.0.1:1"]) is None, "a micro-batch that has not ended"

@@ -134,7 +134,7 @@ def test_write_id_depends_on_topic_files_and_mapping() -> None:
 
 
 def test_write_id_is_unchanged() -> None:
-    """If a later version reruns a job, it must not send everything again."""
+    """A later version that reruns a job must not send everything again."""
     found = write_id_of("t", [file("file:/in/a.csv", 17, 1_900_000_000_000)], {"mapping": row_mapping(GOOD).record()})
     assert found == "schedule-fb739f97da6fa16555c1387de353d852"
 
@@ -142,10 +142,12 @@ def test_write_id_is_unchanged() -> None:
 def test_files_are_cut_by_their_sizes_alone() -> None:
     small = cutting([file("a", 100)])
     assert small["spark.sql.files.maxPartitionBytes"] == str(SPLIT_BYTES)
-    assert small["spark.sql.files.minPartitionNum"] == "1", "else the number of cores counts"
+    assert small["spark.sql.files.minPartitionNum"] == "1", "otherwise the number of cores counts"
     large = [file(f"f{n}", 4 * SPLIT_BYTES) for n in range(SPLITS)]
     bytes_each = int(cutting(large)["spark.sql.files.maxPartitionBytes"])
-    assert sum(one.size + OPEN_BYTES for one in large) <= bytes_each * SPLITS, "producers are few enough to be known"
+    assert sum(one.size + OPEN_BYTES for one in large) <= bytes_each * SPLITS, (
+        "the broker can remember so few producers"
+    )
 
 
 def test_error_of_task_is_found_in_spark_error() -> None:

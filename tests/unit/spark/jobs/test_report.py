@@ -1,4 +1,4 @@
-"""The jobs forecast and report without a broker: spans, days, pages of dead letters, the chart, what is printed."""
+"""Tests of the jobs forecast and report without a broker: spans, days, pages of dead letters, chart and output."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def letter(dead_ms: int, **more: Any) -> DeadRecord:
 
 
 async def test_dead_letters_are_counted_page_by_page() -> None:
-    """No more than a page is there at a time, and a page may be empty before the end."""
+    """At most one page is in memory, and a page may be empty before the end."""
     pages = [
         [letter(NOW_MS), letter(NOW_MS, attempts=1, reason="expired")],
         [],

@@ -1,4 +1,4 @@
-"""Rows become chunks: what is in them, where they are cut, and that only the rows decide that."""
+"""Tests of chunks of rows: their content and their ends, which depend only on the rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MS = 1_800_000_000_000
 
 
 def some(rng: random.Random, count: int) -> dict[str, list[Any]]:
-    """Cells of every column, with nulls."""
+    """Return cells of every column, with nulls."""
 
     def cells(make: Any) -> list[Any]:
         return [None if rng.random() < 0.2 else make() for _ in range(count)]
@@ -50,7 +50,7 @@ def arrays(cells: dict[str, list[Any]]) -> dict[str, Any]:
 
 
 def sliced(rng: random.Random, batch: Any) -> list[Any]:
-    """The same rows in other record batches, some of which are empty."""
+    """Return the same rows in other record batches, some of them empty."""
     positions = sorted(rng.choices(range(batch.num_rows + 1), k=rng.randrange(12)))
     return [
         batch.slice(start, stop - start)
@@ -96,7 +96,7 @@ def test_bytes_behind_a_null_are_not_sent() -> None:
 @pytest.mark.parametrize("kind", ["timer", "fair"])
 @pytest.mark.parametrize("seed", seeds(2, 15))
 def test_chunks_depend_only_on_the_rows(seed: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not how Arrow cut them."""
+    """The chunks do not depend on Arrow's record batches."""
     rng = random.Random(seed)
     small_chunks(monkeypatch, 32)
     monkeypatch.setattr(chunks_module, "BLOCK_BYTES", rng.choice([500, 4000, 10**6]))
@@ -140,7 +140,7 @@ def test_limits() -> None:
     chunks = cut([large])
     assert sum(chunk.rows for chunk in chunks) == 44
     assert max(len(chunk.data) for chunk in chunks if chunk.rows > 1) <= CHUNK_BYTES
-    assert max(len(chunk.data) for chunk in chunks) > CHUNK_BYTES, "a larger row is one of its own"
+    assert max(len(chunk.data) for chunk in chunks) > CHUNK_BYTES, "a larger row is a separate chunk"
     assert cut([]) == cut([table([])]) == []
 
 
@@ -161,7 +161,7 @@ def test_chunk_has_the_chain_of_earlier_rows(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many targets wait for their chunks to be full, and do not wait for ever."""
+    """The chunks of many targets wait until they are full, but not forever."""
     monkeypatch.setattr(chunks_module, "WAITING_BYTES", 100_000)
     chunker = chunks_module.Chunker(IGNORE, 10**6)
     targets = [chunks_module.Target("t", partition, False) for partition in range(200)]

@@ -1,4 +1,4 @@
-"""The sink's columns: which there are, what becomes of them, and that an error names the row."""
+"""Tests of the sink's columns: their names, their effects, and errors that name the row."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_frame_with_all_columns() -> None:
         ("tenant", "string"),
     ]
     assert check_columns(fields, None) == tuple(name for name, _ in fields)
-    assert "topic" not in check_columns(fields, "t"), "the option is stronger"
+    assert "topic" not in check_columns(fields, "t"), "the option wins over the column"
 
 
 def test_rows_of_the_source_can_be_written() -> None:

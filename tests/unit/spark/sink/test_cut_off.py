@@ -49,7 +49,7 @@ class FakeClient:
 
 
 class FakeSender:
-    """To a writer it is what `Sender` is; what it was given is sent."""
+    """A replacement of `Sender` that records all chunks as sent."""
 
     sent: list[Chunk]
 
@@ -92,7 +92,7 @@ class FakeTask:
 
 
 def stream(*, ended: bool) -> io.BufferedReader:
-    """Return the bytes that a worker has yet to read after its last row."""
+    """Return the bytes that a worker has not read yet after its last row."""
     said = io.BytesIO()
     if ended:
         write_int(SpecialLengths.END_OF_STREAM, said)
@@ -125,7 +125,7 @@ def cut_off() -> None:
 
 
 def test_spark_worker_has_the_expected_variable() -> None:
-    """A release of Spark that calls it otherwise is noticed here."""
+    """This test fails if a release of Spark renames the stream."""
     assert "infile" in inspect.unwrap(pyspark.worker.main).__code__.co_varnames
 
 
@@ -144,7 +144,7 @@ def test_innermost_stream_is_found_at_any_depth() -> None:
         yield 1
         check_ended()
 
-    def user(infile: str) -> list[int]:  # something else of that name, in a function on the way
+    def user(infile: str) -> list[int]:  # another variable of that name in a function between
         return [*rows()]
 
     assert as_a_worker(stream(ended=True), lambda: user("a path")) == [1]
@@ -163,7 +163,7 @@ def test_both_writers_check_for_the_mark(monkeypatch: pytest.MonkeyPatch, make: 
     assert committed.written.rows == count and values_of(FakeSender.sent) == [b"%d" % number for number in range(count)]
     with pytest.raises(Unavailable, match="rows of this task were cut off"):
         as_a_worker(stream(ended=False), lambda: writer.write(iter(rows)))
-    # Blocks of 64 rows, each to another partition: none of them fills a chunk before its rows are known to be over.
+    # Each block of 64 rows goes to another partition. No block fills a chunk before the end of its rows.
     assert FakeSender.sent == []
 
 
@@ -185,4 +185,4 @@ def test_chunks_of_truncated_rows_are_a_prefix_of_all_chunks(monkeypatch: pytest
         sent = written(sliced(rng, whole.slice(0, stop)), cut_off)
         some_sent += bool(sent)
         assert sent == all_sent[: len(sent)], f"seed {seed}, cut off after {stop} rows"
-    assert some_sent, f"seed {seed}: chunks that are full are sent meanwhile"
+    assert some_sent, f"seed {seed}: full chunks are sent meanwhile"

@@ -1,4 +1,4 @@
-"""The sink's options and the names of its writers: what they mean, and that every mistake is named."""
+"""Tests of the sink's options and of the names of its writers: their meaning and their errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_options_are_parsed_in_any_case() -> None:
     assert parse_sink_options(options) == expected
     assert parse_sink_options({name.lower(): text for name, text in options.items()}) == expected
     assert parse_sink_options({"onConflict": "reject"}).on_conflict == REJECT
-    assert {*options, *CREDENTIALS} == set(OPTIONS), "there is a test for each"
+    assert {*options, *CREDENTIALS} == set(OPTIONS), "each option has a test"
     assert pickle.loads(pickle.dumps(expected)) == expected
 
 
@@ -74,11 +74,11 @@ def test_every_mistake_is_reported() -> None:
     assert all(f"{name}: " in refused.value.message for name in ("topic", "onConflict", "zzz"))
 
 
-# -- who writes ---------------------------------------------------------------------------------------------------
+# -- names of writers -------------------------------------------------------------------------------------------------
 
 
 def test_ids_of_producers_never_change() -> None:
-    """PERSISTED: a write that another version began is known by them."""
+    """PERSISTED: other versions find begun writes by these names."""
     assert Identity("query\0abc", 0).producer_id == PRODUCER_IDS[0]
     assert Identity("query\0abc", 7, epoch=9).producer_id == PRODUCER_IDS[1]
     assert Identity(name_of_batch("w"), 0, resent=True).producer_id == PRODUCER_IDS[2]

@@ -1,4 +1,5 @@
-"""Chunks on their way to one partition: each is stored once, and changed rows are found, whatever happens."""
+"""Tests of chunks that are sent to one partition: each is stored once, and changed rows are detected in all
+failures."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ async def test_chunks_are_stored_once_in_order(cluster: FakeCluster) -> None:
     numbers = [number for _, number, _ in cluster.seen]
     assert numbers == [*range(1, len(numbers) + 1)] and len(numbers) > 30
     assert {epoch for epoch, _, _ in cluster.seen} == {1}
-    assert not any(resent for _, _, resent in cluster.seen), "nobody can have sent it before"
+    assert not any(resent for _, _, resent in cluster.seen), "no earlier attempt can have sent the chunk"
     assert (partition_sender.already_stored, partition_sender.again) == (0, 0)
 
 
@@ -98,7 +99,7 @@ async def test_lost_or_refused_requests_are_resent(cluster: FakeCluster, seed: i
     assert cluster.stored() == [*range(2000)], f"seed {seed}"
     again: set[tuple[int, int]] = set()
     for epoch, number, resent in cluster.seen:
-        assert resent or (epoch, number) not in again, f"seed {seed}: {number} is sent again as if it were new"
+        assert resent or (epoch, number) not in again, f"seed {seed}: {number} is resent without the resent flag"
         again.add((epoch, number))
 
 
@@ -121,7 +122,7 @@ async def test_permanent_error_is_raised_at_once(cluster: FakeCluster, error: Sa
         await write(cluster, rows(range(2000)))
 
 
-# -- changed rows -------------------------------------------------------------------------------------------------
+# -- changed rows -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("upto", [1, 4, 5])
@@ -140,7 +141,7 @@ async def test_changed_rows_are_refused_before_anything_is_stored(cluster: FakeC
 async def test_blocks_of_rows_that_changed_positions(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, per_chunk: int
 ) -> None:
-    """The last five chunks have the very same rows, and say that those before them were others."""
+    """The last five chunks have the same rows, but their chain shows that earlier chunks differ."""
     small_chunks(monkeypatch, per_chunk)
     at = 10 * per_chunk
     one, other, same = [*range(at)], [*range(at, 2 * at)], [*range(2 * at, 5 * at)]
@@ -154,7 +155,7 @@ async def test_blocks_of_rows_that_changed_positions(
 
 
 async def test_an_attempt_after_one_with_large_rows(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk of one row is as good as one of many."""
+    """A chunk of one row works like a chunk of many rows."""
     small_chunks(monkeypatch, 1)
     chunks = rows(range(20))
     await write(cluster, chunks[:8])
@@ -182,7 +183,7 @@ async def test_changed_rows_are_written_again_if_asked(
         partition_sender = await write(cluster, chunks, identity=RETRY, again=True)
     assert cluster.stored() == [*before, *range(1999, -1, -1)]
     assert partition_sender.again == -(-max(upto - 4, 1) // 3) * 3, (
-        "up to the first that was compared; they are sent by threes"
+        "chunks up to the first compared chunk are sent, in groups of three"
     )
     assert partition_sender.already_stored == 0
     assert "are written again: some will be stored twice" in caplog.text
@@ -222,7 +223,7 @@ async def test_taken_unique_key_is_distinguished_from_changed_rows(cluster: Fake
     assert sorted(cluster.stored()) == [*range(100), 200, 201]
 
 
-# -- who else writes ----------------------------------------------------------------------------------------------
+# -- concurrent writers -----------------------------------------------------------------------------------------------
 
 
 async def test_micro_batches(cluster: FakeCluster) -> None:
@@ -231,7 +232,7 @@ async def test_micro_batches(cluster: FakeCluster) -> None:
         chunks = rows(range(100 * place, 100 * place + 100))
         await write(cluster, chunks, identity=identity)
         partition_sender = await write(cluster, chunks, identity=identity)
-        assert partition_sender.already_stored == len(chunks), "a replay stores nothing"
+        assert partition_sender.already_stored == len(chunks), "a replay must store nothing"
     assert cluster.stored() == [*range(300)]
     with pytest.raises(ProducerFenced, match="a later micro-batch, or a second query with the same checkpoint"):
         await write(cluster, rows(range(100, 200)), identity=batches[1])
@@ -261,7 +262,7 @@ async def test_two_attempts_at_once(cluster: FakeCluster, seed: int, again: bool
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("after", [1, 9])
 async def test_concurrent_attempt_with_changed_rows_is_detected(cluster: FakeCluster, after: int, again: bool) -> None:
-    """The rows that it stored beyond the known ones are not compared. Only the last one is."""
+    """The other attempt stored more rows than known. Only its last chunk is compared."""
     mine, other = rows(range(2000)), rows(range(1999, -1, -1))
     await write(cluster, mine[:2])
     calls, count = cluster.request, 0
@@ -280,7 +281,7 @@ async def test_concurrent_attempt_with_changed_rows_is_detected(cluster: FakeClu
     if again:
         partition_sender = await write(cluster, mine, identity=RETRY, again=True)
         assert partition_sender.again > 0 and set(cluster.stored()) == {*range(2000)}
-        assert Counter(cluster.stored())[0] == 1 or after == 1, "what was sure is not written again"
+        assert Counter(cluster.stored())[0] == 1 or after == 1, "confirmed chunks are not written again"
         return
     with pytest.raises(ChangedRows):
         await write(cluster, mine, identity=RETRY)
@@ -311,7 +312,7 @@ async def test_more_taken_keys_than_a_broker_keeps(cluster: FakeCluster, monkeyp
 async def test_a_broker_that_forgot_the_task(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """It may have stored all of it: it refuses, for as long as it cannot tell."""
+    """The broker may have stored all chunks. It refuses as long as this is unknown."""
     cluster.options = Options()
     monkeypatch.setattr("sandq.partition.producers.producers.PRODUCERS", 3)
     chunks = rows(range(100))

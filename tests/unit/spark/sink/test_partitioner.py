@@ -19,7 +19,7 @@ from tests.support.spark.sink_bed import record
 def split(
     rows: Any, *topics: TopicRecord, topic: str | None = "t", partition: int = 0, first: int = 0
 ) -> list[tuple[Target, list[Any]]]:
-    """Targets, and the values of their rows."""
+    """Return the targets and the values of their rows."""
     records = {one.name: one for one in topics or (record(),)}
     router = Router(topic, records.__getitem__, partition, RowErrors(partition))
     return [(target, part.column("value").to_pylist()) for target, part in router.split(rows, first)]
@@ -63,13 +63,13 @@ def test_key_chooses_before_the_unique_key(topic: TopicRecord) -> None:
     assert split(table(key=keys, unique_key=unique, partition=asked), topic) == split(rows, topic)
     alone = (partition_for(b"a", 3) + 1) % 3
     ((target, _),) = split(table(key=[b"a"], unique_key=[None], partition=[alone]), topic)
-    assert target.partition == alone, "a key alone binds no row"
+    assert target.partition == alone, "a key alone does not bind a row to a partition"
 
 
 def test_blocks_go_round_robin() -> None:
     router = Router("t", lambda name: record(3), 4, RowErrors(4))
     found = [target.partition for _ in range(5) for target, _ in router.split(table(key=[None, None]), 0)]
-    assert found == [1, 2, 0, 1, 2], "from that of the Spark partition on"
+    assert found == [1, 2, 0, 1, 2], "from the index of the Spark partition on"
 
 
 def test_more_partitions_change_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -130,7 +130,7 @@ TENANTS = [b"acme", b"acme.eu", None, b"shop", b"default"]
 
 
 def test_only_the_tenant_selects_the_partition_in_a_fair_topic() -> None:
-    """The initial partitions of the topic are used. A key may differ from the unique key."""
+    """The initial partitions of the topic decide. A key may differ from the unique key."""
     rows = table(tenant=TENANTS, key=[b"k"] * 5, unique_key=[b"u", None, b"v", None, b"w"])
     places = [partition_for(tenant or b"default", 3) for tenant in TENANTS]
     assert len(set(places)) > 1
@@ -148,7 +148,7 @@ def test_priorities_choose_nothing() -> None:
 
 
 def test_nulls_are_of_no_rank() -> None:
-    """Rows that were read with `includeRank` from a timer topic can be written to one."""
+    """Rows that were read from a timer topic with `includeRank` can be written to a timer topic."""
     rows = table(key=[b"a", b"b"], priority=[None, None], tenant=[None, None])
     for topic in (record(3), COMPACTED):
         assert sum(len(values) for _, values in split(rows, topic)) == 2
@@ -220,7 +220,7 @@ def test_a_bad_row_is_named(topic: TopicRecord, columns: dict[str, Any], says: s
     number = 501
     if "value" in columns:
         rows = pa.record_batch({name: pa.array(cells, pa.binary()) for name, cells in columns.items()})
-    if by_column:  # the rows of another topic stand between
+    if by_column:  # rows of another topic lie between
         rows = rows.take(pa.array([0, 0, 1])).append_column("topic", pa.array(["t", "other", "t"]))
         other = record(3, kind=topic.kind, name="other")
         number = 502

@@ -1,4 +1,4 @@
-"""The writers that Spark calls: what the driver checks and says, and how a task knows that its rows have ended."""
+"""Tests of the writers that Spark calls: checks and messages of the driver, and the end of the rows of a task."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Task:
 
 
 def test_a_row_that_cannot_be_written_fails_the_write_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No attempt fails. The driver fails with the first error, and ends the running tasks."""
+    """No attempt fails. The driver fails with the first error and ends the running tasks."""
     monkeypatch.setattr(SparkFiles, "_is_running_on_worker", True)
     monkeypatch.setattr(SparkFiles, "_root_directory", str(tmp_path))
     monkeypatch.setattr(writers, "check_ended", lambda: None)
@@ -127,20 +127,20 @@ def test_a_row_that_cannot_be_written_fails_the_write_once(tmp_path: Path, monke
                 yield rows(0)
 
         assert write(2, endless()).refused == bad.refused
-        assert write(0, iter([rows(0)]), other).refused is None, "it is another write"
+        assert write(0, iter([rows(0)]), other).refused is None, "the write is a new write"
         with pytest.raises(RowRefused, match=r"row 2 of Spark partition 1 .*delay_ms: -1 is not within"):
             writer.commit([good, bad])
 
 
 def worker(infile: Any) -> None:
-    """As the main function of Spark's worker."""
+    """Check the end of the rows like the main function of Spark's worker."""
     check_ended()
 
 
 def test_rows_that_ended(caplog: pytest.LogCaptureFixture) -> None:
     stream = io.BufferedReader(io.BytesIO(b"\xff\xff\xff\xfc"))  # type: ignore[arg-type]
     worker(stream)
-    assert stream.read() == b"\xff\xff\xff\xfc", "it is left for the worker"
+    assert stream.read() == b"\xff\xff\xff\xfc", "the rest of the stream is left for the worker"
     with pytest.raises(Unavailable, match="rows of this task were cut off"):
         worker(stream)
     assert not caplog.records

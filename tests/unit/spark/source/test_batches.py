@@ -19,7 +19,7 @@ from tests.support.spark.fake_brokers import MS, FakeBrokers, at, instant
 
 @pytest.fixture
 def brokers() -> FakeBrokers:
-    """Topic "t" of two partitions with 100 messages each, one every 10 ms; up to the 50th it is closed."""
+    """Topic "t" with two partitions of 100 messages, one every 10 ms. The log is closed up to message 50."""
     brokers = FakeBrokers()
     brokers.add("t", 2)
     for partition in (0, 1):
@@ -47,7 +47,7 @@ def rows_of(brokers: FakeBrokers, tasks: list[Task]) -> list[list[bytes]]:
 
 
 def times(brokers: FakeBrokers, tasks: list[Task]) -> list[int]:
-    """When messages of partition 0 are due that tasks read: ms after MS."""
+    """Return the due times of the messages of partition 0 that the tasks read, in ms after MS."""
     rows = [
         row for task, rows in zip(tasks, rows_of(brokers, tasks), strict=True) for row in rows if not task.partition
     ]
@@ -69,7 +69,9 @@ def test_filters_narrow_the_batch(brokers: FakeBrokers) -> None:
     assert times(brokers, planned(brokers, between, endingTimestamp=MS + 150)) == [*range(110, 150, 10)]
     named = f'{{"t": {{"0": "{offsets.to_text(at(20))}"}}}}'
     assert times(brokers, planned(brokers, between, startingOffsets=named)) == [*range(110, 200, 10)]
-    assert times(brokers, planned(brokers, Narrowed(end_ms=MS + 10**6))) == [*range(0, 500, 10)], "it is closed there"
+    assert times(brokers, planned(brokers, Narrowed(end_ms=MS + 10**6))) == [*range(0, 500, 10)], (
+        "the log is closed up to there"
+    )
     assert planned(brokers, Narrowed(start_ms=MS + 300, end_ms=MS + 300)) == []
     assert times(brokers, planned(brokers, Narrowed(end_ms=MS + 800), view="pending")) == [*range(500, 800, 10)]
     assert [task.partition for task in planned(brokers, Narrowed(partitions=frozenset({1})))] == [1]
@@ -95,12 +97,12 @@ def test_between_offsets(brokers: FakeBrokers) -> None:
 
     tasks = planned(brokers, startingOffsets=named(100), endingOffsets=named(200))
     assert times(brokers, tasks) == [*range(100, 200, 10)]
-    assert len(rows_of(brokers, tasks)[1]) == 50, "a partition that is not named is read whole"
+    assert len(rows_of(brokers, tasks)[1]) == 50, "a partition without a named offset is read completely"
     with pytest.raises(InvalidRequest, match="may still be added before"):
         planned(brokers, endingOffsets=named(600))
     with pytest.raises(InvalidRequest, match="is after"):
         planned(brokers, startingOffsets=named(200), endingOffsets=named(100))
-    # An offset that is named claims that it is there: who reads finds out that it is not.
+    # A named offset claims to exist. A read finds out that it does not.
     brokers.trim("t", at(150))
     assert planned(brokers, startingOffsets=named(100))[0].start == at(100)
 
@@ -118,7 +120,7 @@ def test_pending_view_reads_pending_messages(brokers: FakeBrokers) -> None:
 @pytest.mark.parametrize("step", [3, 1000])
 def test_tasks_have_about_as_many_messages_each(brokers: FakeBrokers, parts: int, step: int) -> None:
     brokers.step = step
-    brokers.append("t", 100, 300)  # a burst, in one millisecond
+    brokers.append("t", 100, 300)  # a burst in one millisecond
     tasks = planned(brokers, minPartitions=parts)
     sizes = [len(rows) for rows in rows_of(brokers, tasks)]
     assert sum(sizes) == 400 and len(tasks) == min(parts, 400) and max(sizes) <= -(-400 // parts) + 60

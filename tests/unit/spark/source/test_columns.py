@@ -1,4 +1,4 @@
-"""Pieces of a log as Arrow's columns, against a reference that goes message by message."""
+"""Tests of pieces of a log as Arrow columns, against a reference that reads message by message."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def as_headers(cell: bytes) -> list[dict[str, Any]]:
 
 
 def read(pieces: Sequence[Piece], partition: int = 3, *, extra: Extra = PLAIN) -> list[Any]:
-    """The record batches of a task to which they come in one page."""
+    """Return the record batches of a task that gets the pieces in one page."""
     task = Task("t", 1, partition, offsets.FIRST, offsets.LAST, pending=True)
     page = FetchReply(None, MS, offsets.FIRST, 1, pieces)
     return list(read_pages(task, lambda cursor: page, extra))
@@ -136,7 +136,7 @@ def a_piece(draw: st.DrawFn) -> Piece:
 
 
 def shown(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows without what Python's datetime cannot hold: the strategies stay below its end anyway."""
+    """Return the rows with sorted columns. The strategies stay within the range of Python's datetime."""
     return [dict(sorted(row.items())) for row in rows]
 
 

@@ -59,7 +59,7 @@ def test_topics_and_keys() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_time_filters_select_exactly_the_wanted_times(seed: int) -> None:
-    """And none is read in vain: delivery times are whole milliseconds, filters have microseconds."""
+    """No message is read in vain. Delivery times are whole milliseconds, but filters have microseconds."""
     rng = random.Random(seed)
     filters: list[Filter] = [
         rng.choice(COMPARED)(("deliver_at",), at(rng.randrange(-3000, 3000))) for _ in range(rng.randrange(1, 4))
@@ -95,7 +95,7 @@ def test_time_filters_select_exactly_the_wanted_times(seed: int) -> None:
         GreaterThan(("topic",), "a"),
         EqualTo(("value",), b"x"),
         EqualTo(("headers", "key"), "x"),
-        EqualTo(("deliver_at",), datetime(2030, 1, 1)),  # no zone says which instant
+        EqualTo(("deliver_at",), datetime(2030, 1, 1)),  # without a zone the time is ambiguous
         EqualNullSafe(("key",), None),
         In(("partition",), (None,)),
     ],

@@ -1,4 +1,4 @@
-"""The source's options: what they mean, and that every mistake is named."""
+"""Tests of the source's options: their meaning and their errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_options_are_parsed_in_any_case() -> None:
         assert found.starting.of("payments", 1) == "earliest"
         assert (found.max_offsets_per_trigger, found.min_partitions) == (5000, 7)
         assert (found.fail_on_data_loss, found.extra) == (False, Extra(headers=True, raw=True, rank=True))
-        assert pickle.loads(pickle.dumps(found)) == found, "it goes to workers"
+        assert pickle.loads(pickle.dumps(found)) == found, "the options are sent to workers"
 
 
 def test_topic_options_select_partitions() -> None:
@@ -57,7 +57,7 @@ def test_topic_options_select_partitions() -> None:
     assert not parsed().topics.wants("orders2", 9)
     pattern = parse_options({"subscribePattern": "ord.*"}).topics
     assert pattern.wants("orders", 0)
-    assert not pattern.wants("my-orders", 0), "the whole name matches"
+    assert not pattern.wants("my-orders", 0), "the whole name must match"
     assigned = parse_options({"assign": '{"orders": [2, 0], "payments": [1]}'}).topics
     assert assigned.assigned == {"orders": (0, 2), "payments": (1,)}
     assert [assigned.wants("orders", partition) for partition in (0, 1, 2)] == [True, False, True]

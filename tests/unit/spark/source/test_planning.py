@@ -1,4 +1,4 @@
-"""Positions of streams, and how ranges become tasks."""
+"""Tests of the positions of streams, and of the tasks of ranges."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def at(ms: int, slot: int = 0) -> bytes:
     return offsets.pack(MS + ms, 1, slot, 0)
 
 
-# ------------------------------------------------------------------------------------------------ positions
+# ----------------------------------------------------------------------------------------------------------- positions
 
 
 @given(positions)
@@ -34,7 +34,7 @@ def test_positions_come_back_from_json(found: Positions) -> None:
     text = json.dumps(found.to_json())
     assert Positions.parse(json.loads(text)) == found
     turned = Positions(dict(reversed(list(found.cursors.items()))), found.hold)
-    assert json.dumps(turned.to_json()) == text, "Spark compares them as text"
+    assert json.dumps(turned.to_json()) == text, "Spark compares positions as text"
 
 
 def test_positions_survive_json() -> None:
@@ -92,7 +92,7 @@ def test_steps_go_from_one_to_the_other(one: Positions, other: Positions) -> Non
     found = steps(one, Positions(furthest))
     assert all(step.start < step.end == furthest[step.tp] for step in found)
     unchanged = furthest.keys() - {step.tp for step in found}
-    # A cursor at the very first offset has nothing before it.
+    # A cursor at the first offset has no message before it.
     assert all(one.cursors.get(tp, offsets.FIRST) == furthest[tp] for tp in unchanged)
 
 
@@ -123,7 +123,7 @@ def test_a_start_behind_the_end_is_an_error() -> None:
         steps(start, end)
 
 
-# ------------------------------------------------------------------------------------------------ planning
+# ------------------------------------------------------------------------------------------------------------ planning
 
 
 def a_range(partition: int, start: bytes, end: bytes, messages: int | None = None) -> Range:
@@ -152,7 +152,7 @@ def by_partition(tasks: Sequence[Task]) -> dict[int, list[Task]]:
 @given(some_ranges(), st.integers(1, 40))
 def test_each_range_is_covered_once_and_in_order(ranges: list[Range], min_partitions: int) -> None:
     tasks = plan(ranges, min_partitions)
-    assert tasks == plan(list(reversed(ranges)), min_partitions), "the order of what is asked does not matter"
+    assert tasks == plan(list(reversed(ranges)), min_partitions), "the order of the partitions does not matter"
     assert tasks == sorted(tasks, key=lambda task: (task.number, task.partition, task.start))
     found = by_partition(tasks)
     filled = {one.partition: one for one in ranges if one.start < one.end}

@@ -1,4 +1,4 @@
-"""Reading a task page by page: what a node leaves out is found, and the next page is asked for in time."""
+"""Tests of reading a task page by page: missing messages are found, and the next page is requested in time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def at(place: int) -> bytes:
 
 
 class FakeLog:
-    """Messages at places 0, 1, ... of one partition, given `size` a page."""
+    """A partition with messages at places 0, 1, ... and `size` messages per page."""
 
     def __init__(self, count: int, *, size: int = 10) -> None:
         self.count = count
@@ -37,7 +37,7 @@ class FakeLog:
         self.end = count
         self.trimmed = offsets.FIRST
         self.asked: list[bytes] = []
-        self.trims: dict[int, bytes] = {}  # what is trimmed before the page of a number is given
+        self.trims: dict[int, bytes] = {}  # page number -> offset up to which the log is trimmed before this page
         self.threads: set[int] = set()
 
     def ask(self, cursor: bytes) -> FetchReply:
@@ -77,8 +77,8 @@ def test_pages_are_read_in_order() -> None:
 
 def test_reading_stops_at_the_end_of_the_task() -> None:
     log = FakeLog(35)
-    assert read(log, task_of(at(5), at(15))) == [*range(5, 15)], "the node gives nothing behind it"
-    assert log.asked == [at(5)], "nobody asks for what another task reads"
+    assert read(log, task_of(at(5), at(15))) == [*range(5, 15)], "the node returns no later messages"
+    assert log.asked == [at(5)], "a task must not request the messages of another task"
     assert read(FakeLog(5), task_of(at(5), at(5))) == []
 
 
@@ -100,7 +100,7 @@ def test_next_page_is_requested_while_one_is_used() -> None:
 
     batches = read_pages(task_of(end=at(30_000)), ask)
     assert len(next(batches)) == 10_000
-    assert came.wait(60), "page 2, although only page 1 was taken"
+    assert came.wait(60), "page 2 is requested although only page 1 was used"
     batches.close()  # type: ignore[attr-defined]  # a generator
     assert at(20_000) not in log.asked
 
@@ -136,7 +136,7 @@ def test_trimmed_first_message_raises_history_gone() -> None:
 def test_trimming_while_it_reads() -> None:
     log = FakeLog(40)
     log.trims = {1: at(9), 2: at(19), 3: at(29)}
-    assert read(log, task_of(at(1), at(40))) == [*range(1, 11 + 29)], "behind the reader is no loss"
+    assert read(log, task_of(at(1), at(40))) == [*range(1, 11 + 29)], "trimming before the reader's position is no loss"
     log = FakeLog(40)
     log.trims = {2: at(25)}
     with pytest.raises(HistoryGone, match=f"from {offsets.to_text(at(21))} up to {offsets.to_text(at(25))}"):

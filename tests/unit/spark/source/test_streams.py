@@ -1,4 +1,4 @@
-"""How far a stream goes: every message in one micro-batch, whatever happens in between."""
+"""Tests of the progress of a stream: each message is in one micro-batch, in all circumstances."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def stream(brokers: FakeBrokers, clock: Clock | None = None, **options: Any) -> 
 
 
 def rows_of(brokers: FakeBrokers, tasks: list[Task]) -> list[tuple[int, bytes]]:
-    """(Topic number, offset) of each."""
+    """Return (topic number, offset) of each message."""
     logs = {topic.number: topic.logs for topic in brokers.topics.values()}
     return [
         (task.number, row)
@@ -104,7 +104,7 @@ def test_every_message_is_in_one_batch(brokers: FakeBrokers, seed: int) -> None:
         assert tasks == stream(brokers, **options).tasks(position, end), "the same again"
         rows = rows_of(brokers, tasks)
         instants = {offsets.deliver_ms(row) for _, row in rows}
-        assert limit is None or len(rows) <= limit or len(instants) == 1, "what is due in one instant goes whole"
+        assert limit is None or len(rows) <= limit or len(instants) == 1, "messages of one due time stay together"
         got += rows
         position = end
         assert rounds < 2000
@@ -125,7 +125,7 @@ def test_messages_of_one_instant_stay_in_one_micro_batch(brokers: FakeBrokers) -
 
 @pytest.mark.parametrize("step", [7, 1000])
 def test_partitions_are_cut_at_the_same_time(brokers: FakeBrokers, step: int) -> None:
-    """One partition has messages over the whole time, the other one in the last tenth of it.
+    """One partition has messages over the whole time, the other only in the last tenth.
 
     With cuts by share of the messages, the watermark of the second would drop most of the first.
     """
@@ -140,7 +140,7 @@ def test_partitions_are_cut_at_the_same_time(brokers: FakeBrokers, step: int) ->
     while got < 22_000:
         end = reader.latest(start, limit)
         rows = rows_of(brokers, reader.tasks(start, end))
-        assert len(set(cursors(end))) == 1 and rows, "event time rises alike in all of them"
+        assert len(set(cursors(end))) == 1 and rows, "event time rises equally in all partitions"
         sizes.append(len(rows))
         got += len(rows)
         start = end
@@ -149,7 +149,8 @@ def test_partitions_are_cut_at_the_same_time(brokers: FakeBrokers, step: int) ->
 
 
 def test_micro_batch_ends_at_the_slowest_closed_time(brokers: FakeBrokers) -> None:
-    """Messages that may still be added there must not be behind those that were read from the others."""
+    """A partition may still get messages before its closed time. They must not be older than messages that were read
+    already."""
     for ms in range(0, 1000, 10):
         brokers.append("t", ms, 10, 0)
     brokers.topics["t"].logs[1].behind_ms = 700
@@ -166,7 +167,7 @@ def test_an_idle_stream_idles(brokers: FakeBrokers) -> None:
     assert len(rows_of(brokers, reader.tasks(start, end))) == 3
     held = brokers.held
     brokers.closed_ms = 5000
-    assert reader.latest(end, None) == end == reader.latest(end, 10), "Spark makes no micro-batch of that"
+    assert reader.latest(end, None) == end == reader.latest(end, 10), "Spark makes no micro-batch in this case"
     brokers.append("t", 4000)
     after = reader.latest(end, None)
     assert len(rows_of(brokers, reader.tasks(end, after))) == 1 and cursors(after) == [instant(5000)] * 2
@@ -174,7 +175,7 @@ def test_an_idle_stream_idles(brokers: FakeBrokers) -> None:
 
 
 def test_a_checkpoint_of_another_cluster_is_refused(brokers: FakeBrokers) -> None:
-    """A topic has the same number there: what is older would be passed over in silence."""
+    """Another topic has the same number in the other cluster. Its older messages would be skipped silently."""
     brokers.append("t", 10, 3)
     start = stream(brokers).initial()
     end = stream(brokers).latest(start, None)
@@ -218,7 +219,7 @@ def test_a_micro_batch_waits_until_it_is_worth_one(brokers: FakeBrokers) -> None
     clock.now += 59
     assert reader.latest(after, None) == after
     clock.now += 1
-    assert reader.latest(after, None) != after, "it has waited long enough"
+    assert reader.latest(after, None) != after, "the stream has waited long enough"
 
 
 def test_a_stream_that_is_to_end_waits_for_nothing(brokers: FakeBrokers) -> None:
@@ -302,7 +303,7 @@ def test_added_partition_is_read_from_its_beginning(brokers: FakeBrokers) -> Non
     brokers.topics["t"].logs.append(FakeLog())
     brokers.append("t", 10, 5, 2)
     (task,) = reader.tasks(start, reader.latest(start, None))[-1:]
-    assert (task.partition, task.start) == (2, BEGINNING), "a claim: who reads it finds out what was trimmed"
+    assert (task.partition, task.start) == (2, BEGINNING), "the position is a claim: a read finds the trimmed messages"
     # Messages trimmed from a topic that was not read before are no loss.
     brokers.add("new")
     brokers.append("new", 10, 5)
@@ -317,18 +318,18 @@ def test_unread_messages_are_held(brokers: FakeBrokers) -> None:
     brokers.append("t", 10, 5)
     start = reader.initial()
     end = reader.latest(start, None)
-    assert not brokers.held, "its name is not written down yet"
+    assert not brokers.held, "the name of the hold is not stored yet"
     reader.tasks(start, end)
     assert brokers.holds["mine", 0] < BEGINNING
     assert brokers.held == 1
     clock.now = 11
     reader.latest(start, None)
-    assert brokers.held == 2, "it is renewed while a batch takes long"
+    assert brokers.held == 2, "the hold is renewed while a batch takes long"
     reader.committed(end)
     row = int.from_bytes(brokers.holds["mine", 0], "big") >> 12
     assert row + 1 == int.from_bytes(instant(1000), "big") >> 12
     assert offsets.unpack(brokers.holds["mine", 1]).partition == 1
-    # A new one goes on with it, before it reads.
+    # A new stream continues with the hold before it reads.
     brokers.holds.clear()
     stream(brokers, holdName="mine").latest(end, None)
     assert ("mine", 0) in brokers.holds
@@ -345,7 +346,7 @@ def test_holds_are_set_for_all_trimmed_topic_kinds(brokers: FakeBrokers, kind: s
 
 
 def test_a_stream_that_finds_nothing_has_a_first_batch(brokers: FakeBrokers) -> None:
-    """So its hold is there before anything comes: until then Spark writes nothing down."""
+    """The hold must exist before the first message. Until then Spark stores nothing."""
     reader = stream(brokers)
     start = reader.initial()
     end = reader.latest(start, None)
@@ -382,7 +383,7 @@ def test_without_a_hold(brokers: FakeBrokers, caplog: pytest.LogCaptureFixture) 
 
 
 def test_each_stream_has_a_hold_of_its_own(brokers: FakeBrokers) -> None:
-    """Two queries over one DataFrame, say."""
+    """For example, two queries over one DataFrame."""
     brokers.append("t", 10, 5)
     names = set()
     for _ in range(2):
@@ -391,7 +392,7 @@ def test_each_stream_has_a_hold_of_its_own(brokers: FakeBrokers) -> None:
         end = reader.latest(start, None)
         reader.tasks(start, end)
         names.add(end.hold)
-        # As Spark keeps it; the next run goes on under the same name.
+        # Spark stores the name, so the next run continues with the same name.
         kept = Positions.parse(json.loads(json.dumps(end.to_json())))
         stream(brokers).latest(kept, None)
         assert (kept, {name for name, _ in brokers.holds}) == (end, names)
@@ -399,7 +400,7 @@ def test_each_stream_has_a_hold_of_its_own(brokers: FakeBrokers) -> None:
 
 
 def test_a_first_batch_that_fails_again_and_again_leaves_one_hold(brokers: FakeBrokers) -> None:
-    """Spark keeps where it ends, and asks for the beginning each time."""
+    """Spark stores the end of the batch, and asks for the beginning each time."""
     brokers.append("t", 10, 5)
     reader = stream(brokers)
     start = reader.initial()
@@ -416,7 +417,7 @@ def test_a_first_batch_that_fails_again_and_again_leaves_one_hold(brokers: FakeB
 
 
 def test_a_first_batch_all_of_which_was_trimmed(brokers: FakeBrokers) -> None:
-    """It failed, and was not tried again before its hold was over."""
+    """The first batch failed. Its hold expired before the next attempt."""
     brokers.append("t", 10, 5)
     reader = stream(brokers)
     end = reader.latest(reader.initial(), None)
@@ -429,7 +430,7 @@ def test_a_first_batch_all_of_which_was_trimmed(brokers: FakeBrokers) -> None:
     lossy = stream(brokers, failOnDataLoss="false")
     assert [task.partition for task in lossy.tasks(lossy.initial(), end)] == [1]
     (task,) = lossy.tasks(end, lossy.latest(end, None))[:1]
-    assert task.start == end.cursors[TopicPartition(1, 0)], "the next one tells what else is gone"
+    assert task.start == end.cursors[TopicPartition(1, 0)], "the next batch reports further trimmed messages"
     other = Positions({tp: instant(1) for tp in end}, end.hold, cluster=brokers.cluster)
     with pytest.raises(InvalidRequest, match="is after the end"):
         stream(brokers).tasks(end, other)
@@ -491,7 +492,9 @@ def test_progress_reports_the_lag_per_partition(brokers: FakeBrokers, caplog: py
         }
     }
     assert told["source"] == "sandq at 127.0.0.1:7170: t" and told["names"] == {"1": "t"}
-    assert cursors(Positions.parse(told)) == [instant(1000), instant(1000)], "how far it is closed"
+    assert cursors(Positions.parse(told)) == [instant(1000), instant(1000)], (
+        "the position up to which the log is closed"
+    )
     assert caplog.messages == [
         f"sandq at 127.0.0.1:7170: t: a micro-batch of about {read} messages of 2 partitions; {305 - read} more are "
         f"closed, up to {1000 - cut_ms} ms later, the most in partition 0 of topic 't' (number 1)"
@@ -501,7 +504,7 @@ def test_progress_reports_the_lag_per_partition(brokers: FakeBrokers, caplog: py
     assert (reader.report() or {})["lag"] == {"t": {"0": nothing, "1": nothing}}
     brokers.append("t", 1100, 4, 1)
     brokers.closed_ms = 1200
-    assert reader.latest(end, None) == end, "it waits for more"
+    assert reader.latest(end, None) == end, "the stream waits for more messages"
     assert (reader.report() or {})["lag"] == {"t": {"0": nothing, "1": {"messages": 4, "behind_ms": 200}}}
 
 

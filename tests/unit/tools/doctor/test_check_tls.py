@@ -1,4 +1,4 @@
-"""`sandq doctor` on certificates."""
+"""Tests of the certificate checks of `sandq doctor`."""
 
 from __future__ import annotations
 

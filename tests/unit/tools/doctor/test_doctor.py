@@ -1,4 +1,4 @@
-"""`sandq doctor`: each check says what it found and what to do; it leaves no trace."""
+"""Tests of `sandq doctor`: each check reports its result and the remedy. The doctor leaves no trace."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from tests.support.storage.log_bed import GROUP, append, entry, flip, members, n
 
 @pytest.fixture(autouse=True)
 def _few_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a slow disk a hundred take seconds each time."""
+    """On a slow disk a hundred syncs take seconds each time."""
     monkeypatch.setattr(check_disk, "SYNCS", 5)
 
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    """A node whose ports are free, with its data in a directory that is not there yet."""
+    """A node whose ports are free and whose data directory does not exist yet."""
     ports = {f"SANDQ_LISTEN__{name}": f"127.0.0.1:{free_port()}" for name in ("CLIENT", "HTTP", "PEER", "GOSSIP")}
     return {**ports, "SANDQ_NODE__DATA_DIR": str(tmp_path / "data")}
 
@@ -57,7 +57,7 @@ def checks(environ: dict[str, str], *args: object) -> dict[str, Any]:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A data directory as a node leaves it."""
+    """Return a data directory as a node leaves it."""
     path = tmp_path / "data"
     files = RealFiles(path)
     (path / "lock").touch()
@@ -105,7 +105,7 @@ def test_undamaged_data_is_ok(environ: dict[str, str], data: Path) -> None:
     assert {found[what]["state"] for what in ("lock", "identity", "wal", "stores")} == {"ok"}, found
     assert "store-uuid" in found["identity"]["found"] and "1 groups" in found["wal"]["found"]
     assert "1 tables" in found["stores"]["found"]
-    assert picture(data) == before, "not a byte and not a time is changed"
+    assert picture(data) == before, "the doctor must change no byte and no file time"
 
 
 def test_data_that_others_may_read(data: Path) -> None:
@@ -212,7 +212,7 @@ def test_space_and_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert hopeless.state == "failed" and "cannot start with less than 524288.0 TiB" in hopeless.found
     assert check_disk.least_bytes(config, tmp_path) == 64 << 20
     (tmp_path / "wal").mkdir()
-    assert check_disk.least_bytes(config, tmp_path) == 0, "it has its segments"
+    assert check_disk.least_bytes(config, tmp_path) == 0, "the log has its segments"
     (tmp_path / "wal").rmdir()
     times = check_disk.sync_times_ms(tmp_path)
     assert times == sorted(times) and len(times) <= check_disk.SYNCS and list(tmp_path.iterdir()) == []
@@ -220,12 +220,14 @@ def test_space_and_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     slow = next(check_disk.check_syncs(tmp_path, {}))
     assert slow.state == "warning" and "p99 30.00 ms" in slow.found
     monkeypatch.setattr(check_disk, "sync_times_ms", lambda path: [1.0] * 99 + [30.0])
-    assert next(check_disk.check_syncs(tmp_path, {})).state == "ok", "one of a hundred is no p99"
+    assert next(check_disk.check_syncs(tmp_path, {})).state == "ok", (
+        "one slow sync of a hundred does not change the p99"
+    )
 
 
 @pytest.fixture
 def stranger() -> Iterator[Address]:
-    """Something listens and says nothing that we understand."""
+    """A program listens and sends nothing that the doctor understands."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -255,7 +257,7 @@ def test_a_port_that_another_program_has(stranger: Address, environ: dict[str, s
         udp.bind(("127.0.0.1", 0))
         port = udp.getsockname()[1]
         found = checks({**environ, "SANDQ_LISTEN__GOSSIP": f"127.0.0.1:{port}"})["port gossip"]
-        assert found["state"] == "failed", "for UDP, too, it must be free"
+        assert found["state"] == "failed", "the port must be free for UDP too"
     assert doctor({**environ, "SANDQ_LISTEN__CLIENT": str(stranger)}).exit_code == 1
 
 
@@ -286,7 +288,7 @@ def test_a_port_that_a_node_has(stranger: Address, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_port_of_a_node_that_is_too_busy_to_answer(stranger: Address) -> None:
-    """It was said to be another program's, and the node to be unable to run."""
+    """Once the doctor reported that another program uses the port and that the node cannot run."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         environ = {
             "SANDQ_LISTEN__CLIENT": str(stranger),

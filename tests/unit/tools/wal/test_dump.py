@@ -1,4 +1,4 @@
-"""Tests of `sandq wal dump`: it shows every record, its content and its damage, and changes nothing."""
+"""Tests of `sandq wal dump`: it shows every record with its content and damage, and changes nothing."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ METADATA: list[m.Command] = [
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """Two groups, every command, in one segment."""
+    """Write two groups with every command in one segment."""
     passes = [
         [members(0), no_op(1, 0), *(metadata(at, one) for at, one in enumerate(METADATA, 2))],
         [members(), no_op(1)],
@@ -226,7 +226,7 @@ def test_several_segments(tmp_path: Path) -> None:
     assert entries == [*range(1, 60)]
     assert rows(data / "wal") == rows(data) == rows(*sorted((data / "wal").iterdir()))
     assert {row["segment"] for row in rows(segment(data, 2))} == {2}
-    # The next segment records the end of this one, so a missing record there is damage.
+    # The next segment records the end of this segment, so a missing record there is damage.
     last = [row for row in rows(data) if row["segment"] == 1][-1]
     path = segment(data, 1)
     content = bytearray(path.read_bytes())
@@ -275,7 +275,7 @@ def test_wrong_usage(args: list[str]) -> None:
 
 @pytest.mark.parametrize("seal", [True, False])
 def test_dump_reports_damage_exactly_where_recovery_refuses(tmp_path: Path, seal: bool) -> None:
-    """One byte is changed, anywhere: damage exactly where recovery refuses."""
+    """A changed byte anywhere is shown as damage exactly if recovery refuses the log."""
     rng = random.Random(5)
     passes = [[members(), no_op(1)], *([entry(at, append(b"x" * 700))] for at in range(2, 120))]
     data = write_log(tmp_path / "data", passes, seal=seal)
