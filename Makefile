@@ -12,7 +12,7 @@ PEERS_STAMP := .venv/.peers-up-to-date
 
 PACKAGES := $(wildcard sandq sandctl pyspark_sandq demo benchmarks)
 
-.PHONY: setup spark demo system test test-long test-interop test-flaky test-pythons check bench bench-peers release clean
+.PHONY: setup spark demo system test test-fast test-long test-interop test-flaky test-pythons check bench bench-peers release clean
 
 setup: $(STAMP)
 
@@ -44,6 +44,10 @@ system:
 test: $(SPARK_STAMP) system
 	$(BIN)/python -m tests.support.runner
 
+# Before each commit: `make check`, the units, and a few examples of each property.
+test-fast: check
+	TEST_FAST=1 $(BIN)/python -m tests.support.runner --fast
+
 # More seeds, kills, pages and sizes of the same, and other Python versions: hours.
 test-long: $(SPARK_STAMP) system
 	$(BIN)/python -m tests.support.runner --long
@@ -64,7 +68,7 @@ test-flaky: $(SPARK_STAMP) system
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict $(PACKAGES)
-	$(BIN)/pytest -q tests/unit/test_floors.py tests/unit/test_language.py
+	$(BIN)/pytest -q tests/unit/test_floors.py tests/unit/test_language.py tests/unit/test_shapes.py
 	$(BIN)/python -m tests.support.audit_dependencies
 
 # make bench BENCH="--group small"; python -m benchmarks --help says what else there is.

@@ -1,4 +1,5 @@
-"""How much is tried: `make test` tries the same little each time, `make test-long` (TEST_RANDOM=1) more, and new."""
+"""Amounts of random tests: `make test` runs the same few examples each time, `make test-fast` (TEST_FAST=1) fewer of
+them, and `make test-long` (TEST_RANDOM=1) more, and new ones."""
 
 from __future__ import annotations
 
@@ -7,14 +8,15 @@ import os
 import pytest
 
 IS_RANDOM = bool(os.environ.get("TEST_RANDOM"))
+IS_FAST = bool(os.environ.get("TEST_FAST"))
 
 
 def examples(thorough: int) -> int:
-    """How many examples hypothesis tries: a third where they are the same each time."""
-    return thorough if IS_RANDOM else -(-thorough // 3)
+    """Return the number of examples for Hypothesis: all if they are random, a fifth if they are the same each time."""
+    return thorough if IS_RANDOM else -(-thorough // (25 if IS_FAST else 5))
 
 
 def seeds(few: int, all_of_them: int) -> list[object]:
-    """Parameters of a test: `few` seeds, and the others with `make test-long`."""
+    """Return the parameters of a test: `few` seeds, and the others marked `long`."""
     rest = [pytest.param(seed, marks=pytest.mark.long) for seed in range(few, all_of_them)]
     return [*range(few), *rest]

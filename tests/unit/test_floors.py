@@ -7,7 +7,9 @@ check that cannot fail is worth nothing.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 import pytest
 
@@ -94,6 +96,10 @@ MAY_USE_EXTRA = ("sandq.client.tracing", "sandq.spark", "sandq.sql", "sandctl.pi
 PICKLES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "shelve"}
 
 
+parsed: Final = functools.lru_cache(2000)(ast.parse)
+"""Parses a source text. Several checks read the same modules."""
+
+
 def within(module: str, package: str) -> bool:
     return module == package or module.startswith(package + ".")
 
@@ -114,7 +120,7 @@ def _resolved(node: ast.ImportFrom, module: str, is_package: bool) -> str:
 
 def imports(module: str, source: str, is_package: bool = False) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of every import, wherever it stands; `from a import b` gives a.b."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -186,7 +192,7 @@ def check_imports(module: str, source: str, is_package: bool = False) -> list[st
 
 def exported_by(source: str) -> set[str]:
     """The names in a module's `__all__`."""
-    for node in ast.parse(source).body:
+    for node in parsed(source).body:
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:
             return set(ast.literal_eval(node.value))
     return set()
@@ -210,7 +216,7 @@ def check_private(module: str, source: str) -> list[str]:
         return []
     return [
         f"{module}:{node.lineno}: {ast.unparse(node)}"
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.Attribute) and node.attr in PRIVATE_OF_CLIENTS and ast.unparse(node.value) != "self"
     ]
 
@@ -228,10 +234,10 @@ def check_purity(module: str, source: str, is_package: bool = False) -> list[str
         if target.split(".")[0] in IMPURE_MODULES:
             wrong.append(f"{module}:{line}: imports {target}")
     dates = {"datetime", "date"}
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.ImportFrom) and node.module == "datetime":
             dates |= {alias.asname for alias in node.names if alias.asname and alias.name in ("datetime", "date")}
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if not isinstance(node, ast.Call):
             continue
         called, owner = _called(node.func)

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 
 from tests.support.paths import ROOT
-from tests.unit.test_floors import modules
+from tests.unit.test_floors import modules, parsed
 
 FUNCTION_LINES = 80
 POSITIONAL = 8
@@ -26,7 +26,7 @@ BY_POSITION = {
 
 
 def functions(source: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -50,7 +50,7 @@ def _is_command(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 def many_positional(module: str, source: str) -> list[str]:
     """Return the functions and dataclasses with more than `POSITIONAL` positional arguments."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_command(node):
             names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
             if len([name for name in names if name not in ("self", "cls")]) > POSITIONAL:

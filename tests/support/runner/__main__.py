@@ -46,6 +46,10 @@ YIELD = ("nice", "-n", "10")
 
 Spark regards the run as failed if a Python process does not start within ten seconds."""
 SPREAD = ("-n", "4", "--dist", "worksteal")
+STYLE = ("tests/unit/test_floors.py", "tests/unit/test_language.py", "tests/unit/test_shapes.py")
+"""Tests of the source text. `make check` runs them, so that `make test` need not."""
+FAST = ("-n", "2", "--dist", "worksteal", "tests/unit", "tests/property")
+"""The part that developers run before each commit."""
 
 
 def loop_s() -> float:
@@ -83,6 +87,17 @@ def passed(codes: list[int], is_part: bool) -> bool:
     return 0 in codes and all(code == 0 or (is_part and code == pytest.ExitCode.NO_TESTS_COLLECTED) for code in codes)
 
 
+def ignored() -> list[str]:
+    """Return pytest's arguments that leave out the tests of the source text."""
+    return [f"--ignore={path}" for path in STYLE]
+
+
+def run_fast(build: Path, arguments: list[str]) -> bool:
+    """Run the units and the properties. Return whether all passed."""
+    build.mkdir(parents=True, exist_ok=True)
+    return passed([start([*arguments, *ignored(), *FAST], build / "fast.json").wait()], is_part=bool(arguments))
+
+
 def run(build: Path, arguments: list[str], is_part: bool) -> bool:
     """Run all suites, or those that the arguments for pytest select. Return whether all passed."""
     build.mkdir(parents=True, exist_ok=True)
@@ -92,7 +107,8 @@ def run(build: Path, arguments: list[str], is_part: bool) -> bool:
     spark = start([*arguments, "tests/spark"], build / "spark.json", log)
     if not is_part and not (ROOT / "tests" / "e2e" / "__pycache__").exists():
         compile_tests()
-    rest = start([*arguments, *SPREAD, *(f"tests/{suite}" for suite in SUITES)], build / "rest.json", before=YIELD)
+    suites = [f"tests/{suite}" for suite in SUITES]
+    rest = start([*arguments, *ignored(), *SPREAD, *suites], build / "rest.json", before=YIELD)
     try:
         codes = [rest.wait(), spark.wait()]
     finally:
@@ -136,6 +152,7 @@ def skipped(build: Path) -> str | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fast", action="store_true", help="only the units and the properties: for each commit")
     parser.add_argument("--long", action="store_true", help="also what is marked long, with new examples")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "test", help="where logs and costs go")
     options, arguments = parser.parse_known_args()
@@ -143,6 +160,8 @@ def main() -> int:
     if options.long:
         os.environ["TEST_RANDOM"] = "1"
         arguments = ["-m", "not interop", *arguments]
+    if options.fast:
+        return int(not run_fast(options.build, arguments))
     before_s, began_s = loop_s(), time.monotonic()
     is_green = run(options.build, arguments, is_part)
     wall_s = time.monotonic() - began_s

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sandq.sql import functions
 from sandq.sql.budget import Budget
 from sandq.sql.duck import Duck
 from sandq.sql.errors import TOO_LARGE, UNKNOWN_FUNCTION, SqlError
@@ -94,7 +95,10 @@ def test_other_functions_are_refused_at_any_position(expression: str) -> None:
     ("start", "end"),
     [("REPLACE(", ", 'a', t)"), ("CONCAT(t, ", ")"), ("HEX(", ")"), ("TO_BASE64(", ")"), ("CONCAT_WS(t, ", ", t)")],
 )
-def test_bounded_calls_within_each_other_are_refused_before_they_grow(start: str, end: str) -> None:
+def test_bounded_calls_within_each_other_are_refused_before_they_grow(
+    start: str, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(functions, "BOUNDED_PARTS", functions.BOUNDED_PARTS // 16)
     tree = parse(f"SELECT {start * 28}t{end * 28} FROM (SELECT 'a' AS t) x")
     assert tree is not None
     with pytest.raises(SqlError) as caught:
@@ -102,8 +106,9 @@ def test_bounded_calls_within_each_other_are_refused_before_they_grow(start: str
     assert caught.value.number == TOO_LARGE
 
 
-def test_growth_of_all_calls_in_a_statement_is_summed() -> None:
-    nested = "REPLACE(" * 7 + "t" + ", 'a', t)" * 7
+def test_growth_of_all_calls_in_a_statement_is_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functions, "BOUNDED_PARTS", functions.BOUNDED_PARTS // 16)
+    nested = "REPLACE(" * 3 + "t" + ", 'a', t)" * 3
     tree = parse(f"SELECT {nested}")
     assert tree is not None
     replace_functions(tree, FACTS)

@@ -14,7 +14,7 @@ import pytest
 from tests.support.flaky import __main__ as flaky
 from tests.support.flaky.__main__ import descendants, failed_in, send_signal
 from tests.support.paths import ROOT
-from tests.support.runner.__main__ import BUDGETS_S, SUITES, passed, skipped, start
+from tests.support.runner.__main__ import BUDGETS_S, STYLE, SUITES, passed, skipped, start
 from tests.support.waiting import wait_until
 
 SCENE = """
@@ -38,6 +38,10 @@ def test_every_suite_is_run() -> None:
     assert suites == {*SUITES, "spark"} == set(BUDGETS_S)
 
 
+def test_check_runs_the_tests_that_the_runner_leaves_out() -> None:
+    assert f"pytest -q {' '.join(STYLE)}\n" in (ROOT / "Makefile").read_text()
+
+
 def test_interop_tests_are_in_the_interop_directory() -> None:
     """`make test-interop` collects that directory alone."""
     marked = {path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark." + "interop" in path.read_text()}
@@ -56,6 +60,7 @@ def test_a_run_has_to_find_tests() -> None:
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tree of tests of its own."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     (tmp_path / "tests" / "unit").mkdir(parents=True)
     (tmp_path / "tests" / "unit" / "test_scene.py").write_text(SCENE)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
@@ -64,7 +69,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_each_test_that_fails_is_named(scene: Path) -> None:
     log = scene / "log"
-    process = start(["-n", "2", "tests"], scene / "costs.json", log, cwd=scene)
+    process = start(["-p", "xdist", "-n", "2", "tests"], scene / "costs.json", log, cwd=scene)
     assert process.wait() == 1
     said = log.read_text()
     bad = {

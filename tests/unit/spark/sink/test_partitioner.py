@@ -168,17 +168,17 @@ BAD = [
         {"partition": [None, (partition_for(b"acme", 3) + 1) % 3], "tenant": [None, b"acme"]},
         "row's tenant belongs to",
     ),
-    (PRIORITY, {"tenant": [None, b"acme"]}, "tenant: 't' is a priority topic; fair topics accept it"),
-    (record(3), {"tenant": [None, b"acme"]}, "tenant: 't' is a timer topic; fair topics accept it"),
+    (PRIORITY, {"tenant": [None, b"acme"]}, "tenant: 't' is a priority topic; only fair topics accept it"),
+    (record(3), {"tenant": [None, b"acme"]}, "tenant: 't' is a timer topic; only fair topics accept it"),
     (
         record(3),
         {"priority": [None, 0]},
-        "priority: 't' is a timer topic; priority or fair topics accept it",
+        "priority: 't' is a timer topic; only priority or fair topics accept it",
     ),
     (
         COMPACTED,
         {"key": [b"a", b"b"], "priority": [None, 1]},
-        "priority: 't' is a compacted topic; priority or fair topics accept it",
+        "priority: 't' is a compacted topic; only priority or fair topics accept it",
     ),
     (
         PRIORITY,

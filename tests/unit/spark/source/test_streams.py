@@ -131,20 +131,20 @@ def test_partitions_are_cut_at_the_same_time(brokers: FakeBrokers, step: int) ->
     """
     brokers.step = step
     for ms in range(1000):
-        brokers.append("t", ms, 20, 0)
+        brokers.append("t", ms, 2, 0)
     for ms in range(900, 1000):
-        brokers.append("t", ms, 20, 1)
-    reader, limit = stream(brokers), 6000
+        brokers.append("t", ms, 2, 1)
+    reader, limit = stream(brokers), 600
     start = reader.initial()
     got, sizes = 0, []
-    while got < 22_000:
+    while got < 2_200:
         end = reader.latest(start, limit)
         rows = rows_of(brokers, reader.tasks(start, end))
         assert len(set(cursors(end))) == 1 and rows, "event time rises equally in all partitions"
         sizes.append(len(rows))
         got += len(rows)
         start = end
-    assert got == 22_000
+    assert got == 2_200
     assert max(sizes) <= limit and min(sizes[:-1]) >= 0.9 * limit, sizes
 
 
