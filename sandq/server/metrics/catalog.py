@@ -84,7 +84,7 @@ NODE: Final = (
         "sandq_floor_ahead_seconds",
         GAUGE,
         (),
-        "Largest lead of a partition's time over this node's clock, of partitions led here.",
+        "Largest time by which a partition led here is ahead of this node's clock.",
     ),
 )
 CLIENTS: Final = (
