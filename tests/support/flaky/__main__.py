@@ -2,12 +2,16 @@
 
 Several runs are active at the same time, each with a random order of its tests. Some processes only compute, syncs take
 up to 50 ms longer, and at times a whole run, with all its processes, is stopped for up to three seconds. The command
-lists each test that failed at least once, with the path of its output. The exit code is 1 if there is such a test."""
+lists each test that failed at least once, with the path of its output. The exit code is 1 if there is such a test.
+
+With `--suite`, only one suite is run, as a slice of half an hour at most: no run is started after that. Its results are
+added to `loaded_runs.json`, which is committed. `--table` prints that file."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import random
 import re
@@ -21,10 +25,14 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+from tests.support.flaky import loaded_runs
 from tests.support.paths import ROOT
+from tests.support.runner.__main__ import BUDGETS_S
 from tests.support.runner.costs import ORDER
 
 BUILD = ROOT / "build" / "flaky"
+SLICE_S = 1800
+"""Time after which a slice of one suite starts no more runs, in seconds."""
 HOG = ("nice", "-n", "15")
 """Prefix that gives the computing processes a lower priority than the runs."""
 _BAD = re.compile(r"^(?:FAILED|ERROR) (tests/[^\s\[]+(?:\[.*?\](?= - |$))?)", re.M)
@@ -128,7 +136,16 @@ def main() -> int:
     parser.add_argument("--beside", type=int, default=2, help="how many runs at a time (default 2)")
     parser.add_argument("--hogs", type=int, default=1, help="processes that only compute (default 1)")
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--suite", choices=sorted(BUDGETS_S), help="run one suite, and count its runs")
+    parser.add_argument("--table", action="store_true", help="print the counted runs of all suites, and end")
     options, arguments = parser.parse_known_args()
+    if options.table:
+        print(loaded_runs.table(loaded_runs.load(), sorted(BUDGETS_S)))
+        return 0
+    ends_s = time.monotonic() + (SLICE_S if options.suite else math.inf)
+    subject = loaded_runs.subject_of(options.suite) if options.suite else ""
+    if options.suite:
+        arguments = ["--suite", options.suite, *arguments]
     # end the processes that were started, too
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     shutil.rmtree(BUILD, ignore_errors=True)
@@ -143,7 +160,7 @@ def main() -> int:
     disturbing.start()
     try:
         reported: set[int] = set()
-        while len(reported) < options.runs:
+        while len(reported) < (options.runs if time.monotonic() < ends_s else len(runs)):
             alive = [run for run in runs if run.process.poll() is None]
             for run in runs:
                 if run not in alive and run.number not in reported:
@@ -151,7 +168,7 @@ def main() -> int:
                     said = ", ".join(sorted(run.bad())) or "green"
                     print(f"run {run.number} (stopped {run.stops} times): {said}", flush=True)
                     shutil.rmtree(run.build / "tmp", ignore_errors=True)
-            if len(alive) < options.beside and len(runs) < options.runs:
+            if len(alive) < options.beside and len(runs) < options.runs and time.monotonic() < ends_s:
                 runs.append(Run(options.seed % 1_000_000 + len(runs), environ, arguments))
             time.sleep(0.5)
     finally:
@@ -168,6 +185,11 @@ def main() -> int:
             found[name].append(run)
     for name, of in sorted(found.items(), key=lambda item: -len(item[1])):
         print(f"{len(of)} of {len(runs)}: {name}  ({', '.join(str(run.log.relative_to(ROOT)) for run in of)})")
+    if options.suite:
+        counted = loaded_runs.load()
+        loaded_runs.add(counted, options.suite, subject, loaded_runs.current_commit(), [run.bad() for run in runs])
+        loaded_runs.store(counted)
+        print(loaded_runs.table(counted, [options.suite]))
     green = sum(not run.bad() for run in runs)
     print(f"{green} of {len(runs)} runs were green")
     return int(bool(found))

@@ -94,15 +94,22 @@ def ignored() -> list[str]:
 
 def run_fast(build: Path, arguments: list[str]) -> bool:
     """Run the units and the properties. Return whether all passed."""
-    build.mkdir(parents=True, exist_ok=True)
     return passed([start([*arguments, *ignored(), *FAST], build / "fast.json").wait()], is_part=bool(arguments))
+
+
+def run_suite(build: Path, suite: str, arguments: list[str]) -> bool:
+    """Run one suite. Return whether all tests passed."""
+    spread = () if suite == "spark" else SPREAD
+    process = start([*arguments, *ignored(), *spread, f"tests/{suite}"], build / f"{suite}.json")
+    try:
+        return process.wait() == 0
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def run(build: Path, arguments: list[str], is_part: bool) -> bool:
     """Run all suites, or those that the arguments for pytest select. Return whether all passed."""
-    build.mkdir(parents=True, exist_ok=True)
-    for left in build.glob("*.json"):
-        left.unlink()
     log = build / "spark.log"
     spark = start([*arguments, "tests/spark"], build / "spark.json", log)
     if not is_part and not (ROOT / "tests" / "e2e" / "__pycache__").exists():
@@ -153,6 +160,7 @@ def skipped(build: Path) -> str | None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fast", action="store_true", help="only the units and the properties: for each commit")
+    parser.add_argument("--suite", choices=sorted(BUDGETS_S), help="run one suite")
     parser.add_argument("--long", action="store_true", help="also what is marked long, with new examples")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "test", help="where logs and costs go")
     options, arguments = parser.parse_known_args()
@@ -160,10 +168,16 @@ def main() -> int:
     if options.long:
         os.environ["TEST_RANDOM"] = "1"
         arguments = ["-m", "not interop", *arguments]
+    options.build.mkdir(parents=True, exist_ok=True)
+    for left in options.build.glob("*.json"):
+        left.unlink()
     if options.fast:
         return int(not run_fast(options.build, arguments))
     before_s, began_s = loop_s(), time.monotonic()
-    is_green = run(options.build, arguments, is_part)
+    if options.suite:
+        is_green = run_suite(options.build, options.suite, arguments)
+    else:
+        is_green = run(options.build, arguments, is_part)
     wall_s = time.monotonic() - began_s
     over = print_costs(options.build)
     slower = max(before_s, loop_s()) / LOOP_S
