@@ -760,7 +760,7 @@ SHELL = r"""sandctl() { printf '%s\0' "$@"; }; eval "$1" """
 def test_command_arguments_are_unchanged_in_shell(browser: Browser, api: Api, word: str) -> None:
     line = module(browser, api, "commands", "found.sandctl('kv get', ['t', given], {key: given})", word)
     assert line.isprintable() and line.startswith("sandctl kv get t ")
-    assert said(line) == [b"kv", b"get", b"t", word.encode(), b"--key", word.encode()]
+    assert shell_arguments(line) == [b"kv", b"get", b"t", word.encode(), b"--key", word.encode()]
 
 
 def module(browser: Browser, api: Api, name: str, expression: str, given: Any = None) -> Any:
@@ -774,7 +774,7 @@ def module(browser: Browser, api: Api, name: str, expression: str, given: Any = 
     return browser.driver.execute_async_script(script, given)
 
 
-def said(line: str) -> list[bytes]:
+def shell_arguments(line: str) -> list[bytes]:
     """The arguments of sandctl, as bash reads the line."""
     environ = {"LC_ALL": "C.UTF-8", "PATH": os.environ["PATH"]}
     found = subprocess.run(["bash", "-c", SHELL, "bash", line], env=environ, stdout=subprocess.PIPE, check=True)
@@ -785,10 +785,10 @@ def test_command_bytes_are_unchanged_in_shell_or_omitted(browser: Browser, api: 
     script = "found.sandctl('kv delete', ['t', Uint8Array.from(given)])"
     data = bytes(range(1, 256))
     line = module(browser, api, "commands", script, [*data])
-    assert line.isascii() and said(line) == [b"kv", b"delete", b"t", data]
+    assert line.isascii() and shell_arguments(line) == [b"kv", b"delete", b"t", data]
     # A shell ends a word at a 0: it would be another key.
-    assert said(module(browser, api, "commands", script, [65, 0, 66])) == []
-    assert said(module(browser, api, "commands", "found.sandctl('kv delete', ['t', given])", "a\0b")) == []
+    assert shell_arguments(module(browser, api, "commands", script, [65, 0, 66])) == []
+    assert shell_arguments(module(browser, api, "commands", "found.sandctl('kv delete', ['t', given])", "a\0b")) == []
 
 
 def test_json_and_numbers_are_shown_as_they_are(browser: Browser, api: Api) -> None:
@@ -862,7 +862,7 @@ def test_keys_of_similar_text_are_distinct(console: Console) -> None:
         browser.until(lambda: browser.text("pre") not in ("", *values), "the other one is shown")
         values.add(browser.text("pre"))
         if browser.text("pre") == "of bytes":
-            assert said(browser.text("section .command")) == [b"kv", b"get", b"alike", b"\xff\x01"]
+            assert shell_arguments(browser.text("section .command")) == [b"kv", b"get", b"alike", b"\xff\x01"]
             console.act("Change…", "Put", value="other bytes")
             told = api("GET", f"/topics/{name}/keys/_wE?encoding=base64")
             assert (told["text"], told["headers"]) == ("other bytes", {"by": "ada"})

@@ -43,16 +43,16 @@ async def rows(client: sandq.Client) -> dict[str, dict[str, Any]]:
 async def until_settled(client: sandq.Client, without: str | None = None) -> None:
     """Wait until no partition moves, all are led, and a drained node holds nothing."""
 
-    async def placed() -> list[Any]:
+    async def partitions_of_topic() -> list[Any]:
         return list((await client.admin.topic("t")).partitions)
 
     def is_settled(partitions: list[Any]) -> bool:
         return all(p.leader is not None and not p.moving and without not in p.nodes for p in partitions)
 
-    await until_answer(placed, is_settled)
+    await until_answer(partitions_of_topic, is_settled)
 
 
-async def until_given(client: sandq.Client, node: str) -> None:
+async def until_assigned(client: sandq.Client, node: str) -> None:
     """Wait until a partition is assigned to a node. This condition lasts, while a move may end before it is
     observed."""
     await until_answer(lambda: client.admin.topic("t"), lambda topic: any(node in p.nodes for p in topic.partitions))
@@ -95,7 +95,7 @@ def test_drains_and_kills_under_load_lose_nothing(seed: int, drained: int, make_
                     await change(client, name, undo=False)
                     await until_settled(client, without=name)
                     await change(client, name, undo=True)
-                    await until_given(client, name)
+                    await until_assigned(client, name)
                     await until_settled(client)
                 stop.set()
         record.judge(seed)

@@ -641,7 +641,7 @@ async def watched(node: Serving, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         trio.lowlevel.remove_instrument(watch)
 
 
-async def asks_beside(node: Serving, victim: RawClient, name: str, watch: Watch, dial: Dial) -> list[int]:
+async def victim_iterations(node: Serving, victim: RawClient, name: str, watch: Watch, dial: Dial) -> list[int]:
     """Let the victim send PINGs while others abuse the node; return the loop iterations that each took. (A produce
     would also wait for the disk, for an unknown number of iterations.)"""
     taken = []
@@ -687,7 +687,7 @@ async def test_client_is_served_despite_many_abusers(
     await filled(victim)
     with capture_logs() as entries, trio.fail_after(PATIENCE_S):
         async with watched(node, monkeypatch) as watch:
-            taken = await asks_beside(node, victim, name, watch, dial)
+            taken = await victim_iterations(node, victim, name, watch, dial)
             for raw in made:
                 await trio.aclose_forcefully(raw.stream)
             await until_nothing_is_held(node)
@@ -711,7 +711,7 @@ async def test_memory_is_bounded_despite_many_abusers(
     tracemalloc.start()
     try:
         async with watched(node, monkeypatch) as watch:
-            await asks_beside(node, victim, name, watch, dial)
+            await victim_iterations(node, victim, name, watch, dial)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

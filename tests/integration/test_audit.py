@@ -81,10 +81,10 @@ async def test_http_shows_the_audit_log_and_records_its_callers(tmp_path: Path) 
         async with httpx.AsyncClient(verify=NO_TLS, base_url=base, timeout=PATIENCE_S) as web:
             assert (await web.post("/topics", json={"name": "orders"})).status_code == 201
 
-            async def look() -> Any:
+            async def fetch_audit() -> Any:
                 return (await web.get("/audit", params={"last": 10})).json()
 
-            found = await until_answer(look, lambda found: found["lines"])
+            found = await until_answer(fetch_audit, lambda found: found["lines"])
             (line,) = found["lines"]
             assert (line["request"], line["result"], line["peer"]) == ("topic_create", "ok", "127.0.0.1")
             assert line["gateway"].startswith("127.0.0.1:")

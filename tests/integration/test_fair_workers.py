@@ -28,7 +28,7 @@ async def fill(api: sandq.Client) -> None:
         await producer.send_many([b"%d" % number for number in range(MESSAGES)])
 
 
-async def leaves_to_others_what_it_does_not_begin(connect: Connect) -> None:
+async def check_that_unbegun_messages_go_to_others(connect: Connect) -> None:
     """The first consumer settles 500 messages quickly. Then it settles nothing until a second consumer has taken the
     rest."""
     begun: list[tuple[str, bytes, int]] = []
@@ -62,7 +62,7 @@ async def test_messages_that_a_slow_consumer_has_not_begun_go_to_others(
 ) -> None:
     await api.admin.create_topic("t", partitions=partitions, lease="1h")
     await fill(api)
-    await leaves_to_others_what_it_does_not_begin(partial(connected, node))
+    await check_that_unbegun_messages_go_to_others(partial(connected, node))
 
 
 async def test_messages_not_begun_go_to_others_across_several_nodes(tmp_path: Path) -> None:
@@ -75,4 +75,4 @@ async def test_messages_not_begun_go_to_others_across_several_nodes(tmp_path: Pa
             )
             assert {row.leader for row in record.partitions} == {*NAMES}
             await fill(api)
-        await leaves_to_others_what_it_does_not_begin(nodes.connect)
+        await check_that_unbegun_messages_go_to_others(nodes.connect)

@@ -25,7 +25,7 @@ FIRST = bytes(16)
 Write = tuple[bytes, bytes | None]
 
 
-def wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def make_watches_wait_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no wait for changes time out. Requests with a wait of 0 are answered immediately."""
 
     class Endless(kv_watch._Watcher):
@@ -85,7 +85,7 @@ async def client(node: Serving, dial: Dial) -> RawClient:
 
 
 async def test_from_now_on(client: RawClient, node: Serving, dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
-    wait_for_ever(monkeypatch)
+    make_watches_wait_long(monkeypatch)
     await create(client)
     await put(client, (b"a", b"1"))
     watcher = Watcher(await dial(node))

@@ -495,10 +495,10 @@ async def test_either_node_opens_streams() -> None:
 async def test_a_stream_is_closed_when_its_handler_returns() -> None:
     node1, node2 = await both()
 
-    async def one_word(node_id: str, stream: PeerStream) -> None:
+    async def send_one_frame(node_id: str, stream: PeerStream) -> None:
         await stream.send("bye")
 
-    node2.on_stream = one_word
+    node2.on_stream = send_one_frame
     async with linked(node1, node2), node1.links.open_stream("node2") as stream:
         assert await stream.receive() == "bye"
         with pytest.raises(ConnectionLost):

@@ -78,7 +78,7 @@ Ask = Callable[[], Awaitable[str]]
 """Send one request; return the response: a status, or a code."""
 
 
-async def asked_again_and_again(node: Serving, ask: Ask, answer: str) -> None:
+async def check_repeated_requests(node: Serving, ask: Ask, answer: str) -> None:
     assert [await ask() for _ in range(2)] == [answer] * 2  # warm up: create everything that is created once
     await trio.testing.wait_all_tasks_blocked()
     with kept() as found:
@@ -133,7 +133,7 @@ async def test_bodies(node: Serving, dial: Dial, what: str) -> None:
 
     if "u0" in body:
         assert await ask() == "201"
-    await asked_again_and_again(node, ask, answer)
+    await check_repeated_requests(node, ask, answer)
 
 
 MESSAGES = encode({Column.VALUE: [bytes(1000)] * (SIZE // 1000 + 1)})
@@ -163,4 +163,4 @@ async def test_requests(node: Serving, dial: Dial, what: str) -> None:
         frame = await client.call(*request)
         return str(frame[2] if frame[0] == Type.ERROR else frame[0])
 
-    await asked_again_and_again(node, ask, answer)
+    await check_repeated_requests(node, ask, answer)

@@ -22,14 +22,14 @@ async def test_update_waits_for_due_occurrences(
 ) -> None:
     """Occurrences that were missed without a leader are sent later, even if a program changes the schedule
     immediately."""
-    seen, fires, looks = trio.Event(), ScheduleFiring._fire_some, ScheduleRequests._named
+    seen, fires, query = trio.Event(), ScheduleFiring._fire_some, ScheduleRequests._named
 
     async def fire_later(firing: ScheduleFiring) -> int:
         await seen.wait()
         return await fires(firing)
 
-    async def look(queries: ScheduleRequests, *named: Any) -> Any:
-        found = await looks(queries, *named)
+    async def recorded_query(queries: ScheduleRequests, *named: Any) -> Any:
+        found = await query(queries, *named)
         seen.set()
         return found
 
@@ -39,7 +39,7 @@ async def test_update_waits_for_due_occurrences(
         assert made.next_ms is not None
         monkeypatch.setattr(ScheduleFiring, "_fire_some", fire_later)
         hand.forward(3 * 3600 + 1)
-        monkeypatch.setattr(ScheduleRequests, "_named", look)
+        monkeypatch.setattr(ScheduleRequests, "_named", recorded_query)
         assert await schedules.create_many([{"name": "s", "value": b"new", "every": "1h", "misfire": "all"}]) == (
             0,
             1,

@@ -45,7 +45,7 @@ def fill(node: Broker, numbers: range, size: int = 0) -> None:
     node.advance("1m")
 
 
-def make_anew(node: Broker, numbers: range, *, kind: str = "timer", size: int = 0) -> None:
+def recreate_topic(node: Broker, numbers: range, *, kind: str = "timer", size: int = 0) -> None:
     """Delete topic "t" and create it again, with different messages."""
     with node.client() as client:
         client.admin.delete_topic("t")
@@ -70,7 +70,7 @@ def test_between_the_plan_of_a_batch_and_its_tasks(node: Broker, view: str) -> N
     reader = BatchReader(options(node, view=view))
     (planned,) = reader.partitions()
     assert values(reader.read(planned)) == [*range(10)]
-    make_anew(node, range(100, 120))
+    recreate_topic(node, range(100, 120))
     with pytest.raises(UnknownTopic, match="a new topic has its name"):
         list(reader.read(planned))
     (planned,) = reader.partitions()
@@ -84,7 +84,7 @@ def test_between_two_pages_of_a_task(node: Broker, monkeypatch: pytest.MonkeyPat
     (planned,) = reader.partitions()
     batches = reader.read(planned)
     got = values([next(batches)])
-    make_anew(node, range(100, 150), size=BYTES)
+    recreate_topic(node, range(100, 150), size=BYTES)
     # The reader may already have the next page, or may have requested it while the topic did not exist.
     with pytest.raises(UnknownTopic, match=r"a new topic has its name|there is no topic 't'"):
         for batch in batches:
@@ -103,7 +103,7 @@ def test_a_client_that_knows_the_topic_that_was(node: Broker) -> None:
         fetch_page = page_fetcher(brokers.client, Task("t", tp.number, 0, offsets.FIRST, closed))
         assert brokers.measure(tp, "t", offsets.FIRST, None).messages == 10
         assert sum(len(piece.batch) for piece in fetch_page(offsets.FIRST).pieces)
-        make_anew(node, range(100, 105))
+        recreate_topic(node, range(100, 105))
         with pytest.raises(UnknownTopic, match="a new topic has its name"):
             brokers.measure(tp, "t", offsets.FIRST, None)
         with pytest.raises(UnknownTopic, match="a new topic has its name"):
@@ -159,7 +159,7 @@ def test_between_the_plan_of_a_micro_batch_and_its_tasks(node: Broker, queries: 
     fill(node, range(10))
     queries.append(query := Query(node))
     tasks = query.plan()
-    make_anew(node, range(100, 120))
+    recreate_topic(node, range(100, 120))
     with pytest.raises(UnknownTopic, match="a new topic has its name"):
         query.read(tasks)
     with pytest.raises(HistoryGone, match=r"partition 0 of topic .t. \(number \d+\) does not exist"):
@@ -171,7 +171,7 @@ def test_between_two_micro_batches(node: Broker, queries: list[Query]) -> None:
     queries.append(query := Query(node))
     assert query.read(query.plan()) == [*range(10)]
     query.commit()
-    make_anew(node, range(100, 120))
+    recreate_topic(node, range(100, 120))
     with pytest.raises(HistoryGone, match=r"partition 0 of topic .t. \(number \d+\): it was deleted.*failOnDataLoss"):
         query.plan()
     queries.append(again := Query(node))
@@ -192,7 +192,7 @@ def test_a_stream_that_goes_on(
     if committed:
         query.read(tasks)
         query.commit()
-    make_anew(node, range(100, 120))
+    recreate_topic(node, range(100, 120))
     with caplog.at_level(logging.WARNING, "sandq.spark"):
         if not committed:
             assert query.read(query.tasks()) == [], "a repeated micro-batch must not contain rows of the new topic"
@@ -214,12 +214,12 @@ def put(node: Broker, keys: range) -> None:
 
 @pytest.mark.parametrize("kind", ["compacted", "timer"])
 def test_between_the_plan_and_the_latest_values(node: Broker, kind: str) -> None:
-    make_anew(node, range(0), kind="compacted")
+    recreate_topic(node, range(0), kind="compacted")
     put(node, range(20))
     reader = BatchReader(options(node, view="latest"))
     (planned,) = reader.partitions()
     assert values(reader.read(planned)) == [*range(20)]
-    make_anew(node, range(0), kind=kind)
+    recreate_topic(node, range(0), kind=kind)
     with pytest.raises(UnknownTopic, match="a new topic has its name"):
         list(reader.read(planned))
 
@@ -227,13 +227,13 @@ def test_between_the_plan_and_the_latest_values(node: Broker, kind: str) -> None
 def test_between_two_pages_of_the_latest_values(node: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "PAGE_ROWS", 20)
     monkeypatch.setattr(latest, "BATCH_ROWS", 20)
-    make_anew(node, range(0), kind="compacted")
+    recreate_topic(node, range(0), kind="compacted")
     put(node, range(2000))
     reader = BatchReader(options(node, view="latest"))
     (planned,) = reader.partitions()
     batches = reader.read(planned)
     got = values([next(batches)])
-    make_anew(node, range(0), kind="compacted")
+    recreate_topic(node, range(0), kind="compacted")
     put(node, range(100, 3000))
     with pytest.raises(UnknownTopic, match="a new topic has its name"):
         for batch in batches:
@@ -249,7 +249,7 @@ def test_same_query_fails_again_on_recreated_topic(node: Broker, queries: list[Q
     queries.append(query := Query(node))
     query.read(query.plan())
     query.commit()
-    make_anew(node, range(100, 120))
+    recreate_topic(node, range(100, 120))
     for _ in range(2):
         with pytest.raises(HistoryGone, match="it was deleted"):
             query.plan()

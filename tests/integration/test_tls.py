@@ -287,14 +287,14 @@ async def test_spark_reads_by_it(tmp_path: Path, authority: Authority) -> None:
         given = {"sandq.bootstrap.servers": at(serving), "subscribe": "t", "tls": "true", "ca": str(authority.ca)}
         options = parse_options(given)
 
-        def look() -> int:
+        def count_partitions() -> int:
             brokers = ClientBrokers(options.servers, options.credentials)
             try:
                 return len(brokers.partitions(options.topics))
             finally:
                 brokers.close()
 
-        assert await trio.to_thread.run_sync(look) == 1
+        assert await trio.to_thread.run_sync(count_partitions) == 1
 
 
 async def test_tls_metrics_are_exported(tmp_path: Path, authority: Authority) -> None:

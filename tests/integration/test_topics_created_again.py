@@ -34,7 +34,7 @@ Made = Callable[[], Awaitable[None]]
 
 
 @pytest.fixture(params=LAYOUTS)
-async def make_anew(request: pytest.FixtureRequest, api: sandq.Client, other: sandq.Client) -> AsyncIterator[Made]:
+async def recreate_topic(request: pytest.FixtureRequest, api: sandq.Client, other: sandq.Client) -> AsyncIterator[Made]:
     """`api` knows the old topic `t`; another client creates it again, with values of all keys."""
     before, after = LAYOUTS[request.param]
 
@@ -57,29 +57,29 @@ def layout(client: sandq.Client) -> KeyPartitions:
     return KeyPartitions.of_topic(record.initial_partitions, record.settings)
 
 
-async def test_keys_are_found(make_anew: Made, api: sandq.Client) -> None:
-    await make_anew()
+async def test_keys_are_found(recreate_topic: Made, api: sandq.Client) -> None:
+    await recreate_topic()
     for key in KEYS:
         entry = await api.kv("t").get(key)
         assert entry is not None and entry.value == f"new {key}".encode()
 
 
-async def test_many_keys_are_found(make_anew: Made, api: sandq.Client) -> None:
-    await make_anew()
+async def test_many_keys_are_found(recreate_topic: Made, api: sandq.Client) -> None:
+    await recreate_topic()
     found = await api.kv("t").get_many(KEYS, consistency="stale")
     assert [entry and entry.value.decode() for entry in found] == [f"new {key}" for key in KEYS]
 
 
-async def test_keys_are_written_where_they_belong(make_anew: Made, api: sandq.Client, other: sandq.Client) -> None:
-    await make_anew()
+async def test_keys_are_written_where_they_belong(recreate_topic: Made, api: sandq.Client, other: sandq.Client) -> None:
+    await recreate_topic()
     for key in KEYS:
         await api.kv("t").put(key, f"newest {key}")
     found = {entry.key.decode(): entry.value.decode() async for entry in other.kv("t").scan()}
     assert found == {key: f"newest {key}" for key in KEYS}
 
 
-async def test_scans_and_watches_see_all(make_anew: Made, api: sandq.Client) -> None:
-    await make_anew()
+async def test_scans_and_watches_see_all(recreate_topic: Made, api: sandq.Client) -> None:
+    await recreate_topic()
     found = [entry.value.decode() async for entry in api.kv("t").scan(prefix="bob/")]
     assert found == ["new bob/lamp", "new bob/radio"]
     async with api.kv("t").watch("cid/lamp", start="earliest") as watch:

@@ -23,7 +23,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("per_key", [None, 1, 2])
 @pytest.mark.parametrize("seed", seeds(6, 300))
 def test_after_a_reset_everything_comes_once_and_in_time(seed: int, per_key: int | None) -> None:
-    go_wrong_and_back(ResetSequence(seed, per_key=per_key, delete_on_ack=seed % 3 > 0))
+    check_wrong_clock_and_reset(ResetSequence(seed, per_key=per_key, delete_on_ack=seed % 3 > 0))
 
 
 @pytest.mark.parametrize("kind", ["priority", "fair"])
@@ -32,10 +32,10 @@ def test_after_a_reset_everything_comes_once_by_its_rank(seed: int, kind: str, m
     monkeypatch.setattr(sweep, "LEAST_SETTLED", 2)
     monkeypatch.setattr(sweep, "SWEEP_ROWS", 3)
     monkeypatch.setattr(queue_entries, "HEAD_ENTRIES", 2)
-    go_wrong_and_back(RankedResetSequence(seed, kind))
+    check_wrong_clock_and_reset(RankedResetSequence(seed, kind))
 
 
-def go_wrong_and_back(walk: ResetSequence) -> None:
+def check_wrong_clock_and_reset(walk: ResetSequence) -> None:
     """Work, have the clock go wrong once or more, set it back, and drain everything."""
     draw = walk.random
     walk.work(draw.randrange(40))

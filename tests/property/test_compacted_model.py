@@ -201,7 +201,7 @@ class Walk(RuleBasedStateMachine):
     # -- what must hold -------------------------------------------------------------------------------------------
 
     @invariant()
-    def keys_have_what_was_written_last(self) -> None:
+    def keys_have_last_written_values(self) -> None:
         if not hasattr(self, "live"):
             return
         expected = {key: value for key, (_, value, _) in self.live.items() if self.present(key) is not None}
@@ -211,7 +211,7 @@ class Walk(RuleBasedStateMachine):
         assert (table.live, table.bytes) == (len(rows), sum(len(key) - 1 + len(row) for key, row in rows))
 
     @invariant()
-    def the_log_tells_of_the_last_write_of_every_key(self) -> None:
+    def log_has_last_write_of_every_key(self) -> None:
         if not hasattr(self, "live"):
             return
         log, status = self.bench.log(), self.bench.status()

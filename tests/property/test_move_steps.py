@@ -18,7 +18,7 @@ sets = st.lists(st.sampled_from(MEMBERS), min_size=1, max_size=4, unique=True)
 STEPS_MOST = 40
 
 
-def placed(wanted: list[str], *, former: tuple[str, ...] = (), epoch: int = 1, settled: int = 0) -> Partition:
+def assigned(wanted: list[str], *, former: tuple[str, ...] = (), epoch: int = 1, settled: int = 0) -> Partition:
     return Partition(1, (), tuple(wanted), former, epoch, settled)
 
 
@@ -51,7 +51,7 @@ def test_from_any_members_to_any_others(
             break
     else:
         members = _at_last(wanted, members, leader)
-    assert is_complete(placed(wanted), members)
+    assert is_complete(assigned(wanted), members)
 
 
 def _at_last(wanted: list[str], members: Members, leader: str) -> Members:
@@ -91,7 +91,7 @@ def test_moves_with_unreachable_nodes_keep_a_majority(
     if not {node_of(member) for member in wanted if member not in voters} <= up:
         assert set(voters) <= set(members.voters), "nobody goes before all that come are there"
     elif has_majority(wanted, up):
-        assert is_complete(placed(wanted), members)
+        assert is_complete(assigned(wanted), members)
 
 
 def test_unreachable_members_are_removed_first() -> None:
@@ -110,10 +110,10 @@ def test_a_leader_that_is_to_go_hands_over_last() -> None:
 
 def test_report_has_only_states_unknown_to_metadata() -> None:
     both = Members(("n1#1", "n0#0"))
-    assert report_of(placed(["n0#0", "n1#1"]), both) is True
-    assert report_of(placed(["n0#0", "n1#1"], settled=1), both) is None, "it knows"
-    assert report_of(placed(["n0#0", "n1#1", "n2#2"]), both) is None, "one is to come, and nobody has gone"
-    assert report_of(placed(["n0#0", "n1#1", "n2#2"], former=("n3#3",)), both) is False, "who is not wanted has gone"
+    assert report_of(assigned(["n0#0", "n1#1"]), both) is True
+    assert report_of(assigned(["n0#0", "n1#1"], settled=1), both) is None, "it knows"
+    assert report_of(assigned(["n0#0", "n1#1", "n2#2"]), both) is None, "one is to come, and nobody has gone"
+    assert report_of(assigned(["n0#0", "n1#1", "n2#2"], former=("n3#3",)), both) is False, "who is not wanted has gone"
     learns = Members(("n0#0",), ("n1#1",))
-    assert report_of(placed(["n0#0", "n1#1"], former=("n3#3",)), learns) is False, "who learns has no vote yet"
-    assert report_of(placed(["n0#0"], former=("n1#1",)), learns) is None, "who learns takes part"
+    assert report_of(assigned(["n0#0", "n1#1"], former=("n3#3",)), learns) is False, "who learns has no vote yet"
+    assert report_of(assigned(["n0#0"], former=("n1#1",)), learns) is None, "who learns takes part"

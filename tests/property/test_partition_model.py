@@ -372,15 +372,15 @@ class Walk(Holding):
         return min(found, key=lambda one: one[0], default=None)
 
     @rule()
-    def what_is_held_is_held_for_long(self) -> None:
+    def held_messages_are_copied_aside(self) -> None:
         """So that it is copied, and the log trimmed behind it."""
         for lease in [lease for lease in self.model.leases.values() if lease.live]:
             assert self.apply(c.Extend([(lease.token, 300_000)])) == [self.model.extend(lease.token, 300_000)]
         self.the_leader_runs_timers(61_000)
-        self.what_may_go_goes()
+        self.log_begins_with_needed_row()
 
     @rule()
-    def what_may_go_goes(self) -> None:
+    def log_begins_with_needed_row(self) -> None:
         """Check that the log begins with a row that is still needed, if there is no retention and the trim has
         finished."""
         self.expire()
@@ -396,7 +396,7 @@ class Walk(Holding):
 
     @precondition(lambda self: self.model.groups and self.model.ever)
     @rule(held=numbers)
-    def all_is_acked_and_some_of_it_held(self, held: int) -> None:
+    def ack_all_under_a_hold(self, held: int) -> None:
         self.hold("one", held, 400_000)
         for number in range(len(self.model.groups)):
             self.lease(number, [("d", 6)], 0, 30_000)
@@ -404,7 +404,7 @@ class Walk(Holding):
         for lease in [lease for lease in self.model.leases.values() if lease.live]:
             assert self.apply(c.Ack([(lease.token, None)])) == [self.model.ack(lease.token, None)]
             self.agrees()
-        self.what_may_go_goes()
+        self.log_begins_with_needed_row()
 
     # -- to its end -----------------------------------------------------------------------------------------------
 

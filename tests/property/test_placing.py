@@ -176,7 +176,7 @@ class Placing(RuleBasedStateMachine):
             self.bench.upkeep(at=self.at)
 
     @invariant()
-    def leased_is_what_is_held(self) -> None:
+    def leased_messages_are_held(self) -> None:
         for group in GROUPS:
             held = {name for (of, name) in self.model.holder if of == group}
             leases = self.bench.machine.groups.named(group).leases.values()

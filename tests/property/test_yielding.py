@@ -115,19 +115,19 @@ def test_entries_that_yield_have_same_result(seed: int) -> None:
     waiting = [(group, at) for at in range(ENTRIES) for group in range(GROUPS)]
     nested = [0]
 
-    def come(count: int) -> None:
+    def add_tasks(count: int) -> None:
         for group, at in waiting[:count]:
             lanes.add(together.task(group, at + 1, todo[group][at]), group)
         del waiting[:count]
 
-    def beside() -> Any:
+    def other_tasks() -> Any:
         nested[0] += 1
-        come(rng.randrange(3))
+        add_tasks(rng.randrange(3))
         return lanes.others(lambda: rng.random() < 0.5)
 
-    together.applier.other_tasks = beside
+    together.applier.other_tasks = other_tasks
     while waiting or lanes:
-        come(rng.randrange(1, 6))
+        add_tasks(rng.randrange(1, 6))
         together.applier.run(lanes.slice(lambda: rng.random() < 0.8))
     assert nested[0] > ENTRIES
     assert together.results == alone.results

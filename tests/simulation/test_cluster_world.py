@@ -99,7 +99,7 @@ def snapshots_of_ready_leaders(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("tests.support.simulation.cluster_snapshots.needing", needed)
 
 
-def swept_while_it_comes(patch: pytest.MonkeyPatch) -> None:
+def sweep_during_transfer(patch: pytest.MonkeyPatch) -> None:
     """The store that a snapshot is put into is taken for garbage."""
     sweep = ClusterNode.sweep
 
@@ -133,7 +133,7 @@ def run_plain_world(seed: int) -> ClusterWorld:
         (leads_at_once, 28),
         (ends_in_silence, 9),
         (snapshots_of_ready_leaders, 260),
-        (swept_while_it_comes, 44),
+        (sweep_during_transfer, 44),
         (answers_before_the_sync, 47),
     ],
 )

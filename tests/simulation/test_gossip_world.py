@@ -16,7 +16,7 @@ from tests.support.simulation.seeds import few_of
 SEEDS = few_of(range(6), 3)
 
 
-def says(world: World, member: Member, **tags: str) -> None:
+def change_tags(world: World, member: Member, **tags: str) -> None:
     own = member.core.records[member.core.name].tags
     member.core.set_tags({**own, **tags})
     world.step(member)
@@ -67,7 +67,7 @@ def test_several_crashes_at_once_are_seen(seed: int) -> None:
 def test_new_tags_and_a_leave_are_seen_at_once(loss: float, seed: int) -> None:
     world = acquainted(10, seed, loss=loss)
     world.run(3)
-    says(world, world.members["n2"], zone="new")
+    change_tags(world, world.members["n2"], zone="new")
     assert world.run(10, lambda: seen(world, "n2", "zone", "new")) < 2.0
     leaving = world.members["n3"]
     took = world.leave("n3")
@@ -97,7 +97,7 @@ def test_returning_member_is_alive_again(how: str, elsewhere: bool, seed: int) -
     world = acquainted(5, seed)
     member = world.members["n1"]
     for number in range(5):
-        says(world, member, zone=str(number))
+        change_tags(world, member, zone=str(number))
     world.run(3)
     if how == "left":
         world.leave("n1")
@@ -153,7 +153,7 @@ def test_members_of_another_cluster_stay_separate() -> None:
 def test_encrypted_gossip_works_like_plain_gossip() -> None:
     world = acquainted(10, 3, keys=Keyring([bytes(32)]))
     world.run(3)
-    says(world, world.members["n2"], zone="new")
+    change_tags(world, world.members["n2"], zone="new")
     assert world.run(10, lambda: seen(world, "n2", "zone", "new")) < 2.0
     world.crash("n1")
     assert world.run(60, lambda: world.all_believe("n1", State.FAILED)) < 10.0
@@ -190,7 +190,7 @@ def test_many_members(count: int) -> None:
     world.crash("n3")
     crashed = world.now
     world.run(0.5)
-    says(world, world.members["n150"], zone="new")
+    change_tags(world, world.members["n150"], zone="new")
     assert world.run(10, lambda: seen(world, "n150", "zone", "new")) < 2.0
     took = world.leave("n170")
     assert took + world.run(10, lambda: world.all_believe("n170", State.LEFT)) < 3.0

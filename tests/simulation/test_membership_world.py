@@ -63,7 +63,7 @@ async def an_hour_ahead(world: MembershipWorld) -> None:
     """All nodes start at once, one of them an hour ahead, and for a while nobody answers what its clock says."""
     await trio.sleep(3)
     world.ahead_s["n1"] = 3600.0
-    await world.start_all_anew()
+    await world.restart_all()
     for machine in world.machines.values():
         machine.hang(CLOCK)
     for _ in range(32):

@@ -32,12 +32,12 @@ async def an_hour_ahead(world: ScheduleWorld) -> None:
     """One node comes back with a clock that is an hour ahead, and later with one that is right again."""
     await trio.sleep(5)
     world.ahead_s["n1"] = 3600.0
-    await world.start_all_anew()
+    await world.restart_all()
     for _ in range(24):
         await trio.sleep(0.25)
         world.check()
     world.ahead_s["n1"] = 0.0
-    await world.start_all_anew()
+    await world.restart_all()
     await trio.sleep(3)
 
 

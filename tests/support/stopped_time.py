@@ -77,7 +77,7 @@ class _Loop(asyncio.SelectorEventLoop):
         return self._time.now()
 
 
-def run_by_it(main: Callable[[], Awaitable[Any]], backend: str) -> Any:
+def run_with_stopped_time(main: Callable[[], Awaitable[Any]], backend: str) -> Any:
     """Run `anyio.run` with such a clock."""
     options: dict[str, Any] = {"clock": StoppedClock()} if backend == "trio" else {"loop_factory": _Loop}
     return anyio.run(main, backend=backend, backend_options=options)

@@ -215,11 +215,11 @@ async def test_leader_with_wrong_clock_hands_leadership_over_before_any_command(
             for partition in range(PARTITIONS):
                 host = nodes.host(await nodes.until_led("t", partition), "t", partition)
 
-                def has_gone(host: RaftGroup = host) -> bool:
+                def has_handed_over(host: RaftGroup = host) -> bool:
                     host.hand_over({"node1"})  # repeatedly: a member that lacks log entries refuses leadership
                     return not host.group.is_leader
 
-                await until_holds(has_gone)
+                await until_holds(has_handed_over)
                 host.stop_leaving()
             await until_holds(lambda: len(began) >= PARTITIONS)
             await nodes.until_led_by("node2", "node3")

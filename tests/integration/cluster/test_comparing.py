@@ -34,7 +34,7 @@ def incarnations(nodes: ThreeNodes) -> Iterator[str]:
     return iter(nodes.host(next(iter(nodes.running))).members.voters)
 
 
-def anew(nodes: ThreeNodes, before: set[str]) -> set[str] | None:
+def replaced_nodes(nodes: ThreeNodes, before: set[str]) -> set[str] | None:
     """Return the nodes whose replicas of partition 0 were replaced. None until all nodes report as many replicas as
     before."""
     found = [set(nodes.host(name).members.voters) for name in NAMES]
@@ -83,7 +83,7 @@ async def test_different_replica_is_named_and_rebuilt(tmp_path: Path, leads: boo
             return True
 
         await until_answer(rebuild, lambda is_done: is_done)
-        await until_holds(lambda: anew(nodes, before) == {odd})
+        await until_holds(lambda: replaced_nodes(nodes, before) == {odd})
         assert await compared(nodes, same=True) == ()
         found = [await client.messages("t").get(id=one) for one in ids]
         assert [message.value for message in found] == [b"%d" % at for at in range(COUNT)]
@@ -113,7 +113,7 @@ async def test_metadata_leader_stops_while_a_replica_is_rebuilt(tmp_path: Path) 
             with pytest.raises(TimedOut, match="ask again"):
                 await asked.administration.nodes.rebuild(Rebuild("t", 0, odd), NODE)
         asked.metadata_host.stop_leaving()
-        await until_holds(lambda: anew(nodes, before) in (set(), {odd}))
+        await until_holds(lambda: replaced_nodes(nodes, before) in (set(), {odd}))
         assert await compared(nodes, same=True) == ()
         found = [await client.messages("t").get(id=one) for one in ids]
         assert [message.value for message in found] == [b"%d" % at for at in range(COUNT)]
@@ -144,7 +144,7 @@ async def test_interrupted_rebuild_reports_its_progress(tmp_path: Path) -> None:
         await until_holds(
             lambda: (
                 all(0 in each.topics["t"].partitions for each in catalogs)
-                and (found := anew(nodes, before)) is not None
+                and (found := replaced_nodes(nodes, before)) is not None
                 and (found == {odd} or (not found and asked.metadata_host.group.term != term))
             )
         )

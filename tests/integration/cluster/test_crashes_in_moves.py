@@ -50,8 +50,8 @@ POINTS = {
     "once it has a pointer": Point(Reconciler, "_install_missing", halting.installs, after=True),
     "while it gets the log": Point(Runner, "_begin_batch", halting.learns(20)),
     # points at the leader of the moving group
-    "before it has a learner": Point(RaftGroup, "change_members", halting.learner_comes),
-    "once it has a learner": Point(RaftGroup, "change_members", halting.learner_comes, after=True),
+    "before it has a learner": Point(RaftGroup, "change_members", halting.adds_learner),
+    "once it has a learner": Point(RaftGroup, "change_members", halting.adds_learner, after=True),
     "before the promotion": Point(RaftGroup, "change_members", halting.promotes),
     "once it is promoted": Point(RaftGroup, "change_members", halting.promotes, after=True),
     "before a voter goes": Point(RaftGroup, "change_members", halting.drops),
@@ -132,7 +132,7 @@ async def until_missed(nodes: FoundNodes, name: str) -> None:
     )
 
 
-async def taken_back(nodes: FoundNodes, going: str) -> None:
+async def undo_drain(nodes: FoundNodes, going: str) -> None:
     """A node that was drained holds its share again."""
     await moved.drain(nodes, going, undo=True)
     await until_holds(lambda: all(holds(serving, going) for serving in nodes.running.values()))
@@ -140,33 +140,33 @@ async def taken_back(nodes: FoundNodes, going: str) -> None:
 
 
 def holds(serving: Serving, name: str) -> bool:
-    return any(name in part.nodes for part in moved.placed(serving))
+    return any(name in part.nodes for part in moved.all_partitions(serving))
 
 
 async def stopped_at(nodes: FoundNodes, halt: Halt, record: Record) -> str:
     """Drain the preferred leader of partition 0, and stop the node that reaches the point. Return its name."""
     await until_holds(lambda: len(record.acked) > moved.LEAST)
     await checkpoint(nodes)
-    first = moved.placed(next(iter(nodes.running.values())))[0]
+    first = moved.all_partitions(next(iter(nodes.running.values())))[0]
     going = first.nodes[0]
     await until_holds(lambda: first.group in moved.led(nodes))
     halt.wanted = True
     with trio.fail_after(PATIENCE_S):
         while True:
             await moved.drain(nodes, going)
-            await until_holds(lambda: halt.reached.is_set() or is_given_up(nodes, going))
+            await until_holds(lambda: halt.reached.is_set() or has_no_replicas(nodes, going))
             if halt.reached.is_set():
                 break
             # An election did the step that the leader should do: try again.
             await moved.until_settled(nodes)
-            await taken_back(nodes, going)
+            await undo_drain(nodes, going)
     assert halt.node is not None
     await nodes.stop(halt.node)
     halt.wanted = False
     return halt.node
 
 
-def is_given_up(nodes: FoundNodes, going: str) -> bool:
+def has_no_replicas(nodes: FoundNodes, going: str) -> bool:
     """Return whether the node knows of no replicas on it, and nothing is moving."""
     return not nodes.running[going].broker.catalog.by_group and not any(moved.unsettled(nodes))
 
@@ -186,11 +186,11 @@ async def test_a_crash_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         await until_holds(lambda: len(nodes.voters("node1")) == 5)
         async with used_topic(nodes, 1, partitions=3, replicas=3) as record:
             gone = await stopped_at(nodes, halt, record)
-            await until_given_up(nodes, gone)
+            await until_without_replicas(nodes, gone)
         assert gone not in nodes.running
 
 
-async def until_given_up(nodes: FoundNodes, name: str) -> None:
+async def until_without_replicas(nodes: FoundNodes, name: str) -> None:
     """Wait until a node should not hold any replica."""
 
     await until_holds(lambda: not any(holds(serving, name) for serving in nodes.running.values()))
@@ -220,10 +220,10 @@ async def test_nodes_that_know_less_than_they_did(tmp_path: Path, monkeypatch: p
         async with used_topic(nodes, 1, partitions=1, replicas=2) as record:
             await until_holds(lambda: len(record.acked) > moved.LEAST)
             await checkpoint(nodes)
-            (before,) = moved.placed(nodes.running["node1"])
+            (before,) = moved.all_partitions(nodes.running["node1"])
             others = [name for name in names if name not in before.nodes]
             await moved.assign(nodes, before, others)
-            await until_holds(lambda: all(moved.placed(s)[0].epoch for s in nodes.running.values()))
+            await until_holds(lambda: all(moved.all_partitions(s)[0].epoch for s in nodes.running.values()))
             await moved.until_settled(nodes)
             await nodes.stop(*names)
             agreed = rounds_agreed(monkeypatch)
@@ -233,6 +233,6 @@ async def test_nodes_that_know_less_than_they_did(tmp_path: Path, monkeypatch: p
             await until_holds(lambda: agreed.total() >= ROUNDS)
             for name in before.nodes:
                 broker = nodes.running[name].broker
-                assert moved.placed(nodes.running[name]) == [before], "the node still has the old metadata"
+                assert moved.all_partitions(nodes.running[name]) == [before], "the node still has the old metadata"
                 assert broker.node_log.pointers.get(before.group) is None
             await nodes.start(*others)

@@ -120,12 +120,12 @@ async def test_lowered_limit_counts_messages_that_are_still_held(tmp_path: Path)
             held += await leases.take(12, wait="1m")
         await client.admin.limit_group("t", "g", max_in_flight=4)
 
-        async def stands() -> dict[str, int]:
+        async def limit_row() -> dict[str, int]:
             row = next(row for row in await client.admin.groups("t") if row["partition"] == 0)
             found: dict[str, int] = row["limits"] | {"leased": row["leased"]}
             return found
 
-        found = await until_answer(stands, lambda now: now.get("unheard") == [])
+        found = await until_answer(limit_row, lambda now: now.get("unheard") == [])
         assert found["max_in_flight"] == 4 and found["given"] + found["leased"] == 12
         assert await leases.take(12) == []
         assert await leases.ack(held[:9]) == []

@@ -39,14 +39,14 @@ def held(nodes: ThreeNodes) -> Counter[str]:
     return Counter({name: len(serving.broker.catalog.by_group) for name, serving in nodes.running.items()})
 
 
-def all_know_the_same(nodes: ThreeNodes) -> bool:
+def all_nodes_agree(nodes: ThreeNodes) -> bool:
     """Return the metadata as a node sees it. A node that has just started begins with its old state."""
     return len({serving.broker.metadata.applied_index for serving in nodes.running.values()}) == 1
 
 
 def is_settled(nodes: ThreeNodes) -> bool:
     """Return whether nothing moves and every replica is where it should be."""
-    if not all_know_the_same(nodes):
+    if not all_nodes_agree(nodes):
         return False
     for name, serving in nodes.running.items():
         wanted = [part for topic in topics(serving) for part in topic.partitions]
@@ -144,7 +144,7 @@ async def until_gone(nodes: ThreeNodes, name: str) -> None:
 
 async def until_planned(nodes: ThreeNodes, change: Callable[[], object]) -> None:
     """Wait until the requested change has begun and ended."""
-    await until_holds(lambda: all_know_the_same(nodes) and bool(change()))
+    await until_holds(lambda: all_nodes_agree(nodes) and bool(change()))
     await until_settled(nodes)
 
 

@@ -34,7 +34,7 @@ async def produce(client: sandq.Client, start: int, count: int) -> set[bytes]:
     return set(bodies)
 
 
-async def who_pushes(client: sandq.Client) -> dict[int, list[str]]:
+async def pushing_nodes(client: sandq.Client) -> dict[int, list[str]]:
     """Return, for each partition, the nodes that report to push it."""
     (row,) = await client.admin.pushes("t")
     found: dict[int, list[str]] = {}
@@ -61,7 +61,7 @@ async def test_each_partition_is_pushed_by_the_node_that_leads_it(tmp_path: Path
 
         async def is_even() -> bool:
             leaders = {at: [row.leader] for at, row in enumerate((await client.admin.topic("t")).partitions)}
-            return len(leaders) == PARTITIONS and await who_pushes(client) == leaders
+            return len(leaders) == PARTITIONS and await pushing_nodes(client) == leaders
 
         await until_answer(is_even, bool)
         bodies = await produce(client, 0, MESSAGES)

@@ -33,7 +33,7 @@ def value_of(reply: list[Any]) -> bytes:
     return Value.load(reply[3][0]).value
 
 
-async def one_that_does_not_lead(nodes: ThreeNodes) -> str | None:
+async def node_that_does_not_lead(nodes: ThreeNodes) -> str | None:
     """Return a node that answers only stale reads, because it does not lead. None if two of three nodes may lead."""
     replies = {name: await ask(nodes, name, Type.KV_GET, False, [b"lamp"]) for name in NAMES}
     others = [name for name, reply in replies.items() if reply[2] == "NOT_LEADER"]
@@ -52,7 +52,7 @@ async def test_every_replica_answers_and_says_how_old_that_is(tmp_path: Path) ->
             assert value_of(reply) == b"on"
             page = await until_answer(partial(ask, nodes, name, Type.KV_SCAN, True, b"", None, 10, 1000), is_fresh)
             assert page[3][0] == b"lamp"
-        left = await until_answer(partial(one_that_does_not_lead, nodes), lambda name: name is not None)
+        left = await until_answer(partial(node_that_does_not_lead, nodes), lambda name: name is not None)
         await nodes.stop(*[name for name in NAMES if name != left])
         stale = partial(ask, nodes, left, Type.KV_GET, True, [b"lamp"])
         reply = await stale()

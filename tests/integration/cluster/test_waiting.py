@@ -57,10 +57,10 @@ async def info(nodes: ThreeNodes, name: str) -> dict[str, Any]:
 async def until_met(nodes: FoundNodes, name: str, *others: str) -> None:
     """Wait until the node is linked with the others, and knows that they wait as well."""
 
-    def has_met(found: dict[str, Any]) -> bool:
+    def sees_all_nodes(found: dict[str, Any]) -> bool:
         return {row["node"] for row in found["others"] if row["up"]} == set(others)
 
-    await until_answer(partial(info, nodes, name), has_met)
+    await until_answer(partial(info, nodes, name), sees_all_nodes)
 
 
 def code(frame: list[Any]) -> Any:

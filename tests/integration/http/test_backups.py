@@ -51,10 +51,10 @@ async def test_a_backup_is_made_listed_and_verified(backing: Web, tmp_path: Path
     begun = await backing.post("/backups", {"topics": ["t"]}, 202)
     assert begun["partitions_done"] == 0
 
-    async def look() -> Any:
+    async def backup_status() -> Any:
         return await backing.get("/backups")
 
-    found = await until_answer(look, lambda told: told["running"] is None)
+    found = await until_answer(backup_status, lambda status: status["running"] is None)
     (backup,) = found["backups"]
     assert found["last"] == {"backup_id": backup["backup_id"], "error": None}
     assert (backup["topics"], backup["encrypted"], backup["identities"]) == (["t"], True, True)
@@ -66,7 +66,7 @@ async def test_a_backup_is_made_listed_and_verified(backing: Web, tmp_path: Path
     assert str(path) in str(damaged)
     await backing.post("/backups/20000101T000000Z-000000/verify", None, 404)
     await backing.post("/backups", {"topics": ["none"]}, 202)
-    found = await until_answer(look, lambda told: told["running"] is None)
+    found = await until_answer(backup_status, lambda status: status["running"] is None)
     assert found["last"]["error"] == "there is no topic 'none'"
 
 
@@ -75,19 +75,19 @@ async def test_topics_of_a_backup_are_made_again(backing: Web) -> None:
     await backing.post("/topics/t", {"text": "later", "delay": "2h"}, 201)
     await backing.post("/topics/t/groups/g/lease", {"max": 1})
 
-    async def look() -> Any:
+    async def backup_status() -> Any:
         return await backing.get("/backups")
 
     await backing.post("/backups", None, 202)
-    found = await until_answer(look, lambda told: told["running"] is None)
+    found = await until_answer(backup_status, lambda status: status["running"] is None)
     path = f"/backups/{found['last']['backup_id']}/restore"
     for names in ({}, {"prefix": "a/"}, {"names": {"none": "x"}}):
         await backing.post(path, names, 202)
-        found = await until_answer(look, lambda told: told["restoring"] is None)
+        found = await until_answer(backup_status, lambda status: status["restoring"] is None)
         assert found["last_restore"]["error"] and not found["last_restore"]["topics"], names
     begun = await backing.post(path, {"prefix": "again-"}, 202)
     assert begun["partitions_done"] == 0
-    found = await until_answer(look, lambda told: told["restoring"] is None)
+    found = await until_answer(backup_status, lambda status: status["restoring"] is None)
     last = found["last_restore"]
     assert (last["error"], last["topics"]) == (None, {"t": "again-t"})
     (message,) = (await backing.get("/topics/again-t/messages"))["messages"]
@@ -112,10 +112,10 @@ async def test_a_backup_with_increments_is_restored_as_it_was_only_where_that_is
     assert "increments" in str(await backing.post(path, {"prefix": "base-"}, 409))
     await backing.post(path, {"prefix": "base-", "base": True}, 202)
 
-    async def look() -> Any:
+    async def backup_status() -> Any:
         return await backing.get("/backups")
 
-    found = await until_answer(look, lambda told: told["restoring"] is None)
+    found = await until_answer(backup_status, lambda status: status["restoring"] is None)
     assert found["last_restore"]["topics"] == {"t": "base-t"}
     assert (await backing.get("/topics/base-t/messages"))["messages"] == []
 

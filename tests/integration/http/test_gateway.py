@@ -76,7 +76,7 @@ async def one_answer(stream: trio.SocketStream) -> bytes:
     return answer
 
 
-async def said(at: Address, data: bytes) -> bytes:
+async def exchange(at: Address, data: bytes) -> bytes:
     async with await trio.open_tcp_stream(*at) as stream:
         await stream.send_all(data)
         return await everything(stream)
@@ -89,14 +89,14 @@ def waiting(node: Serving) -> bool:
 
 async def test_half_a_head_has_its_time(small: Serving) -> None:
     async with gateway_of(small, head_s=0.05) as at:
-        assert await said(at, b"GET /healthz HT") == b""
-        answer = await said(at, HEALTH + b"GET /healthz HT")
+        assert await exchange(at, b"GET /healthz HT") == b""
+        answer = await exchange(at, HEALTH + b"GET /healthz HT")
     assert answer.startswith(b"HTTP/1.1 200 ") and answer.count(b"HTTP/1.1 ") == 1
 
 
 async def test_a_connection_without_a_request_has_its_time(small: Serving) -> None:
     async with gateway_of(small, idle_s=0.05) as at:
-        assert await said(at, b"") == b""
+        assert await exchange(at, b"") == b""
 
 
 @pytest.mark.parametrize(
@@ -110,12 +110,12 @@ async def test_a_connection_without_a_request_has_its_time(small: Serving) -> No
     ids=["header", "path", "headers", "trailers"],
 )
 async def test_a_head_is_no_larger_than_it_may_be(at: Address, data: bytes) -> None:
-    answer = await said(at, data)
+    answer = await exchange(at, data)
     assert answer.count(b"HTTP/1.1 ") == 1 and answer.split()[1] in (b"431", b"408", b"400"), answer[:200]
 
 
 async def test_invalid_request_is_refused_after_replies_to_earlier_requests(at: Address) -> None:
-    answer = await said(at, GET + HEALTH + b"nonsense\r\n\r\n" + HEALTH)
+    answer = await exchange(at, GET + HEALTH + b"nonsense\r\n\r\n" + HEALTH)
     assert [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"400"]
 
 
@@ -210,13 +210,13 @@ async def test_posts_that_come_together_are_few_produces(tmp_path: Path, monkeyp
     begun, all_sent = trio.Event(), threading.Event()
     call, token = guards.Guard.__call__, trio.lowlevel.current_trio_token()
 
-    async def stands_still(guard: guards.Guard, scope: Any, receive: Any, send: Any) -> None:
+    async def blocking_call(guard: guards.Guard, scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] == "/stand-still":
             token.run_sync_soon(begun.set)
             all_sent.wait(PATIENCE_S)
         await call(guard, scope, receive, send)
 
-    monkeypatch.setattr(guards.Guard, "__call__", stands_still)
+    monkeypatch.setattr(guards.Guard, "__call__", blocking_call)
     body = b'{"text": "x"}'
     post = b"POST /topics/t HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     async with (

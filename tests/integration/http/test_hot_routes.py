@@ -53,7 +53,7 @@ ODD: list[tuple[str, Any]] = [
 ]
 
 
-def told(response: httpx.Response, topic: str) -> tuple[int, list[tuple[str, str]], str]:
+def comparable(response: httpx.Response, topic: str) -> tuple[int, list[tuple[str, str]], str]:
     """Return the response without the parts that always differ: ids, times, tokens, and the topic's name."""
     unlike = r'[0-9A-Z]{26}|(?<=request_id": ")\w+|\d{4}-\d\d-\d\dT[\d:.]+Z|(?<=lease_token":")[\d.]+'
     text = re.sub(unlike, "*", response.text.replace(topic, "T"))
@@ -81,7 +81,7 @@ async def test_hot_routes_reply_like_fastapi(web: Web, monkeypatch: pytest.Monke
         for topic in (HOT, OTHER):
             pass_all_on = topic == OTHER
             before = len(past)
-            answers.append(told(await web.raw("POST", path.replace("{topic}", topic), **content), topic))
+            answers.append(comparable(await web.raw("POST", path.replace("{topic}", topic), **content), topic))
             assert len(past) - before == (topic == HOT and number < len(PLAIN)), (path, body, past)
         assert answers[0] == answers[1], (path, body)
 

@@ -9,7 +9,7 @@ import trio
 
 from sandq.model.partitioning import partition_for
 from sandq.node.running import Serving
-from tests.integration.test_key_watch import until_waiting, wait_for_ever
+from tests.integration.test_key_watch import make_watches_wait_long, until_waiting
 from tests.support.nodes.http_requests import KEYS, Web, put
 from tests.support.waiting import until_answer
 
@@ -90,7 +90,7 @@ async def test_changes_after_compacted_position_return_history_gone(web: Web) ->
 
 
 async def test_a_change_ends_the_wait(keys: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    wait_for_ever(monkeypatch)
+    make_watches_wait_long(monkeypatch)
     version = await put(keys, "a", "early")  # do not read `position`: the request for it would still count as waiting
 
     async def put_later() -> None:

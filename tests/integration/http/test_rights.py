@@ -142,10 +142,10 @@ async def test_every_route_accepts_only_callers_with_the_right(
         for name in asked(tokens, method, path, is_all=is_all):
             answer = await web.request(method, address, json=body, headers=bearer(tokens[name]))
             wanted = allowed(name, method, path)
-            told = (name, method, path, answer.status_code, answer.text[:200])
-            assert (answer.status_code != 403) == wanted, told
+            result = (name, method, path, answer.status_code, answer.text[:200])
+            assert (answer.status_code != 403) == wanted, result
             if not wanted:
-                assert answer.json()["code"] == "FORBIDDEN", told
+                assert answer.json()["code"] == "FORBIDDEN", result
 
 
 def allowed(name: str, method: str, path: str) -> bool:
@@ -266,9 +266,9 @@ async def test_revoked_token_ends_streams_and_waiting_requests(strict: Serving, 
         lines = stream.aiter_lines()
         assert await anext(lines) == "retry: 1000"
         await strict.identities.delete(IdentityDelete("token:team"), NODE)
-        told = [line async for line in lines]
-    assert "event: error" in told
-    assert any("UNAUTHENTICATED" in line for line in told)
+        result = [line async for line in lines]
+    assert "event: error" in result
+    assert any("UNAUTHENTICATED" in line for line in result)
     waited = await web.post("/topics/t/groups/g/lease", json={"wait": "30s"}, headers=team)
     assert waited.status_code == 401
 
@@ -301,10 +301,12 @@ async def test_refusals_are_in_the_audit_log(strict: Serving, web: httpx.AsyncCl
     assert refused.status_code == 403
     await web.get("/topics", headers=bearer("sandq_wrong"))
 
-    async def look() -> Any:
+    async def audit_lines() -> Any:
         return (await web.get("/audit", headers=admin)).json()["lines"]
 
-    lines = await until_answer(look, lambda lines: {"FORBIDDEN", "UNAUTHENTICATED"} <= {one["result"] for one in lines})
+    lines = await until_answer(
+        audit_lines, lambda lines: {"FORBIDDEN", "UNAUTHENTICATED"} <= {one["result"] for one in lines}
+    )
     (line,) = [one for one in lines if one["result"] == "FORBIDDEN"]
     assert (line["principal"], line["request"], line["request_id"]) == ("token:team", "DELETE /topics/{topic}", "mine")
     assert line["about"] == {"right": "manage", "topic": "t"} and line["peer"] == "127.0.0.1"
@@ -324,20 +326,20 @@ async def test_refused_names_do_not_stop_the_server(strict: Serving, web: httpx.
     assert len((await web.post(f"/topics/{'y' * 8000}", json={"text": "x"}, headers=team)).content) < 3000
     assert (await web.post("/topics", json={"name": "y" * 8000}, headers=admin)).status_code == 400
 
-    async def look() -> Any:
+    async def audit_lines() -> Any:
         return (await web.get("/audit", headers=admin)).json()["lines"]
 
     lines = await until_answer(
-        look, lambda lines: sum(one["result"] == "FORBIDDEN" for one in lines) == 2 * len(names) + 1
+        audit_lines, lambda lines: sum(one["result"] == "FORBIDDEN" for one in lines) == 2 * len(names) + 1
     )
     assert "\\ud800" in {one.get("about", {}).get("topic") for one in lines}
 
 
 async def test_a_note_that_cannot_be_sent_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    result: list[str] = []
 
     async def call(cluster: Any, note: AuditNote) -> None:
-        told.append(note.call)
+        result.append(note.call)
         if note.call == "first":
             raise UnicodeEncodeError("utf-8", "", 0, 1, "no")
 
@@ -348,7 +350,7 @@ async def test_a_note_that_cannot_be_sent_ends_nothing(monkeypatch: pytest.Monke
         tasks.start_soon(notes.run)
         for name in ("first", "second"):
             notes.refused("a", None, name, Forbidden("no"), "1")
-        await until_holds(lambda: told == ["first", "second"])
+        await until_holds(lambda: result == ["first", "second"])
         tasks.cancel_scope.cancel()
 
 
@@ -390,9 +392,14 @@ async def test_callers_are_held_to_their_quotas(strict: Serving, web: httpx.Asyn
     answers = [await web.get("/topics", headers=few) for _ in range(8)]
     refused = [answer for answer in answers if answer.status_code == 429]
     assert refused and answers[0].status_code == 200
-    told = refused[0].json()
-    assert (told["code"], told["quota"], told["maximum"], told["retriable"]) == ("QUOTA", "requests_per_s", 2, True)
-    assert refused[0].headers["retry-after"] == "1" and told["retry_after_ms"] > 0
+    result = refused[0].json()
+    assert (result["code"], result["quota"], result["maximum"], result["retriable"]) == (
+        "QUOTA",
+        "requests_per_s",
+        2,
+        True,
+    )
+    assert refused[0].headers["retry-after"] == "1" and result["retry_after_ms"] > 0
     meters, answered = strict.quotas.meters, len(answers) - len(refused)
     await until_holds(lambda: "token:few" in meters and meters["token:few"].requests == answered)
     assert meters["token:few"].refused == len(refused)
@@ -475,12 +482,12 @@ async def test_a_body_that_is_too_large_takes_no_more_than_the_largest(strict: S
 
 
 def _of_hidden(cluster: Any) -> Any:
-    async def told(admin: Admin) -> Any:
+    async def result(admin: Admin) -> Any:
         different = [{"topic": "hidden", "partition": 0, "nodes": ["node1"]}]
         shut = [_shut("hidden"), _shut(None)]
         return {**await cluster(admin), "different": different, "shut": shut}
 
-    return told
+    return result
 
 
 def _shut(topic: str | None) -> dict[str, Any]:
@@ -515,9 +522,9 @@ async def test_overview_shows_only_topics_of_the_caller(
     assert (await web.get("/topics/shop.orders/messages", headers=mail)).status_code == 200
     monkeypatch.setattr(Admin, "cluster", _of_hidden(Admin.cluster))
     for headers, count, seen in ((mail, 2, []), (admin, 3, ["hidden"])):
-        told = (await web.get("/cluster", headers=headers)).json()
-        assert (told["topics"], [row["topic"] for row in told["different"]]) == (count, seen)
-        assert [row["topic"] for row in told["shut"]] == [*seen, None]
+        result = (await web.get("/cluster", headers=headers)).json()
+        assert (result["topics"], [row["topic"] for row in result["different"]]) == (count, seen)
+        assert [row["topic"] for row in result["shut"]] == [*seen, None]
         found = (await web.get("/overview", headers=headers)).text
         assert ("hidden" in found, "error of None" in found) == (bool(seen), True)
     assert (await web.get("/topics/hidden", headers=admin)).status_code == 200

@@ -49,7 +49,7 @@ class Events:
         assert isinstance(answer, h11.Response) and answer.status_code == 200, answer
         assert dict(answer.headers)[b"content-type"].startswith(b"text/event-stream")
 
-    async def said(self) -> dict[str, str]:
+    async def next_fields(self) -> dict[str, str]:
         """Return the next fields up to an empty line. An empty dict if the stream has ended cleanly."""
         while b"\n\n" not in self._text:
             event = await self._next()
@@ -63,7 +63,7 @@ class Events:
         return {name or "comment": value.strip() for name, _, value in pairs}
 
     async def message(self) -> Event:
-        while "data" not in (fields := await self.said()):
+        while "data" not in (fields := await self.next_fields()):
             assert fields, "the stream has ended"
         assert "event" not in fields, fields
         return Event(json.loads(fields["id"]), json.loads(fields["data"]))
@@ -127,7 +127,7 @@ async def test_stream_sends_at_most_max_in_flight(web: Web, web_node: Serving, m
     async def waits(events: Events) -> None:
         assert await count(web, "leased") == 2
         for _ in range(3):
-            assert (await events.said()) == {"comment": "-"}
+            assert (await events.next_fields()) == {"comment": "-"}
         assert await count(web, "leased") == 2
 
     async with streamed(web_node, "max_in_flight=2") as events:
@@ -167,9 +167,9 @@ async def test_idle_stream_sends_heartbeats(web: Web, web_node: Serving, monkeyp
     monkeypatch.setattr(event_streams, "HEARTBEAT_S", 0.01)
     await topic(web)
     async with streamed(web_node) as events:
-        assert await events.said() == {"retry": "1000"}
+        assert await events.next_fields() == {"retry": "1000"}
         for _ in range(3):
-            assert await events.said() == {"comment": "-"}
+            assert await events.next_fields() == {"comment": "-"}
 
 
 async def test_stream_ends_with_an_error_event(web: Web, web_node: Serving) -> None:
@@ -177,9 +177,9 @@ async def test_stream_ends_with_an_error_event(web: Web, web_node: Serving) -> N
     async with streamed(web_node) as events:
         await events.message()
         await web.delete("/topics/t", 204)
-        fields = await events.said()
+        fields = await events.next_fields()
         assert fields["event"] == "error" and json.loads(fields["data"])["code"] == "UNKNOWN_TOPIC"
-        assert await events.said() == {}
+        assert await events.next_fields() == {}
 
 
 async def test_invalid_stream_requests_get_normal_error_replies(web: Web, web_node: Serving) -> None:
@@ -200,7 +200,7 @@ async def test_stream_ends_when_the_node_stops_and_keeps_its_leases(tmp_path: Pa
         async with streamed(node, "lease=10h") as events:
             await events.message()
             read.set()
-            while await events.said():
+            while await events.next_fields():
                 pass
 
     async with trio.open_nursery() as nursery, run_node(config) as node, connected(node) as api:
@@ -220,7 +220,7 @@ async def test_stream_ends_when_the_gateway_stops_and_keeps_its_leases(tmp_path:
         async with gateway(f"127.0.0.1:{node.client_port}", node.broker.limits) as address:
             events = await streams.enter_async_context(streamed(address, "lease=10h"))
             await events.message()
-        while await events.said():
+        while await events.next_fields():
             pass
         (group,) = await api.admin.groups("t")
         assert group["leased"] == 1
@@ -272,6 +272,6 @@ async def test_stream_outlasts_the_idle_time(tmp_path: Path, monkeypatch: pytest
         async with gateway(server, node.broker.limits, deadlines) as address:
             async with streamed(address) as events:
                 for _ in range(20):
-                    assert await events.said()
+                    assert await events.next_fields()
             async with await trio.open_tcp_stream(*address) as stream:
                 assert await stream.receive_some(1) == b""

@@ -108,7 +108,7 @@ def removes(following: Reconciler, groups: list[int], index: int) -> bool:
     return bool(groups)
 
 
-def learner_comes(host: RaftGroup, step: Any) -> bool:
+def adds_learner(host: RaftGroup, step: Any) -> bool:
     return host.number != METADATA_GROUP and len(step.learners) > len(host.members.learners)
 
 

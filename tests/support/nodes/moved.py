@@ -87,7 +87,7 @@ async def _change(nodes: FoundNodes, command: m.Command) -> None:
 # -- what must hold -------------------------------------------------------------------------------------------------
 
 
-def placed(serving: Serving) -> list[Partition]:
+def all_partitions(serving: Serving) -> list[Partition]:
     return [part for topic in serving.broker.metadata.topics.values() for part in topic.partitions]
 
 
@@ -103,7 +103,7 @@ def unsettled(nodes: FoundNodes) -> Iterator[str]:
         yield "not all nodes know the same of metadata"
     leaders = led(nodes)
     for name, serving in nodes.running.items():
-        parts = placed(serving)
+        parts = all_partitions(serving)
         view = {record.node_id: record for record in serving.broker.metadata.nodes.values()}
         leaving = [node for node, record in view.items() if record.standing != IN]
         here = {part.group for part in parts if name in part.nodes}

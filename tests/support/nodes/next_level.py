@@ -71,7 +71,7 @@ def next_version() -> Iterator[NextVersion]:
         init(self, **parts)
         version.dispatches[self._node_log.node_id] = self
 
-    def heard_too(self: PeerDispatch, node: str, kind: int, body: Any, size: int) -> bool:
+    def on_newer_frame(self: PeerDispatch, node: str, kind: int, body: Any, size: int) -> bool:
         if kind != FRAME:
             return heard(self, node, kind, body, size)
         version.heard.append((self._node_log.node_id, node, body))
@@ -88,7 +88,7 @@ def next_version() -> Iterator[NextVersion]:
 
     commands._CLASSES[COMMAND] = Mark
     PeerDispatch.__init__ = init_noted  # type: ignore[method-assign, assignment]
-    PeerDispatch._heard = heard_too  # type: ignore[method-assign]
+    PeerDispatch._heard = on_newer_frame  # type: ignore[method-assign]
     TimerPartition.HANDLERS = handlers | {Mark: mark, commands.Touch: touch_too}
     try:
         yield version

@@ -154,11 +154,11 @@ async def compared(nodes: ThreeNodes, *, same: bool) -> tuple[str, ...]:
         digests, number = nodes.running[leader].digests, nodes.host(leader).number
         found = await digests.compare(number)
         # Ignore the result while digests of new nodes are missing, or if the leader has changed.
-        if not all_heard(leader) or nodes.leader() != leader:
+        if not are_all_voters(leader) or nodes.leader() != leader:
             return None, ()
         return found, digests.different.get(number, ())
 
-    def all_heard(leader: str) -> bool:
+    def are_all_voters(leader: str) -> bool:
         return len(nodes.host(leader).members.voters) == len(nodes.running)
 
     _, different = await until_answer(compare, lambda found: found[0] is same)

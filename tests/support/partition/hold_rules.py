@@ -59,7 +59,7 @@ class Holding(Producers):
             assert trimmed == before or trimmed <= above, "trimmed beyond a hold"
 
     @invariant()
-    def what_is_held_is_there(self) -> None:
+    def held_messages_exist(self) -> None:
         for message in self.model.in_log() if self.held else ():
             if self.is_held(message.offset):
                 machine = self.bench.machine

@@ -94,9 +94,9 @@ class ClockWorld:
         if self.leader == name:
             self._lead(None)
         self.nodes[name] = ClockedNode(self, name, ahead_s)
-        self._link_anew(name)
+        self._relink(name)
 
-    def _link_anew(self, name: str) -> None:
+    def _relink(self, name: str) -> None:
         pairs = [(one, to) for to in self.nodes if to != name for one, to in ((name, to), (to, name))]
         for one, to in pairs:
             self.nodes[one].unlink(to)
@@ -189,7 +189,7 @@ class ClockWorld:
             for at, node in enumerate(self.nodes.values()):
                 if node.silent_s > SILENCE_S and self.now_s >= node.hangs_until_s:
                     node.silent_s = 0.0
-                    self._link_anew(node.name)
+                    self._relink(node.name)
                 node.compare()
                 if (step + at) % ASK_STEPS == 0 and self.now_s >= node.hangs_until_s:
                     self._ask(node)

@@ -240,7 +240,7 @@ class MembershipWorld:
             await self.disturb()
             self.check()
 
-    async def start_all_anew(self) -> None:
+    async def restart_all(self) -> None:
         """Cut the power of all nodes, and start them at once."""
         self.note("all nodes start anew")
         for name in self.known:

@@ -132,7 +132,7 @@ class VirtualListener(trio.abc.Listener[VirtualStream]):
         self._net = net
         self._come, self._accepted = trio.open_memory_channel[VirtualStream](1000)
 
-    def come(self, stream: VirtualStream) -> None:
+    def connect_stream(self, stream: VirtualStream) -> None:
         self._come.send_nowait(stream)
 
     async def accept(self) -> VirtualStream:
@@ -209,7 +209,7 @@ class VirtualNet:
         there, back = _Pipe(own, listener.name), _Pipe(listener.name, own)
         ours, theirs = VirtualStream(self, back, there, port), VirtualStream(self, there, back, port)
         self._streams += [ours, theirs]
-        listener.come(theirs)
+        listener.connect_stream(theirs)
         return ours
 
     def forget(self, stream: VirtualStream) -> None:

@@ -331,7 +331,7 @@ async def test_entries_of_recreated_topic_are_discarded(
 ) -> None:
     """The name now finds a different topic, whose log may continue at the old end, in the same term."""
 
-    def anew() -> None:
+    def recreate_topic() -> None:
         cluster.delete("b")
         cluster.make("b")
         for value in "stuvwxyz":
@@ -346,7 +346,7 @@ async def test_entries_of_recreated_topic_are_discarded(
     async def asked(topic: str, *args: Any) -> Any:
         if not is_anew:
             is_anew.append(True)
-            anew()
+            recreate_topic()
         return await read_log(topic, *args)
 
     with monkeypatch.context() as patch:

@@ -15,7 +15,7 @@ from sandq.client.client import Client, connect_with
 from sandq.client.options import Options
 from tests.support.client.fake_server import FakeServer
 from tests.support.client.helpers import QUICK
-from tests.support.stopped_time import run_by_it
+from tests.support.stopped_time import run_with_stopped_time
 
 Body = Callable[[FakeServer, Client], Awaitable[None]]
 
@@ -36,7 +36,7 @@ def run(backend: str) -> Callable[[Callable[[], Awaitable[None]]], None]:
             with anyio.fail_after(TEST_S):
                 await body()
 
-        run_by_it(main, backend)
+        run_with_stopped_time(main, backend)
 
     return runner
 

@@ -94,7 +94,7 @@ def test_an_index_that_was_applied_changes_nothing() -> None:
 # -- assignments ------------------------------------------------------------------------------------------------------
 
 
-def placed(table: Table, name: str = "t", at: int = 0) -> Partition:
+def partition_of(table: Table, name: str = "t", at: int = 0) -> Partition:
     return table.state.topics[name].partitions[at]
 
 
@@ -108,13 +108,13 @@ def three() -> Table:
 
 def test_assign_adds_new_member_and_keeps_former_until_settled() -> None:
     table = three()
-    first = placed(table)
+    first = partition_of(table)
     table.apply(m.Assign(first.group, 0, ["n1", "n3"]))
-    moved = placed(table)
+    moved = partition_of(table)
     assert moved.members == ("n1#1", "n3#3") and moved.former == ("n2#2",) and moved.moving
     assert moved.may_have("n2", 2) and not moved.may_have("n2", 3) and not moved.may_have("n4", 4)
     table.apply(m.Settle(first.group, 1, True))
-    settled = placed(table)
+    settled = partition_of(table)
     assert settled.former == () and not settled.moving and not settled.may_have("n2", 2)
     assert settled.first == first.first
 
@@ -122,47 +122,47 @@ def test_assign_adds_new_member_and_keeps_former_until_settled() -> None:
 def test_node_that_returns_before_settle_keeps_its_member_id() -> None:
     """The group may still have the old member, and a node cannot have two replicas of one group."""
     table = three()
-    group = placed(table).group
+    group = partition_of(table).group
     table.apply(m.Assign(group, 0, ["n1", "n3"]), m.Assign(group, 1, ["n1", "n2"]))
-    back = placed(table)
+    back = partition_of(table)
     assert back.members == ("n1#1", "n2#2") and back.former == ("n3#3",) and back.moving
     table.apply(m.Settle(group, 2, True), m.Assign(group, 2, ["n1", "n3"]))
-    assert placed(table).members == ("n1#1", "n3#4"), "after the settle the node gets a new member id"
+    assert partition_of(table).members == ("n1#1", "n3#4"), "after the settle the node gets a new member id"
 
 
 def test_a_report_of_an_older_assignment_settles_nothing() -> None:
     table = three()
-    group = placed(table).group
+    group = partition_of(table).group
     table.apply(m.Assign(group, 0, ["n1", "n3"]), m.Assign(group, 1, ["n1", "n4"]))
     (refused,) = table.apply(m.Settle(group, 1, True))
-    assert isinstance(refused, Conflict) and set(placed(table).former) == {"n2#2", "n3#3"}
+    assert isinstance(refused, Conflict) and set(partition_of(table).former) == {"n2#2", "n3#3"}
     (refused,) = table.apply(m.Assign(group, 1, ["n3", "n4"]))
-    assert isinstance(refused, Conflict) and placed(table).epoch == 2
+    assert isinstance(refused, Conflict) and partition_of(table).epoch == 2
 
 
 def test_incomplete_settle_removes_former_members() -> None:
     """A wanted member may be away. It must not keep the former members in the group."""
     table = three()
-    group = placed(table).group
+    group = partition_of(table).group
     table.apply(m.Assign(group, 0, ["n1", "n3"]), m.Settle(group, 1, False))
-    assert placed(table).former == () and placed(table).moving and not placed(table).may_have("n2", 2)
+    assert partition_of(table).former == () and partition_of(table).moving and not partition_of(table).may_have("n2", 2)
 
 
 def test_leader_change_is_not_a_move() -> None:
     table = three()
-    group = placed(table).group
+    group = partition_of(table).group
     table.apply(m.Assign(group, 0, ["n2", "n1"]))
-    turned = placed(table)
+    turned = partition_of(table)
     assert turned.members == ("n2#2", "n1#1") and not turned.moving and turned.epoch == 1
     table.apply(m.Assign(group, 1, ["n2", "n3"]), m.Assign(group, 2, ["n3", "n2"]))
-    assert placed(table).moving, "the running move continues"
+    assert partition_of(table).moving, "the running move continues"
 
 
 @pytest.mark.parametrize("nodes", [[], ["n1", "n1"], ["n1", "nobody"]])
 def test_invalid_assignment_is_refused(nodes: list[str]) -> None:
     table = three()
-    (refused,) = table.apply(m.Assign(placed(table).group, 0, nodes))
-    assert isinstance(refused, InvalidRequest) and placed(table).epoch == 0
+    (refused,) = table.apply(m.Assign(partition_of(table).group, 0, nodes))
+    assert isinstance(refused, InvalidRequest) and partition_of(table).epoch == 0
 
 
 def test_partitions_are_added_once() -> None:
@@ -183,7 +183,7 @@ def test_a_node_is_removed_once_nothing_is_on_it_and_its_name_is_another_member_
     table = three()
     (refused,) = table.apply(m.RemoveNode("n4", "store-n4"))
     assert isinstance(refused, Conflict), "nobody requested the removal"
-    group = placed(table).group
+    group = partition_of(table).group
     results = table.apply(
         m.ChangeStanding("n2", "removing"),
         m.RemoveNode("n2", "store-n2"),

@@ -88,7 +88,7 @@ class Led:
 
     # Events of the partition.
 
-    def come(self, count: int, in_ms: int = 0) -> None:
+    def add_due_messages(self, count: int, in_ms: int = 0) -> None:
         self.due_ms += [self.clock.ms + in_ms] * count
         self.changed()
 
@@ -182,11 +182,11 @@ async def test_few_waiting_consumers_request_one_message(bed: Bed) -> None:
     await bed.wait(*names)
     (led,) = bed.partitions
     assert led.asked == [] and len(led.watchers) == 1 and bed.opened == 1
-    led.come(1)
+    led.add_due_messages(1)
     await bed.settle()
     assert bed.got == {"c0": 1} and len(led.asked) <= 3
     led.asked.clear()
-    led.come(1)
+    led.add_due_messages(1)
     await bed.settle()
     assert len(bed.got) == 2 and len(led.asked) <= 3
     assert bed.got.keys() <= {"c0", "c1", "c2", "c3"}, (
@@ -206,7 +206,7 @@ async def test_a_slow_disk_has_no_more_of_them_ask(bed: Bed) -> None:
         return await grant(command, line, work=work)
 
     led.call = call  # type: ignore[method-assign]
-    led.come(1)
+    led.add_due_messages(1)
     await bed.settle()
     stored.set()
     await bed.settle()
@@ -218,7 +218,7 @@ async def test_every_waiter_gets_a_message(bed: Bed) -> None:
     names = [f"c{number}" for number in range(100)]
     await bed.wait(*names)
     (led,) = bed.partitions
-    led.come(100)
+    led.add_due_messages(100)
     await bed.settle()
     assert bed.got == dict.fromkeys(names, 1)
     assert len(led.asked) <= 150 and led.watchers == [], "no watcher may remain after the last consumer"
@@ -239,7 +239,7 @@ async def test_large_request_is_served_from_all_partitions(nursery: trio.Nursery
 async def test_partitions_are_tried_alternately(nursery: trio.Nursery) -> None:
     bed = Bed(nursery, 3)
     for led in bed.partitions:
-        led.come(10)
+        led.add_due_messages(10)
     with bed.waiters.joined():  # other consumers wait
         for number in range(6):
             await bed.take(f"c{number}", wait_ms=0)
@@ -249,7 +249,7 @@ async def test_partitions_are_tried_alternately(nursery: trio.Nursery) -> None:
 async def test_a_message_comes_at_its_time(bed: Bed) -> None:
     await bed.wait("a", "b")
     (led,) = bed.partitions
-    led.come(1, in_ms=1000)
+    led.add_due_messages(1, in_ms=1000)
     await bed.advance(999)
     assert bed.got == {} and led.asked == []
     await bed.advance(1)
@@ -273,7 +273,7 @@ async def test_waiter_that_leaves_after_wakeup_wakes_the_next(bed: Bed) -> None:
     await bed.wait("a", "b")
     (led,) = bed.partitions
     bed.scopes["a"].cancel()
-    led.come(1)  # "a" is woken, but has left
+    led.add_due_messages(1)  # "a" is woken, but has left
     await bed.settle()
     assert bed.got == {"b": 1} and led.released == []
 
@@ -288,7 +288,7 @@ async def test_cancelled_request_gives_back_only_its_pending_lease(nursery: trio
         raise AssertionError
 
     first.call = call  # type: ignore[method-assign]
-    first.come(1)
+    first.add_due_messages(1)
     await bed.settle()
     bed.scopes["a"].cancel()
     await bed.settle()
@@ -300,11 +300,11 @@ async def test_congested_client_lets_others_take_the_message(bed: Bed) -> None:
     await bed.wait("a", "b")
     bed.congested.add("a")
     (led,) = bed.partitions
-    led.come(1)
+    led.add_due_messages(1)
     await bed.settle()
     assert bed.got == {"b": 1}
     bed.congested.clear()
-    led.come(1)
+    led.add_due_messages(1)
     await bed.advance(1000)
     assert bed.got == {"b": 1, "a": 1}
 
@@ -356,7 +356,7 @@ async def test_a_partition_that_is_led_since(nursery: trio.Nursery) -> None:
     bed.partitions.append(late)
     await bed.wait("b")
     assert bed.opened == 2
-    late.come(1)
+    late.add_due_messages(1)
     await bed.settle()
     assert bed.got == {"a": 1}
     bed.leave()
@@ -365,7 +365,7 @@ async def test_a_partition_that_is_led_since(nursery: trio.Nursery) -> None:
 async def test_due_messages_are_promoted_before_the_reply(nursery: trio.Nursery) -> None:
     bed = Bed(nursery)
     bed.partitions[0].promoting = 3
-    bed.partitions[0].come(1)
+    bed.partitions[0].add_due_messages(1)
     await bed.take("a", wait_ms=0)
     assert bed.got == {"a": 1}
     assert bed.partitions[0].asked == ["a"] * 3

@@ -21,7 +21,7 @@ class Visitors:
         self._held = ExitStack()
         self.slots: list[Slot] = []
 
-    def come(self, *hosts: str) -> None:
+    def connect(self, *hosts: str) -> None:
         for host in hosts:
             self.slots.append(self._held.enter_context(self.peer_port.slot(host)))
 
@@ -42,28 +42,28 @@ def strangers(number: int) -> list[str]:
 
 async def test_oldest_stranger_is_closed_when_no_slot_is_free() -> None:
     with visitors() as here:
-        here.come(*strangers(SLOTS))
+        here.connect(*strangers(SLOTS))
         assert here.lost() == []
-        here.come("198.51.100.1", "198.51.100.2")
+        here.connect("198.51.100.1", "198.51.100.2")
         assert here.lost() == [0, 1]
 
 
 async def test_slots_per_source_are_limited() -> None:
     with visitors() as here:
-        here.come("192.0.2.200", *["192.0.2.201"] * (SOURCE_SLOTS + 3))
+        here.connect("192.0.2.200", *["192.0.2.201"] * (SOURCE_SLOTS + 3))
         assert here.lost() == [1, 2, 3]
-        here.come("192.0.2.200")
+        here.connect("192.0.2.200")
         assert here.lost() == [1, 2, 3]
 
 
 async def test_slots_are_reserved_for_known_peers() -> None:
     with visitors() as here:
-        here.come(KNOWN)
-        here.come(*strangers(3 * SLOTS))
+        here.connect(KNOWN)
+        here.connect(*strangers(3 * SLOTS))
         assert 0 not in here.lost()
-        here.come(*[KNOWN] * (KNOWN_SLOTS - 1))
+        here.connect(*[KNOWN] * (KNOWN_SLOTS - 1))
         assert 0 not in here.lost()
-        here.come(KNOWN)
+        here.connect(KNOWN)
         assert 0 in here.lost(), "the oldest connection is closed too"
 
 

@@ -198,11 +198,11 @@ def test_entries_yield_up_to_a_maximum_depth(bed: Bed, monkeypatch: pytest.Monke
     waiting = [bed.entry(number) for number in range(1, DEPTH + 2)]
     deepest = []
 
-    def beside() -> list[Apply]:
+    def other_tasks() -> list[Apply]:
         deepest.append(len(waiting))
         return [waiting.pop(0)]
 
-    bed.applier.other_tasks = beside
+    bed.applier.other_tasks = other_tasks
     bed.applier.run([bed.entry(0)])
     assert len(deepest) == DEPTH and len(waiting) == 1
     sent = [number for published in bed.sent for number in published.statuses]
@@ -214,11 +214,11 @@ def test_query_of_a_group_yields_and_query_without_group_does_not(bed: Bed, monk
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     asked: list[int] = []
 
-    def beside() -> list[Apply]:
+    def other_tasks() -> list[Apply]:
         asked.append(0)
         return []
 
-    bed.applier.other_tasks = beside
+    bed.applier.other_tasks = other_tasks
     bed.applier.run([Ask(bed.applier.yield_now, asked.append, 0)])
     assert len(asked) == 1
     bed.applier.run([Ask(bed.applier.yield_now, asked.append)])
@@ -239,13 +239,13 @@ def test_queries_yield_up_to_a_maximum_number(bed: Bed, monkeypatch: pytest.Monk
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
     deepest = 0
 
-    def beside() -> list[Ask]:
+    def other_tasks() -> list[Ask]:
         nonlocal deepest
         deepest += 1
         assert deepest <= PREEMPTED_MOST
         return [Ask(bed.applier.yield_now, lambda value: None, deepest)]
 
-    bed.applier.other_tasks = beside
+    bed.applier.other_tasks = other_tasks
     for _ in range(2):
         deepest = 0
         bed.applier.run([Ask(bed.applier.yield_now, lambda value: None, 0)])
@@ -304,14 +304,14 @@ def test_long_entries_do_not_delay_the_end_of_another_entry(bed: Bed, monkeypatc
     for replica in bed.replicas:
         replica.midway = work
 
-    def beside() -> Iterator[Apply]:
+    def other_tasks() -> Iterator[Apply]:
         nonlocal nested
         nested += 1
         bed.applier.other_tasks = tuple
         yield bed.entry(1)
-        bed.applier.other_tasks = beside
+        bed.applier.other_tasks = other_tasks
 
-    bed.applier.other_tasks = beside
+    bed.applier.other_tasks = other_tasks
     bed.applier.run([bed.entry(0)])
     assert nested <= SHARE + 1
     assert now_s <= (SHARE + 2) * work_s + 1e-9

@@ -48,7 +48,7 @@ def with_gateway(run: Any, server: FakeServer, body: Any) -> None:
     run(main)
 
 
-def said(server: FakeServer, *kinds: Type) -> list[Any]:
+def callers_and_requests(server: FakeServer, *kinds: Type) -> list[Any]:
     """The named callers and the requests of these kinds, in order."""
     return [
         tuple(frame[2:]) if frame[0] == Type.ON_BEHALF else Type(frame[0])
@@ -60,7 +60,7 @@ def said(server: FakeServer, *kinds: Type) -> list[Any]:
 def callers(server: FakeServer, kind: Type) -> list[Any]:
     """The caller of each request of this kind."""
     who, found = (None, None), []
-    for one in said(server, kind):
+    for one in callers_and_requests(server, kind):
         if one is kind:
             found.append(who)
         else:
@@ -93,7 +93,7 @@ def test_a_caller_is_said_when_it_changes(run: Any) -> None:
 
     with_gateway(run, server, body)
     assert callers(server, Type.GROUP_LIST) == [(None, ADA), (None, ADA), (None, BOB), (None, None), ("ada", ADA)]
-    told = said(server)
+    told = callers_and_requests(server)
     assert all(one != following for one, following in pairwise(told)), "the caller is not named twice"
 
 

@@ -51,11 +51,11 @@ def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Be
     if request.param:
         apply = bench.apply
 
-        def anew(at: int, *commands: c.Command) -> list[Any]:
+        def restart_and_apply(at: int, *commands: c.Command) -> list[Any]:
             bench.restart()
             return apply(at, *commands)
 
-        monkeypatch.setattr(bench, "apply", anew)
+        monkeypatch.setattr(bench, "apply", restart_and_apply)
     return bench
 
 

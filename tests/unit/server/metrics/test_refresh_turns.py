@@ -23,7 +23,7 @@ class Looked(trio.abc.Instrument):
     def __init__(self) -> None:
         self.all = self.most = self._groups = 0
 
-    def look(self, groups: int) -> None:
+    def count_groups(self, groups: int) -> None:
         self.all += groups
         self._groups += groups
         self.most = max(self.most, self._groups)
@@ -42,7 +42,7 @@ class Groups:
         return GROUPS
 
     def is_any_due(self, now_ms: int) -> bool:
-        self._looked.look(GROUPS)
+        self._looked.count_groups(GROUPS)
         return False
 
 
