@@ -48,7 +48,7 @@ BESIDE = {
     "sandq.client": {"sandq.client", "sandq.model", "sandq.protocol", "sandq.schedules"},
     "sandq.backup": {"sandq.backup", "sandq.client", "sandq.model", "sandq.errors"},
     "sandq.sql": {"sandq.sql", "sandq.client", "sandq.model", "sandq.protocol", "sandq.errors"},
-    # It runs the state machine of a node on the machine that restores. All other parts of backups work without it
+    # This module runs the state machine of a node on the restoring machine. All other parts of backups work without it
     # (sandq-client).
     "sandq.backup.replay": {
         *("sandq.backup", "sandq.model", "sandq.partition", "sandq.storage"),
@@ -67,7 +67,7 @@ BESIDE = {
 MAY_STAND_ON = {"sandq.server.http": ("sandq.client", "sandq.backup", "sandq.sql"), "sandq.push": ("sandq.client",)}
 EVERYTHING = ("sandq.testing",)
 
-# Packages whose rooms do not import each other in a circle: all of them.
+# Packages without circular imports between their rooms: all packages.
 PACKAGES = [*sorted(f"sandq.{path.parent.name}" for path in (ROOT / "sandq").glob("*/__init__.py")), "sandctl"]
 
 # The names that other packages may import from the client: those in `__all__` of these modules, and no others.
@@ -90,7 +90,8 @@ FILE_CALLS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
 CLOCK_CALLS = {"now", "utcnow", "today"}
 # A file of the configuration; the zone data that is installed with sandq.
 MAY_READ = {"sandq.model.config": {"read_text"}, "sandq.schedules.zones": {"read_bytes"}}
-# They come with the extras sandq[spark], sandq[sql] and sandq-client[otel]: all else runs without.
+# These libraries come with the extras sandq[spark], sandq[sql] and sandq-client[otel]. All other code runs without
+# them.
 EXTRA = {"duckdb", "opentelemetry", "pyarrow", "pyspark", "sqlglot"}
 MAY_USE_EXTRA = ("sandq.client.tracing", "sandq.spark", "sandq.sql", "sandctl.pipeline", "pyspark_sandq")
 PICKLES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "shelve"}
@@ -105,7 +106,7 @@ def within(module: str, package: str) -> bool:
 
 
 def longest(module: str, table: dict[str, object]) -> str | None:
-    """The longest key of the table that the module is within; "sandq" is the top alone."""
+    """Return the longest key of the table that contains the module. "sandq" stands only for the top module."""
     found = [key for key in table if (module == key if key == "sandq" else within(module, key))]
     return max(found, key=len, default=None)
 
@@ -119,7 +120,7 @@ def _resolved(node: ast.ImportFrom, module: str, is_package: bool) -> str:
 
 
 def imports(module: str, source: str, is_package: bool = False) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of every import, wherever it stands; `from a import b` gives a.b."""
+    """Return (line, dotted name) of every import at any place. `from a import b` gives a.b."""
     for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -135,7 +136,7 @@ def imports(module: str, source: str, is_package: bool = False) -> Iterator[tupl
 
 
 def _is_top(target: str) -> bool:
-    """sandq itself, or a name that its __init__ defines; not a module below it."""
+    """Whether the name is sandq or a name of its __init__, and not a module below it."""
     root, _, below = target.partition(".")
     if root != "sandq" or not below:
         return root == "sandq"
@@ -145,7 +146,7 @@ def _is_top(target: str) -> bool:
 
 
 def _allowed(module: str, target: str) -> str | None:
-    """Why this import of sandq or sandctl is wrong; None when it is not."""
+    """Return the reason why this import of sandq or sandctl is wrong, or None."""
     if any(within(module, package) for package in EVERYTHING) or target == "sandq.__version__":
         return None
     own = longest(module, {**FLOORS, **BESIDE})
@@ -191,7 +192,7 @@ def check_imports(module: str, source: str, is_package: bool = False) -> list[st
 
 
 def exported_by(source: str) -> set[str]:
-    """The names in a module's `__all__`."""
+    """Return the names in a module's `__all__`."""
     for node in parsed(source).body:
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:
             return set(ast.literal_eval(node.value))
@@ -211,7 +212,7 @@ def check_client(module: str, source: str, is_package: bool = False, *, exports:
 
 
 def check_private(module: str, source: str) -> list[str]:
-    """Private parts of the client that are reached for from outside."""
+    """Return uses of private parts of the client from outside."""
     if any(within(module, package) for package in BEHIND_THE_DOORS):
         return []
     return [
@@ -226,7 +227,7 @@ def is_pure(module: str) -> bool:
 
 
 def check_purity(module: str, source: str, is_package: bool = False) -> list[str]:
-    """Clocks, chance, sockets, threads, event loops and files in a pure floor."""
+    """Return uses of clocks, randomness, sockets, threads, event loops and files in a pure floor."""
     if not is_pure(module):
         return []
     wrong = []
@@ -248,7 +249,7 @@ def check_purity(module: str, source: str, is_package: bool = False) -> list[str
 
 
 def _called(func: ast.expr) -> tuple[str, str]:
-    """The called name, and the last name before it: ("now", "datetime") of datetime.datetime.now."""
+    """Return the called name and the name before it: ("now", "datetime") for datetime.datetime.now."""
     if isinstance(func, ast.Name):
         return func.id, ""
     if not isinstance(func, ast.Attribute):
@@ -263,7 +264,7 @@ def check_size(module: str, source: str) -> list[str]:
 
 
 def in_circles(graph: dict[str, set[str]]) -> set[str]:
-    """The modules that lie in or between circles of imports: what is left when no end of a chain is."""
+    """Return the modules in or between import cycles: the rest after all ends of chains are removed."""
     left = set(graph)
     while True:
         ends = {module for module in left if not graph[module] & left}
@@ -297,7 +298,7 @@ def circles_of_rooms(package: str, sources: Iterable[tuple[str, str, bool]]) -> 
 
 
 def graph_of(sources: Iterable[tuple[str, str, bool]]) -> dict[str, set[str]]:
-    """Which modules each imports, wherever the import stands: one for types alone counts."""
+    """Return module -> imported modules. Imports at any place count, also imports only for types."""
     known = {module: (source, is_package) for module, source, is_package in sources}
     graph: dict[str, set[str]] = {}
     for module, (source, is_package) in known.items():
@@ -529,7 +530,8 @@ def test_a_large_module_is_found() -> None:
 
 
 def test_a_circle_is_found() -> None:
-    """Also through a package, for types alone, and within a function; what only leads there is no part of it."""
+    """Cycles are found through packages, type-only imports and imports in functions. Modules that only lead to a cycle
+    are not part of it."""
     sources = [
         ("sandq.client.a", "from sandq.client.b import B", False),
         ("sandq.client.b", "if TYPE_CHECKING:\n    from sandq.client import c", False),
@@ -542,7 +544,7 @@ def test_a_circle_is_found() -> None:
 
 
 def test_a_circle_of_rooms_is_found() -> None:
-    """Also where no module is in a circle, and where a room is one module directly in the package."""
+    """A cycle of rooms is found even without a cycle of modules, and for rooms that are one module."""
     sources = [
         ("sandq.broker", "from sandq.broker.top import run", True),
         ("sandq.broker.top", "from sandq.broker.reads import fetch", False),

@@ -1,4 +1,4 @@
-"""Tests that functions stay short, and that objects with many parts are made with keyword arguments.
+"""Tests that functions stay short, and that objects with many parts are created with keyword arguments.
 
 mypy does not notice if two neighbouring positional arguments of one type are swapped. Long argument lists are
 therefore keyword-only.
@@ -14,10 +14,10 @@ from tests.unit.test_floors import modules, parsed
 
 FUNCTION_LINES = 80
 POSITIONAL = 8
-"""Most parameters that may be passed by position, and most fields of a dataclass that is not keyword-only."""
+"""Maximum number of positional parameters, and of fields of a dataclass that is not keyword-only."""
 
 BY_POSITION = {
-    # Made for each message that is sent: names cost there.
+    # Created for each sent message, where keywords cost time.
     *("sandq.client.producer.validation.message", "sandq.client.producer.batch_accumulator.add"),
     # Decoded from rows in the order of their fields, for each lease.
     *("sandq.partition.records.leases.Lease", "sandq.partition.records.leases.Waiting"),
@@ -42,7 +42,7 @@ def long_functions(module: str, source: str) -> list[str]:
 
 
 def _is_command(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a library passes the arguments by name: click's to a command, FastAPI's to a route."""
+    """Whether a library passes the arguments by name: click to a command, FastAPI to a route."""
     decorators = [ast.unparse(each) for each in node.decorator_list]
     return any(".command" in each or "click." in each or "router." in each or "_options" in each for each in decorators)
 

@@ -1,4 +1,4 @@
-"""Tests of the test runner: no test is omitted, and one that fails or kills its worker is named."""
+"""Tests of the test runner: no test is omitted, and a test that fails or kills its worker is named."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_check_runs_the_tests_that_the_runner_leaves_out() -> None:
 
 
 def test_interop_tests_are_in_the_interop_directory() -> None:
-    """`make test-interop` collects that directory alone."""
+    """`make test-interop` collects only that directory."""
     marked = {path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark." + "interop" in path.read_text()}
     assert marked and all(path.parent == ROOT / "tests" / "interop" for path in marked)
 
@@ -58,7 +58,7 @@ def test_a_run_has_to_find_tests() -> None:
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A tree of tests of its own."""
+    """Return a separate directory of tests."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     (tmp_path / "tests" / "unit").mkdir(parents=True)
@@ -92,7 +92,7 @@ def test_a_process_that_a_test_has_stopped_is_not_continued(monkeypatch: pytest.
         send_signal(found, signal_)
 
     monkeypatch.setattr(flaky, "send_signal", telling)
-    # Again: this test may itself be continued so.
+    # The child stops itself again and again, because the runner of this test may continue it.
     child = "import os, signal\nwhile True: os.kill(os.getpid(), signal.SIGSTOP)"
     starts = f"subprocess.Popen([sys.executable, '-c', {child!r}])"
     parent = f"import subprocess, sys; print({starts}.pid, flush=True); sys.stdin.read()"
