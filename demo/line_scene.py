@@ -27,7 +27,7 @@ LEASE = "5m"
 SPREAD_S = 5.0
 """Lines without their own time are due within this time after they are sent."""
 LONGEST_S = 30.0
-"""Times in the file are shortened to fit into this."""
+"""If the latest time in the file is later than this, all times are shortened to fit."""
 LEAD_S = 0.25
 """Least delay of a line: it must be stored before it is due."""
 HELD_BYTES = 64 * 1024 * 1024
@@ -36,12 +36,12 @@ HELD = 2000
 UNCONFIRMED = 10_000
 BEHIND_MS = 250.0
 QUIET_S = 1.0
-"""Time to wait at the end for lines that are delivered once too often."""
+"""Time to wait at the end for lines that are delivered more often than they occur."""
 _TOGETHER = 50
 _WAITS = 50
 _TICK_S = 0.02
 _GOLDEN = 0.6180339887498949
-"""Fractional parts of its multiples are spread evenly, however many there are."""
+"""Inverse of the golden ratio: the fractional parts of its multiples are spread evenly, for any number of multiples."""
 
 
 @dataclass

@@ -83,7 +83,7 @@ class Node:
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = self._has_served = False
         self._read_to = 0
-        """Position up to which its log was read."""
+        """Position up to which the node's log was read."""
         self._environ = {name: value for name, value in os.environ.items() if not name.startswith("SANDQ_")}
         self._environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self._environ["SANDQ_NODE__DATA_DIR"] = str(directory / "data")
@@ -103,7 +103,7 @@ class Node:
 
     @property
     def runs(self) -> bool:
-        """Whether it was started, and not killed or stopped since."""
+        """Whether the node was started, and was not killed or stopped since."""
         return self._process is not None
 
     @property

@@ -1,7 +1,7 @@
 """Nodes of the cluster, and the partitions that each holds and leads, as the cluster reports them. Reads no clock.
 
-For each partition, the cluster reports the nodes that should hold it, and whether it is moving there. This module
-remembers where it comes from: the nodes that held it when it last did not move.
+For each partition, the cluster reports the nodes that should hold it, and whether it is moving there. This module also
+remembers the origin of a moving partition: the nodes that held it before the move.
 """
 
 from __future__ import annotations

@@ -57,16 +57,16 @@ class Join:
     leads: int
     """Least number of partitions that it should lead."""
     before: dict[str, int] = field(default_factory=dict)
-    """Node to number of replicas before it came."""
+    """Node to number of replicas before the new node came."""
     after: dict[str, int] = field(default_factory=dict)
-    """The same, as last reported."""
+    """Node to number of replicas, as last reported."""
     led: frozenset[int] = frozenset()
-    """Partitions that it leads."""
+    """Partitions that the new node leads."""
     started_ms: float | None = None
     joined_ms: float | None = None
-    """Time at which the cluster had registered it and could reach it."""
+    """Time at which the cluster had registered the new node and could reach it."""
     settled_ms: float | None = None
-    """Time at which it held and led its share, and nothing moved any more."""
+    """Time at which the new node held and led its share, and no partition moved any more."""
 
     def disturbed(self, due_ms: float) -> bool:
         """Return whether partitions were moving at this time."""
@@ -215,7 +215,7 @@ class Verdict:
     """Messages that were late because their partition had no leader."""
     failovers: tuple[Failover, ...]
     in_move: Lateness
-    """Messages that were due while partitions moved to the new node, without those of the gap."""
+    """Messages that were due while partitions moved to the new node. Messages of the gap are not included."""
     join: Join | None
 
     @property

@@ -39,13 +39,13 @@ AWAY_PART = 0.1
 """Share of the whole time that the killed node stays down, after others lead its partitions."""
 FOURTH = "node4"
 JOIN_PART = 1 / 2
-"""Share of delivered reminders after which the fourth node starts, but not before the killed one is back."""
+"""Share of delivered reminders after which the fourth node starts, but not before the killed node is back."""
 SETTLE_S = 60.0
-"""Time limit for it to get its share."""
+"""Time limit for the fourth node to get its share."""
 LOOK_S = 0.1
 """Time between two polls of nodes and leaders."""
 STALLED_S = 12.0
-"""If nothing happens for this long although something is missing, it counts as lost. Longer than leases and back-offs.
+"""If nothing happens for this time, missing reminders count as lost. Longer than leases and back-offs.
 """
 _TICK_S = 0.02
 
@@ -78,7 +78,7 @@ class Scene:
     starting: int = 0
     """Nodes that were started and do not serve yet."""
     played: bool = False
-    """The kill is over, and the fourth node holds its share."""
+    """Whether the killed node is back, and the fourth node holds its share."""
 
     @property
     def elapsed_s(self) -> float:
@@ -206,7 +206,7 @@ async def schedule(scene: Scene, client: sandq.Client) -> None:
 
 
 async def confirm(ledger: Ledger, receiver: anyio.abc.ObjectReceiveStream[tuple[str, sandq.Receipt]]) -> None:
-    """Record the broker's response to each."""
+    """Record the broker's response to each reminder."""
     async for reminder, receipt in receiver:
         try:
             ledger.confirm(reminder, await receipt, now_ms())
@@ -247,7 +247,7 @@ async def handle(ledger: Ledger, message: sandq.Message) -> None:
 
 
 async def accidents(scene: Scene, join: Join) -> None:
-    """Run them one after the other."""
+    """Kill a leader, then let a new node join."""
     if scene.kill:
         await until_delivered(scene, KILL_PART)
         await kill_a_leader(scene)

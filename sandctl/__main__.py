@@ -1,5 +1,5 @@
-"""`python -m sandctl`, and the entry point of the command `sandctl`. Ctrl-C is quiet even while it is still being
-loaded."""
+"""`python -m sandctl`, and the entry point of the command `sandctl`. Ctrl-C ends it without a traceback, even while its
+modules are being loaded."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def _end(*_: object) -> None:
     os._exit(_EXIT_INTERRUPTED)
 
 
-# Only the caller of `run` imports this. Until then nothing has begun, so nothing has to be cleaned up. If Ctrl-C is
-# Ctrl-C is ignored (`nohup`), it stays so.
+# Only the caller of `run` imports this module. Before `run`, no work has begun, so nothing has to be cleaned up. If
+# Ctrl-C is ignored (`nohup`), it stays ignored.
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _end)
 
@@ -32,11 +32,11 @@ def run() -> None:
                 signal.signal(signal.SIGINT, first_only)
             main()
         finally:
-            first_only.is_over = True  # nothing is raised from here on
+            first_only.is_over = True  # from here on, Ctrl-C raises nothing
     except KeyboardInterrupt:
         sys.exit(_EXIT_INTERRUPTED)
     finally:
-        # The rest is the shutdown of Python.
+        # Only Python's own shutdown follows: ignore Ctrl-C, so that it prints no traceback.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -107,7 +107,7 @@ class Load:
             with anyio.move_on_after(CLEAN_UP_S / 2):
                 while await self._held(client):  # noqa: ASYNC110 - there is no event for this
                     await anyio.sleep(TRIM_LOOK_S)
-            with suppress(NotFound):  # it ended before there was a group
+            with suppress(NotFound):  # the measurement ended before its group was created
                 await client.admin.delete_group(self.topic, self.group, force=True)
 
     async def _held(self, client: Client) -> int:

@@ -24,15 +24,15 @@ SCHEDULED_US: Final = 3.5
 DELIVERED_US: Final = {"batched": 2.9, "awaited": 390.0}
 """CPU time per delivered and acked message: `consume_each`; `small_ack`."""
 SCHEDULED_OUT_US: Final = 10.0
-"""Additional CPU time for a message with its own time: `scheduled_out` spread over an hour."""
+"""Additional CPU time to deliver and ack a message with its own time: `scheduled_out` spread over an hour."""
 FOLLOWED_US: Final = 1.2
 """CPU time per message of a replica that does not lead: a third of `cluster_1000`, all nodes together."""
 ROW_BYTES: Final = 47
 """Bytes on disk of a message with its own time, in addition to value, key and headers."""
 BATCHED_BYTES: Final = 5
-"""The same for a message of a batch that is due at once."""
+"""Bytes on disk of a message of a batch that is due at once, in addition to value, key and headers."""
 SPACE_FACTOR: Final = 1.5
-"""Factor of the disk space that LevelDB uses while it merges tables; most of the time it needs less."""
+"""Disk space that LevelDB uses while it merges tables, as a multiple of the data. Most of the time it needs less."""
 LOG_BYTES: Final = 512 * MIB
 """Bytes of a node's write-ahead log and its checkpoints."""
 NODE_BYTES: Final = 110 * MIB
@@ -48,7 +48,7 @@ BUDGET_BYTES: Final = 1024 * MIB
 NODE_CORES: Final = 1.5
 """Maximum cores that a node uses: one thread of Python, plus those of the log and LevelDB."""
 BUSY: Final = 0.6
-"""Maximum share of these cores in the long run: the rest is for bursts, restarts and moves."""
+"""Maximum share of `NODE_CORES` that a load may use in the long run. The rest is for bursts, restarts and moves."""
 PARTITION_CORES: Final = 0.5
 """Maximum share of a core for a partition; more partitions spread the load."""
 FULL: Final = 0.7
@@ -66,7 +66,7 @@ class Load:
     delay_s: float
     """Average time that a message waits until it is due; 0: all are due at once."""
     kept_s: float
-    """How long a message is kept after it was due."""
+    """Time for which a message is kept after it was due."""
     groups: int = 1
     replicas: int = 3
     peak: float = 2.0
@@ -94,12 +94,12 @@ class Plan:
     pending: int
     stored: int
     cores: float
-    """CPU of all nodes, in the busiest second."""
+    """Cores that all nodes together use in the busiest second."""
     disk_bytes: int
-    """For each node."""
+    """Disk space of each node."""
     memory_bytes: int
     network_bytes_per_s: int
-    """Sent and received by each node, in the busiest second."""
+    """Bytes that each node sends and receives in the busiest second."""
     remarks: tuple[str, ...]
 
 

@@ -1,7 +1,7 @@
 """Handle Ctrl-C while the event loop runs: cancel the work, and let it clean up. A second Ctrl-C ends the process.
 
-Python raises an exception wherever the loop happens to be. That leaves unfinished work, and tracebacks if the key is
-pressed twice.
+By default, Python raises KeyboardInterrupt wherever the loop happens to be. This would leave work unfinished, and a
+second Ctrl-C would print tracebacks.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from typing import Any
 
 EXIT_INTERRUPTED = 130
 IMPATIENT_S = 0.5
-"""A second signal later than this after the first ends the process at once; an earlier one counts as the same."""
+"""Time in seconds after the first signal. A second signal after this time ends the process at once; an earlier one is
+ignored, because it probably has the same cause."""
 CLEAN_UP_S = 10.0
-"""Time limit for the work to end: output that nobody reads could block it for ever."""
-_SOON_S = 0.001  # 0 would stop a timer
+"""Time limit for the work to end, in seconds: output that no process reads could block it forever."""
+_SOON_S = 0.001  # not 0, which would stop the timer
 
 
 class FirstOnly:
-    """Handle SIGINT in a process that is sandctl from its start to its end, wherever no loop runs: the first one raises
-    KeyboardInterrupt, one right after it is the same one, and one that comes later ends the process at once.
+    """Handle SIGINT while no event loop runs, in a process that only runs sandctl. The first signal raises
+    KeyboardInterrupt. A second one within `IMPATIENT_S` is ignored, and a later one ends the process at once.
 
-    A second exception would come out of whatever deals with the first.
+    A second KeyboardInterrupt would interrupt the code that handles the first.
     """
 
     def __init__(self) -> None:
         self.first_s: float | None = None
-        """When the first one came, on the monotonic clock."""
+        """Time of the first signal, by the monotonic clock."""
         self.is_over = False
-        """Nothing is left to be interrupted."""
+        """True if the command has ended: further signals are ignored."""
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         now_s = time.monotonic()
@@ -76,7 +77,7 @@ class Interrupts:
             signal.signal(signal.SIGINT, self._outer)
 
     def _restore_timer(self, passed_s: float) -> None:
-        """Let the caller's timer go on as if ours had never been."""
+        """Restore the caller's timer, with the time that was left minus `passed_s`."""
         left_s, interval_s = self._callers_timer
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self._callers_handler or signal.SIG_DFL)

@@ -11,8 +11,8 @@ TICK_S = 0.01
 
 
 class Pacer:
-    """Paces messages: call `await pacer.wait()` before each one. It returns the time at which the message was to be
-    sent (monotonic seconds).
+    """Paces messages: call `await pacer.wait()` before each one. `wait` returns the planned time of the message
+    (monotonic seconds).
 
     The n-th message is planned for n / rate seconds after the first, so delays do not add up. A late sender (slow
     server, busy machine) catches up at once, or with `slip` stays late. With `slip`, it never sends more than one

@@ -50,7 +50,8 @@ async def read_pieces(stream: BinaryIO) -> AsyncIterator[bytes]:
 
 
 async def read_lines(stream: BinaryIO, max_bytes: int) -> AsyncIterator[bytes | None]:
-    """Yield lines without their line feed; the last one may lack it. A line over the limit yields None and ends."""
+    """Yield lines without their line feed; the last line may end without one. For a line over the limit, yield None and
+    end."""
     parts: list[bytes] = []  # parts of a line whose end has not arrived
     size = 0
     async for piece in read_pieces(stream):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 AHEAD_MS: Final = 1000
-"""A partition whose time is less far ahead is not reported, in ms."""
+"""A partition whose time is ahead by less than this is not reported, in ms."""
 _OUTCOMES: Final = {
     "begun": "the reset has begun",
     "under_way": "the reset had begun before",
@@ -70,7 +70,7 @@ def init(yes: bool) -> None:
         confirm(f"{found['node']} founds cluster {found['cluster']!r}; it has met {met}. Continue?", "founded")
 
     async def work(client: Client) -> str:
-        if (await _info(client)).get("node") != found.get("node"):  # another of several servers may respond now
+        if (await _info(client)).get("node") != found.get("node"):  # a different server may respond now
             raise click.ClickException(f"{found.get('node')} no longer responds: nothing was founded")
         return await client.admin.init_cluster()
 
@@ -115,12 +115,12 @@ def finalize(dry_run: bool, yes: bool) -> None:
 @limit_option
 @common_options
 def nodes(limit: int | None) -> None:
-    """List the nodes as the node that answers sees them: state and since when (`named` with static membership, which
-    has no other information than UP), link to it (UP), addresses, partitions that they lead, replicas, vote in the
-    metadata group, and version with its feature levels.
+    """List the nodes as the node that answers sees them. MEMBER is the state of the node, SINCE when that state began;
+    with static membership, MEMBER is always `named`. UP: there is a link to the node. LEADS counts the partitions that
+    it leads. VOTER: it votes in the metadata group.
 
-    STANDING is stored in the metadata: in, draining, removing; failed. `sick` is a node that reports that its disk
-    failed or hangs. A member that is not a node of the cluster, or not yet, has none.
+    STANDING is stored in the metadata: in, draining, removing; failed. A node is `sick` if it reports that its disk
+    failed or hangs. A member that is not (yet) a node of the cluster has no STANDING.
 
     \b
       sandctl cluster nodes
@@ -166,7 +166,7 @@ def nodes(limit: int | None) -> None:
 
 
 def _levels(row: dict[str, Any]) -> str | None:
-    """Return the feature levels that a node's version knows."""
+    """Return the feature levels that a node's version supports."""
     levels = row.get("feature_levels")
     return None if levels is None else "-".join(map(str, dict.fromkeys(levels)))
 

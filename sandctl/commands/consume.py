@@ -27,7 +27,7 @@ NO_ACK_CREDIT = 10_000
 PAUSE_S = 0.02
 """Time without messages after which the server is asked whether there are any, in s."""
 ASKED_AT_MOST = 50
-"""With --no-ack: the interval while the server reports messages and none arrives, in s."""
+"""With --no-ack: maximum number of times that the server is asked while it reports ready messages and none arrives."""
 
 
 @click.command(short_help="Print and ack messages of topics, as a consumer of a group.")
@@ -217,14 +217,14 @@ async def _until_the_group_has_none(
         if message is not None:
             yield message, _acking(message)
         elif subscription.has_arrived:
-            continue  # the broker must know first that it has begun
+            continue  # the message is handed out once the broker knows that its handling begins
         elif asked >= ASKED_AT_MOST or not any(row.get("ready") for row in rows):
             return
 
 
 def _acking(message: Message) -> Callable[[], Awaitable[None]]:
     async def settle() -> None:
-        message.ack()  # queued: it is confirmed when the subscription is left
+        message.ack()  # only queued here; leaving the subscription waits for the confirmation
 
     return settle
 

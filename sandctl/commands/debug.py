@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from sandq.client import Client
 
 FAILURES_MOST: Final = 3
-"""Topics whose groups cannot be read, each of which takes as long as a request may; after that no more are requested.
+"""Maximum number of topics whose groups cannot be read. Each failure may take up to the time limit of a request, so the
+groups of further topics are not requested then.
 """
 _NODE = click.option("--node", metavar="NODE", help="The node.  [default: the one that answers]")
 
@@ -183,7 +184,7 @@ async def _collect(client: Client) -> tuple[dict[str, Any], dict[str, str]]:
     await add("clock", admin.clock())
     records = await add("topics", _topics(client))
     if records is None:
-        return parts, missing  # no more are reported
+        return parts, missing  # further parts would fail, too
     await add("partitions", partition_rows(admin, None, None))
     failures = 0
     for topic in records:

@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from sandq.model import health
 
 TOGETHER = 8
-"""Number of topics that are read at a time."""
+"""Number of topics that are read in parallel."""
 TRIES = 5
 """Number of tries of an outbox, in about two seconds, after which it is reported."""
 LETTERS = 1000
 """Number of dead letters of a group that are read."""
 SOON_DAYS = 30
-"""A certificate that ends this soon is reported."""
+"""A certificate that expires within this number of days is reported."""
 DAY_S = 86_400
 _ERROR_CHARS = 200
 _COLOURS = {"ok": "green", "warning": "yellow", "failed": "red"}
 
 
 class Finding(NamedTuple):
-    """A result: `what` was checked, what was `found`, and what to do (empty: nothing)."""
+    """A result: what was checked (`what`), what was found (`found`), and what to do (`todo`; empty if nothing)."""
 
     what: str
     state: str

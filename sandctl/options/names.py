@@ -27,7 +27,7 @@ def topic_argument(name: str = "topic") -> Callable[[F], F]:
 
 
 def topics_argument(command: F) -> F:
-    """Add TOPIC..., existing topics or a pattern, as `topics`. The last one may be a group."""
+    """Add TOPIC..., existing topics or a pattern, as `topics`. The last word may be a group."""
     metavar = "TOPIC... [GROUP]"
     return click.argument("topics", metavar=metavar, nargs=-1, required=True, shell_complete=_topics)(command)
 

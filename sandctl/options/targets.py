@@ -166,7 +166,7 @@ async def change_each(client: Client, topic: str, targets: Sequence[Target], cha
             except (UnknownTopic, UnknownPartition, UnknownGroup):
                 raise
             except NotFound as error:
-                tenant = error.details.get("tenant")  # where the message was looked up, in a fair topic
+                tenant = error.details.get("tenant")  # in a fair topic: the tenant in which the message was searched
                 outcomes[number] = {**target.record, **({"tenant": tenant} if tenant else {}), "outcome": "not_found"}
 
     async with anyio.create_task_group() as tasks:

@@ -48,7 +48,7 @@ class Progress:
         self.at(result.done, None if self._total is None else max(self._total, result.matched))
 
     def at(self, done: int, total: int | None = None) -> None:
-        """Show how many are done."""
+        """Show how many items are done."""
         total = self._total if total is None else total
         text = f"{self._verb} {done:,}"
         if total:

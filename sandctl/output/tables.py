@@ -19,7 +19,7 @@ from sandctl.output.escaping import printable
 
 GAP = 2
 LEAST_CHARS = 8
-"""Least width of a column that is cut."""
+"""Minimum width of a column that is cut."""
 CUTTABLE = frozenset(
     ("key", "unique key", "value", "error", "dead reasons", "dead_reasons", "reason", "settings", "stopped because")
 )

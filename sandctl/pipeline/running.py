@@ -65,7 +65,7 @@ class _Job:
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """Treat an error of ours in the block as wrong usage."""
+    """Report an error of sandq in the block as wrong usage."""
     from sandq.model.errors import SandqError
 
     try:

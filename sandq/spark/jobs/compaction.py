@@ -50,7 +50,8 @@ TARGET_BYTES: Final = 128 << 20
 """Maximum bytes of a new file."""
 KEEP: Final = "1d"
 KEEP_LEAST: Final = "10m"
-"""Minimum time for which old files are kept, because running jobs may still need them or be about to list them."""
+"""Minimum time for which old files are kept, because running jobs may still read them, or may have read a list that
+contains them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,11 @@ KINDS: Final = (PARQUET, CSV, JSON)
 FILES_MAX: Final = 10_000
 """Maximum number of files of a job; each costs the driver a few calls."""
 SPLIT_BYTES: Final = 8 << 20
-"""Bytes that a Spark partition reads; more if there would be more than SPLITS partitions."""
+"""Bytes that a Spark partition reads. A partition reads more if there would be more than SPLITS partitions
+otherwise."""
 OPEN_BYTES: Final = 1 << 20
-"""Bytes that opening a file is counted as, so that small files share a Spark partition."""
+"""Bytes that Spark adds to the size of each file for the cost of opening it. Small files still share a Spark
+partition."""
 SPLITS: Final = 2000
 """Maximum number of Spark partitions: each is a producer, and a topic's partition remembers 10,000 producers."""
 _WRITE_ID_FORM: Final = 1

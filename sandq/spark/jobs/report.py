@@ -1,8 +1,9 @@
 """The job report: the backlogs of groups, the messages that come due in the next days, and counts of dead letters.
 
-Brokers keep counts of the first two. Dead letters are read page by page, without values, from several partitions in
-parallel, and counted by day, reason and number of attempts. So memory use does not depend on their number: it is one
-page per partition, and the counts. This needs no Spark, which would only wait for the same pages.
+Brokers keep counts of backlogs and of messages that come due. Dead letters are read page by page, without values, from
+several partitions in parallel, and counted by day, reason and number of attempts. So memory use does not depend on
+their number: it is one page per partition, and the counts. This needs no Spark, which would only wait for the same
+pages.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
     partition    int                       null: chosen by the key, else by rotation
     deliver_at   timestamp, or bigint (epoch ms); rounded up to milliseconds, so that no message is early
     delay_ms     bigint                    counted from the time at which the broker stores it; not with deliver_at
-    ttl_ms       bigint                    this long after its delivery time, a message that no consumer holds is dead
+    ttl_ms       bigint                    a message that no consumer holds is dead this long after its delivery time
     unique_key   binary, string            1..1024 bytes
     priority     bigint, int               lower first; only in priority and fair topics
     tenant       string                    chooses the partition; only in fair topics; null: the default one

@@ -44,7 +44,7 @@ def _has(rows: Sequence[Any], name: str) -> bool:
 
 
 def _joined(rows: Sequence[Any], name: str) -> Any:
-    # This also copies a single array: a slice shares the buffers of its origin, the copy's buffers begin at row 0.
+    # Copy a single array, too: a slice shares the buffers of its origin, but the buffers of a copy begin at row 0.
     return pa.concat_arrays([batch.column(name) for batch in rows])
 
 

@@ -188,7 +188,7 @@ def _normal(batches: Iterable[Any], columns: Columns, ended: Callable[[], None])
     for batch in batches:
         yield columns.read(batch, first)
         first += batch.num_rows
-    ended()  # before the last block is returned, because it may fill chunks
+    ended()  # check before the last block is returned, because that block may fill chunks
 
 
 def _context() -> TaskContext:

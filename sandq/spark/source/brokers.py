@@ -44,7 +44,7 @@ class Brokers(Protocol):
     def partitions(self, topics: Topics) -> dict[TopicPartition, TopicInfo]:
         """Return the partitions that `topics` selects.
 
-        Raises UnknownTopic or UnknownPartition if one that is named does not exist.
+        Raises UnknownTopic or UnknownPartition if a named topic or partition does not exist.
         """
 
     def measure(

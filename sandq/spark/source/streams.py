@@ -86,7 +86,7 @@ class Stream:
         self.closed: Positions | None = None
         """Closed offsets of all partitions at the last call of `latest`."""
         self.lag: dict[TopicPartition, Lag] = {}
-        """The closed messages then that are in no micro-batch yet."""
+        """Lag at the last call of `latest`: closed messages that were in no micro-batch yet."""
 
     # -- positions ------------------------------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class Stream:
         self._is_hold_stored = True
         start = self._checked_start(start, end)
         self._renew(Positions(start.cursors, end.hold), partitions)
-        if end != self._found:  # it comes from a checkpoint, and the clock may have been set back since
+        if end != self._found:  # the end comes from a checkpoint, and a partition's clock may have been set back since
             read = {tp: partitions[tp] for tp in end if tp in partitions}
             self._check_epochs(end, read, self._measure_all(read, {}, 1))
         ranges = []
