@@ -33,7 +33,7 @@ def test_disk_failures_under_load_lose_nothing(make_cluster: MakeCluster) -> Non
         async with cluster.connect() as client:
             await cluster.create(client, partitions=3, **SETTINGS)
             async with under_load(client, random.Random(1)) as record:
-                await record.goes_on()
+                await record.until_progress()
                 first = await fails(cluster, client, record, EIO)
                 # Its disk is fixed, and when the next one fails, the first and the third node continue.
                 await trio.to_thread.run_sync(cluster.kill, first)
@@ -51,7 +51,7 @@ async def fails(cluster: ClusterProcess, client: sandq.Client, record: Record, f
     victim = await cluster.leader(client)
     cluster.nodes[victim].signal(fault)
     await cluster.leader(client, but=victim)
-    await record.goes_on()
+    await record.until_progress()
     async with cluster.connect(victim) as asking:
         # The node reports the failure and answers requests; an election may have replaced it before its disk failed.
         await until_answer(asking.admin.cluster, lambda info: info["storage_failed"] or info["stalled"])

@@ -38,7 +38,7 @@ def test_kills_under_load_lose_and_double_nothing(
             await cluster.create(client, partitions=3, kind=kind, **SETTINGS)
             async with under_load(client, rng, tenants=TENANTS if kind == "fair" else ()) as record:
                 for victim in victims:
-                    await record.goes_on()
+                    await record.until_progress()
                     leader = await cluster.leader(client)
                     names = {
                         "leader": (leader,),

@@ -114,13 +114,13 @@ def test_rolling_restart_under_load_loses_nothing(make_found: Make) -> None:
             await cluster.until_registered(client)
             await client.admin.create_topic("t", partitions=PARTITIONS, replicas=3, **SETTINGS)
             async with under_load(client, random.Random(seed)) as record:
-                await record.goes_on()
+                await record.until_progress()
                 for name in names:
                     assert await trio.to_thread.run_sync(cluster.nodes[name].stop) == 0, cluster.output()
-                    await record.goes_on()
+                    await record.until_progress()
                     await trio.to_thread.run_sync(cluster.start, name)
                     await until_answer(lambda: rows(client), lambda found: all(row["up"] for row in found.values()))
-                    await record.goes_on()
+                    await record.until_progress()
         record.judge(seed)
 
     trio.run(scenario)

@@ -30,12 +30,12 @@ def test_pauses_under_load_lose_nothing(seed: int, rounds: int, make_cluster: Ca
                 for number in range(rounds):
                     await trio.sleep(rng.uniform(0.1, 0.5))
                     leader = await depose_paused_leader(cluster, number)
-                    await record.goes_on()
+                    await record.until_progress()
                     follower = rng.choice(cluster.others(leader))
                     cluster.nodes[follower].pause()
                     # Two of three nodes continue. A client that asks any of them first does not wait for the paused
                     # node until its request times out.
-                    await record.goes_on()
+                    await record.until_progress()
                     cluster.nodes[follower].resume()
         record.judge(seed)
 

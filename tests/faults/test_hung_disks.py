@@ -42,11 +42,11 @@ def test_leader_with_hanging_disk_is_replaced(make_cluster: MakeCluster, fault: 
             await values.put("k", b"before")
             victim = await cluster.leader(client, "kv")
             async with under_load(client, random.Random(1)) as record:
-                await record.goes_on()
+                await record.until_progress()
                 cluster.nodes[victim].signal(fault)
                 # Requests that were sent to it, and new requests, end, and reach the next leader.
                 await until_answer(lambda: values.put("k", b"meanwhile"))
-                await record.goes_on()
+                await record.until_progress()
                 assert await cluster.leader(client, "kv", but=victim) != victim
                 async with cluster.connect(*cluster.others(victim)) as rest:
                     # The others know that it is sick, and still have a link to it.
@@ -59,7 +59,7 @@ def test_leader_with_hanging_disk_is_replaced(make_cluster: MakeCluster, fault: 
                 cluster.nodes[victim].signal(ON)
                 await until_answer(client.admin.cluster, lambda info: row(info, victim)["failed_since_ms"] is None)
                 await until_answer(client.admin.cluster, lambda info: row(info, victim)["sick"] is None)
-                await record.goes_on()
+                await record.until_progress()
             entry = await values.get("k")
             assert entry is not None and entry.value == b"meanwhile"
         record.judge(1)

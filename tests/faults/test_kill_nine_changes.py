@@ -73,7 +73,7 @@ class Record:
         if message.id in self.acked:
             self.faults.append(f"{fate.value!r} was acked, and came again")
 
-    def tells(self) -> bool:
+    def has_enough_events(self) -> bool:
         """Return whether enough events of each kind have happened."""
         return min(self.cancelled, self.moved, self.too_late) >= OF_EACH and self.stored >= MESSAGES
 
@@ -217,7 +217,7 @@ def test_kills_keep_acknowledged_cancels_and_moves(
                     await until_holds(lambda until=until: record.stored >= until)
                     await trio.to_thread.run_sync(node.kill)
                     await trio.to_thread.run_sync(node.start)
-                await until_holds(record.tells)
+                await until_holds(record.has_enough_events)
                 stop.set()
             record.producing = False
             await until_holds(record.settled)

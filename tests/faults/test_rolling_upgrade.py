@@ -62,16 +62,16 @@ def test_upgrade_under_load_loses_nothing(make_cluster: Callable[..., ClusterPro
         async with cluster.connect() as client:
             await cluster.create(client, partitions=PARTITIONS, **SETTINGS)
             async with under_load(client, rng) as record:
-                await record.goes_on()
+                await record.until_progress()
                 # Upgrade two nodes, downgrade one, and upgrade it again.
                 for name, program in (("node1", AFTER), ("node2", AFTER), ("node1", THIS), ("node1", AFTER)):
                     await trio.to_thread.run_sync(again, name, program)
-                    await record.goes_on()
+                    await record.until_progress()
                 await refused("node1")
                 with pytest.raises(Conflict, match=f"node3 supports {KNOWN}"):
                     await client.admin.finalize()
                 await trio.to_thread.run_sync(again, "node3", AFTER)
-                await record.goes_on()
+                await record.until_progress()
                 await until_answer(client.admin.cluster, lambda info: info["feature_level_next"] == NEXT.highest)
                 assert (await client.admin.cluster())["feature_level"] == KNOWN.highest
                 assert await client.admin.finalize() == (KNOWN.highest, NEXT.highest)
@@ -83,7 +83,7 @@ def test_upgrade_under_load_loses_nothing(make_cluster: Callable[..., ClusterPro
                     return marked
 
                 await until_answer(mark, lambda found: found == {*range(PARTITIONS)})
-                await record.goes_on()
+                await record.until_progress()
         record.judge(16)
         # A downgrade is not possible now, and the node says so.
         node = cluster.nodes["node2"]

@@ -197,7 +197,7 @@ async def test_agent_that_stalls_briefly_is_not_failed(bed: GossipBed) -> None:
     with trio.fail_after(PATIENCE_S):
         while State.SUSPECT not in states:
             await read()
-        sa.go_on()
+        sa.resume()
         while states[-1:] != [State.ALIVE]:
             await read()
     assert set(states) == {State.SUSPECT, State.ALIVE}
@@ -211,7 +211,7 @@ async def test_agent_that_stalls_fails_and_is_alive_again(bed: GossipBed) -> Non
     sa.stall()
     await follows.until("sa", is_in(State.FAILED))
     await sb.until("sa", "failed")
-    sa.go_on()
+    sa.resume()
     await follows.until("sa", is_in(State.ALIVE))
     await sb.until("sa", "alive")
     for name in ("a", "sb"):

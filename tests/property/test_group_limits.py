@@ -165,7 +165,7 @@ class World:
         for partition, asked in self.home.asks(ledger, own, self.at):
             self.wires.append((partition, "asked", asked))
 
-    def tell(self, part: Partition) -> None:
+    def send_report(self, part: Partition) -> None:
         report = part.report(self.at)
         if report is not None and part.number:
             self.wires.append((0, "report", (part.number, report)))
@@ -183,7 +183,7 @@ class World:
             part = self.parts[to]
             if news := newer(part.machine.status(part.view), [what]):
                 part.apply(self.at, c.AllowLimit(news))
-            self.tell(part)
+            self.send_report(part)
         else:
             self.home.heard(what[0], what[1], self.at)
 
@@ -273,7 +273,7 @@ def walk(world: World, limits: list[dict[str, Any]]) -> None:
             case "look":
                 world.check_limits()
             case "tell":
-                world.tell(draw.choice(world.parts))
+                world.send_report(draw.choice(world.parts))
             case "deliver" if world.wires:
                 world.deliver(may_lose=True)
             case "lose" if world.wires:
@@ -302,7 +302,7 @@ def finish(world: World) -> None:
         world.at += 20
         for part in world.parts:
             world.lease(part, 8)
-            world.tell(part)
+            world.send_report(part)
         while world.held:
             part, lease = world.held.pop()
             if part.apply(world.at, c.Ack([(lease.token, None)])) == [[None]]:

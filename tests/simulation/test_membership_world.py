@@ -70,7 +70,7 @@ async def an_hour_ahead(world: MembershipWorld) -> None:
         await trio.sleep(0.25)
         world.check()
     for machine in world.machines.values():
-        machine.go_on()
+        machine.resume()
     await trio.sleep(3)
 
 

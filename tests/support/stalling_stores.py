@@ -15,23 +15,23 @@ class StallingStores(MemoryStores):
         super().__init__()
         self._may_write = threading.Event()
         self._may_write.set()
-        self.stands = threading.Event()
+        self.has_stalled = threading.Event()
         """Set while a write hangs."""
         self.error: StorageFailed | None = None
         """Raised by the writes from now on."""
 
     def stall(self) -> None:
         """Let all writes from now on hang."""
-        self.stands.clear()
+        self.has_stalled.clear()
         self._may_write.clear()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._may_write.set()
 
     def write(self, changes: Sequence[Change]) -> None:
         if not self._may_write.is_set():
-            self.stands.set()
-            assert self._may_write.wait(PATIENCE_S), "it was not told to go on"
+            self.has_stalled.set()
+            assert self._may_write.wait(PATIENCE_S), "the store was not resumed"
         if self.error is not None:
             raise self.error
         super().write(changes)

@@ -37,13 +37,13 @@ async def waiting_nodes(directory: Path, *names: str, **own: str) -> AsyncIterat
             nodes.own[name] = {"CLUSTER__BOOTSTRAP": "false", "CLUSTER__SEEDS": f"[{', '.join(seeds)}]", **own}
             nodes.launch(name)
         for name in names:
-            await until_it_answers(nodes, name)
+            await until_answering(nodes, name)
         yield nodes
         await nodes.stop(*nodes._scopes)
         nursery.cancel_scope.cancel()
 
 
-async def until_it_answers(nodes: ThreeNodes, name: str) -> None:
+async def until_answering(nodes: ThreeNodes, name: str) -> None:
     connect = partial(trio.open_tcp_stream, "127.0.0.1", nodes.client_ports[name])
     await (await until_answer(connect, despite=OSError)).aclose()
 
@@ -183,7 +183,7 @@ async def test_node_that_knows_a_cluster_refuses_to_found_another(tmp_path: Path
         await nodes.stop("node3")
         shutil.rmtree(nodes.data_dir("node3"))
         nodes.launch("node3")
-        await until_it_answers(nodes, "node3")
+        await until_answering(nodes, "node3")
 
         async def refused() -> SandqError:
             async with nodes.connect("node3") as client:
@@ -207,7 +207,7 @@ async def test_nodes_that_are_named_found_nothing_alone(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
         nodes = ThreeNodes(tmp_path, nursery)
         nursery.start_soon(nodes.start, "node1", "node2")
-        await until_it_answers(nodes, "node1")
+        await until_answering(nodes, "node1")
         async with nodes.connect("node1") as client:
             await until_answer(client.admin.cluster, lambda found: "missing: node3" in found["waiting"])
             with pytest.raises(Conflict, match="missing: node3"):

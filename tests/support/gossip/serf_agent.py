@@ -140,10 +140,10 @@ class SerfAgent:
         await self._command("keys", f"-{what}={key}", fails=True)
 
     def stall(self) -> None:
-        """Stop the process until `go_on`."""
+        """Stop the process until `resume`."""
         self._signal(signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
     @property

@@ -73,14 +73,14 @@ class SwimBench:
             on_change=self.on_node,
             counts=self.counts,
         )
-        self.hear(*(alive(name) for name in others))
-        self.said()
+        self.receive(*(alive(name) for name in others))
+        self.take_broadcasts()
         self.changes.clear()
 
     def on_node(self, node: Node, before: Liveness | None) -> None:
         self.changes.append((node.name, before, node.liveness))
 
-    def hear(self, *words: Alive | Suspect | Dead) -> None:
+    def receive(self, *words: Alive | Suspect | Dead) -> None:
         for word in words:
             if isinstance(word, Alive):
                 self.nodes.alive(word)
@@ -89,7 +89,7 @@ class SwimBench:
             else:
                 self.nodes.dead(word)
 
-    def said(self) -> list[Message]:
+    def take_broadcasts(self) -> list[Message]:
         """Return the queued broadcasts, newest first, and remove them from the queue."""
         return [decode(part) for part in self.rumours.take(1 << 20, 1)]
 
@@ -116,12 +116,12 @@ class SwimBench:
 def known_as(liveness: Liveness) -> SwimBench:
     """Return a bench that knows a member "a" in this state, with incarnation 5, and other members."""
     bench = SwimBench(others="bcdefg")
-    bench.hear(alive("a", 5))
+    bench.receive(alive("a", 5))
     if liveness != Liveness.ALIVE:
-        bench.hear(
+        bench.receive(
             {Liveness.SUSPECT: suspect("a", 5, "b"), Liveness.DEAD: dead("a", 5), Liveness.LEFT: left("a", 5)}[liveness]
         )
     assert bench.liveness("a") == (liveness, 5)
-    bench.said()
+    bench.take_broadcasts()
     bench.changes.clear()
     return bench

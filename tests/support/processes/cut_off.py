@@ -40,7 +40,7 @@ class Scene:
             await self.cluster.create(client, **SETTINGS)
             async with under_load(client, self._rng, least=300) as record:
                 for number, cut in enumerate(cuts):
-                    await record.goes_on()
+                    await record.until_progress()
                     await self._cut(client, record, cut, number)
             print(f"{len(record.stored)} stored, {record.redelivered} redelivered, {len(record.unsure)} acks unsure")
         record.judge(self._seed)
@@ -65,7 +65,7 @@ class Scene:
                 await elsewhere.produce("t", b"", delay="1h", unique_key=f"new{number}")
             await questions.ask()
             await questions.check()
-        await record.goes_on()
+        await record.until_progress()
         for direction in directions:
             self.hosts.heal(*direction)
         await until_answer(client.admin.cluster, lambda info: all(node["up"] for node in info["nodes"]))

@@ -68,7 +68,7 @@ class Record:
     def settled(self) -> bool:
         return all(offset in self.acked or offset in self.unsure for offset in self.stored.values())
 
-    async def goes_on(self) -> None:
+    async def until_progress(self) -> None:
         """Wait until more messages are acknowledged, and more are delivered."""
         stored, acked = len(self.stored) + MORE, len(self.acked) + MORE
         with trio.fail_after(GOES_ON_S):

@@ -149,7 +149,7 @@ class Clients:
         stored."""
         return not self.oracle.missing() and not any(producer.unanswered for producer in self.producers)
 
-    def tell(self) -> Any:
+    def describe_pending(self) -> Any:
         """Describe what is not done."""
         return [len(producer.unanswered) for producer in self.producers], self.oracle.missing()[:5]
 

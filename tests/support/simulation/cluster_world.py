@@ -343,7 +343,7 @@ class ClusterWorld:
         until_ms, moved = self.clock.ms + HEALED_MS, False
         for turn in count():
             if self.clock.ms > until_ms:
-                raise AssertionError(f"not done after healing: {self._tell()}")
+                raise AssertionError(f"not done after healing: {self._describe_pending()}")
             self.step(calm=True)
             self.clients.finish()
             if turn < BUSY_STEPS:
@@ -362,10 +362,10 @@ class ClusterWorld:
         indices = {node.replica.applied_index for node in nodes}
         return len(indices) == 1 and all(node.is_idle and self.is_settled(node) for node in nodes)
 
-    def _tell(self) -> Any:
+    def _describe_pending(self) -> Any:
         groups = [(n.name, n.host.ready, n.host.group.leader, n.host.group.term) for n in self.nodes.values()]
         state = [(n.replica.applied_index, n.host.status.messages, n.is_idle) for n in self.nodes.values()]
-        return groups, state, self.clients.tell()
+        return groups, state, self.clients.describe_pending()
 
 
 def _restored(module: Any, name: str) -> Callable[[], None]:

@@ -98,13 +98,13 @@ class KeyClients:
     def finish(self) -> None:
         """Continue the operations in progress."""
         for client in self.clients:
-            client.go_on()
+            client.proceed()
 
     @property
     def is_done(self) -> bool:
         return all(client.doing is None for client in self.clients)
 
-    def tell(self) -> Any:
+    def describe_pending(self) -> Any:
         """Describe what is not done."""
         return [client.doing for client in self.clients]
 
@@ -132,11 +132,11 @@ class KeyClient:
             if self.rng.random() < 0.4:
                 self.begin()
         else:
-            self.go_on()
+            self.proceed()
 
-    def go_on(self) -> None:
+    def proceed(self) -> None:
         if self.doing is not None:
-            self.doing.go_on()
+            self.doing.proceed()
 
     def gone(self, node: ClusterNode) -> None:
         if isinstance(self.doing, Reading) and self.doing.node is node:
@@ -155,7 +155,7 @@ class KeyClient:
         node = self.all.leader()
         if node is not None and self.doing is None:
             self.doing = Reading(self, node, keys)
-            self.doing.go_on()
+            self.doing.proceed()
 
     def write(self, length: int) -> None:
         if self.all.leader() is None:
@@ -257,7 +257,7 @@ class Reading:
         await answered.wait()
         return answers[0]
 
-    def go_on(self) -> None:
+    def proceed(self) -> None:
         try:
             self._steps.send(None)
         except StopIteration as stop:
@@ -346,7 +346,7 @@ class Writing:
 
         return done
 
-    def go_on(self) -> None:
+    def proceed(self) -> None:
         if self.client.all.clock.ms > self.until_ms:
             self.give_up()
         elif self.client.producer_id and self.client.rng.random() < 0.1:

@@ -95,7 +95,7 @@ class KeysWorld(ClusterWorld):
         self.clients.read_all()
         until_ms = self.clock.ms + HEALED_MS
         while not (self.clients.is_done and self._is_even()):
-            assert self.clock.ms < until_ms, f"not done after reading everything: {self._tell()}"
+            assert self.clock.ms < until_ms, f"not done after reading everything: {self._describe_pending()}"
             self.step(calm=True)
             self.clients.finish()
         self.compare()

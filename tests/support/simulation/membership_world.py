@@ -252,7 +252,7 @@ class MembershipWorld:
     async def _create_topics(self) -> None:
         until_s = trio.current_time() + REST_S
         while missing := [topic for topic in self.topics if not any(topic in view.topics for view in self._views())]:
-            assert trio.current_time() < until_s, f"no topic: {self._tell()}"
+            assert trio.current_time() < until_s, f"no topic: {self._describe_pending()}"
             broker = self._metadata_leader()
             if broker is not None:
                 kind = self.topics[missing[0]]
@@ -331,7 +331,7 @@ class MembershipWorld:
         assert life is not None
         life.is_lost = True
         machine.crash(self.rng, power_loss=power_loss)
-        machine.go_on()
+        machine.resume()
         self.net.gone(name, silently=power_loss and self.rng.random() < 0.5)
         life.scope.cancel()
         self.counts["crashes"] += 1
@@ -585,7 +585,7 @@ class MembershipWorld:
         name = self._some()
         if name is not None and self.machines[name].hangs:
             self.note(f"{name} goes on")
-            self.machines[name].go_on()
+            self.machines[name].resume()
 
     async def _cut(self) -> None:
         rng = self.rng
@@ -604,7 +604,7 @@ class MembershipWorld:
                     self.net.hang(other, a)
 
     async def _join_links(self) -> None:
-        self.net.go_on()
+        self.net.resume()
 
     async def _wipe(self) -> None:
         """Restart a node without its data; never a second one before the first has joined again."""
@@ -680,9 +680,9 @@ class MembershipWorld:
 
     async def _heal(self) -> None:
         self.note("everything heals")
-        self.net.go_on()
+        self.net.resume()
         for machine in self.machines.values():
-            machine.go_on()
+            machine.resume()
         for life in self._lives():
             serving = life.serving
             if life.ended.is_set() or (serving is not None and serving.broker.node_log.failed is not None):
@@ -694,7 +694,7 @@ class MembershipWorld:
         busy_s = trio.current_time() + 5
         while not (trio.current_time() > busy_s and self._is_at_rest()):
             self._is_over = self._is_over or trio.current_time() > busy_s
-            assert trio.current_time() < until_s, f"not at rest after healing: {self._tell()}"
+            assert trio.current_time() < until_s, f"not at rest after healing: {self._describe_pending()}"
             if self.wiped is not None:
                 await self._remove_wiped()
             if self.drained is not None and self.rng.random() < 0.2:
@@ -743,7 +743,7 @@ class MembershipWorld:
                 return False
         return True
 
-    def _tell(self) -> Any:
+    def _describe_pending(self) -> Any:
         view = self._newest_view()
         return {
             "nodes": view and {node.node_id: (node.standing, node.failed_since_ms) for node in view.nodes.values()},

@@ -344,7 +344,7 @@ class RaftWorld:
                 self.change()
             if turn > 300 and len(self.acked) > before and self._is_even():
                 return
-        raise AssertionError(f"no progress after healing: {self._tell()}")
+        raise AssertionError(f"no progress after healing: {self._describe_pending()}")
 
     def _is_even(self) -> bool:
         return all(
@@ -352,7 +352,7 @@ class RaftWorld:
             for m in self._voters()
         )
 
-    def _tell(self) -> list[Any]:
+    def _describe_pending(self) -> list[Any]:
         return [
             (
                 n.name,

@@ -62,7 +62,7 @@ class ScheduleWorld(MembershipWorld):
         request = SchedulePut(TOPIC, partition, [item])
         until_s = trio.current_time() + REST_S
         while True:
-            assert trio.current_time() < until_s, f"no schedule: {self._tell()}"
+            assert trio.current_time() < until_s, f"no schedule: {self._describe_pending()}"
             for broker, host in self._hosts((TOPIC, partition)):
                 if host.ready:
                     with trio.move_on_after(ASK_S):

@@ -92,7 +92,7 @@ class PlainClients:
     def is_done(self) -> bool:
         return all(node.host.shut is None for node in self._world.nodes.values())
 
-    def tell(self) -> Any:
+    def describe_pending(self) -> Any:
         return [(node.name, node.host.shut, node.host.reopens) for node in self._world.nodes.values()]
 
 

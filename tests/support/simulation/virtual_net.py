@@ -221,7 +221,7 @@ class VirtualNet:
     def hang(self, sender: str, receiver: str) -> None:
         self.hanging.add((sender, receiver))
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """End all hangs."""
         self.hanging.clear()
         for stream in list(self._streams):

@@ -67,7 +67,7 @@ class Machine:
     def hang(self, what: str) -> None:
         self.hangs.setdefault(what, trio.Event())
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         for ended in self.hangs.values():
             ended.set()
         self.hangs.clear()

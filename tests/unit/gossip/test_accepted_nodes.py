@@ -20,7 +20,7 @@ ELSEWHERE = Address("10.9.9.9", 9900)
 @pytest.mark.parametrize("liveness", [ALIVE, SUSPECT, DEAD])
 def test_another_machine_cannot_take_a_name(liveness: Liveness) -> None:
     bench = known_as(liveness)
-    bench.hear(alive("a", 9, at=ELSEWHERE, meta=tags_of("a", store="of another")))
+    bench.receive(alive("a", 9, at=ELSEWHERE, meta=tags_of("a", store="of another")))
     assert bench.liveness("a") == (liveness, 5) and bench.node("a").address == address_of("a")
     assert bench.refused() == {"refused_name_conflict": 1} and bench.nodes.refusals == {"a": "name_conflict"}
 
@@ -28,42 +28,42 @@ def test_another_machine_cannot_take_a_name(liveness: Liveness) -> None:
 def test_name_of_left_member_may_be_reused() -> None:
     bench = known_as(LEFT)
     another = alive("a", 6, at=ELSEWHERE, meta=tags_of("a", store="of another"))
-    bench.hear(another)
+    bench.receive(another)
     assert bench.liveness("a") == (ALIVE, 6) and bench.node("a").address == ELSEWHERE
-    assert bench.said() == [another]
+    assert bench.take_broadcasts() == [another]
 
 
 def test_old_message_of_another_address_revives_no_node() -> None:
     """A node that rejoins receives its own leave and refutes it: see the test of old messages about itself."""
     bench = known_as(LEFT)
-    bench.hear(alive("a", 5, at=ELSEWHERE), alive("a", 1, at=ELSEWHERE, meta=tags_of("a", store="of another")))
-    assert bench.liveness("a") == (LEFT, 5) and bench.said() == [] and bench.nodes.refusals == {}
+    bench.receive(alive("a", 5, at=ELSEWHERE), alive("a", 1, at=ELSEWHERE, meta=tags_of("a", store="of another")))
+    assert bench.liveness("a") == (LEFT, 5) and bench.take_broadcasts() == [] and bench.nodes.refusals == {}
 
 
 @pytest.mark.parametrize("liveness", Liveness)
 def test_member_with_same_store_may_change_its_address(liveness: Liveness) -> None:
     bench = known_as(liveness)
-    bench.hear(alive("a", 5, at=ELSEWHERE))
+    bench.receive(alive("a", 5, at=ELSEWHERE))
     assert bench.liveness("a") == (liveness, 5) and bench.node("a").address == address_of("a")
     assert bench.nodes.refusals == {}, "the previous address is no conflict"
-    bench.hear(alive("a", 6, at=ELSEWHERE))
+    bench.receive(alive("a", 6, at=ELSEWHERE))
     assert bench.liveness("a") == (ALIVE, 6) and bench.node("a").address == ELSEWHERE
 
 
 def test_address_change_without_store_is_refused() -> None:
     bench = SwimBench()
-    bench.hear(alive("serf", meta=b""), alive("serf", 2, meta=b"", at=ELSEWHERE))
+    bench.receive(alive("serf", meta=b""), alive("serf", 2, meta=b"", at=ELSEWHERE))
     assert bench.node("serf").address == address_of("serf") and bench.refused() == {"refused_name_conflict": 1}
 
 
 def test_a_refusal_is_forgotten_when_the_name_is_taken() -> None:
     bench = known_as(DEAD)
     another = alive("a", 1, at=ELSEWHERE, meta=tags_of("a", store="of another"))
-    bench.hear(another)
+    bench.receive(another)
     assert "a" in bench.nodes.refusals
     bench.advance(LAN.dead_gossip_s)
     assert bench.nodes.get("a") is None
-    bench.hear(another)
+    bench.receive(another)
     assert bench.liveness("a") == (ALIVE, 1) and bench.nodes.refusals == {}
 
 
@@ -103,38 +103,40 @@ TAKEN = [
 @pytest.mark.parametrize(("reason", "word"), REFUSED)
 def test_invalid_member_is_refused(reason: str, word: Alive | Suspect | Dead) -> None:
     bench = SwimBench(others="a", uuid="of ours")
-    bench.hear(word)
+    bench.receive(word)
     assert bench.refused() == {f"refused_{reason}": 1} and bench.nodes.refusals == {word.node: reason}
-    assert bench.said() == [] and bench.changes == []
+    assert bench.take_broadcasts() == [] and bench.changes == []
     assert bench.nodes.get("x") is None and bench.liveness("a") == bench.liveness("own") == (ALIVE, 1)
 
 
 @pytest.mark.parametrize("word", TAKEN)
 def test_valid_member_is_accepted(word: Alive) -> None:
     bench = SwimBench(uuid="of ours")
-    bench.hear(word)
-    assert bench.liveness("x") == (ALIVE, word.incarnation) and bench.said() == [word] and not bench.refused()
+    bench.receive(word)
+    assert (
+        bench.liveness("x") == (ALIVE, word.incarnation) and bench.take_broadcasts() == [word] and not bench.refused()
+    )
 
 
 @pytest.mark.parametrize(("vsn", "takes"), [(VSN, True), ((1, 4, 2, 2, 5, 5), False), ((), False), ((0,) * 6, False)])
 def test_checksum_support_follows_from_the_version(vsn: tuple[int, ...], takes: bool) -> None:
     bench = SwimBench()
-    bench.hear(alive("x", vsn=vsn))
+    bench.receive(alive("x", vsn=vsn))
     assert bench.node("x").takes_crc == takes
 
 
 def test_number_of_members_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "MEMBERS_MOST", 3)
     bench = SwimBench(others="ab")
-    bench.hear(alive("c"), alive("a", 2), dead("b"))
+    bench.receive(alive("c"), alive("a", 2), dead("b"))
     assert bench.refused() == {"refused_too_many_members": 1} and bench.liveness("a") == (ALIVE, 2)
     bench.advance(LAN.dead_gossip_s)
-    bench.hear(alive("c"))
+    bench.receive(alive("c"))
     assert bench.liveness("c") == (ALIVE, 1)
 
 
 def test_number_of_remembered_refusals_is_limited() -> None:
     bench = SwimBench()
     for number in range(REFUSALS_MOST + 5):
-        bench.hear(alive("x", meta=tags_of("y")), alive(f"x{number}", meta=tags_of("y")))
+        bench.receive(alive("x", meta=tags_of("y")), alive(f"x{number}", meta=tags_of("y")))
     assert len(bench.nodes.refusals) == REFUSALS_MOST and len(bench.nodes) == 1

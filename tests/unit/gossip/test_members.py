@@ -27,8 +27,8 @@ class MemberBench(SwimBench):
         super().__init__()
         self.members = Members("own", LAN, self.agenda, self.intents, self.reported.append, self.counts)
         self.members.on_node(self.own, None)
-        self.hear(*(alive(name) for name in others))
-        self.said()
+        self.receive(*(alive(name) for name in others))
+        self.take_broadcasts()
         self.reported.clear()
 
     def on_node(self, node: Node, before: Liveness | None) -> None:
@@ -45,7 +45,7 @@ class MemberBench(SwimBench):
         for intent in intents:
             self.serf.on_intent(intent)
 
-    def handed_on(self) -> list[object]:
+    def take_intents(self) -> list[object]:
         """Take the waiting messages, the newest first."""
         found: list[object] = []
         for part in self.intents.take(1 << 20, 1):
@@ -115,17 +115,17 @@ def test_member_state_follows_from_messages(words: list[Word], state: State | No
         if isinstance(word, JoinIntent | LeaveIntent):
             bench.intend(word)
         else:
-            bench.hear(word)
+            bench.receive(word)
     assert bench.state("a") == state
     assert bench.state("own") == State.ALIVE
 
 
 def test_each_change_is_reported() -> None:
     bench = MemberBench("a")
-    bench.hear(suspect("a"))
-    bench.hear(alive("a", 2, meta=tags_of("a", zone="x")))
+    bench.receive(suspect("a"))
+    bench.receive(alive("a", 2, meta=tags_of("a", zone="x")))
     bench.intend(leaves("a", 1), joins("a", 2), leaves("a", 3))
-    bench.hear(left("a", 2))
+    bench.receive(left("a", 2))
     assert bench.reported == ["a"] * 6
     assert bench.serf.records["a"].tags["zone"] == "x"
 
@@ -135,11 +135,11 @@ def test_intents_that_are_news_are_handed_on_once() -> None:
     intents = [leaves("a", 3), joins("a", 4), leaves("x", 5)]
     for intent in intents:
         bench.intend(intent)
-        assert bench.handed_on() == [intent]
+        assert bench.take_intents() == [intent]
         bench.intend(intent)
-        assert bench.handed_on() == []
+        assert bench.take_intents() == []
     bench.intend(joins("a", 2), leaves("x", 4))
-    assert bench.handed_on() == []
+    assert bench.take_intents() == []
 
 
 # -------------------------------------------------------------------------------------------------------------- itself
@@ -149,9 +149,9 @@ def test_own_intent_is_later_than_all_known_intents() -> None:
     bench = MemberBench("a")
     bench.intend(joins("a", 41))
     bench.serf.announce_join()
-    assert bench.handed_on()[0] == joins("own", 41 + JOIN_STEP)
+    assert bench.take_intents()[0] == joins("own", 41 + JOIN_STEP)
     bench.serf.announce_leave()
-    assert bench.handed_on() == [leaves("own", 42 + JOIN_STEP)] and bench.state("own") == State.LEAVING
+    assert bench.take_intents() == [leaves("own", 42 + JOIN_STEP)] and bench.state("own") == State.LEAVING
     bench.nodes.depart()
     assert bench.state("own") == State.LEFT
 
@@ -159,16 +159,16 @@ def test_own_intent_is_later_than_all_known_intents() -> None:
 def test_false_leave_of_own_node_is_refuted() -> None:
     bench = MemberBench("a")
     bench.intend(leaves("own", 7))
-    assert bench.handed_on() == [joins("own", 7 + JOIN_STEP)] and bench.state("own") == State.ALIVE
+    assert bench.take_intents() == [joins("own", 7 + JOIN_STEP)] and bench.state("own") == State.ALIVE
     assert bench.counts["refutations"] == 1
     bench.intend(leaves("own", 7))
-    assert bench.handed_on() == [], "the member sent a later message"
+    assert bench.take_intents() == [], "the member sent a later message"
 
 
 def test_old_leave_message_is_refuted_after_a_restart() -> None:
     bench = MemberBench()
     bench.serf.merge(SerfState(31, {"own": 30, "a": 12}, ["own"], 0, 0))
-    assert bench.handed_on() == [joins("own", 30 + JOIN_STEP)] and bench.state("own") == State.ALIVE
+    assert bench.take_intents() == [joins("own", 30 + JOIN_STEP)] and bench.state("own") == State.ALIVE
 
 
 @pytest.mark.parametrize(
@@ -188,28 +188,30 @@ def test_node_overrides_later_intents_about_itself(theirs: SerfState, says: int 
     bench = MemberBench("a")
     bench.intend(joins("a", 4))
     bench.serf.announce_join()
-    assert bench.handed_on()[0] == joins("own", JOINED)
+    assert bench.take_intents()[0] == joins("own", JOINED)
     bench.serf.merge(theirs)
-    assert bench.handed_on() == ([joins("own", says)] if says else [])
+    assert bench.take_intents() == ([joins("own", says)] if says else [])
 
 
 def test_own_intent_received_again_is_ignored() -> None:
     bench = MemberBench("a")
     bench.serf.announce_join()
-    bench.handed_on()
+    bench.take_intents()
     bench.intend(joins("own", JOIN_STEP))
     bench.serf.merge(bench.serf.state())
-    assert bench.handed_on() == [] and bench.counts["refutations"] == 0
+    assert bench.take_intents() == [] and bench.counts["refutations"] == 0
 
 
 def test_leaving_node_does_not_announce_join() -> None:
     """A late answer of a seed must not undo a leave."""
     bench = MemberBench("a")
     bench.serf.announce_leave()
-    bench.handed_on()
+    bench.take_intents()
     bench.serf.announce_join()
     bench.intend(leaves("own", 9), joins("own", 10))
-    assert not any(isinstance(said, JoinIntent) for said in bench.handed_on()) and bench.state("own") == State.LEAVING
+    assert (
+        not any(isinstance(said, JoinIntent) for said in bench.take_intents()) and bench.state("own") == State.LEAVING
+    )
     bench.nodes.depart()
     assert bench.state("own") == State.LEFT
 
@@ -220,29 +222,29 @@ def test_leaving_node_does_not_announce_join() -> None:
 def test_serf_state_reports_intents() -> None:
     bench = MemberBench("abc")
     bench.intend(joins("a", 3), leaves("b", 4), leaves("c", 5))
-    bench.hear(left("b"), dead("a"))
+    bench.receive(left("b"), dead("a"))
     assert bench.serf.state() == SerfState(6, {"own": 0, "a": 3, "b": 4, "c": 5}, ["b", "c"], 0, 0)
 
 
 def test_rejoining_member_stays_left_until_it_is_alive() -> None:
     bench = MemberBench("a")
     bench.intend(leaves("a", 4))
-    bench.hear(left("a"))
+    bench.receive(left("a"))
     bench.intend(joins("a", 9))
     assert bench.serf.state() == SerfState(10, {"own": 0, "a": 4}, ["a"], 0, 0)
     bench.intend(leaves("a", 6))
     assert bench.serf.state().status_ltimes["a"] == 6
-    bench.hear(alive("a", 2))
+    bench.receive(alive("a", 2))
     assert bench.serf.state() == SerfState(10, {"own": 0, "a": 9}, [], 0, 0) and bench.state("a") == State.ALIVE
 
 
 def test_state_of_a_peer_is_merged_and_not_retransmitted() -> None:
     bench = MemberBench("abcd")
-    bench.hear(dead("b"), left("c"))
+    bench.receive(dead("b"), left("c"))
     bench.serf.merge(SerfState(10, {"a": 9, "b": 8, "c": 7, "x": 6}, ["b", "c", "x"], 0, 0))
     assert [bench.state(name) for name in "abcd"] == [State.ALIVE, State.LEFT, State.LEFT, State.ALIVE]
-    assert bench.handed_on() == [] and bench.serf.clock == 9
-    bench.hear(alive("x"))
+    assert bench.take_intents() == [] and bench.serf.clock == 9
+    bench.receive(alive("x"))
     assert bench.state("x") == State.LEAVING, "SWIM is behind"
 
 
@@ -257,9 +259,9 @@ def test_a_state_without_the_time_of_a_leave_says_nothing() -> None:
 
 def test_departed_member_is_listed_for_a_while() -> None:
     bench = MemberBench("abc")
-    bench.hear(dead("a"))
+    bench.receive(dead("a"))
     bench.intend(leaves("b"))
-    bench.hear(left("b"), suspect("c"), alive("c", 2))
+    bench.receive(left("b"), suspect("c"), alive("c", 2))
     bench.reported.clear()
     bench.advance(FORGET_S - 1)
     assert (bench.state("a"), bench.state("b"), bench.reported) == (State.FAILED, State.LEFT, [])
@@ -269,13 +271,13 @@ def test_departed_member_is_listed_for_a_while() -> None:
 
 def test_rejoined_member_is_not_forgotten_at_the_earlier_deadline() -> None:
     bench = MemberBench("a")
-    bench.hear(dead("a"))
+    bench.receive(dead("a"))
     bench.advance(LAN.dead_gossip_s + 1)
-    bench.hear(alive("a"))
+    bench.receive(alive("a"))
     assert bench.state("a") == State.ALIVE
     bench.advance(FORGET_S)
     assert bench.state("a") == State.ALIVE
-    bench.hear(dead("a"))
+    bench.receive(dead("a"))
     bench.advance(FORGET_S / 2)
     bench.intend(leaves("a", 5))
     bench.advance(FORGET_S / 2)
@@ -288,18 +290,18 @@ def test_intents_of_unknown_nodes_are_limited_and_the_oldest_are_dropped() -> No
     bench = MemberBench()
     for number in range(INTENTS_MOST + 1):
         bench.intend(leaves(f"x{number}"))
-    bench.hear(alive("x0"), alive("x1"))
+    bench.receive(alive("x0"), alive("x1"))
     assert (bench.state("x0"), bench.state("x1")) == (State.ALIVE, State.LEAVING)
 
 
 def test_departed_member_is_dropped_for_a_present_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "MEMBERS_MOST", 3)
     bench = MemberBench("ab")
-    bench.hear(alive("c"))
+    bench.receive(alive("c"))
     assert bench.state("c") is None
-    bench.hear(dead("b"))
+    bench.receive(dead("b"))
     bench.reported.clear()
-    bench.hear(alive("c", 2), alive("b", 2))
+    bench.receive(alive("c", 2), alive("b", 2))
     assert list(bench.serf.records) == ["own", "a", "c"] and bench.reported == ["b", "c"]
     bench.advance(FORGET_S)
     assert list(bench.serf.records) == ["own", "a", "c"]
@@ -311,7 +313,7 @@ def test_a_time_far_ahead_is_not_believed(ltime: int) -> None:
     bench.intend(leaves("a", ltime))
     bench.serf.merge(SerfState(0, {"a": ltime}, ["a"], 0, 0))
     bench.serf.merge(SerfState(min(ltime + 1, 2**64 - 1), {"a": 1}, ["a"], 0, 0))
-    assert bench.state("a") == State.ALIVE and bench.serf.clock == 0 and bench.handed_on() == []
+    assert bench.state("a") == State.ALIVE and bench.serf.clock == 0 and bench.take_intents() == []
     assert bench.counts["refused_ltime"] == 3
 
 
@@ -320,7 +322,7 @@ def test_lamport_times_stay_below_the_maximum() -> None:
     bench = MemberBench("a")
     bench.serf.clock = LTIME_LAST - 1
     bench.intend(leaves("own", LTIME_LAST), leaves("own", LTIME_LAST + 1), leaves("own", LTIME_LAST + 2))
-    assert bench.handed_on() == [joins("own", LTIME_LAST + JOIN_STEP)] and bench.counts["refused_ltime"] == 2
+    assert bench.take_intents() == [joins("own", LTIME_LAST + JOIN_STEP)] and bench.counts["refused_ltime"] == 2
     for _ in range(3):
         bench.serf.announce_join()
-    assert bench.handed_on() == [joins("own", LTIME_LAST + 4 * JOIN_STEP)]
+    assert bench.take_intents() == [joins("own", LTIME_LAST + 4 * JOIN_STEP)]

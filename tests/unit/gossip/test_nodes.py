@@ -56,10 +56,10 @@ def test_stronger_of_two_messages_wins(
     before: Liveness, word: Alive | Suspect | Dead, after: tuple[Liveness, int] | None
 ) -> None:
     bench = known_as(before)
-    bench.hear(word)
+    bench.receive(word)
     assert bench.liveness("a") == (after or (before, 5))
     # Only new information is retransmitted, once and unchanged.
-    assert bench.said() == ([word] if after else [])
+    assert bench.take_broadcasts() == ([word] if after else [])
     assert bench.changes == ([("a", before, after[0])] if after else [])
     assert bench.refused() == {}
 
@@ -67,17 +67,17 @@ def test_stronger_of_two_messages_wins(
 @pytest.mark.parametrize("word", [suspect("x"), dead("x"), left("x")])
 def test_only_alive_is_accepted_for_unknown_member(word: Suspect | Dead) -> None:
     bench = SwimBench(others="a")
-    bench.hear(word)
-    assert (bench.nodes.get("x"), bench.said(), bench.changes) == (None, [], [])
-    bench.hear(alive("x", 7))
+    bench.receive(word)
+    assert (bench.nodes.get("x"), bench.take_broadcasts(), bench.changes) == (None, [], [])
+    bench.receive(alive("x", 7))
     assert bench.changes == [("x", None, ALIVE)] and bench.liveness("x") == (ALIVE, 7)
 
 
 def test_new_tags_come_with_a_higher_incarnation() -> None:
     bench = known_as(ALIVE)
-    bench.hear(alive("a", 5, meta=tags_of("a", zone="x")))
+    bench.receive(alive("a", 5, meta=tags_of("a", zone="x")))
     assert bench.node("a").meta == tags_of("a")
-    bench.hear(alive("a", 6, meta=tags_of("a", zone="x")))
+    bench.receive(alive("a", 6, meta=tags_of("a", zone="x")))
     assert bench.node("a").meta == tags_of("a", zone="x")
 
 
@@ -98,9 +98,9 @@ ACCUSED: list[tuple[Suspect | Dead, int | None]] = [
 @pytest.mark.parametrize(("word", "says"), ACCUSED)
 def test_suspicion_of_own_node_is_refuted(word: Suspect | Dead, says: int | None) -> None:
     bench = SwimBench(others="a")
-    bench.hear(word)
+    bench.receive(word)
     assert bench.liveness("own") == (ALIVE, says or 1)
-    assert bench.said() == ([alive("own", says)] if says else [])
+    assert bench.take_broadcasts() == ([alive("own", says)] if says else [])
     assert bench.counts["refutations"] == bench.awareness.score == (1 if says else 0)
 
 
@@ -109,7 +109,7 @@ def test_old_messages_are_refuted_when_states_are_compared(state: Liveness) -> N
     bench = SwimBench()
     old = NodeState("own", address_of("own"), tags_of("own", zone="old"), 17, state, VSN)
     bench.nodes.merge(old)
-    assert bench.said() == [alive("own", 18)]
+    assert bench.take_broadcasts() == [alive("own", 18)]
 
 
 @pytest.mark.parametrize(
@@ -124,33 +124,33 @@ def test_old_messages_are_refuted_when_states_are_compared(state: Liveness) -> N
 )
 def test_message_about_earlier_state_of_own_node_is_refuted(word: Alive, says: int | None) -> None:
     bench = SwimBench(others="a")
-    bench.hear(word)
-    assert bench.said() == ([alive("own", says)] if says else [])
+    bench.receive(word)
+    assert bench.take_broadcasts() == ([alive("own", says)] if says else [])
 
 
 def test_another_machine_with_the_own_name_is_refused() -> None:
     bench = SwimBench(others="a")
-    bench.hear(alive("own", 5, at=ELSEWHERE, meta=tags_of("own", store="of another")))
-    assert bench.liveness("own") == (ALIVE, 1) and bench.said() == []
+    bench.receive(alive("own", 5, at=ELSEWHERE, meta=tags_of("own", store="of another")))
+    assert bench.liveness("own") == (ALIVE, 1) and bench.take_broadcasts() == []
     assert bench.refused() == {"refused_name_conflict": 1} and bench.nodes.refusals == {"own": "name_conflict"}
 
 
 def test_departing_node_refutes_nothing() -> None:
     bench = SwimBench(others="a")
     bench.nodes.depart()
-    assert bench.said() == [left("own", 1)] and bench.liveness("own") == (LEFT, 1)
-    bench.hear(suspect("own", 3), dead("own", 3), left("own", 3), alive("own", 3))
+    assert bench.take_broadcasts() == [left("own", 1)] and bench.liveness("own") == (LEFT, 1)
+    bench.receive(suspect("own", 3), dead("own", 3), left("own", 3), alive("own", 3))
     bench.nodes.retag(tags_of("own", zone="new"))
     bench.nodes.depart()
-    assert bench.said() == [] and bench.liveness("own") == (LEFT, 1)
+    assert bench.take_broadcasts() == [] and bench.liveness("own") == (LEFT, 1)
 
 
 def test_tags_that_are_the_same_are_no_news() -> None:
     bench = SwimBench(others="a")
     bench.nodes.retag(tags_of("own"))
-    assert bench.said() == []
+    assert bench.take_broadcasts() == []
     bench.nodes.retag(tags_of("own", zone="x"))
-    assert bench.said() == [alive("own", 2, meta=tags_of("own", zone="x"))]
+    assert bench.take_broadcasts() == [alive("own", 2, meta=tags_of("own", zone="x"))]
 
 
 # ----------------------------------------------------------------------------------------------------------- suspicion
@@ -170,60 +170,60 @@ def suspected_for(bench: SwimBench, name: str = "a") -> float:
 @pytest.mark.parametrize(("agreeing", "times"), [("", 6.0), ("c", 6 - 5 * 0.6309), ("cd", 1.0), ("cdef", 1.0)])
 def test_each_confirmation_shortens_a_suspicion(agreeing: str, times: float) -> None:
     bench = SwimBench(others="abcdefg")
-    bench.hear(suspect("a", 1, "b"), *(suspect("a", 1, name) for name in agreeing))
+    bench.receive(suspect("a", 1, "b"), *(suspect("a", 1, name) for name in agreeing))
     assert suspected_for(bench) == pytest.approx(times * LEAST_S, rel=1e-3)
-    assert bench.said()[0] == dead("a", 1, "own")
+    assert bench.take_broadcasts()[0] == dead("a", 1, "own")
 
 
 def test_repeated_suspicion_by_same_node_is_ignored() -> None:
     bench = SwimBench(others="abcdefg")
-    bench.hear(suspect("a", 1, "b"), suspect("a", 1, "c"))
-    assert bench.said() == [suspect("a", 1, "c")]
-    bench.hear(suspect("a", 1, "b"), suspect("a", 1, "c"))
-    assert bench.said() == []
-    bench.hear(suspect("a", 1, "d"))
-    assert bench.said() == [suspect("a", 1, "d")]
-    bench.hear(suspect("a", 1, "e"))
-    assert bench.said() == [], "enough members have confirmed the suspicion"
+    bench.receive(suspect("a", 1, "b"), suspect("a", 1, "c"))
+    assert bench.take_broadcasts() == [suspect("a", 1, "c")]
+    bench.receive(suspect("a", 1, "b"), suspect("a", 1, "c"))
+    assert bench.take_broadcasts() == []
+    bench.receive(suspect("a", 1, "d"))
+    assert bench.take_broadcasts() == [suspect("a", 1, "d")]
+    bench.receive(suspect("a", 1, "e"))
+    assert bench.take_broadcasts() == [], "enough members have confirmed the suspicion"
 
 
 def test_late_confirmation_ends_a_suspicion_at_once() -> None:
     bench = SwimBench(others="abcdefg")
-    bench.hear(suspect("a", 1, "b"))
+    bench.receive(suspect("a", 1, "b"))
     bench.advance(2 * LEAST_S)
-    bench.hear(suspect("a", 1, "c"), suspect("a", 1, "d"))
+    bench.receive(suspect("a", 1, "c"), suspect("a", 1, "d"))
     assert suspected_for(bench) == 0.0
 
 
 def test_shortest_time_is_used_if_few_can_confirm() -> None:
     bench = SwimBench(others="ab")
-    bench.hear(suspect("a", 1, "b"))
+    bench.receive(suspect("a", 1, "b"))
     assert suspected_for(bench) == LEAST_S
 
 
 def test_gone_members_do_not_count_for_suspicion_time() -> None:
     """Otherwise the last two members would wait for confirmations of members that are gone."""
     bench = SwimBench(others="abcdefg")
-    bench.hear(*(dead(name) for name in "bcdefg"), suspect("a", 1, "own"))
+    bench.receive(*(dead(name) for name in "bcdefg"), suspect("a", 1, "own"))
     assert suspected_for(bench) == LEAST_S
 
 
 @pytest.mark.parametrize("word", [alive("a", 2), left("a", 1), dead("a", 1)])
 def test_ended_suspicion_fails_no_member(word: Alive | Dead) -> None:
     bench = SwimBench(others="abcdefg")
-    bench.hear(suspect("a", 1, "b"), word)
+    bench.receive(suspect("a", 1, "b"), word)
     liveness = bench.liveness("a")
-    bench.hear(suspect("a", 0, "c"))
-    bench.said()
+    bench.receive(suspect("a", 0, "c"))
+    bench.take_broadcasts()
     bench.advance(7 * LEAST_S)
-    assert bench.said() == [] and (bench.nodes.get("a") is None or bench.liveness("a") == liveness)
+    assert bench.take_broadcasts() == [] and (bench.nodes.get("a") is None or bench.liveness("a") == liveness)
 
 
 def test_a_second_suspicion_has_its_own_time() -> None:
     bench = SwimBench(others="ab")
-    bench.hear(suspect("a", 1, "b"))
+    bench.receive(suspect("a", 1, "b"))
     bench.advance(LEAST_S - 1)
-    bench.hear(alive("a", 2), suspect("a", 2, "b"))
+    bench.receive(alive("a", 2), suspect("a", 2, "b"))
     assert suspected_for(bench) == LEAST_S
 
 
@@ -233,23 +233,23 @@ def test_a_second_suspicion_has_its_own_time() -> None:
 @pytest.mark.parametrize("word", [dead("a", 1), left("a", 1)])
 def test_gone_member_is_forgotten_and_may_return(word: Dead) -> None:
     bench = SwimBench(others="ab")
-    bench.hear(word)
+    bench.receive(word)
     bench.advance(LAN.dead_gossip_s - 0.1)
     assert bench.nodes.get("a") is not None
     bench.advance(0.1)
     assert bench.nodes.get("a") is None and bench.nodes.get("b") is not None
-    bench.hear(alive("a", 1))
+    bench.receive(alive("a", 1))
     bench.advance(LAN.dead_gossip_s)
     assert bench.liveness("a") == (ALIVE, 1)
 
 
 def test_member_that_rejoined_in_time_is_not_forgotten() -> None:
     bench = SwimBench(others="a")
-    bench.hear(dead("a"))
+    bench.receive(dead("a"))
     bench.advance(LAN.dead_gossip_s / 2)
-    bench.hear(alive("a", 2))
+    bench.receive(alive("a", 2))
     bench.advance(LAN.dead_gossip_s / 2)
-    bench.hear(dead("a", 2))
+    bench.receive(dead("a", 2))
     bench.advance(LAN.dead_gossip_s - 0.1)
     assert bench.liveness("a") == (DEAD, 2), "the time of the member starts again"
 
@@ -274,7 +274,7 @@ def test_sample_respects_the_filter() -> None:
 
 def test_members_are_sampled_uniformly() -> None:
     bench = SwimBench()
-    bench.hear(*(alive(f"x{number}") for number in range(40)), *(dead(f"x{number}") for number in range(10)))
+    bench.receive(*(alive(f"x{number}") for number in range(40)), *(dead(f"x{number}") for number in range(10)))
     drawn: Counter[str] = Counter()
     for _ in range(2000):
         nodes = bench.nodes.sample(3, lambda node: node.liveness == ALIVE)
@@ -284,6 +284,6 @@ def test_members_are_sampled_uniformly() -> None:
     assert all(140 < count < 260 for count in drawn.values()), drawn
     few = bench.nodes.sample(3, lambda node: node.name in ("x7", "x8", "x9", "x10"))
     assert len(few) == 3, "all nodes are checked if few nodes match"
-    bench.hear(alive("new"))
+    bench.receive(alive("new"))
     bench.nodes._forget(bench.node("x0"))
     assert len(bench.nodes.sample(99, lambda node: True)) == 40

@@ -74,7 +74,7 @@ class ProbeBench(SwimBench):
 
 def test_only_live_members_are_probed_round_robin() -> None:
     bench = ProbeBench("abcdef")
-    bench.hear(dead("c"), left("d"), suspect("e"))
+    bench.receive(dead("c"), left("d"), suspect("e"))
     turns = []
     for _ in range(3):
         turn = []
@@ -96,7 +96,7 @@ def test_single_member_probes_no_peer() -> None:
 def test_new_member_is_probed_in_this_round() -> None:
     bench = ProbeBench("abcdefghij")
     bench.prober.on_ack(bench.probe().seq)
-    bench.hear(alive("x"))
+    bench.receive(alive("x"))
     bench.prober.welcome("x")
     probed = []
     for _ in range(10):
@@ -109,9 +109,9 @@ def test_new_member_is_probed_in_this_round() -> None:
 def test_names_of_gone_members_do_not_accumulate() -> None:
     bench = ProbeBench("ab")
     for number in range(2000):
-        bench.hear(alive(f"x{number}"))
+        bench.receive(alive(f"x{number}"))
         bench.prober.welcome(f"x{number}")
-        bench.hear(dead(f"x{number}"))
+        bench.receive(dead(f"x{number}"))
         bench.nodes._forget(bench.node(f"x{number}"))
     assert len(bench.prober._order) < 20
 
@@ -139,7 +139,7 @@ def test_an_answer_ends_a_probe() -> None:
 
 def test_probe_of_a_suspect_carries_the_suspicion() -> None:
     bench = ProbeBench("a")
-    bench.hear(suspect("a", 1, "b"))
+    bench.receive(suspect("a", 1, "b"))
     bench.agenda.run(bench.next_at)
     assert [message for _, message in bench.sent if isinstance(message, Suspect)] == [suspect("a", 1, "own")]
 
@@ -175,7 +175,7 @@ def test_indirect_ack_counts(by: str) -> None:
 
 def test_suspected_and_gone_members_are_not_asked_to_help() -> None:
     bench = ProbeBench("abcdef")
-    bench.hear(suspect("a"), suspect("b"), dead("c"), left("d"))
+    bench.receive(suspect("a"), suspect("b"), dead("c"), left("d"))
     while (ping := bench.probe()).node != "e":
         bench.prober.on_ack(ping.seq)
     bench.advance(LAN.probe_timeout_s)
@@ -227,7 +227,7 @@ def test_member_alive_during_failed_probe_is_not_suspected() -> None:
     bench = ProbeBench("abcd")
     ping = bench.probe()
     bench.advance(LAN.probe_timeout_s)
-    bench.hear(alive(ping.node, 2))
+    bench.receive(alive(ping.node, 2))
     bench.advance(LAN.probe_interval_s - LAN.probe_timeout_s)
     assert bench.counts["probes_failed"] == 1 and bench.liveness(ping.node) == (ALIVE, 2)
 
@@ -235,7 +235,7 @@ def test_member_alive_during_failed_probe_is_not_suspected() -> None:
 def test_member_forgotten_during_probe_is_ignored() -> None:
     bench = ProbeBench("abcd")
     ping = bench.probe()
-    bench.hear(dead(ping.node))
+    bench.receive(dead(ping.node))
     bench.nodes._forget(bench.node(ping.node))
     bench.advance(1.0)
     assert bench.nodes.get(ping.node) is None

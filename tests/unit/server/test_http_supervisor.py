@@ -76,7 +76,7 @@ class Process:
     def say(self, message: dict[str, Any]) -> None:
         self.stdout.put_data(encode(message))
 
-    async def hear(self) -> Messages:
+    async def take_messages(self) -> Messages:
         """Return the messages that the process got since the last call, each with its attached bytes."""
         data, told = bytes(await self.stdin.get_data()), []
         while data:
@@ -161,7 +161,7 @@ class Bed:
         """Return a function that stops the supervisor, while the process ends as requested."""
 
         async def obey() -> None:
-            while not any("stop" in message for message, _ in await process.hear()):
+            while not any("stop" in message for message, _ in await process.take_messages()):
                 pass
             process.end()
 
@@ -172,16 +172,16 @@ async def test_process_gets_its_settings_and_regular_node_states(autojump_clock:
     bed = Bed()
     async with trio.open_nursery() as nursery, bed.serving():
         process = await bed.process()
-        (begin, _), *healths = await process.hear()
+        (begin, _), *healths = await process.take_messages()
         orders = Begin.of(json.loads(json.dumps(begin["begin"])))
         assert orders == replace(BEGIN, listeners=bed.port.descriptors) and len(orders.listeners) == 1
         assert [health["health"][2] for health, _ in healths] == [STARTING, "no leader"]
         bed.node.stands_still = "the disk hangs"
         began_s = trio.current_time()
-        assert await process.hear() == [({"health": [None, "the disk hangs", "no leader"]}, b"")]
+        assert await process.take_messages() == [({"health": [None, "the disk hangs", "no leader"]}, b"")]
         assert trio.current_time() - began_s == pytest.approx(PUSH_S)
         bed.secret = b"another secret, as long"
-        assert (await process.hear())[0] == ({"gateway_secret": bed.secret.hex()}, b"")
+        assert (await process.take_messages())[0] == ({"gateway_secret": bed.secret.hex()}, b"")
         nursery.start_soon(bed.stop_with(process))
     assert process.returncode == 0 and bed.restarts == 0
 
@@ -192,7 +192,7 @@ async def test_restarted_process_gets_the_current_secret(autojump_clock: Clock) 
         bed.secret = b"another secret, as long"
         (await bed.process(0)).end(1)
         process = await bed.process(1)
-        ((begin, _), *_) = await process.hear()
+        ((begin, _), *_) = await process.take_messages()
         assert begin["begin"]["gateway_secret"] == bed.secret.hex()
         nursery.start_soon(bed.stop_with(process))
 
@@ -262,9 +262,9 @@ async def test_supervisor_requests_and_gets_metrics(autojump_clock: Clock) -> No
     bed = Bed()
     async with trio.open_nursery() as nursery, bed.serving():
         process = await bed.process()
-        await process.hear()
+        await process.take_messages()
         process.say({"metrics": 3, "accept": "all"})
-        (answer,) = await process.hear()
+        (answer,) = await process.take_messages()
         assert answer == ({"metrics": 3, "content_type": "text/plain", "body": 15}, b"metrics\nfor all")
         nursery.start_soon(bed.stop_with(process))
 
@@ -274,9 +274,9 @@ async def test_fault_in_a_report_ends_neither_process(autojump_clock: Clock) -> 
     bed.node.has_fault = True
     async with trio.open_nursery() as nursery, bed.serving():
         process = await bed.process()
-        assert (await process.hear())[-1][0] == {"health": [None, FAULT, FAULT]}
+        assert (await process.take_messages())[-1][0] == {"health": [None, FAULT, FAULT]}
         process.say({"metrics": 1, "accept": ""})
-        assert [message for message, _ in await process.hear()] == [{"health": [None, FAULT, FAULT]}]
+        assert [message for message, _ in await process.take_messages()] == [{"health": [None, FAULT, FAULT]}]
         nursery.start_soon(bed.stop_with(process))
     assert process.returncode == 0
 
@@ -342,7 +342,7 @@ async def test_process_that_was_launched_early_is_the_first_one(autojump_clock: 
     (early,) = bed.processes
     async with trio.open_nursery() as nursery:
         await nursery.start(bed.supervisor.run)
-        assert "begin" in (await early.hear())[0][0] and bed.processes == [early]
+        assert "begin" in (await early.take_messages())[0][0] and bed.processes == [early]
         nursery.cancel_scope.cancel()
     await bed.port.end()
 
@@ -370,7 +370,7 @@ async def test_failed_starts_close_the_port_until_the_next_attempt(autojump_cloc
             await trio.open_tcp_stream(*address)
         process = await bed.process(FAILED_STARTS)
         assert bed.port.address == address and len(bed.port.descriptors) == 1
-        assert (await process.hear())[0][0]["begin"]["listeners"] == list(bed.port.descriptors)
+        assert (await process.take_messages())[0][0]["begin"]["listeners"] == list(bed.port.descriptors)
         process.say({"serves": True})
         await trio.testing.wait_all_tasks_blocked()
         assert bed.status.down is None and bed.status.restarts == {"ended": FAILED_STARTS}

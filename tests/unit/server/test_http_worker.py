@@ -41,7 +41,7 @@ class Bed:
             now_s=lambda: self.now_s,
         )
 
-    def tell(self, message: dict[str, Any], body: bytes = b"") -> None:
+    def notify(self, message: dict[str, Any], body: bytes = b"") -> None:
         self.node.on_message(message, body)
 
     @property
@@ -55,17 +55,17 @@ def test_process_is_not_ready_before_the_first_report() -> None:
     assert bed.unwell == (None, None, STARTING)
     bed.now_s += 100 * STALE_S
     assert bed.unwell == (None, None, STARTING)
-    bed.tell({"health": [None, None, STARTING]})
+    bed.notify({"health": [None, None, STARTING]})
     bed.now_s += 100 * STALE_S
     assert bed.unwell == (None, None, STARTING) and bed.node.silent() is None
-    bed.tell(WELL)
+    bed.notify(WELL)
     assert bed.unwell == (None, None, None)
 
 
 async def test_livez_is_ok_while_the_node_reports() -> None:
     bed = Bed()
     request: Any = SimpleNamespace(state=SimpleNamespace(gateway=SimpleNamespace(node=bed.node), request_id="1"))
-    bed.tell({"health": ["the disk failed", "the disk hangs", "no leader"]})
+    bed.notify({"health": ["the disk failed", "the disk hangs", "no leader"]})
     assert await livez(request) == {"status": "ok"}, "a restart of the process would not help"
     bed.now_s += STALE_S + 0.1
     assert (await livez(request)).status_code == 503
@@ -73,19 +73,19 @@ async def test_livez_is_ok_while_the_node_reports() -> None:
 
 def test_reported_health_is_returned() -> None:
     bed = Bed()
-    bed.tell({"health": ["the disk failed", "the disk hangs", "no leader"]})
+    bed.notify({"health": ["the disk failed", "the disk hangs", "no leader"]})
     assert bed.unwell == ("the disk failed", "the disk hangs", "no leader")
 
 
 def test_outdated_health_report_is_an_error() -> None:
     bed = Bed()
-    bed.tell(WELL)
+    bed.notify(WELL)
     bed.now_s += STALE_S
     assert bed.unwell == (None, None, None)
     bed.now_s += 0.1
     silent = "the node has not reported its state for 2 s"
     assert bed.unwell == (None, silent, silent)
-    bed.tell(WELL)
+    bed.notify(WELL)
     assert bed.unwell == (None, None, None)
 
 
@@ -94,8 +94,8 @@ def test_worker_answers_each_message_with_new_counts() -> None:
     bed.requests.observe("GET", "/healthz", 200, 0.1)
     bed.account.take(7)
     bed.quotas.take("token:a", Quota(requests_per_s=5), 2, 30)
-    bed.tell(WELL)
-    bed.tell(WELL)
+    bed.notify(WELL)
+    bed.notify(WELL)
     first, second = (message["report"] for message in bed.said)
     assert first["requests"]["counts"] == [["GET", "/healthz", "200", 1]] and first["held_bytes"] == 7
     assert first["identities"] == [["token:a", 2, 30, 0]] and second["identities"] == []
@@ -120,17 +120,17 @@ async def test_metrics_are_asked_for(autojump_clock: trio.testing.MockClock) -> 
         nursery.start_soon(ask)
         await trio.testing.wait_all_tasks_blocked()
         assert bed.said[-1] == {"metrics": 2, "accept": "b"} and "report" in bed.said[-2]
-        bed.tell({"metrics": 1, "content_type": "text/plain"}, b"old")
+        bed.notify({"metrics": 1, "content_type": "text/plain"}, b"old")
         await trio.testing.wait_all_tasks_blocked()
         assert not found
-        bed.tell({"metrics": 2, "content_type": "text/plain"}, b"new")
+        bed.notify({"metrics": 2, "content_type": "text/plain"}, b"new")
     assert found == [(b"new", "text/plain")]
 
 
 def test_worker_stops_on_request() -> None:
     bed = Bed()
     assert not bed.node.stop.is_set()
-    bed.tell({"stop": True})
+    bed.notify({"stop": True})
     assert bed.node.stop.is_set()
 
 

@@ -97,7 +97,7 @@ def test_rows_submitted_during_a_write_wait_for_the_next_one() -> None:
     below.stall()
     stores.write([(ONE + b"a", b"1")])
     with written_by_a_thread(stores, below):
-        assert below.stands.wait(PATIENCE_S)
+        assert below.has_stalled.wait(PATIENCE_S)
         stores.write([(ONE + b"a", b"2"), (ONE + b"b", b"2")])
         assert (stores.get(ONE + b"a"), below.get(ONE + b"a")) == (b"2", None)
         assert stores.scan(ONE, TWO) == [(ONE + b"a", b"2"), (ONE + b"b", b"2")]
@@ -164,5 +164,5 @@ def written_by_a_thread(stores: WriteBehindStores, below: StallingStores) -> Ite
     try:
         yield
     finally:
-        below.go_on()
+        below.resume()
         thread.join()

@@ -37,7 +37,7 @@ class Host:
             raise self.refusal
         self._bed.number = command.number
         for node, digest in self._bed.digests.items():
-            self._bed.tell(node, digest)
+            self._bed.send_digest(node, digest)
 
 
 class Bed:
@@ -54,7 +54,7 @@ class Bed:
         shut_replicas: Any = SimpleNamespace(is_shut=lambda group, node: False)
         self.comparing = ReplicaDigests(node_log, catalog, self.links, shut_replicas, bytes_per_s)
 
-    def tell(self, node: str, digest: bytes | None, index: int = INDEX, group: int = GROUP) -> None:
+    def send_digest(self, node: str, digest: bytes | None, index: int = INDEX, group: int = GROUP) -> None:
         assert self.comparing.on_frame(node, (group, self.number, index, digest))
 
     async def compare(self, **digests: bytes | None) -> bool | None:
@@ -91,8 +91,8 @@ async def test_digest_at_another_index_counts_as_different() -> None:
 
     async def answer() -> None:
         await until_holds(lambda: bed.number != 0)
-        bed.tell("b", RIGHT)
-        bed.tell("c", RIGHT, index=INDEX + 1)
+        bed.send_digest("b", RIGHT)
+        bed.send_digest("c", RIGHT, index=INDEX + 1)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(answer)

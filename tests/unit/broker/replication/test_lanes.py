@@ -190,8 +190,8 @@ class Here:
     def __init__(self) -> None:
         self.done: list[str] = []
         self.handled, self.rested = threading.Semaphore(0), threading.Semaphore(0)
-        self.go_on = threading.Event()
-        self.go_on.set()
+        self.may_run = threading.Event()
+        self.may_run.set()
         self.crashes: list[BaseException] = []
         self.worker: FairWorker[str] = FairWorker(
             "t", self._handle, self.crashes.append, lambda item: None, self._rest, self._handle_here
@@ -199,7 +199,7 @@ class Here:
 
     def _handle(self, items: Iterable[str]) -> None:
         for item in items:
-            assert self.go_on.wait(PATIENCE_S)
+            assert self.may_run.wait(PATIENCE_S)
             self.done.append(f"{item} there")
         self.handled.release()
 
@@ -243,10 +243,10 @@ def test_inline_run_happens_only_between_two_turns_of_the_thread() -> None:
 def test_run_here_refuses_while_the_thread_has_work() -> None:
     here = Here()
     here.submit("a")
-    here.go_on.clear()
+    here.may_run.clear()
     here.worker.submit("b")
     assert not here.worker.run_here(["c"])
-    here.go_on.set()
+    here.may_run.set()
     assert here.handled.acquire(timeout=PATIENCE_S)
     assert here.worker.close(PATIENCE_S) and not here.crashes
     assert [item for item in here.done if item != "rest"] == ["a there", "b there"]

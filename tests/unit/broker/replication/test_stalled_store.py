@@ -88,7 +88,7 @@ class Bed(Stepped):
         for _ in range(50):
             self.drive()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Let the store write its queued rows, and the rows that are admitted as a result."""
         while self.node_log.stores.progress is not None or self.node_log.has_held:
             self.node_log.stores.write_out()
@@ -121,7 +121,7 @@ def test_stalled_store_delays_no_reply_until_its_limit() -> None:
     bed.settle()
     assert len(large) == sent - 1, "later entries must keep their order"
     assert bed.node_log.memory.accounts["rows"].bytes < STORE_BYTES + 2 * len(LARGE)
-    bed.go_on()
+    bed.resume()
     assert len(large) == sent + 9 and not any(isinstance(answer, Exception) for answer in large + small)
     ids = [base for base, _ in large]
     assert ids == sorted(ids) and not bed.node_log.backlog.bytes and not one.requests.unapplied_bytes
@@ -144,7 +144,7 @@ def test_request_that_waits_too_long_for_capacity_reports_nothing_stored() -> No
     assert len(answers) == 2 * STORE_BYTES // len(LARGE), "the last request has just arrived"
     assert refused and all(isinstance(answer, Overloaded) and answer.retriable for answer in refused)
     assert "could not be proposed" in str(refused[0])
-    bed.go_on()
+    bed.resume()
     assert not isinstance(answers[-1], Exception) and len(answers) == len(refused) + stored + 1
     assert bed.node_log.backlog.bytes == host.requests.unapplied_bytes == 0
     assert host.status.messages == stored + 1
@@ -195,7 +195,7 @@ async def threads() -> AsyncIterator[Threads]:
         with trio.fail_after(PATIENCE_S):
             yield found
         nursery.cancel_scope.cancel()
-    found.below.go_on()
+    found.below.resume()
     await found.runner.close()
 
 
@@ -207,11 +207,11 @@ async def test_requests_waiting_for_the_store_continue_after_the_stall() -> None
         count = 2 * STORE_BYTES // len(LARGE)
         for _ in range(count):
             produce(one, LARGE, large)
-        await until_holds(lambda: node.below.stands.is_set() and node.node_log.has_held)
+        await until_holds(lambda: node.below.has_stalled.is_set() and node.node_log.has_held)
         await other.call(c.Append(SMALL))
         assert node.runner.progress_of("rows") is not None
         assert len(large) < count
-        node.below.go_on()
+        node.below.resume()
         await until_holds(lambda: len(large) == count)
         assert not any(isinstance(answer, Exception) for answer in large)
 
@@ -264,7 +264,7 @@ async def test_until_written_waits_until_rows_are_written() -> None:
             nursery.start_soon(node.runner.until_written)
             await trio.testing.wait_all_tasks_blocked()
             assert nursery.child_tasks, "the call must wait for the store"
-            node.below.go_on()
+            node.below.resume()
         node.below.stall()
         for _ in range(3):
             await node.runner.ask(lambda: node.node_log.stores.write([(key, bytes(NODE_BYTES // 4))]))
@@ -277,7 +277,7 @@ async def test_until_written_waits_until_rows_are_written() -> None:
 
             nursery.start_soon(wait)
             await trio.testing.wait_all_tasks_blocked()
-            node.below.go_on()
+            node.below.resume()
 
 
 async def test_rows_that_are_handed_over_are_written_before_a_node_ends() -> None:
@@ -301,7 +301,7 @@ def test_one_partition_does_not_fill_the_store_queue() -> None:
     for _ in range(limit // len(LARGE) // 3):
         produce(other, LARGE, answers)
     bed.settle()
-    bed.go_on()
+    bed.resume()
     assert not any(isinstance(answer, Exception) for answer in answers) and not bed.node_log.backlog.bytes
     assert len(answers) > limit // len(LARGE) // 3 * 2
     produce(one, LARGE, answers)

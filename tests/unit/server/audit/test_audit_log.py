@@ -32,13 +32,13 @@ class HandFiles(AuditFiles):
         super().__init__(Path("nowhere"), 1000, 1)
         self.data = b""
         self.is_full = False
-        self.goes_on = threading.Event()
-        self.goes_on.set()
+        self.may_write = threading.Event()
+        self.may_write.set()
         self.is_asked = threading.Event()
 
     def append(self, data: bytes) -> None:
         self.is_asked.set()
-        self.goes_on.wait()
+        self.may_write.wait()
         if self.is_full:
             raise OSError(errno.ENOSPC, "No space left on device")
         self.data += data
@@ -109,14 +109,14 @@ async def test_lines_lost_by_a_full_disk_are_counted_and_reported() -> None:
 
 async def test_hung_disk_delays_no_caller_and_keeps_a_bounded_number() -> None:
     files = HandFiles()
-    files.goes_on.clear()
+    files.may_write.clear()
     audit = log_of(files, queued_bytes=2000)
     note(audit)
     files.is_asked.wait(PATIENCE_S)
     for _ in range(100):
         note(audit)
     assert 80 < audit.lost < 100
-    files.goes_on.set()
+    files.may_write.set()
     assert audit.until_written(PATIENCE_S)
     note(audit, "last")
     await audit.close()
