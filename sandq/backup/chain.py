@@ -310,7 +310,7 @@ def windows_of(manifest: Manifest) -> tuple[Window, ...]:
 
 
 def ended(window: Window, number: int, why: str) -> Window:
-    """Return a window that ends in this increment."""
+    """Return `window`, marked as ended in increment `number` for the reason `why`."""
     return replace(window, last=number, why=why)
 
 
@@ -383,12 +383,14 @@ def spans(topics: Sequence[Topic], windows: Iterable[Window]) -> list[tuple[int,
         )
     first = min([base for found in by_partition.values() for base, _ in found], default=0)
     all_partitions = [(topic, partition) for topic in topics for partition in range(topic.partitions)]
+    # Sweep over the starts and ends of the spans of all partitions: a time can be restored while all are covered.
     changes: list[tuple[int, int]] = []
     for topic, partition in all_partitions:
         found = list(by_partition.get((topic.number, partition), ()))
         if topic.created_ms > first:
             found.append((first, topic.created_ms))
         own, of_first = begun.get((topic.number, partition)), begun.get((topic.number, 0))
+        # A partition that was added later does not limit the times before its first rows.
         if partition >= topic.initial_partitions and own and of_first and own[0] > of_first[0]:
             found.append((first, own[1] - 1))
         for start, stop in _united(found):

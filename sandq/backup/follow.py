@@ -67,7 +67,9 @@ class Increment:
     rebased_bytes: int = 0
     """Size of the rows of these partitions, and of new partitions, in bytes."""
     fullest: float = 0.0
-    """Maximum used share of the nodes' log space for a reader, before this increment."""
+    """Highest used share (0 to 1) of the log space that a node keeps for a reader, over all partitions.
+
+    Measured when this increment began to read each of them."""
     errors: Sequence[str] = ()
     """Failures of partitions that could not be read; the next increment reads them again."""
     left: Sequence[str] = ()

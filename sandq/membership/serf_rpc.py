@@ -6,8 +6,8 @@ One TCP connection with consecutive msgpack maps, without framing::
     answer   {Seq, Error}, then a body if the command gives one; Error is empty if it succeeded
     event    {Seq, Error} with the Seq of the `stream` request, then a record, at any time between two answers
 
-The start of a map is not marked. So invalid data ends the connection; so does a timeout. This module never stops the
-agent, because the agent belongs to the site.
+Nothing marks where a map starts. So after invalid data or a timeout, the next map cannot be found, and the connection
+ends. This module never stops the agent, because the agent belongs to the site.
 """
 
 from __future__ import annotations
@@ -239,8 +239,10 @@ class SerfRpc:
                     await self._receive()
 
     async def _receive(self) -> None:
-        """Receive one piece. An error in the piece ends the connection. `_check` raises the error after the answers
-        before it."""
+        """Receive one piece. An error in the piece ends the connection.
+
+        The error is not raised here: calls whose answer came before it succeed, and `_check` raises it in all others.
+        """
         try:
             data = await self._stream.receive_some(RECEIVE_BYTES)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:

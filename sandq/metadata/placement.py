@@ -183,9 +183,9 @@ class _Planner:
         return self._slots[group]
 
     def _needed(self, replicas: int, left: int) -> tuple[set[str], float]:
-        """Return the nodes that could hold a replica of all `left` partitions, and how many of them to use now.
+        """Return the nodes whose free capacity is at least `left`, and how many of them the next partition must use.
 
-        The next partition must use at least that number of these nodes, so that the later ones still fit. The replicas
+        Otherwise the later partitions might not fit. The replicas
         of a partition are on different nodes, so a node can use at most `left` of its free capacity. The later
         partitions fit as long as the sum of this usable capacity over all nodes is at least `left * replicas`. A node
         whose free capacity is at least `left` loses one usable replica with the next partition, whether it holds it or
@@ -193,6 +193,8 @@ class _Planner:
         """
         spacious = {c.node for c in self._candidates.values() if self._free_capacity(c) >= left}
         useful = sum(min(left, max(0, self._free_capacity(c))) for c in self._candidates.values())
+        # The difference is the surplus of usable capacity. Each spacious node that the next partition does not use
+        # costs one unit of it.
         return spacious, len(spacious) - max(0, useful - left * replicas)
 
     def _free_capacity(self, candidate: Candidate) -> float:

@@ -76,7 +76,8 @@ def next_changes(
     """Return the commands to propose now, so that at most `MOVES_MOST` partitions move at the same time.
 
     If the nodes that keep their partitions differ from `balanced`, even out the load, then record them as balanced.
-    The first such move clears `balanced`, so that a node that returns before the load is even gets its share, too.
+    The first such move clears `balanced`. Otherwise, if a lost node returned during the moves, the nodes would equal
+    `balanced` again, and the returned node would get no share.
 
     `led`: groups that have a leader. `capacity`: see `Candidate`; a full node takes a partition only if no other node
     has free capacity.

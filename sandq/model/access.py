@@ -124,7 +124,7 @@ def parse_grant(text: object) -> GrantText:
 def check_grants(texts: object, roles: Mapping[str, Sequence[str]] | None) -> list[str]:
     """Return the grants as they are stored. Raise InvalidRequest.
 
-    `roles`: the custom roles. None: custom roles may not be named, because a role consists of rights and built-in
+    `roles`: the custom roles. None: `texts` are the grants of a custom role, which may contain only rights and built-in
     roles.
     """
     if not isinstance(texts, list | tuple) or not 0 < len(texts) <= FIXED.grants:

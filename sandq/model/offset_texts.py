@@ -92,7 +92,11 @@ def _middles(upper: int) -> list[bytes]:
 
 @lru_cache(maxsize=1)
 def _masks() -> list[int]:
-    """Return for each step the bits that move, in every lane."""
+    """Return for each step of `_STEPS` the bits that move, in every lane.
+
+    For example, with 4 groups of 5 bits at 0, 5, 10, 15: the step of 2 moves groups 2 and 3 to 16 and 21, and the step
+    of 1 moves groups 1 and 3 to 8 and 24. Then each group has a byte. 31 is the mask of one group.
+    """
     masks = []
     for step in _STEPS:
         lane = 0

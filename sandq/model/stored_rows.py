@@ -4,7 +4,8 @@ A restore writes rows into a partition's log, and every replica reads them later
 with one row: the length of its key, the types and ranges of its fields, the checksum and the columns of a batch. It
 does not compare rows; `TimerPartition` makes the checks that need all rows at the end of a restore.
 
-Row formats: docs/storage-format.md. Tags that exist in `partition.rows` are named there; a test compares both.
+Row formats: docs/storage-format.md. Tags are literals here. `partition.rows` has constants for them, and a test checks
+that both have the same tags.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@
 
 Everything becomes whole milliseconds, rounded *up*, so that a message delivered at that millisecond is never early.
 Numbers that look like another unit are refused, and the error names both units. Refused instants are an int below
-10**11 or a float (seconds), and an int that is too large (microseconds, nanoseconds). Refused durations are bare
-numbers of seconds above ten years (milliseconds or less). A datetime without a zone is refused, too. Instants and
-durations fit 48 bits unsigned (the year 10889). No clock is read here.
+10**11 or a float (seconds), and an int that is too large (microseconds, nanoseconds). A bare number as a duration means
+seconds. Above ten years it is refused, because it probably means milliseconds or a smaller unit. A datetime without a
+zone is refused, too. Instants and durations fit 48 bits unsigned (the year 10889). No clock is read here.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class ClockResets:
             self._reposition_dead,
             self._forget_tombstones,
             self._reschedule_waiting,
-            self._shorten_memories,
+            self._shorten_expiries,
         )
         """Each phase function does a bounded part of its work, and returns whether the phase is complete."""
         self._begun = 0
@@ -372,7 +372,7 @@ class ClockResets:
         _, moves, moved_ms, _ = rows.load_moved(moved) if moved is not None else rows.Moved(offset)
         step.view.put(rows.MOVED + message_id, rows.pack(offset, moves, moved_ms, None))
 
-    # -- memories and waiting messages ----------------------------------------------------------------------------
+    # -- tombstones, waiting messages, and rows that expire -------------------------------------------------------
 
     def _forget_tombstones(self, step: Step) -> bool:
         """Delete the tombstones of moved messages, because the log rows no longer contain these messages.
@@ -432,7 +432,7 @@ class ClockResets:
         again.queue, again.snoozes, again.crashes = entry.queue, entry.snoozes, entry.crashes
         self._waiting.add(step, group, again)
 
-    def _shorten_memories(self, step: Step) -> bool:
+    def _shorten_expiries(self, step: Step) -> bool:
         """Shorten the expiry times of rows that would be kept longer than documented, counted from the new time."""
         view = step.view
         state = self._current()

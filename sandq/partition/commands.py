@@ -541,7 +541,9 @@ class PlanSchedules(Command):
     """Per schedule: (name, version and next occurrence that the leader saw, new next occurrence, fire time, last
     completed occurrence before that, [first, last] of the completed occurrences after that). All times are in ms."""
     behind: str | None
-    """Schedules up to this name are adjusted after the command. None: all schedules are."""
+    """Once this command is applied, schedules up to this name are adjusted, and the next command continues after it.
+
+    None: all schedules are adjusted."""
 
 
 @dataclass(frozen=True, slots=True)

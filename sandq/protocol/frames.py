@@ -262,7 +262,7 @@ class FrameReader:
                     kind, request_id = frame[0], frame[1]
                 except SandqError:
                     raise
-                except Exception as error:  # msgpack raises a dozen kinds: not msgpack, or over a bound
+                except Exception as error:  # msgpack raises a dozen types for invalid data
                     raise _undecodable(length, error) from None
                 if type(frame) is not list or type(kind) is not int or type(request_id) is not int:
                     raise ProtocolError(_NO_FRAME)

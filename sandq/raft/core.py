@@ -84,6 +84,7 @@ class Core(SyncObj):  # type: ignore[misc]
         return self._may_change(request)
 
     def _SyncObj__doChangeCluster(self, request: Members, reverse: bool = False) -> bool:
+        """Guard S3: do nothing, and report success. The log sets the configuration, see `Group._reconcile`."""
         return True
 
     def _SyncObj__getEntries(

@@ -154,13 +154,14 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         return found[-1] if found else None
 
     def undecided(self, committed: int) -> int | None:
-        """Return the index of the first entry that a SKIP above `committed` replaces, None if there is none.
+        """Return the lowest index of an entry that an uncommitted SKIP would replace. None if there is no such SKIP.
 
         This entry and later ones must not be applied until the SKIP is committed or truncated. If the group decides to
         skip the entry, a version of sandq that could apply it must not do so."""
         return min([skip.index for at, skip in self.skips.items() if at > committed], default=None)
 
     def _replaces(self, skip: Skip, index: int) -> bool:
+        # The term is None if the entry is not in the log any more: then only the index can be compared.
         return skip.index == index and self.term_at(index) in (skip.term, None)
 
     def bytes_above(self, index: int) -> int:

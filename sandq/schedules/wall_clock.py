@@ -57,19 +57,20 @@ def _next_starred(expression: CronExpression, zone: ZoneInfo, after_s: int) -> i
     offset_s = _offset(zone, after_s)
     wall = expression.after(_wall(after_s + offset_s))
     # This is the result if the clock is not changed before that instant.
-    straight_s = _END_S if wall is None else _seconds(wall) - offset_s
-    near_s = min(straight_s, after_s + _NEAR_S)
+    unchanged_s = _END_S if wall is None else _seconds(wall) - offset_s
+    near_s = min(unchanged_s, after_s + _NEAR_S)
     if _offset(zone, near_s) != offset_s:
         change_s = _change(zone, after_s, near_s)
         # No occurrence is before the change. Search again from the time that the clock shows right after it.
         offset_s = _offset(zone, change_s)
         wall = expression.after(_wall(change_s + offset_s) - _SECOND)
-        straight_s = _END_S if wall is None else _seconds(wall) - offset_s
-        near_s = min(straight_s, change_s + _NEAR_S)
+        unchanged_s = _END_S if wall is None else _seconds(wall) - offset_s
+        near_s = min(unchanged_s, change_s + _NEAR_S)
     if wall is None:
         return None
-    if straight_s <= near_s:
-        return straight_s
+    if unchanged_s <= near_s:
+        return unchanged_s
+    # The clock may change again before `unchanged_s`: find the first instant at which it shows `wall`.
     return _next_shown(expression, zone, wall)
 
 
@@ -90,13 +91,13 @@ def _last_starred(expression: CronExpression, zone: ZoneInfo, at_s: int) -> int 
     wall = expression.at_or_before(_wall(at_s + offset_s))
     if wall is None:
         return None
-    straight_s = _seconds(wall) - offset_s
-    near_s = max(straight_s, at_s - _NEAR_S)
+    unchanged_s = _seconds(wall) - offset_s
+    near_s = max(unchanged_s, at_s - _NEAR_S)
     if _offset(zone, near_s) != offset_s:
         # No occurrence since the change: continue with the last time that the clock showed before it.
         return _last_starred(expression, zone, _change(zone, near_s, at_s) - 1)
-    if straight_s >= near_s:
-        return straight_s
+    if unchanged_s >= near_s:
+        return unchanged_s
     return _last_shown(expression, zone, wall)
 
 

@@ -150,7 +150,7 @@ class Producer(BlockWrapper[AsyncProducer]):
 
     def __init__(self, inner: AsyncProducer, portal: Portal, blocks: Blocks) -> None:
         super().__init__(inner, portal, blocks)
-        self._ahead = 0  # queued bytes, plus _AHEAD_BYTES / _AHEAD_MESSAGES for each message
+        self._ahead = 0  # queued bytes; each message adds a share, so that one number covers both limits
 
     @property
     def topic(self) -> str:

@@ -52,6 +52,7 @@ class _Bucket:
     """A token bucket of CPU time in s. One step may bring it below zero; it must then refill before the next step."""
 
     def __init__(self, share: float) -> None:
+        """`share`: part of one CPU. The maximum burst is in proportion to it: `BURST_S` for `SHARE`."""
         self._share = share
         self._left_s = BURST_S * share / SHARE
         self._most_s = self._left_s

@@ -26,7 +26,7 @@ EMPTY_RECORD_BYTES: Final = 1 << 20
 Such records are key updates, which cost 100 us and a reply, and requests to renegotiate. An attacker could otherwise
 send them without end."""
 EMPTY_RECORDS_FIRST: Final = 8
-"""Number of records without data that are accepted at first, before any bytes."""
+"""Number of records without data that a peer may send before its first data. Later data allows more of them."""
 ENCODED_BYTES: Final = 65_536
 """Maximum bytes that are encoded at once, because `ssl` keeps the memory for them until the connection ends."""
 WRITE_BYTES: Final = 16_384

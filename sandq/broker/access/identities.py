@@ -56,8 +56,8 @@ class Identities:
             given = changes.get("secret_hash")
             others = [name for name, one in view.identities.items() if one.secret_hash == given and name != principal]
             if given is not None and others:
-                # Nodes might authenticate different identities by this token, and it would stay valid if one is
-                # revoked.
+                # Nodes might take this token for different identities. After one of them was revoked, the token would
+                # still be valid for the other one.
                 raise Conflict(
                     f"{others[0]} has this token already: a token belongs to one identity", principal=others[0]
                 )

@@ -175,7 +175,10 @@ async def _until_news(host: RaftGroup, watchers: dict[_Watcher, None]) -> None:
 
 
 def _scan(host: RaftGroup, asked: Sequence[_Watcher]) -> list[outcome.Outcome[Changes]]:
-    """Return the changes for the first watchers, at least one (apply thread)."""
+    """Return the changes for these watchers, in order, and at least for the first one. Runs on the apply thread.
+
+    Stops after `VISIT_BYTES` of rows were scanned.
+    """
     replica = host.replica
     assert isinstance(replica, PartitionReplica)
     found: list[outcome.Outcome[Changes]] = []

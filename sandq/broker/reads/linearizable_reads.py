@@ -196,10 +196,10 @@ class LinearizableReads:
 
     async def _answer(self, key: _Key, asked: list[_Asked[Any]], certain_s: float) -> None:
         """Answer all queries. `certain_s`: time up to which their state includes everything acknowledged."""
-        while asked:
+        while asked:  # a visit answers only some of the queries: it has limits of work, of bytes and of each client
             try:
                 # Do not keep the answers in a variable: it would hold them until the next ones come.
-                self._settle(key, await _Visit(key.host, asked).made_by(self._runner), certain_s)
+                self._settle(key, await _Visit(key.host, asked).run_on(self._runner), certain_s)
             except Exception as error:
                 self._refuse(key, asked, error)
                 return
@@ -249,7 +249,7 @@ class _Visit:
         self._host = host
         self._asked = asked
 
-    async def made_by(self, runner: Runner) -> list[_Answer]:
+    async def run_on(self, runner: Runner) -> list[_Answer]:
         return await runner.ask(self._make, group=self._host.number, patient=False, late=_drop)
 
     def _make(self) -> list[_Answer]:

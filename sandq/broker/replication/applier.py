@@ -193,6 +193,11 @@ class Applier:
             return False  # the apply thread meets the same error and shuts the replica
 
     def _run(self, tasks: Iterable[Apply | Ask], run: _Run) -> None:
+        """Run tasks, and report their results.
+
+        Runs nest: while an entry or a query yields, tasks of other groups run in an inner run. Its time is added to
+        `yielded_s` of the outer run.
+        """
         self._runs.append(run)
         for task in tasks:
             self.steps += 1

@@ -81,8 +81,9 @@ class _Source:
     def __init__(self, partition: int, position: WatchPosition | None) -> None:
         self.partition = partition
         self.reached = position
-        """Position of the consumer, unless it is within `current`. None if "now" is not known yet, because no node has
-        replied."""
+        """Position of the consumer. While the consumer reads `current`, that answer has the position instead.
+
+        None if "now" is not known yet, because no node has replied."""
         self.current: Answer | None = None
         self.asked = position
         """Position after which the next answer continues."""

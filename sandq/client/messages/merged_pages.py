@@ -115,7 +115,7 @@ class Merged(Generic[R, T]):
 def _behind(after: bytes | None, partition: int) -> bytes | None:
     """Return the highest offset of a partition that is not above `after`. No message need have this offset.
 
-    The offset must belong to this partition, because a broker counts positions within a batch.
+    The result has the number of this partition: a broker cannot compare positions of different partitions.
     """
     if after is None:
         return None

@@ -322,7 +322,8 @@ class Jobs:
             group.group_id, max(job.position, job.arguments["above"]), STEP_MESSAGES, STEP_BYTES, view
         )
         own = [message for message in found if message.sent_to is None]  # all others were never in the log
-        # If the log begins after the requested position, the cursor was set to the beginning of the log.
+        # If the requested position was below the beginning of the log, the cursor is at the beginning: it will never
+        # reach the messages below.
         in_log = [
             message for message in own if message.offset > group.cursor and self._kept.is_in_log(message.offset, view)
         ]

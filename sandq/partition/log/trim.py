@@ -187,7 +187,7 @@ class Trimmer:
         return next(at for at, (_, value) in enumerate(found) if not rows.is_plain(value))
 
     def _delete_plain(self, step: Step, found: list[Row]) -> None:
-        """Delete plain log rows, all below the limit and every hold. No other rows exist for such messages."""
+        """Delete plain log rows. No other rows exist for such messages. The caller has checked that they may go."""
         if not found:
             return
         state, last = self._log.state, found[-1][0][1:]

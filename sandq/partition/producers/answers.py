@@ -62,7 +62,8 @@ def unpack(data: bytes) -> Iterator[Answer]:
 def remember(
     step: Step, command: c.Append, stored: tuple[bytes, int] | Stored, partition: int, position: int
 ) -> Answer:
-    """Return the answer to keep for a batch that was just stored, and put ids that cannot be computed into a row.
+    """Return the answer to keep for a batch that was just stored. Put the ids that cannot be computed into a row.
+
     `position`: position of the batch's first message in the entry."""
     how = WHOLE
     if isinstance(stored, Stored):

@@ -230,7 +230,10 @@ class PartitionQueries:
         self, state: str | None, from_ms: int, until_ms: int, after: bytes | None, is_newest: bool
     ) -> tuple[list[_OwnedRange], bytes | None]:
         """Return the next ranges of the log in the window, and the offset where they end. None: the end of the
-        window."""
+        window.
+
+        `after`: offset where the last page ended. An upper bound if `is_newest`, otherwise a lower bound.
+        """
         machine = self._machine
         cursors = [group.cursor for group in machine.groups.by_id.values()]
         if state == DELAYED:
@@ -238,6 +241,7 @@ class PartitionQueries:
         elif state == READY:
             until_ms = min(until_ms, machine.now_ms + 1)
         elif state == ACKED:
+            # No message above all cursors is acked.
             until_ms = min(until_ms, offsets.deliver_ms(max(cursors, default=offsets.FIRST)) + 1)
         start = cursor_before(offsets.pack(min(from_ms, offsets.U48_MAX), 0, 0, 0))
         start = max(start, machine.log.state.trimmed)

@@ -153,7 +153,7 @@ def _check_log(groups: Mapping[int, RecoveredGroup]) -> None:
             try:
                 raised_to = Entry.decode(command[1:]).raised_to
             except Corruption:
-                continue  # the node starts nevertheless, and closes its metadata (ADR 46)
+                continue  # the node starts even so, and shuts its replica of the metadata (ADR 46)
             if raised_to:
                 check_level(raised_to, KNOWN)
 

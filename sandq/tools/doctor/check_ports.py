@@ -153,7 +153,7 @@ def node_at_http_port(address: Address, config: NodeConfig | None = None) -> Nod
             context = Certificates(config.tls).loaded.inside
         except StartupError:
             return None
-        context.check_hostname = False  # the store identifies the node instead
+        context.check_hostname = False  # the address need not be in the certificate; the caller compares the store UUID
         connection = http.client.HTTPSConnection(host, port, timeout=REPLY_S, context=context)
     try:
         connection.request("GET", "/cluster")

@@ -147,8 +147,9 @@ def _without_header(segment: Segment, data: bytes, why: str, is_last: bool) -> I
     if not any(data):
         yield Note(segment.number, 0, "it is prepared: nothing has been written to it yet")
         return
-    later = any(sight.batch_start != SEGMENT_HEADER_BYTES for sight in scan(data, segment.number, 0))
-    kind: Literal["torn", "damage"] = "torn" if is_last and not later else "damage"
+    # A record of a later batch proves that the first batch had been synced, and the header with it.
+    has_later_batch = any(sight.batch_start != SEGMENT_HEADER_BYTES for sight in scan(data, segment.number, 0))
+    kind: Literal["torn", "damage"] = "torn" if is_last and not has_later_batch else "damage"
     yield Problem(segment.number, 0, len(data), kind, why)
     # Each record contains its pass and offset, so records can be read without the segment's header.
     yield from _after_problem(data, SegmentHeader(segment.number, 0, 0, 0, len(data)), 0, None)
