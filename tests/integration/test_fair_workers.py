@@ -32,14 +32,14 @@ async def check_that_unbegun_messages_go_to_others(connect: Connect) -> None:
     """The first consumer settles 500 messages quickly. Then it settles nothing until a second consumer has taken the
     rest."""
     begun: list[tuple[str, bytes, int]] = []
-    stuck, goes_on = 0, trio.Event()
+    stuck, may_settle = 0, trio.Event()
 
     async def slow(message: sandq.Message) -> None:
         nonlocal stuck
         begun.append(("slow", message.value or b"", message.attempt))
         if len(begun) > QUICK:
             stuck += 1
-            await goes_on.wait()
+            await may_settle.wait()
 
     async def quick(message: sandq.Message) -> None:
         begun.append(("quick", message.value or b"", message.attempt))
@@ -50,7 +50,7 @@ async def check_that_unbegun_messages_go_to_others(connect: Connect) -> None:
         nursery.start_soon(partial(two.run, "t", "g", quick, concurrency=WORKERS))
         await until_holds(lambda: len(begun) == MESSAGES)
         assert stuck == WORKERS, "the slow consumer must not begin further messages"
-        goes_on.set()
+        may_settle.set()
         nursery.cancel_scope.cancel()
     assert sorted(int(value) for _, value, _ in begun) == [*range(MESSAGES)], "each once"
     assert {attempt for _, _, attempt in begun} == {1}

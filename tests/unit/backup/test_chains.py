@@ -53,21 +53,21 @@ def now_ms() -> int:
 
 
 class Follower:
-    """A fake follower whose steps have the outcomes `said`, in this order."""
+    """A fake follower whose steps have these `outcomes`, in this order."""
 
     manifest = SimpleNamespace(backup_id="b")
     reach_ms = None
 
-    def __init__(self, *said: Increment | Exception) -> None:
-        self.said = list(said)
+    def __init__(self, *outcomes: Increment | Exception) -> None:
+        self.outcomes = list(outcomes)
         self.times: list[float] = []
 
     async def step(self) -> Increment:
         self.times.append(round(trio.current_time(), 3))
-        said = self.said.pop(0)
-        if isinstance(said, Exception):
-            raise said
-        return said
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
 
 def keeper(follower: Any, standing: Standing | None = None, **options: Any) -> ChainKeeper:

@@ -81,8 +81,8 @@ def test_messages_are_sent_a_limited_number_of_times_newest_first() -> None:
     sent = [packets.open(datagram).messages for _, datagram in run(core, 30.0)]
     times: Counter[object] = Counter(message for messages in sent for message in messages)
     assert {times[word] for word in words} == {LAN.transmits(9)}
-    handed_on = [message for message in sent[0] if message in words]
-    assert handed_on == list(reversed(words))[: len(handed_on)]
+    sent_on = [message for message in sent[0] if message in words]
+    assert sent_on == list(reversed(words))[: len(sent_on)]
 
 
 def test_news_is_not_for_those_that_left() -> None:

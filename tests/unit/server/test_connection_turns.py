@@ -209,7 +209,7 @@ async def test_connections_take_turns() -> None:
 
 async def test_slow_request_is_awaited_before_the_next_frame() -> None:
     seen: list[str] = []
-    go_on, done = trio.Event(), trio.Event()
+    may_continue, done = trio.Event(), trio.Event()
 
     def handle(connection: Connection, frame: Any) -> Awaitable[None] | None:
         if not seen:
@@ -220,14 +220,14 @@ async def test_slow_request_is_awaited_before_the_next_frame() -> None:
         return None
 
     async def long() -> None:
-        await go_on.wait()
+        await may_continue.wait()
         seen.append("ended")
 
     async with connected(handle) as (_, client):
         await client.send_all(frames_of(2))
         await wait_all_tasks_blocked()
         assert seen == ["begun"]
-        go_on.set()
+        may_continue.set()
         await done.wait()
     assert seen == ["begun", "ended", "next"]
 
@@ -317,19 +317,19 @@ async def test_a_frame_that_says_much_is_much_work(steps: Steps) -> None:
 
 async def test_concurrent_requests_of_a_connection_are_limited() -> None:
     """The limit includes requests that wait for an event and use no time."""
-    begun, waiting, go_on, came = [], [], trio.Event(), trio.Event()
+    begun, waiting, may_continue, came = [], [], trio.Event(), trio.Event()
     many = 2 * AT_ONCE
 
     async def work() -> bytes:
         begun.append(len(begun))
         if len(begun) == AT_ONCE:
             came.set()
-        await go_on.wait()
+        await may_continue.wait()
         return encode_reply(1, None)
 
     async def wait() -> bytes:
         waiting.append(len(waiting))
-        await go_on.wait()
+        await may_continue.wait()
         return encode_reply(1, None)
 
     def handle(connection: Connection, frame: Any) -> None:
@@ -342,7 +342,7 @@ async def test_concurrent_requests_of_a_connection_are_limited() -> None:
         await came.wait()
         await until_holds(lambda: len(waiting) == many)
         assert len(begun) == AT_ONCE
-        go_on.set()
+        may_continue.set()
         while len(answers) < 2 * many * len(encode_reply(1, None)):
             answers += await client.receive_some(1 << 16)
     assert len(begun) == many
@@ -350,11 +350,11 @@ async def test_concurrent_requests_of_a_connection_are_limited() -> None:
 
 async def test_a_connection_with_many_requests_to_be_worked_on_is_not_read() -> None:
     """The client gets no error either. Otherwise a client that does not read would get errors without end."""
-    handled, go_on = [], trio.Event()
+    handled, may_continue = [], trio.Event()
     most = DEFAULT.requests_per_connection
 
     async def work() -> bytes:
-        await go_on.wait()
+        await may_continue.wait()
         return encode_reply(1, None)
 
     def handle(connection: Connection, frame: Any) -> None:
@@ -367,7 +367,7 @@ async def test_a_connection_with_many_requests_to_be_worked_on_is_not_read() -> 
         await until_holds(lambda: len(handled) == most)
         await wait_all_tasks_blocked()
         assert len(handled) == most and connection.waiting_bytes == 0
-        go_on.set()
+        may_continue.set()
         while len(answers) < (most + 500) * len(encode_reply(1, None)):
             answers += await client.receive_some(1 << 16)
 

@@ -28,13 +28,13 @@ WELL = {"health": [None, None, None]}
 
 class Bed:
     def __init__(self) -> None:
-        self.said: list[dict[str, Any]] = []
+        self.sent: list[dict[str, Any]] = []
         self.now_s = 100.0
         self.requests = HttpRequests()
         self.account = Account(1000)
         self.quotas = QuotaMeters(lambda: self.now_s)
         self.node = ReportedNode(
-            lambda data: self.said.append(json.loads(data)),
+            lambda data: self.sent.append(json.loads(data)),
             self.requests,
             self.account,
             self.quotas,
@@ -96,7 +96,7 @@ def test_worker_answers_each_message_with_new_counts() -> None:
     bed.quotas.take("token:a", Quota(requests_per_s=5), 2, 30)
     bed.notify(WELL)
     bed.notify(WELL)
-    first, second = (message["report"] for message in bed.said)
+    first, second = (message["report"] for message in bed.sent)
     assert first["requests"]["counts"] == [["GET", "/healthz", "200", 1]] and first["held_bytes"] == 7
     assert first["identities"] == [["token:a", 2, 30, 0]] and second["identities"] == []
     assert second["requests"] == {"counts": [], "durations": []}
@@ -119,7 +119,7 @@ async def test_metrics_are_asked_for(autojump_clock: trio.testing.MockClock) -> 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
         await trio.testing.wait_all_tasks_blocked()
-        assert bed.said[-1] == {"metrics": 2, "accept": "b"} and "report" in bed.said[-2]
+        assert bed.sent[-1] == {"metrics": 2, "accept": "b"} and "report" in bed.sent[-2]
         bed.notify({"metrics": 1, "content_type": "text/plain"}, b"old")
         await trio.testing.wait_all_tasks_blocked()
         assert not found

@@ -85,12 +85,12 @@ async def test_data_that_does_not_fit_is_flushed_later(certificates: Certificate
         assert one.send_now(said) == len(said) and one.is_stuck
         assert one.send_now(b"more") == 0  # no data is accepted before the rest is sent
 
-        async def go_on() -> None:
+        async def flush_and_send() -> None:
             await one.flush()
             assert not one.is_stuck
             await one.send_all(b"more")
 
-        nursery.start_soon(go_on)
+        nursery.start_soon(flush_and_send)
         assert await all_of(other, len(said) + 4) == said + b"more"
 
 

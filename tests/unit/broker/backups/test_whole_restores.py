@@ -20,12 +20,12 @@ LEADERS = {10: "n1", 11: "n2", 12: "n2", 13: "n3"}
 
 
 class Bed:
-    """Node n1, other nodes that answer with `said`, and a topic of four partitions."""
+    """Node n1, other nodes that answer with `answers`, and a topic of four partitions."""
 
     def __init__(self) -> None:
         self.led: dict[int, RestoreState | None] = {10: RestoreState("r", is_whole=True)}
         self.leaders: dict[int, str | None] = dict(LEADERS)
-        self.said: dict[str, tuple[int, ...]] = {"n2": (11, 12), "n3": (13,)}
+        self.answers: dict[str, tuple[int, ...]] = {"n2": (11, 12), "n3": (13,)}
         self.is_reached = True
         self.links = FakeLinks("n2", "n3", on_send=self.answer)
         catalog: Any = SimpleNamespace(by_group=self)
@@ -39,8 +39,8 @@ class Bed:
         return SimpleNamespace(raft_group=SimpleNamespace(status=SimpleNamespace(restore=self.led[group])))
 
     def answer(self, node: str, kind: int, body: Any) -> bool:
-        if kind == PeerFrame.RESTORE_ASKED and node in self.said:
-            self.restores.on_frame(node, PeerFrame.RESTORE_TOLD, (body[0], self.said[node]))
+        if kind == PeerFrame.RESTORE_ASKED and node in self.answers:
+            self.restores.on_frame(node, PeerFrame.RESTORE_TOLD, (body[0], self.answers[node]))
         return self.is_reached
 
     async def check(self) -> None:
@@ -63,7 +63,7 @@ async def test_incomplete_restore_on_this_node_is_reported(here: RestoreState | 
 
 async def test_incomplete_restore_on_another_node_is_reported() -> None:
     bed = Bed()
-    bed.said["n2"] = (11,)
+    bed.answers["n2"] = (11,)
     with pytest.raises(Conflict, match="partitions 2 are not"):
         await bed.check()
 
@@ -79,7 +79,7 @@ async def test_partitions_of_silent_leaders_count_as_not_restored(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     bed = Bed()
-    bed.said, bed.is_reached = {}, False
+    bed.answers, bed.is_reached = {}, False
     with pytest.raises(Unavailable, match="partitions 1, 2, 3 "):
         await bed.check()
     assert trio.current_time() == 0

@@ -26,14 +26,14 @@ async def test_calls_of_each_thread_run_in_its_order() -> None:
     inbox, heard, ended = Inbox(), [], trio.Event()
     threads, each = 3, 1000
 
-    def hear(thread: int, number: int) -> None:
+    def record_call(thread: int, number: int) -> None:
         heard.append((thread, number))
         if len(heard) == threads * each:
             ended.set()
 
     def put(thread: int) -> None:
         for number in range(each):
-            inbox.put(hear, thread, number)
+            inbox.put(record_call, thread, number)
 
     async with running(inbox):
         putting = [threading.Thread(target=put, args=(thread,)) for thread in range(threads)]

@@ -102,7 +102,7 @@ def never(items: object) -> int:
 
 
 def test_worker_checks_for_new_items_between_turns() -> None:
-    began, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+    began, may_end, ended = threading.Event(), threading.Event(), threading.Event()
     done: list[str] = []
     batches: list[int] = []
 
@@ -113,7 +113,7 @@ def test_worker_checks_for_new_items_between_turns() -> None:
             done.append(item)
             if not began.is_set():
                 began.set()
-                assert go_on.wait(PATIENCE_S)
+                assert may_end.wait(PATIENCE_S)
             if item == "end":
                 ended.set()
         batches.append(count)
@@ -128,7 +128,7 @@ def test_worker_checks_for_new_items_between_turns() -> None:
         worker.submit("a")
     worker.submit("b")
     worker.submit("end")
-    go_on.set()
+    may_end.set()
     assert ended.wait(PATIENCE_S) and worker.close(PATIENCE_S) and not crashes
     assert done.index("b") <= 2 and done[-1] == "end" and len(done) == 5 * SLICE_ITEMS + 3
     assert max(batches) <= SLICE_ITEMS

@@ -129,11 +129,11 @@ async def test_log_written_during_flush_is_trimmed_by_the_next_checkpoint(
     """A log that is too large is cut even if no further entry follows."""
     monkeypatch.setattr(runner_module, "CHECKPOINT_CHECK_S", 1e9)
     async with bed(checkpoint_bytes=100_000) as node:
-        flush, flushing, goes_on = node.node_log.stores.flush, threading.Event(), threading.Event()
+        flush, flushing, may_flush = node.node_log.stores.flush, threading.Event(), threading.Event()
 
         def flush_slowly() -> None:
             flushing.set()
-            goes_on.wait(PATIENCE_S)
+            may_flush.wait(PATIENCE_S)
             flush()
 
         monkeypatch.setattr(node.node_log.stores, "flush", flush_slowly)
@@ -142,7 +142,7 @@ async def test_log_written_during_flush_is_trimmed_by_the_next_checkpoint(
         await until_holds(flushing.is_set)
         for _ in range(4):
             await node.metadata.call(large)
-        goes_on.set()
+        may_flush.set()
         await until_holds(lambda: node.metadata.group.journal.size_bytes < KEPT_BYTES)
 
 

@@ -58,12 +58,12 @@ async def test_counts_are_saved_later_after_a_full_disk() -> None:
 
 async def test_a_disk_that_hangs_stops_no_count_and_no_end(autojump_clock: Any) -> None:
     autojump_clock.autojump_threshold = 0.01
-    goes_on, begun, writes = threading.Event(), trio.Event(), []
+    may_write, begun, writes = threading.Event(), trio.Event(), []
 
     def write(data: bytes) -> None:
         writes.append(data)
         trio.from_thread.run_sync(begun.set)
-        goes_on.wait()
+        may_write.wait()
 
     kept, stats = kept_by(Disk(write))
     stats.slo.observe(0.001, 1)
@@ -77,7 +77,7 @@ async def test_a_disk_that_hangs_stops_no_count_and_no_end(autojump_clock: Any) 
             await trio.sleep(3 * slo.WRITE_S)
             nursery.cancel_scope.cancel()
     finally:
-        goes_on.set()
+        may_write.set()
     assert taken == 3 and len(writes) == 1, "never two writes at a time"
 
 

@@ -240,12 +240,12 @@ class TestLives:
         bench.open()
         one = bench.put("a")
 
-        def go_on() -> None:
+        def restart_if_asked() -> None:
             if restart:
                 bench.restart()
 
         def described() -> tuple[str, list[tuple[int, str | None]], list[list[Any]]]:
-            go_on()
+            restart_if_asked()
             group = why(bench, one)
             return group["state"], [(row[0], row[5]) for row in group["history"]], group.get("lives", [])
 

@@ -66,12 +66,12 @@ def test_samples_of_one_stall_are_not_reported_for_the_next(monkeypatch: pytest.
     clock = Clock()
     watch = LoopWatch(clock, clock)
 
-    def goes_on(frame: Any) -> list[str]:
+    def continue_loop(frame: Any) -> list[str]:
         watch.beat()
         return ["of the first"]
 
     clock.now_s += STALL_S
-    monkeypatch.setattr(loop_watch, "stack_of", goes_on)
+    monkeypatch.setattr(loop_watch, "stack_of", continue_loop)
     watch.check()
     monkeypatch.setattr(loop_watch, "stack_of", lambda frame: ["of the second"])
     clock.now_s += STALL_S
