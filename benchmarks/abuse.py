@@ -25,7 +25,9 @@ LOOK_S = 0.02
 
 
 def beside(kind: str, setting: Setting) -> Measured:
-    """The 99th percentile of the victim's response times."""
+    """Measure a victim while abusers of this kind run. The value is the 99th percentile of its response times.
+
+    `kind`: empty to measure the victim alone."""
     seconds = float(setting.count(6, 2))
     with running(setting.where, setting.name) as node, ExitStack() as stack:
         assert node.pid is not None

@@ -1,6 +1,6 @@
 """Measure Spark on one machine with the brokers: reading, writing, streams, scheduling from files, archiving; and the
-same work with the plain Python client. Where several processes share the work, it reports the CPU time of each: Spark's
-JVM, its Python workers, and the broker (the row's own)."""
+same work with the plain Python client. Where several processes share the work, the details have the CPU time of Spark's
+JVM and of its Python workers; the row's own CPU time is that of the broker."""
 
 from __future__ import annotations
 

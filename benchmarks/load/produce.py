@@ -71,7 +71,8 @@ def paced(links: Links, size: int, count: int, per_s: int, topic: str = TOPIC, n
 
 
 def many(links: Links, size: int, count: int, window: int, within_ms: int) -> Ready:
-    """Produce like `closed`, but more than memory holds: batches are built in between; that time does not count."""
+    """Produce like `closed`, but more batches than memory holds. Batches are built between the parts of the load, and
+    the time for building does not count."""
     rng = random.Random(1)
     wires = list(_connect(links))
 

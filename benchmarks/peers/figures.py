@@ -49,14 +49,14 @@ class Row:
     p50_ms: float | None = None
     p99_ms: Spread | None = None
     max_ms: float | None = None
-    """Latencies of each peer as in `Outcome`, at the median."""
+    """Median of the largest latency of each round, in ms, as in `Sample`."""
     early: int | None = None
     per_sync: float | None = None
     """Messages per sync of the log."""
     stolen: float = 0.0
     """Median share of the CPU time that the host gave to other machines."""
     rate_ratio: float | None = None
-    """sandq's rate divided by this peer's; the other ratios alike."""
+    """sandq's rate divided by this peer's rate. The other ratios are computed in the same way."""
     cpu_ratio: float | None = None
     p99_ratio: float | None = None
 

@@ -238,7 +238,7 @@ class Connection:
         stats, incoming = self._stats, self._requests.own.incoming
         output, wire = self.output, self.output.wire
         received, is_transformed = wire.received, isinstance(wire, TransformedWire)
-        more = False
+        more = False  # True: the last receive filled its buffer, so the next one probably need not wait
         while True:
             try:
                 if not more:
@@ -275,6 +275,7 @@ class Connection:
                     await self._gate()
             received_at, received_bytes = time.perf_counter(), reader.buffered_bytes + len(plain)
             try:
+                # Parse at most as many frames as the time slice has units of work left: each costs at least one.
                 most = max(self.time_slice.left, 1)
                 frames = reader.feed(plain, most)
                 if self._has_partial_frame and frames:
@@ -316,6 +317,7 @@ class Connection:
         requests = self._requests
         own, marks = requests.own, requests.marks
         counted, most_bytes = own, output.most_bytes
+        # `kind`, `mark`, `size`: those of the previous frame. Consecutive frames of one type share a mark.
         kind, mark, size, no_reply_bytes = -1, None, 0, 0
         produce_bytes, other_bytes, all_bytes = sizes(frames, received_bytes)
         own.count(all_bytes)
@@ -447,7 +449,7 @@ class Connection:
 
 
 class Session(Protocol):
-    """The meaning of the frames of a connection."""
+    """Handles the requests in the frames of a connection."""
 
     greeted: bool
 

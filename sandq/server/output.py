@@ -244,7 +244,7 @@ class Output:
     async def write(self) -> bool:
         """Send what `flush` could not, until the connection ends. Return False if the final bytes could not be sent."""
         while True:
-            self._is_writing = True
+            self._is_writing = True  # `flush` sends nothing meanwhile: its bytes would overtake these
             while self.wire.is_due():
                 if not await self._send_piece():
                     self.cut_off()

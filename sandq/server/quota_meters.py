@@ -84,7 +84,8 @@ class QuotaMeters:
             meter.rates = per_s, bytes_per_s
             meter.requests_full_at = meter.bytes_full_at = now
         if not is_free:
-            # A bucket holds one second of its rate. It admits a request if it holds one, and bytes if it holds any.
+            # A full bucket holds one second of its rate; now it holds 1 - (full_at - now) seconds. One request, or one
+            # byte, costs 1 / rate seconds. A bucket admits a request if it holds one, and bytes if it holds any.
             if per_s is not None:
                 wait_s = math.inf if not per_s else meter.requests_full_at - now - 1 + 1 / per_s
                 self._check(meter, principal, "requests_per_s", per_s, wait_s)

@@ -58,8 +58,7 @@ class RequestRates:
         """Count `requests` requests of a client about a topic that came together.
 
         Raise Throttled, and count nothing, if the rate does not admit one now. If one is admitted, all of them are:
-        requests
-        that follow wait longer."""
+        requests that follow wait longer."""
         interval_us = settings.get(MAX_REQUEST_RATE_US)
         if interval_us is None:
             return
@@ -67,6 +66,8 @@ class RequestRates:
         burst = settings.get(MAX_REQUEST_BURST) or max(1_000_000 // interval_us, 1)
         now = self._clock()
         key = self._key(topic, interval_us, caller, now)
+        # A full bucket holds `burst` requests. It will be full at `full_at`, and one request costs `interval_s`. So it
+        # holds a whole request now if full_at - now is at most (burst - 1) * interval_s.
         full_at = max(self._full_at.get(key, now), now)
         wait_s = full_at - now - (burst - 1) * interval_s
         if wait_s > 1e-9:

@@ -110,7 +110,7 @@ class TransformedWire:
     def left(self, sent: int) -> int:
         self._encoded = self._encoded[sent:]
         if self._encoded:
-            return 0
+            return 0  # plain bytes count as sent only when all bytes that encode them have left
         plain, self._plain = self._plain, 0
         return plain
 

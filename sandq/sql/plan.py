@@ -51,7 +51,7 @@ class Planned:
         (scan,) = self.scans.values()
         if scan.by_name != "id" or scan.table.name != "messages" or not is_exact(scan):
             return None
-        if set(scan.bounds.columns) - {"topic", "id"} or any(select.args.get(name) for name in _MAKING):
+        if set(scan.bounds.columns) - {"topic", "id"} or any(select.args.get(name) for name in _CHANGING_ROWS):
             return None
         found: list[tuple[str, Column]] = []
         for part in select.expressions:
@@ -66,10 +66,11 @@ class Planned:
         return found
 
 
-_MAKING: Final = (
+_CHANGING_ROWS: Final = (
     *("with_", "distinct", "group", "having", "order", "limit", "offset", "joins", "windows", "qualify", "laterals"),
     *("connect", "sample", "settings", "pivots", "into", "cluster", "sort", "distribute", "match", "kind", "hint"),
 )
+"""Parts of a SELECT that may change the rows of the scan or their order, so DuckDB must evaluate them."""
 
 
 def plan(tree: exp.Expr, database: str | None, evaluate: Evaluate, catalog: Catalog = CATALOG) -> Planned:

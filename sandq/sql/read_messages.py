@@ -317,7 +317,7 @@ def _behind(offset: bytes) -> bytes:
 
 
 async def tasks(view: CallerView, scan: Scan, held: Held) -> Any:
-    """Read rows of the tables of z4: delayed messages only, because a due message is no task any more."""
+    """Read rows of the tables of the database `z4`: delayed messages only, because a due message is no task there."""
     inner = scan.of_messages()
     bounds = inner.bounds
     if inner.by_name is None:

@@ -29,7 +29,7 @@ from sandq.sql.schema import Column
 
 async def read(view: CallerView, scan: Scan, held: Held) -> Any:
     """Return the rows of a scan (pyarrow.Table with its needed columns), possibly with rows that do not fit WHERE."""
-    if any(bound.values == () for bound in scan.bounds.columns.values()):  # a comparison with NULL
+    if any(bound.values == () for bound in scan.bounds.columns.values()):  # compared with NULL: no row can match
         return empty(scan.table, scan.needed)
     if scan.table.is_of_tasks:
         return await read_messages.tasks(view, scan, held)

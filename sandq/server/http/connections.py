@@ -418,6 +418,8 @@ class HttpServer:
     ) -> None:
         """Serve until `ending` is set, and until requests in progress are done or out of time. Close the listeners."""
         loop, tls = asyncio.get_running_loop(), self._tls
+        # Without TLS, asyncio accepts connections. With TLS, `tls.serve` accepts them, to check the first byte and to
+        # limit handshakes.
         servers = [
             await loop.create_server(lambda: _Connection(self), sock=listener, backlog=BACKLOG)
             for listener in listeners

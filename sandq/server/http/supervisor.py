@@ -97,9 +97,8 @@ class Supervisor:
         """Create the supervisor.
 
         `begin`: the first message to each process; its sockets and secret are replaced by the current ones. `quotas`:
-        gets
-        the counts of the process. `gateway_secret`: returns the current secret with which the process proves itself to
-        nodes."""
+        gets the counts of the process. `gateway_secret`: returns the current secret with which the process proves
+        itself to nodes."""
         self.node: Node = StartingNode()
         self.status = status
         self._begin = begin

@@ -74,8 +74,8 @@ class TlsListener:
     async def _let_in(self, accepted: socket.socket, make: Make) -> None:
         try:
             source = source_of(str(accepted.getpeername()[0]))
-            async with self.handshakes.slot(source) as place:
-                if not await self._start_protocol(accepted, make, source, place):
+            async with self.handshakes.slot(source) as slot:
+                if not await self._start_protocol(accepted, make, source, slot):
                     accepted.close()
         except (OSError, SandqError, ConnectionError, TimeoutError) as error:
             accepted.close()
@@ -88,7 +88,7 @@ class TlsListener:
             accepted.close()
             raise
 
-    async def _start_protocol(self, accepted: socket.socket, make: Make, source: str, place: anyio.CancelScope) -> bool:
+    async def _start_protocol(self, accepted: socket.socket, make: Make, source: str, slot: anyio.CancelScope) -> bool:
         """Start the protocol of a connection. Return False if the client sends nothing in time: the caller closes
         it."""
         accepted.setblocking(False)
@@ -103,7 +103,7 @@ class TlsListener:
             await loop.connect_accepted_socket(lambda: make(self.requires_tls), accepted)
             return True
         handshakes, loaded = self.handshakes, self.certificates.loaded
-        await handshakes.wait_for_step(source, place)
+        await handshakes.wait_for_step(source, slot)
         handshakes.spent(source, self._cost_of(loaded))
         try:
             await loop.connect_accepted_socket(

@@ -195,14 +195,14 @@ class Metrics:
         time_slice = TimeSlice()
         for topic in self._broker.topics():
             for leader in list(topic.led().values()):
-                host, status = leader.raft_group, leader.raft_group.status
+                raft_group, status = leader.raft_group, leader.raft_group.status
                 await time_slice.spend(1 + len(status.groups) // GROUPS_OF_WORK)
-                last, until_s, count = self._came_due.get(host.number, (None, 0, 0))
+                last, until_s, count = self._came_due.get(raft_group.number, (None, 0, 0))
                 if last is not status:
                     until_s, count = status.now_ms // 1000 + 1, 0
                 if status.later > count and until_s <= now_s and status.groups.is_any_due(now_s * 1000):
-                    assert isinstance(host.replica, PartitionReplica)
-                    selected.append((host.number, host.replica, status, until_s, count))
+                    assert isinstance(raft_group.replica, PartitionReplica)
+                    selected.append((raft_group.number, raft_group.replica, status, until_s, count))
         for start in range(0, len(selected), REFRESH_PARTITIONS):
             part = selected[start : start + REFRESH_PARTITIONS]
             counted = await self._broker.ask(partial(_due_in, part, now_s + 1))
@@ -213,31 +213,38 @@ class Metrics:
     async def forecast(self) -> None:
         """Count messages that become due soon, in partitions that have consumer groups."""
         now_s = self._broker.clock.now_ms() // 1000
-        hosts = []
+        raft_groups = []
         time_slice = TimeSlice()
         for topic in self._broker.topics():
             for leader in list(topic.led().values()):
                 await time_slice.spend(1)
                 status = leader.raft_group.status
                 if status.later and len(status.groups):
-                    hosts.append(leader.raft_group)
+                    raft_groups.append(leader.raft_group)
         soon: dict[int, tuple[int, ...]] = {}
-        for start in range(0, len(hosts), REFRESH_FORECASTS):
-            part = hosts[start : start + REFRESH_FORECASTS]
-            counted = await self._broker.ask(partial(_soon_in, [host.replica for host in part], now_s + 1))
-            soon.update(zip([host.number for host in part], counted, strict=True))
+        for start in range(0, len(raft_groups), REFRESH_FORECASTS):
+            part = raft_groups[start : start + REFRESH_FORECASTS]
+            counted = await self._broker.ask(partial(_soon_in, [raft_group.replica for raft_group in part], now_s + 1))
+            soon.update(zip([raft_group.number for raft_group in part], counted, strict=True))
         self._soon = soon
 
     async def _refresh_tenants(self) -> None:
         """Query the tenants of fair topics, in partitions whose status has changed since the last query."""
         fair = [topic for topic in self._broker.topics() if topic.record.kind == FAIR]
-        hosts = [leader.raft_group for topic in fair for leader in topic.led().values()]
+        raft_groups = [leader.raft_group for topic in fair for leader in topic.led().values()]
         known = self._tenants
-        self._tenants = {host.number: known[host.number] for host in hosts if host.number in known}
-        selected = [host for host in hosts if self._tenants.get(host.number, (None,))[0] is not host.status]
+        self._tenants = {
+            raft_group.number: known[raft_group.number] for raft_group in raft_groups if raft_group.number in known
+        }
+        selected = [
+            raft_group
+            for raft_group in raft_groups
+            if self._tenants.get(raft_group.number, (None,))[0] is not raft_group.status
+        ]
         for start in range(0, len(selected), REFRESH_FAIR_PARTITIONS):
             part = [
-                (host.number, host.status, host.replica) for host in selected[start : start + REFRESH_FAIR_PARTITIONS]
+                (raft_group.number, raft_group.status, raft_group.replica)
+                for raft_group in selected[start : start + REFRESH_FAIR_PARTITIONS]
             ]
             found = await self._broker.ask(partial(_tenants_in, [replica for *_, replica in part]))
             for (number, status, _), rows in zip(part, found, strict=True):
@@ -332,7 +339,7 @@ class Metrics:
         out.value("sandq_damage_found", self._scrubber.damage is not None)
         out.value("sandq_scrubbed_bytes_total", self._scrubber.read_bytes)
         out.value("sandq_replicas_different", len(self._digests.different))
-        shut = sum([host.shut is not None for host in list(self._broker.node_log.hosts.values())])
+        shut = sum([raft_group.shut is not None for raft_group in list(self._broker.node_log.hosts.values())])
         out.value("sandq_replicas_shut", shut)
         out.value("sandq_replicas_compared_total", self._digests.compared)
         out.value("sandq_no_room", self._health.disk_full is not None)
@@ -361,14 +368,14 @@ class Metrics:
             out.value("sandq_memory_share_bytes", share_bytes, out.labels("sandq_memory_share_bytes", account))
             out.value("sandq_memory_bytes", held_bytes, out.labels("sandq_memory_bytes", account))
         out.value("sandq_look_aheads_evicted_total", memory.look_aheads.evicted)
-        hosts = [leader.raft_group for topic in seen.topics for leader in topic.partitions.values()]
+        raft_groups = [leader.raft_group for topic in seen.topics for leader in topic.partitions.values()]
         out.value("sandq_topics", len(seen.topics))
         out.value("sandq_topics_auto_created_total", self._broker.administration.topics.auto_created)
-        out.value("sandq_partitions", len(hosts))
-        out.value("sandq_groups", sum([len(host.status.groups) for host in hosts]))
-        out.value("sandq_partitions_led", sum([host.ready for host in hosts]))
-        out.value("sandq_partitions_without_leader", sum([host.leader is None for host in hosts]))
-        floor_ms = max([host.status.floor_ms for host in hosts if host.ready], default=0)
+        out.value("sandq_partitions", len(raft_groups))
+        out.value("sandq_groups", sum([len(raft_group.status.groups) for raft_group in raft_groups]))
+        out.value("sandq_partitions_led", sum([raft_group.ready for raft_group in raft_groups]))
+        out.value("sandq_partitions_without_leader", sum([raft_group.leader is None for raft_group in raft_groups]))
+        floor_ms = max([raft_group.status.floor_ms for raft_group in raft_groups if raft_group.ready], default=0)
         out.value("sandq_floor_ahead_seconds", max(floor_ms - seen.clock.guarded_ms, 0) / 1000)
 
     def _write_clients(self, seen: _Seen, out: Exposition) -> None:
