@@ -126,7 +126,7 @@ def test_slots_are_those_of_the_code() -> None:
     found = rows(section("Limits"))
     assert f"there are {tcp.SPARE_SLOTS} spare slots" in found["`limits.connections`"]
     assert f"{bounds.SPARE_SLOTS} spare slots for health and metrics" in found["`limits.http_connections`"]
-    refused = f"{bounds.REFUSED_MOST} of these have {bounds.REFUSED_S:g} s to take it"
+    refused = f"{bounds.REFUSED_MOST} of these connections have {bounds.REFUSED_S:g} s to read it"
     assert refused in found["`limits.http_connections`"]
     for name in ("connections", "http_connections"):
         assert "three quarters of them from one address" in found[f"`limits.{name}`"]
