@@ -74,8 +74,8 @@ async def overview(
 )
 async def stream(request: Request) -> Response:
     """Server-sent events that never end. `topics`: rows as in `/overview`; all of them first, then those that changed.
-    `gone`: names of topics that no longer exist. `cluster`: the nodes, and the findings. `view`: the end of an update.
-    An `error` event is the last one."""
+    `gone`: names of topics that no longer exist. `cluster`: the nodes, and the findings. `look`: the end of an update.
+    `trouble`: the cluster cannot be queried now; the stream continues. An `error` event is the last one."""
     watched = _Stream(request, gateway_of(request).watch)
     return Response(headers=watched.headers) if getattr(request.state, IS_HEAD) else watched
 
