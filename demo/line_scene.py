@@ -70,7 +70,7 @@ class LineScene:
 
     @property
     def scale(self) -> float:
-        """Factor for the times in the file."""
+        """Factor, at most 1, for the times in the file, so that the latest one fits into the demo."""
         longest_ms = (LONGEST_S if self.seconds is None else self.seconds) * 1000
         return min(1.0, longest_ms / self.survey.latest_ms) if self.survey.latest_ms else 1.0
 

@@ -28,7 +28,7 @@ class Placement:
     held: dict[int, tuple[str, ...]] = field(default_factory=dict)
     moving: frozenset[int] = frozenset()
     there: dict[str, bool] = field(default_factory=dict)
-    """Registered node to whether it can be reached and has not failed."""
+    """By registered node: whether it can be reached and has not failed."""
     new: set[str] = field(default_factory=set)
     """Nodes that do not hold replicas yet, or not their whole share."""
     changes: int = 0

@@ -31,9 +31,9 @@ class Failover:
     led_ms: float | None = None
     """Time at which each of them had a new leader."""
     delivered_ms: float | None = None
-    """Time of the first delivery from them after that."""
+    """Time of the first delivery from these partitions after they had new leaders."""
     confirmed_ms: float | None = None
-    """Time of the first receipt for them after that."""
+    """Time of the first receipt for these partitions after they had new leaders."""
 
     def delayed(self, partition: int, due_ms: float, delivered_ms: float, confirmed_ms: float | None) -> bool:
         """Return whether this failover explains why a message was late: at these times, no worker could get it, or its
@@ -166,7 +166,7 @@ class Ledger:
 
 
 def partition_of(message: str) -> int:
-    """Return the partition of an offset, which the offset contains."""
+    """Return the partition number that an offset contains."""
     return offsets.unpack(offsets.from_text(message)).partition
 
 

@@ -195,7 +195,7 @@ async def schedule(scene: Scene, client: sandq.Client) -> None:
         for number, reminder in enumerate(scene.reminders):
             wait_s = began + plan.schedule_s * number / len(scene.reminders) - anyio.current_time()
             if wait_s > 0:
-                await anyio.sleep(max(wait_s, _TICK_S))  # then a few at once
+                await anyio.sleep(max(wait_s, _TICK_S))  # reminders that become due meanwhile follow at once
             due_ms = int(now_ms()) + round(reminder.delay_ms * plan.scale)
             ledger.due_ms[reminder.id] = due_ms
             scene.last_due_ms = max(scene.last_due_ms, due_ms)

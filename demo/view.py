@@ -74,7 +74,7 @@ async def _plain(scene: Scene, console: Console) -> None:
 
 
 def print_notes(notes: deque[str], console: Console) -> None:
-    """Return the notes that were not printed yet."""
+    """Print and remove all notes that were not printed yet."""
     while notes:
         console.print(notes.popleft(), highlight=False, markup=False, soft_wrap=True)
 

@@ -128,7 +128,8 @@ def plan(load: Load, machine: Machine) -> Plan:
     # A replica that does not lead holds the same data, so that it can lead.
     wanted["memory"] = math.ceil(led * load.replicas / memory) + spare
     nodes = max(wanted.values())
-    # If one node fails, the others hold its replicas, if there are others.
+    # If there are more nodes than replicas, the other nodes take over the replicas of a failed node: plan for one node
+    # less.
     bearing = nodes - 1 if nodes > load.replicas else nodes
     bytes_per_s = load.rate * load.peak * load.message_bytes * NETWORK_FRAME * (load.replicas + load.groups)
     return Plan(

@@ -167,7 +167,7 @@ def _measure(what: str, options: dict[str, Any]) -> None:
     try:
         run(load.run, waits=True)
     finally:
-        # However it ended: the measurements up to then.
+        # Print the measurements so far, even if the run failed or was interrupted.
         if load.measured.messages:
             if settings().output == "table":
                 for line in load.measured.lines():

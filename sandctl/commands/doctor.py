@@ -42,7 +42,7 @@ class Finding(NamedTuple):
     found: str
     todo: str = ""
     situation: str = ""
-    """Name of the situation in docs/operations.md, What needs attention; empty for others."""
+    """Name of the situation in the section "What needs attention" of docs/operations.md. Empty for other findings."""
 
 
 @click.command()

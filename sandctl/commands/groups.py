@@ -183,15 +183,15 @@ def seek(topic: str, name: str, to: str | int, yes: bool) -> None:
 @click.option("--reset", is_flag=True, help="Remove its own settings: the topic's apply again.")
 @common_options
 def update(topic: str, name: str, reset: bool, **options: Any) -> None:
-    """Set the group's own settings; others are the topic's.
+    """Set the group's own settings. All other settings come from the topic.
 
     \b
       sandctl group update orders billing --max-attempts 3 --backoff fixed --backoff-first 5s
       sandctl group update orders billing --max-in-flight-per-key 2
       sandctl group update orders billing --reset
 
-    The back-off is set as a whole: parts that are not given have their defaults (exponential, 1s, factor 2, cap 10m,
-    20%).
+    The back-off is replaced as a whole. Parts that are not given get their defaults: exponential, first 1s, factor 2,
+    cap 10m, jitter 20%.
     """
     given = settings_of(options)
     if reset and given:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _TOGETHER = 1000
-"""Number of changes to named messages in flight at a time; they share frames."""
+"""Maximum number of concurrent changes to messages that the user named. Concurrent changes share frames."""
 
 EXIT_FAILED = 1
 

@@ -65,7 +65,7 @@ class _Job:
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """Report an error of sandq in the block as wrong usage."""
+    """Convert a SandqError of the block to a usage error."""
     from sandq.model.errors import SandqError
 
     try:

@@ -81,7 +81,7 @@ _SINGLE = struct.Struct(f"<4sI{_SINGLE_HEAD.size}sI")
 offsets."""
 _PADDING: Final = bytes(7)
 _SINGLE_HEADS: Final = 1024
-"""Number of value lengths whose heads are cached."""
+"""Maximum number of cached heads. There is one for each length of the value."""
 
 
 def plain_single(raw: bytes) -> int | None:

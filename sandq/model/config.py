@@ -165,7 +165,9 @@ class _Draft:
         return marked.value
 
     def found(self, mistakes: Iterable[schema.Mistake]) -> None:
-        """Record mistakes in the values, except for values that are missing because their text is a mistake."""
+        """Record the mistakes that the validation found.
+
+        Skip values that are missing because their text could not be parsed: that mistake is recorded already."""
         for mistake in mistakes:
             keys = mistake.where
             if any(keys[: len(path)] == path for path in self.lost):

@@ -110,7 +110,7 @@ class PeerSection(schema.Section):
 
 
 class ClusterSection(schema.Section):
-    """How this node finds the others, and whether it may found the cluster."""
+    """How this node discovers the other nodes, and whether it may create the cluster (`bootstrap`)."""
 
     name: Annotated[str, schema.name("cluster")] = "sandq"
     membership: Literal["gossip", "serf", "static"] = "gossip"

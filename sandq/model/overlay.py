@@ -27,6 +27,8 @@ def scan_over(
         # Deletions can hide at most len(changed) stored rows.
         wanted = limit + len(changed)
         found = scan(start, stop, wanted)
+        # The range is exhausted if the scan stopped neither at `wanted` rows nor at `max_bytes`. Otherwise apply only
+        # the changes within the part that was scanned: the next iteration continues after it.
         complete = not found or (len(found) < wanted and sum([len(value) for _, value in found]) < max_bytes)
         merged: dict[bytes, bytes | None] = dict(found)
         if complete:
@@ -36,8 +38,8 @@ def scan_over(
         else:
             merged.update((k, v) for k, v in changed.items() if k <= found[-1][0])
         rows += [(key, value) for key, value in sorted(merged.items(), reverse=reverse) if value is not None]
-        # Do not return fewer rows than requested because some of them have deletions that are not written yet. Callers
-        # take a short result for the end of the range, and must not notice whether changes are written.
+        # If unwritten deletions hid some rows, scan on until the limit is reached or the range ends. Callers take a
+        # short result for the end of the range, and must not notice whether changes are written.
         if complete or len(rows) >= limit or (rows and sum([len(value) for _, value in rows]) >= max_bytes):
             return _cut(rows, limit, max_bytes)
         if reverse:

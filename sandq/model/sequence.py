@@ -5,8 +5,9 @@
     bits 0..46   the number, 1, 2, 3, ... within an epoch
 
 RESENT has no effect as long as the partition remembers the producer. If the partition has forgotten it, RESENT
-distinguishes a first batch that was sent before from a new one. The chain extends a comparison of the last few batches
-to all batches: a resent batch is the same only if its chain is the same, too.
+distinguishes a first batch that was sent before from a new one. The partition keeps
+checksums of the last few batches only. The chain makes their comparison cover all batches: a resent batch counts as the
+same only if the batches before it are the same, too.
 """
 
 from __future__ import annotations

@@ -556,7 +556,7 @@ class ShareLimit(Command):
     reports: Sequence[Sequence[int]]
     """Reports of partitions: (partition, version, messages in flight, returned_us) each."""
     targets: Sequence[Sequence[int]]
-    """Targets of partitions: (partition, messages in flight, units of the rate) each."""
+    """New target shares of partitions: (partition, maximum number of messages in flight, units of the rate) each."""
 
 
 @dataclass(frozen=True, slots=True)

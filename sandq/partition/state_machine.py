@@ -183,6 +183,7 @@ class TimerPartition(PartitionState):
         return self.settlement.release(step, command)
 
     def _reclaim(self, step: Step, command: c.Reclaim) -> tuple[int, int]:
+        """Return (number of renewed leases, number of leases that are left for further commands)."""
         renewed, left, ended = self._lease_reclaim.reclaim(step, command)
         if ended:
             self.trim_schedule.note_settled(step)

@@ -79,9 +79,9 @@ class _Waiter:
 class Group:
     """One member of a Raft group.
 
-    `tick` counts acknowledgements, commits and appends. Entries that a tick appends count only in a later tick: the
-    caller (`GroupCommit`) syncs the WAL in between, and only then sends the messages passed to `send(node, message)`.
-    This class uses no pickle, socket or file.
+    `tick` counts the received acknowledgements, commits entries, and appends proposals. Entries that a tick appends
+    count only in a later tick: the caller (`GroupCommit`) syncs the WAL in between, and only then sends the messages
+    passed to `send(node, message)`. This class uses no pickle, socket or file.
     """
 
     def __init__(
@@ -215,11 +215,12 @@ class Group:
             or core._SyncObj__commandsQueue._FastQueue__queue
             or core._SyncObj__raftCommitIndex > core._SyncObj__raftLastApplied
             or self._election.called
-            or (self.is_leader and self._can_read)
+            or (self.is_leader and self._has_read_work)
         )
 
     @property
-    def _can_read(self) -> bool:
+    def _has_read_work(self) -> bool:
+        """Whether a tick can begin or finish a round of pending reads."""
         return self.reads.has_work(self.commit_index >= self.term_start, self.member, self._members.voters)
 
     def match_index(self, member: str) -> int:
@@ -319,7 +320,9 @@ class Group:
 
     def heartbeat(self) -> None:
         """Send a heartbeat to all members with the next tick. Call on a leader only."""
-        self._core._SyncObj__newAppendEntriesTime = 0
+        self._core._SyncObj__newAppendEntriesTime = 0  # the library then sends in the next tick
+        # The library sends nothing to paused members. Resume each one whose window has free space. Send an ALIVE to the
+        # others, so that they do not start an election.
         for node in sorted(self._transport.paused, key=lambda node: str(node.id)):
             self._transport.resume(node)
             if node in self._transport.paused:

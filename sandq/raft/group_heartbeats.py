@@ -85,7 +85,11 @@ class GroupHeartbeats:
         # A beat contains no index, so it suffices only if every reachable member has the log and knows that it is
         # committed.
         match, answered_s = core._SyncObj__raftMatchIndex, core._SyncObj__lastResponseTime
-        term, seq, live = core._SyncObj__raftCurrentTerm, transport.seq + 1, 1
+        term, seq, live = (
+            core._SyncObj__raftCurrentTerm,
+            transport.seq + 1,
+            1,
+        )  # `live`: this member, and voters that replied recently
         found = []
         for other in self._others.values():
             if other.node_id not in up:
@@ -97,8 +101,10 @@ class GroupHeartbeats:
             found.append((other.node_id, (self._number, self._incarnation, other.incarnation, term, seq)))
         if 2 * live <= self._voters:
             return None
+        # One message number serves all members. A reply to it proves that this member led at `now_s`.
         self._reads.mark(transport.seq, now_s)
         transport.seq = seq
+        # The beats replace the heartbeat of the library: postpone it.
         core._SyncObj__newAppendEntriesTime = now_s + HEARTBEAT_S
         return found
 

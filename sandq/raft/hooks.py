@@ -1,7 +1,7 @@
 """The private names of PySyncObj that sandq uses, checked at start-up, and the only global patch of the library.
 
-PySyncObj is pinned to 0.3.17, because these names are private. docs/replication.md lists the faults that sandq avoids
-with them.
+PySyncObj is pinned to 0.3.17, because these names are private. docs/replication.md lists the faults of the
+library that sandq avoids by using these names.
 """
 
 from __future__ import annotations

@@ -138,6 +138,7 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
 
     def members_at(self, index: int) -> Members:
         """Return the configuration that applies at `index`, which must be in the log."""
+        # The first configuration is stored at index 0, and applies if there is no later one.
         return next(members for at, members in reversed(self._changes) if at <= index or not at)
 
     def term_at(self, index: int) -> int | None:

@@ -28,8 +28,9 @@ class FeatureLevel:
     """The feature level of the cluster, on the metadata leader."""
 
     def __init__(self, directory: PeerDirectory, *, rises_by_itself: bool = True) -> None:
-        """Even without `rises_by_itself`, the level of a cluster without topics rises: it stores nothing with which an
-        older version would have to be compatible."""
+        """`rises_by_itself`: raise the level as soon as all nodes support the next one.
+
+        If False, only the level of a cluster without topics rises: it has no data that an older version would read."""
         self._directory = directory
         self._rises_by_itself = rises_by_itself
 

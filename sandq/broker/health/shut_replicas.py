@@ -176,8 +176,8 @@ class ShutReplicas:
     def _hand_over(self, host: RaftGroup) -> None:
         """Hand over to a voter that has all of the log and whose replica is not shut, or is shut at a later entry.
 
-        Entries that such a replica has applied may be acknowledged. Once it leads, its failed entry can be skipped, and
-        the others get a snapshot."""
+        Entries that such a replica has applied may be acknowledged. When the replica that is shut
+        at the latest entry leads, that entry can be skipped. The other replicas then get a snapshot from it."""
         shut, up = self.nodes_of(host.number), self._links.up
         group = host.group
         fit = [v for v in group.members.voters if v != group.member and node_of(v) in up and node_of(v) not in shut]

@@ -195,8 +195,8 @@ class Applier:
     def _run(self, tasks: Iterable[Apply | Ask], run: _Run) -> None:
         """Run tasks, and report their results.
 
-        Runs nest: while an entry or a query yields, tasks of other groups run in an inner run. Its time is added to
-        `yielded_s` of the outer run.
+        Calls may be nested: while an entry or a query yields, an inner call runs tasks of other groups. The time of the
+        inner call is added to `yielded_s` of the outer one.
         """
         self._runs.append(run)
         for task in tasks:

@@ -56,7 +56,7 @@ class DeadMessage(NamedTuple):
     """Position in the outbox, if the message goes to a dead letter topic. A string: the reason why that topic rejected
     it."""
     sent_to: tuple[Target, int] | None = None
-    """Target, and requested time in ms (0: immediately), of a message that an ack has sent."""
+    """For a message that an ack sent, and that its target rejected: (target, requested time in ms; 0: immediately)."""
 
     @property
     def size(self) -> int:

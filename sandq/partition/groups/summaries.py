@@ -21,9 +21,13 @@ class GroupSummaries:
         self._groups = groups
         self._ttl = ttl
         self._changed = groups.changes()
+        """Ids of groups that have changed since `_done` and `_pinned` were updated."""
         self._done: LeastOf[bytes] = LeastOf()
+        """`kept_from()` of each group, by its id."""
         self._pinned: LeastOf[int] = LeastOf()
+        """`_pinned_since_ms` of each group, by its id."""
         self._ttl_changed = groups.changes()
+        """Ids of groups that have changed since `_expiries` was updated."""
         self._ttl_rules: tuple[bool, int | None] | None = None
         """The ttl rules with which `_expiries` was computed."""
         self._expiries: LeastOf[int] = LeastOf()

@@ -76,7 +76,7 @@ class ReadyQueues:
         self._first_back: Returned | None = None
         """Order of the queues with returned messages, cached during a round of turns. None until first needed."""
         self._first_back_of: dict[str, Returned] = {}
-        """The same order, by tenant, for tenants that get no new messages."""
+        """By tenant that gets no new messages: order of its queues with returned messages. Also cached."""
         self.messages = 0
         """Number of messages in all queues, without returned messages."""
         self.is_promoting = False

@@ -398,7 +398,7 @@ class Alike(NamedTuple):
     """The values that all messages of a lease, or of a waiting entry, have in common."""
 
     attempt: int
-    """Number of the attempt that a lease of these messages is."""
+    """Attempt number, from 1. For a waiting entry: that of its next lease."""
     kept: bool
     snoozes: int
     crashes: int
