@@ -85,11 +85,8 @@ class GroupHeartbeats:
         # A beat contains no index, so it suffices only if every reachable member has the log and knows that it is
         # committed.
         match, answered_s = core._SyncObj__raftMatchIndex, core._SyncObj__lastResponseTime
-        term, seq, live = (
-            core._SyncObj__raftCurrentTerm,
-            transport.seq + 1,
-            1,
-        )  # `live`: this member, and voters that replied recently
+        term, seq = core._SyncObj__raftCurrentTerm, transport.seq + 1
+        live = 1  # this member, and the voters that replied recently
         found = []
         for other in self._others.values():
             if other.node_id not in up:
