@@ -32,7 +32,7 @@ GROUPS = {
     "spark": "Spark",
 }
 CPU, MAX = "node CPU us/msg", "max ms"
-"""Figures of a row for which there may be a goal."""
+"""Names of figures of a row to which a goal may refer."""
 INTENDED = "from intended send"
 HANDED = "from hand-over"
 CALLED = "from call"

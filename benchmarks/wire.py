@@ -26,7 +26,7 @@ CA_VARIABLE = "BENCHMARKS_CA"
 
 
 class _TlsSocket:
-    """The methods used of a socket. One that would block raises BlockingIOError, as sockets do."""
+    """The methods used of a socket. A call that would block raises BlockingIOError, as with sockets."""
 
     def __init__(self, raw: socket.socket, ca: str) -> None:
         context = ssl.create_default_context(cafile=ca)

@@ -74,7 +74,7 @@ class LineLedger:
         self._add(0, 0, _NOT_A_MESSAGE)
 
     def send(self, line: Line, due_ms: int) -> None:
-        """Record that the next line is being sent, to be delivered at that time."""
+        """Record that the next line is being sent, to be delivered at `due_ms`."""
         self._add(line_hash(line.value, line.key), due_ms, 0)
         self.sent += 1
 

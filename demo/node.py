@@ -65,7 +65,7 @@ PROGRAM = ("-m", "demo.node")
 
 
 class Node:
-    """A node over `directory` for data and log. `settings` are SANDQ_ variables without the prefix."""
+    """A node with its data and its log in `directory`. `settings` are SANDQ_ variables without the prefix."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ class Failover:
 
     node: str
     partitions: frozenset[int]
-    """Partitions that it led."""
+    """Partitions that the killed node led."""
     killed_ms: float
     led_ms: float | None = None
     """Time at which each of them had a new leader."""

@@ -104,7 +104,7 @@ class Plan:
 
 
 def plan(load: Load, machine: Machine) -> Plan:
-    """Return the needs of the load on such nodes. Raise ValueError if no number of nodes is enough."""
+    """Return what the load needs on nodes like `machine`. Raise ValueError if no number of nodes is enough."""
     _check(load, machine)
     cores = _cores(load)
     pending, stored = _messages(load)

@@ -107,8 +107,8 @@ def failover(addresses: Sequence[str], messages: int, lead_ms: int) -> Ready:
 
 
 def _first_after_pause(late_s: Sequence[float]) -> float:
-    """Return the lateness of the first message after the longest pause, counted from the due time of all: the failover,
-    whether or not the old leader delivered some."""
+    """Return the lateness of the first message after the longest pause, counted from the due time of all messages. This
+    is the duration of the failover, even if the old leader had delivered some messages."""
     return max(pairwise([0.0, *late_s]), key=lambda two: two[1] - two[0], default=(0.0, 0.0))[1]
 
 

@@ -24,8 +24,8 @@ PATIENCE_S = 60.0
 
 
 def job(address: str, port: int, messages: int, what: str, within_ms: int) -> Ready:
-    """Cancel ("cancel") or move by an hour ("move") all messages. They are due an hour from now or later, within
-    `within_ms`; 0 means one time per batch."""
+    """Cancel ("cancel") or move by an hour ("move") all messages. They are due in an hour, spread over `within_ms`; 0:
+    each batch has one time."""
     _fill(port, messages, int(time.time() * 1000) + HOUR_MS, within_ms, PARTITIONS)
 
     async def work() -> sandq.JobResult:

@@ -76,7 +76,8 @@ class BeanstalkdClient(Client):
         return BeanstalkdLink(self.port, size)
 
     def consumer(self, messages: int, scheduled: bool, window: int) -> Consumer:
-        # A waiting reserve blocks everything that follows on its connection, deletes too: so one at a time.
+        # A waiting reserve blocks all later commands of its connection, including deletes. So at most one reserve
+        # waits.
         return BeanstalkdConsumer(self.port, messages, 1 if scheduled else window)
 
     def stored(self) -> int:

@@ -108,7 +108,7 @@ class StreamLink(Link):
     def count(self, data: bytes) -> int:
         lines = b"\n" + self._lines.feed(data)
         check(lines)
-        return lines.count(b"-")  # an id consists of two numbers
+        return lines.count(b"-")  # each reply is an id of the form number-number
 
 
 class DelayedLink(Link):

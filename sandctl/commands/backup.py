@@ -561,7 +561,7 @@ def _key(path: str | None) -> BackupKey | None:
 
 
 async def _named(location: Location, backup_id: str, key: BackupKey | None) -> str:
-    """Return the backup of a name; `latest` is the last good one."""
+    """Return the backup of a name; `latest` is the last good backup."""
     if backup_id != "latest":
         return backup_id
     from sandq.backup import NoBackup, list_backups

@@ -258,7 +258,7 @@ def purge(
 
 
 def _show(outcomes: Sequence[DeadOutcome], wanted: str) -> None:
-    """Print a line for each: completed ones on standard output, others on standard error with exit code 1."""
+    """Print a line for each outcome: completed ones on standard output, others on standard error with exit code 1."""
     if settings().output == "table":
         for one in outcomes:
             say(_sentence(one), err=one.outcome != wanted)

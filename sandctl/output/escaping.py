@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 
 _IN_JSON = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
-"""Characters that json.dumps does not escape: more controls, line separators, marks that reorder text, lone surrogates.
+"""Characters that json.dumps does not escape: further control characters, line separators, marks that reorder text,
+lone surrogates.
 """
 
 

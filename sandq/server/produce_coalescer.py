@@ -103,7 +103,7 @@ class ProduceCoalescer:
             return None
         if gathered is not None:
             self.flush()
-        Produce.parse(frame)  # validates the fields, once for all requests that have the same
+        Produce.parse(frame)  # validate the fields once for all requests that have equal fields
         self._gathered[partition] = _Gathered(alike, [frame[_REQUEST_ID]], [batch])
         return None
 

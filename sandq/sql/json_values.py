@@ -351,7 +351,7 @@ def _candidate(node: Any) -> Any:
         raise SqlError(TOO_LARGE, f"JSON_CONTAINS and JSON_OVERLAPS take a literal of at most {VALUES:,} values")
     try:
         found = json.loads(node.name)
-        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()  # no NaN, and no half of a surrogate pair
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()  # refuse NaN and half surrogate pairs
         return found
     except (ValueError, RecursionError):
         raise SqlError(UNKNOWN_FUNCTION, "Invalid JSON text in argument 2 to function json_contains") from None
@@ -506,4 +506,4 @@ TYPED: Final[dict[str, Callable[[Any], exp.Expr]]] = {
     "JSONKeys": json_keys,
     "JSONType": lambda node: call("mysql_json_type", node.this),
 }
-"""Functions by the parser's class."""
+"""By class of the parser: the translation of a function."""

@@ -84,7 +84,7 @@ _MARGIN_MS: Final = 1000
 
 
 _Name = tuple[Any, dict[str, Any]]
-"""Name of a message: its id, or (None, arguments of `get`)."""
+"""Name of a message: (its id, no arguments), or (None, arguments of `get`)."""
 
 
 async def _unique_names(view: CallerView, topic: str, scan: Scan) -> tuple[list[_Name], bool]:

@@ -41,7 +41,7 @@ class PrincipalBudgets:
     """The remaining budget of each principal."""
 
     def __init__(self, total_bytes: int, second: Callable[[], float]) -> None:
-        """`total_bytes`: of all files. `second`: a monotonic clock."""
+        """`total_bytes`: maximum size of all files of the audit log. `second`: a monotonic clock, in seconds."""
         self._most = float(max(total_bytes // SHARE, LEAST_BYTES))
         self._second = second
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()

@@ -430,7 +430,7 @@ class _Exchange:
         self._only_by_tls = only_by_tls
         self.request_id = request_id
         self.only_head = only_head
-        """Whether it is answered like a GET, without the body."""
+        """Whether the request is a HEAD, which is answered like a GET without the body."""
         self.status: int | None = None
         self._receive = receive
         self._send = send
