@@ -91,7 +91,7 @@ def extends(ranges: int) -> Iterator[Step]:
 
 
 def retakes(ranges: int, ttl_ms: int | None = None) -> Iterator[Step]:
-    """Measure leasing one message at a time from an entry of expired ones."""
+    """Measure leasing one message at a time from a waiting entry of expired messages."""
     while True:
         partition = Partition()
         partition.append(ranges, 0, DUE_MS, ttl_ms=ttl_ms)

@@ -96,7 +96,7 @@ def lateness(due: Due, setting: Setting) -> Measured:
     assert measured.latency is not None
     measured.value = measured.latency.at(0.99)
     if due.is_beside_others:
-        measured.cpu_us = measured.fsyncs = None  # most of it was spent on the other process's messages
+        measured.cpu_us = measured.fsyncs = None  # most of this CPU time was spent on messages of the other process
     return measured
 
 

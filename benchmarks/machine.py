@@ -11,7 +11,7 @@ _FIELDS = 8
 
 
 def cpu_ticks() -> tuple[int, int]:
-    """Return ticks of all cores since the machine's start: in total, and stolen ones."""
+    """Return two numbers of clock ticks of all cores since the machine's start: the total, and the stolen ticks."""
     fields = [int(field) for field in _STAT.read_text().partition("\n")[0].split()[1 : 1 + _FIELDS]]
     return sum(fields), fields[-1]
 

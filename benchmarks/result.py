@@ -196,7 +196,7 @@ class Row:
 
 @dataclass(slots=True)
 class Result:
-    """A row and its result: of several rounds, the one with the median value."""
+    """A row and its result: the round with the median value."""
 
     row: Row
     measured: Measured

@@ -84,7 +84,7 @@ def survey(path: Path, now_ms: int) -> Survey:
 
 
 def read(path: Path) -> Iterator[Line | None]:
-    """Yield line after line, None for an empty one; holds only one of them in memory."""
+    """Yield line after line, None for an empty one; holds only one line in memory."""
     try:
         if not path.is_file():
             raise BadInput(f"{path}: {'it is not a regular file' if path.exists() else 'there is no such file'}")

@@ -29,7 +29,7 @@ class Failover:
     """Partitions that the killed node led."""
     killed_ms: float
     led_ms: float | None = None
-    """Time at which each of them had a new leader."""
+    """Time at which each of these partitions had a new leader."""
     delivered_ms: float | None = None
     """Time of the first delivery from these partitions after they had new leaders."""
     confirmed_ms: float | None = None

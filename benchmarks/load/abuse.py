@@ -63,7 +63,7 @@ Abuse = Callable[[Target, float], int]
 
 
 def victim(port: int, seconds: float) -> Ready:
-    """Produce one message after the other, each after the response to the one before."""
+    """Produce one message after the other, each after the response to the previous message."""
     wire = Wire(port)
     request = Produce(VICTIM, 0, 0, 0, 0, 0, encode({Column.VALUE: [bytes(100)]}))
     wire.call(request.frame)

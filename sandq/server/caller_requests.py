@@ -208,8 +208,8 @@ _PRODUCE: Final = int(Type.PRODUCE)
 def sizes(frames: Sequence[Frame | LargeFrame], came_bytes: int) -> tuple[int, int, int]:
     """Estimate the memory of each PRODUCE, of each other request, and of all requests that one receive completed.
 
-    All frames are assumed to have the average size: measuring each would cost more than it is worth for small ones.
-    Only the first of them can be larger than one receive.
+    All frames are assumed to have the average size: for small frames, measuring each would cost more than it is worth.
+    Only the first frame can be larger than one receive.
     """
     if not frames:
         return 0, 0, 0

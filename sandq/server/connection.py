@@ -228,7 +228,7 @@ class Connection:
         self._reading.cancel()
 
     def end_at_once(self, error: SandqError) -> None:
-        """Send an error as far as the socket accepts it now, and end the connection."""
+        """Send the bytes of an error that the socket accepts now, and end the connection."""
         self.send_error(0, error)
         self.output.flush()
         self.output.cut_off()
@@ -467,13 +467,14 @@ class Session(Protocol):
     def gather(
         self, frames: Sequence[Frame | LargeFrame], first: int, most: int, requests: dict[int, Mark], mark: Mark
     ) -> int:
-        """Gather PRODUCE requests that are like the one before them, from `frames[first]` on, at most `most`.
+        """Gather at most `most` PRODUCE requests from `frames[first]` on, as long as they are like the previous
+        request.
 
         Note each of them in `requests`, with `mark`. Return their number."""
         ...
 
     def handled(self) -> None:
-        """Note that all frames of a receive were handled: start what was gathered."""
+        """Note that all frames of a receive were handled: start the gathered requests."""
         ...
 
     def drained(self) -> None:

@@ -29,7 +29,7 @@ class GatewayKeys:
 
     @property
     def current(self) -> tuple[bytes, ...]:
-        """All keys that are accepted. The first is the one that the node's own HTTP process uses."""
+        """All keys that are accepted. The node's own HTTP process uses the first key."""
         own = self._own.current if self._own is not None else ()
         cluster = self._cluster.current if self._cluster is not None else ()
         return (*own, *(derive(secret, b"gateway") for secret in cluster)) or self._random
@@ -52,7 +52,7 @@ class GatewayProof:
         node_id: str,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
-        """`keys`: a proof with any of them is accepted."""
+        """`keys`: a proof that was made with any of these keys is accepted."""
         self._keys = keys
         self._node_id = node_id
         self._random_bytes = random_bytes
@@ -88,7 +88,7 @@ class GatewayProof:
         if not challenge:
             raise ProtocolError(f"unexpected PROVE: it is sent once, after a HELLO with the option {OPTION!r}")
         signed = nonce, challenge, self._node_id, cluster_uuid
-        # Try all keys, so that the duration does not reveal which of them matches.
+        # Try all keys, so that the duration does not reveal which key matches.
         fitting = [key for key in self._keys if is_gateway_proof(proof, key, *signed)]
         if not fitting:
             raise Forbidden(

@@ -219,7 +219,7 @@ class ServerInfo:
         ]
 
     def shut(self, access: Access | None) -> list[dict[str, Any]]:
-        """Return the replicas that are shut on any node, as far as this one knows. `access`: of the caller; topics on
+        """Return the replicas that are shut on any node, as far as this node knows. `access`: of the caller; topics on
         which it has no right are left out."""
         positions = self.broker.metadata.partition_of_group
         found = []

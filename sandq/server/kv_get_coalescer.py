@@ -47,7 +47,7 @@ class KvGetCoalescer:
                     self._connection.refuse(request_id, refusal)
 
     async def _answer(self, requests: list[tuple[int, KvGet]]) -> bytes:
-        """Return the replies of the last requests. The others are sent as soon as their values are read."""
+        """Return the replies of the last requests. Earlier replies are sent as soon as their values are read."""
         while True:
             queries = [request for _, request in requests]
             values, stale_ms = await self._kv_requests.get(queries, self._connection.caller)

@@ -28,7 +28,8 @@ from sandq.server.output import Answer, Output
 REFUSAL_WORK = 16
 """Units of work of an error reply."""
 CALLERS: Final = 4096
-"""Callers for whom a gateway may have requests in progress at a time. Requests of further ones count as its own."""
+"""Callers for whom a gateway may have requests in progress at a time. Requests of further callers count as the
+gateway's own."""
 
 
 class OpenRequests:

@@ -27,7 +27,7 @@ FLUSH_BYTES: Final = 1 << 20
 SEND_STALL_S = 30.0
 """A client that does not accept a piece of `SEND_BYTES` within this time is disconnected, in seconds."""
 CROWDED_STALL_S = 2.0
-"""The same limit while other clients get no replies because too many bytes wait to be sent, in seconds."""
+"""`SEND_STALL_S` while other clients get no replies because too many bytes wait to be sent."""
 ANSWERS_GRANTED_BYTES = 16 << 10
 """Bytes of unsent replies that every connection may have, even if the memory for replies is used up."""
 UNSENT_BYTES: Final = 1 << 20
@@ -128,7 +128,7 @@ class Output:
         self._wake = trio.Event()
         self._sent = trio.Event()
         self._reading_lock = trio.Lock()
-        """Queue of the tasks that wait for free bytes: the first of them gets them."""
+        """Queue of the tasks that wait for free bytes. The first task gets all free bytes."""
         self._is_ending = False
         self._written = trio.Event()
 
@@ -219,7 +219,7 @@ class Output:
             self._answers.give_back(held_no_more)
 
     def flush(self) -> None:
-        """Send what the socket accepts now. `write` sends the rest, and handles errors."""
+        """Send as many bytes as the socket accepts now. `write` sends the rest, and handles errors."""
         wire = self.wire
         if self._is_writing or not self.is_open or not wire.is_due():
             return
@@ -228,7 +228,8 @@ class Output:
                 buffers = wire.head(FLUSH_BYTES)
                 sent = os.write(self._fd, buffers[0]) if len(buffers) == 1 else os.writev(self._fd, buffers)
             except Exception:
-                # `write` meets the same error, and ends this connection only. Here it would end the sender of all.
+                # `write` meets the same error, and ends this connection only. Here, the error would end the sender of
+                # all connections.
                 self._wake.set()
                 return
             self._sent_out(sent)
@@ -242,7 +243,8 @@ class Output:
             self._sender.add(self)
 
     async def write(self) -> bool:
-        """Send what `flush` could not, until the connection ends. Return False if the final bytes could not be sent."""
+        """Send the bytes that `flush` could not send, until the connection ends. Return False if the final bytes could
+        not be sent."""
         while True:
             self._is_writing = True  # `flush` sends nothing meanwhile: its bytes would overtake these
             while self.wire.is_due():

@@ -39,7 +39,7 @@ ROUNDS: Final = 500
 
 
 def collect_rarely() -> None:
-    """Exclude existing objects, most of all modules, from garbage collection, and collect new ones less often.
+    """Exclude existing objects, most of all modules, from garbage collection, and collect new objects less often.
 
     Only errors put objects of a request into reference cycles, so little memory waits for the collector."""
     gc.collect()

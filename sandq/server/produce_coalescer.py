@@ -142,7 +142,7 @@ class ProduceCoalescer:
         return at - first
 
     def flush(self) -> None:
-        """Produce what was gathered."""
+        """Produce the gathered batches."""
         if self._gathered:
             gathered, self._gathered = self._gathered, {}
             for of_partition in gathered.values():
@@ -259,7 +259,7 @@ def _merged(raws: Sequence[bytes]) -> tuple[bytes, list[int]]:
 
 
 def _column(batches: Sequence[Batch], column: int) -> list[Any]:
-    """Return the cells of a column in all batches. Batches without the column have nulls there, which mean the same."""
+    """Return the cells of a column in all batches. Batches without the column have nulls in it, which mean the same."""
     if column not in TYPE_OF:
         raise InvalidRequest(f"batch: column {column} is not known here")
     read = Batch.int_column if TYPE_OF[column] == TYPE_INT64 else Batch.bytes_column

@@ -50,8 +50,8 @@ class QuotaMeters:
     """The meters of one process: one for each identity that has a quota."""
 
     def __init__(self, clock: Callable[[], float] = trio.current_time, most: int = FIXED.identities) -> None:
-        """`clock`: monotonic, in seconds. `most`: with this many meters, those with full buckets are dropped for new
-        ones."""
+        """`clock`: monotonic, in seconds. `most`: if there are this many meters, meters with full buckets are dropped
+        before a new meter is added."""
         self._clock = clock
         self._most = most
         self.meters: dict[str, Meter] = {}
@@ -70,9 +70,9 @@ class QuotaMeters:
         """Count `requests` requests that came together, of `size` bytes in all. Raise QuotaExceeded, and count nothing,
         if the quota does not admit one more now.
 
-        If one is admitted, all of them are: requests that follow wait longer. `is_free`: never refuse, and take at most
-        the content of the bucket. `carries`: the bytes are charged in full all the same, because they carry
-        messages."""
+        If one request is admitted, all of them are, and later requests wait longer. `is_free`: never refuse, and take
+        at most the content of the bucket. `carries`: the request carries messages, so its bytes are charged in full
+        even if `is_free` is set."""
         per_s, bytes_per_s = quota.requests_per_s, quota.bytes_per_s
         meter = self._meter(principal)
         if per_s is None and bytes_per_s is None:
@@ -195,7 +195,7 @@ class QuotaMeters:
 
 
 def _charged(full_at: float, now: float, seconds: float, is_free: bool) -> float:
-    """Return when a bucket will be full after `seconds` worth of it are taken. `is_free`: take no more than it
-    holds."""
+    """Return the time at which a bucket will be full after `seconds` of its rate were taken. `is_free`: take no more
+    than it holds."""
     later = max(full_at, now) + seconds
     return max(full_at, min(later, now + 1)) if is_free else later

@@ -57,8 +57,8 @@ class RequestRates:
     def take(self, topic: str, settings: Mapping[str, Any], caller: Caller, requests: int = 1) -> None:
         """Count `requests` requests of a client about a topic that came together.
 
-        Raise Throttled, and count nothing, if the rate does not admit one now. If one is admitted, all of them are:
-        requests that follow wait longer."""
+        Raise Throttled, and count nothing, if the rate does not admit one now. If one request is admitted, all of them
+        are, and later requests wait longer."""
         interval_us = settings.get(MAX_REQUEST_RATE_US)
         if interval_us is None:
             return

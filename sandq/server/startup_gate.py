@@ -1,4 +1,5 @@
-"""Limit the requests that a node answers while it belongs to no cluster: those that describe it or found a cluster."""
+"""Limit the requests that a node answers while it belongs to no cluster to requests that describe the node, or found a
+cluster."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def _deliver(connection: Connection, number: int, delivery: Delivery, *, reports
     """Push a lease to a subscription or a LEASE request.
 
     `reports`: whether the consumer reports which messages it begins to handle. A consumer that does not report may get
-    a lease that was granted to an earlier consumer with the same id, which reported."""
+    a lease of an earlier consumer with the same id that did report."""
     for frame in encode_deliver(number, delivery, reports=reports):
         connection.send(frame)
 

@@ -46,8 +46,9 @@ log = structlog.get_logger("sandq.server")
 class ClientServer:
     """Accepts connections up to the limit, at most three quarters of them from one address; others get an error.
 
-    Clients on this machine can use spare slots in addition. If those are used up, a new connection displaces the oldest
-    one that is not a gateway. So local clients cannot lock out the node's HTTP process, which proves itself at once.
+    Clients on this machine can use spare slots in addition. If all spare slots are used, a new connection displaces the
+    oldest connection that is not a gateway. So local clients cannot lock out the node's HTTP process, which proves
+    itself at once.
     """
 
     def __init__(
@@ -233,8 +234,8 @@ def _peer(stream: trio.SocketStream) -> str:
 
 
 def _is_of_this_machine(stream: trio.SocketStream) -> bool:
-    """Return whether a client is on this machine: its address is a loopback address, or the one that it connected
-    to."""
+    """Return whether a client is on this machine: its address is a loopback address, or equal to the address to which
+    it connected."""
     try:
         remote, local = stream.socket.getpeername()[0], stream.socket.getsockname()[0]
     except OSError:

@@ -42,8 +42,7 @@ class Transform(Protocol):
     def encode(self, plain: Sequence[Buffer]) -> bytes:
         """Return the bytes to send: records of the transform's own, followed by the encoded plain bytes.
 
-        Without plain bytes, these are only its own records, often none. It never raises: `decode` reports what is
-        wrong."""
+        Without plain bytes, these are only its own records, often none. Never raises: `decode` reports errors."""
 
     def end(self) -> None:
         """Send nothing any more, except the records that end the stream."""

@@ -58,7 +58,7 @@ class Facts:
 
 
 def replace_functions(tree: exp.Expr, facts: Facts) -> exp.Expr:
-    """Replace the functions of a tree by those of DuckDB; the tree is changed.
+    """Replace the functions of a tree by DuckDB's functions; the tree is changed.
 
     Raises SqlError: 1305 if a function is not allowed, 1153 if the limits of nested calls make the tree too large.
     """
@@ -159,7 +159,7 @@ def _replaced(node: exp.Expr, facts: Facts) -> exp.Expr:
 class _Bounded(DuckDB.Generator):  # type: ignore[misc]  # it is Any to mypy
     """The generator of DuckDB's SQL with a limited size.
 
-    Some operators repeat their arguments, so a few nested ones would need more memory than there is.
+    Some operators repeat their arguments, so a few nested operators would need more memory than there is.
     """
 
     parts = 0

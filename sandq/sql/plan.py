@@ -237,7 +237,7 @@ def _sources(select: exp.Select) -> Iterator[exp.Expr]:
 
 
 def _is_shared(select: exp.Select, name: str) -> bool:
-    """Return whether tables are joined with USING by this column; then it has the same value in both."""
+    """Return whether tables are joined with USING by this column; then the column has the same value in both tables."""
     return any(
         name in [using.name.lower() for using in join.args.get("using") or ()]
         for join in select.args.get("joins") or ()

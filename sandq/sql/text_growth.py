@@ -2,8 +2,9 @@
 
 DuckDB does not count the memory of such texts. A call with constant arguments is checked before the query runs. A call
 over rows is wrapped: `CASE WHEN <bytes of the result> > TEXT_BYTES THEN error(...) ELSE <call> END`. This limits the
-result for each row, independent of the origin of its arguments (columns, common table expressions, recursion). The wrap
-evaluates arguments twice, and those of nested calls more often; `duckdb_text` limits the size of the statement.
+result for each row, independent of the origin of its arguments (columns, common table expressions, recursion). The
+wrapped call evaluates its arguments twice, and the arguments of nested calls more often; `duckdb_text` limits the size
+of the statement.
 """
 
 from __future__ import annotations

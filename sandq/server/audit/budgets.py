@@ -21,7 +21,8 @@ REFILL_S: Final = 3600.0
 COLLAPSED_S: Final = 60.0
 """Time for which lines of one kind are collapsed, in seconds."""
 PRINCIPALS: Final = 4096
-"""Number of principals that are remembered. The one whose last line is the oldest is forgotten."""
+"""Number of principals that are remembered. If there are more, the principal whose last line is the oldest is
+forgotten."""
 KINDS: Final = 4096
 """Maximum number of kinds of collapsed lines at a time. Lines of further kinds are lost."""
 

@@ -44,7 +44,7 @@ class AuditFiles:
     # -- writing --------------------------------------------------------------------------------------------------
 
     def append(self, data: bytes) -> None:
-        """Write whole lines. Raise OSError if some of them may not be written."""
+        """Write whole lines. Raise OSError if some of the lines may not have been written."""
         try:
             if self._fd is None:
                 self._open()
@@ -133,7 +133,8 @@ class AuditFiles:
     def after(self, position: str, most: int) -> tuple[list[bytes], str]:
         """Return the lines from a position on, and the position after them.
 
-        If the lines at the position are deleted, begin with the oldest ones. Raise InvalidRequest or OSError."""
+        If the lines at the position are deleted, begin with the oldest existing line. Raise InvalidRequest or
+        OSError."""
         number, offset = parse_position(position)
         numbers = self._numbers()
         if numbers and number > numbers[-1]:

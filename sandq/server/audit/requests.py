@@ -13,7 +13,7 @@ from sandq.server.audit.audit_log import NO_ANSWER, OK, AuditLog
 REFUSALS: Final = frozenset({Forbidden.code, Unauthenticated.code})
 """Errors that are recorded for all requests."""
 _DETAILS: Final = ("right", "topic", "group")
-"""Details of these errors that are recorded."""
+"""Recorded details of errors of `REFUSALS`."""
 
 
 class _Act(NamedTuple):

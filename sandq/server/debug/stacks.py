@@ -16,7 +16,7 @@ FRAMES: Final = 40
 TASK_FRAMES: Final = 12
 """Maximum number of frames of a task, from the innermost on."""
 TASKS: Final = 2000
-"""Maximum number of tasks. Further ones are only counted."""
+"""Maximum number of tasks in a dump. Further tasks are only counted."""
 
 
 def threads() -> list[dict[str, Any]]:

@@ -59,8 +59,8 @@ def use_of(
 ) -> dict[str, dict[str, int]]:
     """Return the usage of identities, by principal.
 
-    Topics and partitions are those that the principal owns, and the storage is that of its topics, if its quota bounds
-    it. Connections, requests and bytes are those of this node since it started."""
+    The topics and partitions that the principal owns are counted, and, if its quota limits storage, the storage of
+    these topics. Connections, requests and bytes are counted on this node only, since it started."""
     owned, partitions = Counter[str](), Counter[str]()
     for topic in topics:
         if topic.owner is not None and topic.owner in principals:

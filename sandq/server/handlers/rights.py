@@ -1,7 +1,8 @@
-"""The rights that each request type needs, in one table. A type that is not in it is refused to restricted callers.
+"""The rights that each request type needs, in one table. Restricted callers may not send types that are not in the
+table.
 
-Rights are checked before anything else, so that a refusal does not reveal what exists. Requests of unrestricted callers
-do not pass through this module.
+Rights are checked before anything else, so that a refusal does not reveal whether an object exists. Requests of
+unrestricted callers do not pass through this module.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ _T = Type
 
 
 def _restore_open() -> Rule:
-    """Require the same as the other requests of a restore, and `produce` on a dead letter topic."""
+    """Require the rights of the other requests of a restore, and `produce` on a dead letter topic."""
     plain, at = _and_cluster(_T.RESTORE_OPEN, MANAGE, PRODUCE), _position(_T.RESTORE_OPEN, DEAD_LETTER_TOPIC)
 
     def check(context: Context, access: Access, frame: Frame) -> None:

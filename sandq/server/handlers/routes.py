@@ -84,7 +84,7 @@ class Context:
 Handler = Callable[[Context, Frame], Awaitable[None] | None]
 """Handles a frame. If it returns an awaitable, that is awaited before the next frame is handled."""
 REQUEST_WORK: Final = 8
-"""Units of work of most requests, in addition to those of their frame."""
+"""Units of work of most requests, in addition to the work of their frame."""
 
 
 class Route(NamedTuple):

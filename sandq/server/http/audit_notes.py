@@ -18,7 +18,7 @@ from sandq.protocol.requests_audit import TEXT_CHARS, AuditNote
 log = structlog.get_logger("sandq.http")
 
 QUEUED: Final = 200
-"""Maximum number of queued notes. Lost ones are counted, and the next note reports their number."""
+"""Maximum number of queued notes. Further notes are lost, and the next note reports their number."""
 TRY_S: Final = 5.0
 """Time for a node to accept a note, in seconds."""
 _DETAILS: Final = ("right", "topic", "group")

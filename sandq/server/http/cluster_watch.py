@@ -1,7 +1,7 @@
 """Watch the state of the cluster for all clients that follow it, with one query for all of them.
 
-The state is refreshed only while there are watchers. Each watcher gets what it may read: everything once, and then only
-what has changed since its last event, in events of bounded size.
+The state is refreshed only while there are watchers. Each watcher gets only data that it may read: first everything,
+then only changes since its last event. The size of events is bounded.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def next_view(last: ClusterView | None, info: Mapping[str, Any], overview: Clust
 
 
 class Watcher:
-    """Knows what one watcher was sent."""
+    """Remembers the data that one watcher was sent."""
 
     def __init__(self, access: Access | None) -> None:
         self._access = access

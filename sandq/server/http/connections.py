@@ -56,7 +56,7 @@ yet are queued as bytes."""
 AHEAD_BYTES: Final = 65_536
 """Maximum bytes that are received behind the request in progress. With more, the connection is not read."""
 UNSENT_BYTES: Final = 16_384
-"""Unsent bytes of a response at which no more of it is produced."""
+"""Unsent bytes of a response at which the application must wait before it produces more."""
 BACKLOG: Final = 1024
 _ABSOLUTE: Final = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
 """Scheme and authority of a request target in absolute form, which clients send to proxies."""
@@ -186,7 +186,7 @@ class _Connection(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         else:
-            # With TLS, the transport itself reads what is left, until the client has ended TLS.
+            # With TLS, the transport itself reads the remaining data, until the client has ended TLS.
             self.transport.close()
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(self._deadlines.refused_s, self.transport.abort)
@@ -236,7 +236,7 @@ class _Connection(HttpToolsProtocol):
             if self._unseen_bytes > HEAD_BYTES:
                 raise _Refusal(431, f"more than {HEAD_BYTES} bytes of headers")
         except httptools.HttpParserUpgrade:
-            # Upgrades are not supported. The bytes that follow may be in the other protocol, so they are not parsed.
+            # Upgrades are not supported. The following bytes may belong to the new protocol, so they are not parsed.
             self._has_ended = True
             if self._is_running or self.pipeline:
                 self.cycle.keep_alive = False
@@ -378,7 +378,7 @@ def _refusal_of(error: httptools.HttpParserError) -> _Refusal:
 
 
 class HttpServer:
-    """Accepts connections up to the limit. Further ones get an error and are closed."""
+    """Accepts connections up to the limit. Further connections get an error and are closed."""
 
     def __init__(
         self, app: ASGIApp, connections: int, account: Account, deadlines: Deadlines, tls: TlsListener | None = None

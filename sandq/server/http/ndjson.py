@@ -41,7 +41,8 @@ R = TypeVar("R", bound=Row)
 
 
 async def page_of(rows: AsyncIterator[R], limit: int) -> tuple[list[R], R | None]:
-    """Return at most `limit` rows, up to the one that reaches `PAGE_BYTES`, and the next row, if any."""
+    """Return at most `limit` rows, and the next row, if any. The page ends with the row at which it reaches
+    `PAGE_BYTES`."""
     page: list[R] = []
     size = 0
     async for row in rows:

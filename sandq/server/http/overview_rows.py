@@ -90,10 +90,10 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def findings(info: Mapping[str, Any], overview: ClusterOverview, topics: Iterable[TopicOverview]) -> list[Found]:
-    """Return what needs attention (`sandq.model.health`), worst first.
+    """Return the situations that need attention (`sandq.model.health`), worst first.
 
     Each finding has `situation`, `state`, `what`, `found`, `todo`, and the `topic` and `group` that it is about.
-    `info`: of the cluster. `topics`: those that the caller may see."""
+    `info`: of the cluster. `topics`: topics that the caller may see."""
     found = [*health.of_nodes(info)]
     silent = {node: why for node, why in sorted(overview.missing.items()) if why != UNREACHABLE}
     found += [health.of_silent_node(node, why) for node, why in silent.items()]

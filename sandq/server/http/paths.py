@@ -49,7 +49,7 @@ register_url_convertor("key", _Key())
 
 
 def key_of(request: Request, key: str, encoding: str) -> bytes:
-    """Return the key that a path names. `key`: as the router decoded it, which garbles what is not UTF-8."""
+    """Return the key that a path names. `key`: as decoded by the router, which garbles bytes that are not UTF-8."""
     *before, sent = request.scope["raw_path"].split(b"/", _SEGMENTS)
     if _BAD_PERCENT.search(sent):
         raise InvalidRequest("key: in a path, % must be followed by two hexadecimal digits; encode % itself as %25")

@@ -1,7 +1,8 @@
 """The rights that each route needs, in one table.
 
-A route that is not in it needs the right `security`, so that a forgotten route is not open. If a body names a further
-topic (a new topic, messages that an ack sends, a dead letter topic), its route checks that, too (`caller.authorize`).
+A route that is not in the table needs the right `security`, so that a forgotten route is not open. If a body names a
+further topic (a new topic, messages that an ack sends, a dead letter topic), its route checks that, too
+(`caller.authorize`).
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
 
 
 def truncated(name: str | None) -> str | None:
-    """Return a name cut to one character more than is allowed: longer ones are neither kept nor echoed."""
+    """Return a name cut to one character more than is allowed: longer names are neither kept nor echoed."""
     return None if name is None else name[: FIXED.name_chars + 1]
 
 

@@ -28,7 +28,7 @@ ROWS: Final = 200_000
 BYTES: Final = 64 << 20
 """Maximum bytes of these rows in memory. Sorting, joining and grouping may use as much again."""
 QUERIES: Final = 2
-"""Maximum number of statements at a time. Further ones wait, and their time runs meanwhile."""
+"""Maximum number of statements at a time. Further statements wait, and the wait counts as part of their time."""
 GRACE_S: Final = 2.0
 """Time for a process to report a timeout itself, before it is killed, in seconds."""
 _RECEIVE: Final = 256 << 10
@@ -127,7 +127,7 @@ class SqlProcesses:
         return started
 
     async def close(self) -> None:
-        """End the idle processes. The others end with their statements."""
+        """End the idle processes. Busy processes end after their statements."""
         while self._idle:
             await self._idle.pop().end()
 

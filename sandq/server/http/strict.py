@@ -1,4 +1,4 @@
-"""Read bodies and query parameters strictly: what is ambiguous or unknown is refused."""
+"""Read bodies and query parameters strictly: ambiguous or unknown parts are refused."""
 
 from __future__ import annotations
 

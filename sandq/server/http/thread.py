@@ -56,7 +56,7 @@ class HttpThread:
         code = 0
         begin = self._node.first().get("begin")
         if begin is not None:
-            # `begin` has the descriptors of the node's sockets: replace them by those of the copies.
+            # `begin` has the descriptors of the node's sockets: replace them by the descriptors of the copies.
             orders = Begin.of({**begin, "listeners": self._descriptors})
             structlog.contextvars.bind_contextvars(node=orders.node, process="http")
             code = run(orders, self._node, self._send, self._on_running)

@@ -1,7 +1,7 @@
 """Write the text format of Prometheus at low cost per sample.
 
-`prometheus_client` makes an object of every sample. With a hundred thousand of these, the garbage collector would stop
-the whole process. Here, a sample is a line of text from the start. All metrics use this way, also those with few
+`prometheus_client` makes an object of every sample. With a hundred thousand such objects, the garbage collector would
+stop the whole process. Here, a sample is a line of text from the start. All metrics use this way, also those with few
 samples.
 """
 

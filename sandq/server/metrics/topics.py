@@ -62,7 +62,8 @@ class TopicNumbers:
         self.sent_bytes += topic.stats.sent_bytes
         self.redelivered += topic.stats.redelivered
         self.lateness.add(topic.stats.lateness)
-        # Read late deliveries first: the event loop counts on meanwhile, and late ones must never exceed all.
+        # Read late deliveries first: the event loop counts meanwhile, and late deliveries must never exceed all
+        # deliveries.
         self.slo_late += topic.stats.slo_late
         self.slo_deliveries += topic.stats.slo_deliveries
 
@@ -153,7 +154,7 @@ class GroupNumbers:
 class Board:
     """Decides which topics have their own label. A topic keeps its label, or its lack of one, while it exists.
 
-    If a counter moved from one label to the other, both would seem to change by all that it ever counted."""
+    If a counter moved from one label to another, both labels would seem to change by the whole count."""
 
     def __init__(self, topics: int, groups: int) -> None:
         self._topics = topics

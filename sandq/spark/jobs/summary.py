@@ -95,7 +95,8 @@ class ScheduleSummary:
 
 @dataclass(frozen=True, slots=True)
 class TopicForecast:
-    """The forecast of a topic: `(start_ms, messages)` of each unit of time with messages, and the number of later ones.
+    """The forecast of a topic: `(start_ms, messages)` of each unit of time with messages, and the number of later
+    messages.
 
     `scheduled`: number of messages within the span that schedules will create. `is_complete`: false if schedules will
     create more messages than were counted.

@@ -83,7 +83,8 @@ _HELP: Final = (
 
 
 class ChangedRows(Conflict):
-    """An attempt has different rows than an earlier one that stored some; `reason` in the details says why."""
+    """An attempt has different rows than an earlier attempt, which has stored some rows; `reason` in the details says
+    why."""
 
 
 class _SentChunk(NumberedBatch):

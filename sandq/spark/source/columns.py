@@ -4,7 +4,7 @@ Keys and values are used without a copy, because a batch stores them in Arrow's 
 them once, in C. Offsets, ids and times are computed for all messages of a piece together. Only headers need Python code
 for each message, and only if the query includes them.
 
-Spark checks the types of the first record batch only, and misreads later ones with different types. So all types are
+Spark checks the types of the first record batch only, and misreads later batches with different types. So all types are
 defined once, in `schema`.
 """
 

@@ -5,8 +5,8 @@
 
 A cursor is the text of the first offset that was not read: the exclusive end of one range, and the start of the next.
 Topics are identified by their number, which is never reused. So a topic that was deleted and created again is not
-confused with the one that was read. Numbers are unique only within a cluster, so the position contains the cluster's
-UUID. Names are only for messages to people. The JSON is sorted, because Spark compares it as text.
+confused with the earlier topic. Numbers are unique only within a cluster, so the position contains the cluster's UUID.
+Names are only for messages to people. The JSON is sorted, because Spark compares it as text.
 
 If a partition's clock was set back, "clock_epochs" has the number of resets by topic number and partition. Cursors of
 different epochs cannot be compared.

@@ -8,8 +8,8 @@ A hold keeps messages that the stream has not read from being trimmed. Its name 
 own hold. The name is part of the positions, so that the stream finds its hold after a restart. Spark stores the name
 with the end of the first micro-batch. Before that nothing is held, so a stream that fails earlier leaves no hold.
 
-A new stream begins where the options say. Spark stores that start only after the first micro-batch. If that one fails,
-Spark asks for the start again, and `latest` would be later by then. So the default is `earliest`.
+A new stream begins where the options say. Spark stores that start only after the first micro-batch. If the first
+micro-batch fails, Spark asks for the start again, and `latest` would be later then. So the default is `earliest`.
 """
 
 from __future__ import annotations
