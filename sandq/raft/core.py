@@ -1,4 +1,7 @@
-"""PySyncObj's core with its storage, network, pickles and clock taken out. `hooks.py` lists the private names used."""
+"""PySyncObj's Raft implementation without its own files, network, pickles and thread.
+
+`hooks.py` lists the private names of the library that sandq uses.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,18 @@ from sandq.raft.wire import MEMBERSHIP, REGULAR
 
 FOLLOWER, CANDIDATE, LEADER = 0, 1, 2
 NEVER = 1 << 62
+"""A time in s that never comes, or an index that no log reaches."""
 HEARTBEAT_S = 0.2
 LEADER_FALLBACK_S = 2.0
+"""A leader steps down if no majority has replied for this time, in s."""
 MAX_APPEND_BYTES = 1 << 20
+"""Maximum bytes of the commands in one message. The last command may exceed this limit."""
 MAX_APPLIED_ENTRIES = 4096
-"""Maximum number of entries applied in one tick: after a restart there may be many to apply."""
+"""Maximum number of entries applied in one tick. After a restart, many more entries may have to be applied."""
 
 
 def _conf(journal: GroupJournal, on_state_changed: Callable[[int, int], None]) -> SyncObjConf:
+    """Return settings with which the library uses no thread, snapshots or limits of its own."""
     return SyncObjConf(
         autoTick=False,
         journalFile=journal,
@@ -70,7 +77,9 @@ class Core(SyncObj):  # type: ignore[misc]
         self._poller = hooks.NoPoller()
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> int:
-        """Guard S10: pass a committed entry on with its index. The library would unpickle the entry and call it."""
+        """Guard S10: pass the index and command of a committed entry to `committed`.
+
+        The library would unpickle the command, and call the method that it names."""
         index: int = self._SyncObj__raftLastApplied + 1
         self._committed(index, command[1:] if command[0] == REGULAR else b"")
         return index
@@ -93,7 +102,10 @@ class Core(SyncObj):  # type: ignore[misc]
         count: int | None = None,
         maxSizeBytes: int | None = None,
     ) -> Sequence[LogEntry]:
-        """Guard L4: return whole entries from index `fromIDx` on, at most `count` or about `MAX_APPEND_BYTES`."""
+        """Guard L4: return entries from index `fromIDx` on; none if the log no longer has this index.
+
+        With `count`, the library applies or counts entries. With `maxSizeBytes`, it sends them: return whole entries of
+        about `MAX_APPEND_BYTES`. With neither, it looks for entries that conflict with a leader: return all."""
         journal = self._journal
         if fromIDx is None or fromIDx < journal.first_index:
             return []

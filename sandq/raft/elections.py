@@ -1,8 +1,8 @@
 """Decide when a member stands for election, with Raft's pre-vote phase (guard L5).
 
 The library raises its term at every election timeout, so a member that was disconnected rejoins with a high term and
-deposes a leader that all others still hear. Pre-vote prevents that: a member first asks whether a majority would vote
-for it, and raises its term only then (Ongaro, Consensus: Bridging Theory and Practice, section 9.6).
+deposes a leader that all other members still hear. Pre-vote prevents that: a member first asks whether a majority would
+vote for it, and raises its term only then (Ongaro, Consensus: Bridging Theory and Practice, section 9.6).
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class Election:
         if self._member not in members.voters:
             core._SyncObj__raftElectionDeadline = NEVER
         elif core._SyncObj__raftElectionDeadline == NEVER:
-            self.postpone()
+            self.postpone()  # this member has just become a voter
         elif called:
-            return True
+            return True  # a majority would vote for this member, or the leader asked it to take over
         elif core._SyncObj__raftElectionDeadline < hooks.now_s():
             return self._ask(members)
         return False
@@ -73,6 +73,7 @@ class Election:
         """Ask the voters whether they would vote for this member. Return True if it is the only voter."""
         core, journal = self._core, self._journal
         wanted = core._SyncObj__raftCurrentTerm + 1
+        # A group that has a term has had an election, so it is not new.
         self.eager = self.eager and not core._SyncObj__raftCurrentTerm
         self.pre_votes = {(wanted, self._member)}
         if self._has_majority(wanted, members):
@@ -81,6 +82,7 @@ class Election:
             core._SyncObj__raftElectionDeadline = hooks.now_s() + EAGER_PAUSE_S
         else:
             self.postpone()
+        # Forget the leader. If this member hears a leader from now on, `pre_voted` ignores the pre-votes.
         core._SyncObj__raftLeader = None
         for voter in members.voters:
             if voter != self._member:
@@ -91,8 +93,8 @@ class Election:
     def pre_voted(self, wanted: int, members: Members) -> None:
         """Hold an election for term `wanted` if a majority would vote for this member."""
         core = self._core
-        is_now = wanted == core._SyncObj__raftCurrentTerm + 1 and core._SyncObj__raftLeader is None
-        if is_now and self._has_majority(wanted, members):
+        is_current = wanted == core._SyncObj__raftCurrentTerm + 1 and core._SyncObj__raftLeader is None
+        if is_current and self._has_majority(wanted, members):
             self.pre_votes.clear()
             self._call(transfer=False)
 
@@ -102,6 +104,8 @@ class Election:
             self._call(transfer=True)
 
     def _call(self, *, transfer: bool) -> None:
+        """Let the next tick hold an election. `transfer`: the leader asked for it."""
+        # The library stands for election once the deadline has passed.
         self._core._SyncObj__raftElectionDeadline = 0
         self._transport.transfer = transfer
         self.called = True

@@ -101,11 +101,11 @@ class Group:
         """Create the member from its log.
 
         `applied`: index of the last entry in the state machine. `committed(index, command)` is called inside a tick and
-        must not raise; the command is empty for the library's own entries. `may_send(node)`: whether the queue to a
-        node accepts more. `takes_entries`: return whether this replica applies fast enough to receive more entries.
-        `on_leadership(self)` is called when this member starts or stops leading. `settles`: if this member stops
-        leading, its pending proposals wait until their outcome is certain, instead of failing immediately with UNKNOWN.
-        Raise Corruption if the log and the state machine do not fit together."""
+        must not raise; the command is empty for the library's own entries. `may_send(node)`: return whether the queue
+        to a node accepts more. `takes_entries()`: return whether this replica applies fast enough to receive more
+        entries. `on_leadership(self)` is called when this member starts or stops leading. `settles`: if this member
+        stops leading, its pending proposals wait until their outcome is certain, instead of failing immediately with
+        UNKNOWN. Raise Corruption if the log and the state machine do not fit together."""
         if max(applied, journal.first_index) > journal.last_index:
             raise Corruption(
                 f"raft group {number}: its state machine has applied entry {applied}, its log ends at "
@@ -132,11 +132,13 @@ class Group:
             state_changed=self._state_changed,
             may_change=self._may_change,
         )
-        # Entries up to `applied` are in the state machine. Without this, the group would wait for them for ever.
+        # The state machine has applied the entries up to `applied`. Without the next two lines, the library would apply
+        # them again, or wait for ever for entries that are no longer in the log.
         core._SyncObj__raftLastApplied = max(applied, journal.first_index)
         core._SyncObj__raftCommitIndex = core._SyncObj__raftLastApplied
         self._members = Members(())
         self._up: set[str] = set()
+        """Connected nodes."""
         self._round_s, self._round_commit = -math.inf, 0
         """Time and commit index of the last sample that `has_caught_up` compares with."""
         self._election = Election(core, self._transport, journal, member)
@@ -202,7 +204,7 @@ class Group:
 
     @property
     def deadline_s(self) -> float:
-        """Time of the next tick if nothing else happens. NEVER on a leader: the node's heartbeat ticks it."""
+        """Time in s at which a follower needs a tick for an election. NEVER on a leader: its heartbeats tick it."""
         return NEVER if self.is_leader else float(self._core._SyncObj__raftElectionDeadline)
 
     @property
@@ -228,7 +230,9 @@ class Group:
         return int(self._core._SyncObj__raftMatchIndex.get(hooks.member_node(member), 0))
 
     def has_caught_up(self, member: str) -> bool:
-        """Return whether a member's disk has everything that was committed `ROUND_S` ago. Call on a leader only."""
+        """Return whether a member's disk has everything that was committed `ROUND_S` ago. Call on a leader only.
+
+        If the last sample of the commit index is older, the member needs everything that is committed now."""
         is_fresh = hooks.now_s() - self._round_s < ROUND_S
         return self.match_index(member) >= (self._round_commit if is_fresh else self.commit_index)
 
@@ -248,13 +252,14 @@ class Group:
             return None
         now_s = hooks.now_s()
         heard = [now_s if v == self.member else self.reads.heard_s(v) for v in voters]
-        least_s = sorted(heard, reverse=True)[len(voters) // 2]
-        return now_s - least_s if math.isfinite(least_s) else None
+        # A majority, including the voter at this position, has answered messages of this time or later.
+        majority_s = sorted(heard, reverse=True)[len(voters) // 2]
+        return now_s - majority_s if math.isfinite(majority_s) else None
 
     def needed_from(self, most_bytes: int) -> int:
         """Return the first index that some member still needs from this leader.
 
-        NEVER if this member does not lead, or if its log is larger than `most_bytes`."""
+        NEVER if this member does not lead, has no other members, or has a log of more than `most_bytes`."""
         if not self.is_leader or self.journal.size_bytes > most_bytes:
             return NEVER
         return min([self.match_index(str(node.id)) for node in self._nodes()], default=NEVER - 1) + 1
@@ -421,6 +426,7 @@ class Group:
                 self._message_filter.complete_s = hooks.now_s() - age_s
             self._clear_leadership()
         if after == LEADER:
+            # Forget what is left of an earlier term as leader.
             self._round_s = -math.inf
             self._message_filter.barriers.clear()
             self._message_filter.tried.clear()
@@ -431,8 +437,8 @@ class Group:
     def _clear_leadership(self) -> None:
         """Fail pending proposals and set an election deadline after this member stopped leading (guards L5, L6).
 
-        The library would leave a deposed leader's proposals pending for ever, and its old election deadline in force,
-        which passed long ago."""
+        The library would leave the proposals of a deposed leader pending for ever. It would also keep the old election
+        deadline, which passed long ago."""
         waiting = self._core._SyncObj__commandsWaitingCommit
         pending: list[_Waiter] = []
         # Proposals with `settles` stay: `_settle` reports later whether they were committed or lost.
@@ -459,6 +465,7 @@ class Group:
         outcome itself."""
         waiting = self._core._SyncObj__commandsWaitingCommit
         term = self.journal.term_at(self.commit_index) or 0
+        # `waiting` has (term, waiter) pairs for each index.
         lost = [index for index, entries in waiting.items() if index > self.commit_index and entries[-1][0] < term]
         for index in sorted(lost):
             for _, waiter in waiting.pop(index):

@@ -43,13 +43,12 @@ peers pauses."""
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A committed entry. `GroupCommit` returns it, so that the caller applies it, once the entry is on this node's
-    disk."""
+    """A committed entry for the caller to apply. `GroupCommit` returns it once the entry is on this node's disk."""
 
     group: int
     index: int
     command: bytes
-    """The command to apply: empty for Raft's own entries, the replacement if the entry was skipped."""
+    """The command to apply. Empty for Raft's own entries; the replacement if a SKIP replaces the entry."""
     skip: Skip | None = None
     """The decoded SKIP, if the entry is a SKIP. Otherwise None."""
 
@@ -64,7 +63,7 @@ class GroupCommit:
         may_send: Callable[[str], bool] = lambda node: True,
         takes_entries: Callable[[int], bool] = lambda group: True,
     ) -> None:
-        """Create it without groups.
+        """Create the object without groups.
 
         `wake` is called when there is work. `may_send(node)`: return whether the queue to a node accepts more.
         `takes_entries(group)`: return whether this node applies a group's entries fast enough to receive more."""
@@ -78,21 +77,26 @@ class GroupCommit:
         """Groups that have other members. Only they need heartbeats and election deadlines."""
         self._before_tick: dict[int, Callable[[], None]] = {}
         self._dirty: dict[Group, None] = {}
+        """Groups that the next tick must include."""
         self._ticking: deque[Group] = deque()
         """Groups of this commit batch that are not ticked yet."""
         self._touched: dict[Group, None] = {}
         """Groups ticked or changed by a message in this commit batch. Only they can have written records."""
         self._ticked: list[tuple[Group, int]] = []
+        """Groups with entries that are being synced: (group, last index of these entries)."""
         self._committed: list[Committed] = []
+        """Committed entries that were not returned yet."""
         self._arrived: list[tuple[str, Sequence[Any], int, float]] = []
         """Frames not handled yet: (node that sent it, messages, bytes, arrival time in s)."""
         self._arrived_bytes = 0
         self._outgoing: dict[str, list[wire.Message]] = {}
         self._up: dict[str, None] = {}
+        """Connected nodes."""
         self._heartbeat_s = self._scan_s = self._not_before_s = 0.0
+        """Times, in s: the next heartbeat, the next scan of election deadlines, and the earliest time for a scan."""
         self.heartbeats = HeartbeatCoalescing(self.groups, self._send, self._take, self._add_dirty, self._scan_at)
         self.changed: dict[Group, None] = {}
-        """Groups that this node started or stopped leading. The owner clears it."""
+        """Groups that this node started or stopped leading. The owner of this object clears the dict."""
 
     @property
     def has_work(self) -> bool:
@@ -218,7 +222,7 @@ class GroupCommit:
                     self._scan_at(group.deadline_s)
 
     def _note_company(self, group: Group) -> None:
-        """Update whether a group has other members."""
+        """Add a group to `_accompanied` if it has other members, otherwise remove it."""
         if group.is_alone:
             self._accompanied.discard(group)
         else:
@@ -243,7 +247,7 @@ class GroupCommit:
 
     @property
     def is_short(self) -> bool:
-        """True if there are dirty groups, but few enough to tick in one time slice."""
+        """True if one time slice is enough for a whole tick: few groups are dirty, and no messages have arrived."""
         return 0 < len(self._dirty) <= TICKED_AT_ONCE and not self._arrived
 
     @property
@@ -281,7 +285,7 @@ class GroupCommit:
         touched, self._touched = self._touched, {}
         self._ticked = [(group, group.journal.last_index) for group in touched if group.journal.is_new]
         records = self.records[:]
-        self.records.clear()  # in place: the journals hold on to this list
+        self.records.clear()  # in place: the journals append to this list
         return records, self._take_committed()
 
     def _handle_arrived(self) -> None:
@@ -331,6 +335,7 @@ class GroupCommit:
             self._outgoing.setdefault(node, []).append(message)
 
     def _take_committed(self) -> list[Committed]:
+        """Return the committed entries that can be applied now. Keep all other entries for a later call."""
         groups = self.groups
         ready: list[Committed] = []
         held: list[Committed] = []
@@ -346,9 +351,9 @@ class GroupCommit:
         return ready
 
     def _take_decided(self, group: Group, entry: Committed, ready: list[Committed], held: list[Committed]) -> None:
-        """Append an entry to `ready`, or its replacement if it was skipped.
+        """Append an entry to `ready`, with the replacement as its command if a SKIP replaces it.
 
-        While it is undecided whether this entry, or an earlier one, is skipped, append it to `held` instead."""
+        Append it to `held` instead while a SKIP of this entry or an earlier one is not committed."""
         journal, committed = group.journal, group.commit_index
         undecided = journal.undecided(committed)
         if undecided is not None and undecided <= entry.index:

@@ -29,6 +29,7 @@ FRESH_S = 1.0
 The library then checks whether this member can still lead."""
 
 Beat = tuple[int, int, int, int, int]
+"""(group, from, to, term, seq), as in `wire`."""
 
 
 class _Other(NamedTuple):
@@ -37,6 +38,7 @@ class _Other(NamedTuple):
     node_id: str
     incarnation: int
     votes: bool
+    """True for a voter, False for a learner."""
 
 
 class GroupHeartbeats:

@@ -1,8 +1,11 @@
-"""The guards: each prevents one fault of PySyncObj 0.3.17 without changing it. docs/replication.md has the table.
+"""The guards: each prevents one fault of PySyncObj 0.3.17 without changing the library.
 
-The guards are small functions of plain values. Each can be read and tested separately, and a test can remove a guard to
-show the fault. Guards that replace a whole method of the library are in `core.py` (S6, S10, L4). Guards of the log on
-the disk are in `journal.py` and `group_commit.py` (S7), guards of message types in `wire.py` (S10).
+docs/replication.md has a table of the faults.
+
+The guards in this module are small functions of plain values. Each can be read and tested separately, and a test can
+remove a guard to show the fault. Guards that replace a whole method of the library are in `core.py` (S6, S10, L4).
+Guards of the log on the disk are in `journal.py` and `group_commit.py` (S7), guards of message types in `wire.py`
+(S10).
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ def hidden_suffix(journal: GroupJournal, last: int) -> Iterator[None]:
 
 
 def is_new_vote(votes: set[tuple[int, str]], term: int, voter: str, members: Members) -> bool:
-    """S2: return whether a vote counts, and remember it. Only votes of voters count, one per voter and term."""
+    """S2: return whether a vote counts; if so, remember it. Only votes of voters count, one per voter and term."""
     if voter not in members.voters or (term, voter) in votes:
         return False
     votes.add((term, voter))
@@ -67,6 +70,7 @@ def may_change(
     joined = set(new.voters) - set(old.voters)
     if not joined <= set(old.learners) & caught_up:
         return False
+    # A promoted learner differs in two pairs, but is only one member.
     before = {(m, m in old.voters) for m in (*old.voters, *old.learners)}
     after = {(m, m in new.voters) for m in (*new.voters, *new.learners)}
     return len({m for m, _ in before ^ after}) == 1
@@ -99,7 +103,7 @@ def is_fresh_reset(barriers: dict[str, int], peer: str, seq: int, sent: int) -> 
 
 
 def conflict_start(journal: GroupJournal, index: int, committed: int) -> int:
-    """L3: return the first index of the term that conflicts at `index`.
+    """L3: return the first index of the term that conflicts at `index`, at least the index after `committed`.
 
     The leader then skips back over the whole term at once, instead of by one entry per heartbeat (Raft paper, section
     5.3)."""

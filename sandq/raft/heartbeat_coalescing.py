@@ -63,7 +63,7 @@ class HeartbeatCoalescing:
                 continue
             if group.beaten(node, beat, now_s, arrived_s):
                 self._scan_at(group.deadline_s)
-                answers += (number, to, sender, term, seq)
+                answers += (number, to, sender, term, seq)  # the same beat, from the receiver to the sender
             else:
                 # Handle it as an ALIVE with `lagging`: the group replies with its commit index, and gets the entries
                 # that it lacks.
@@ -81,5 +81,6 @@ class HeartbeatCoalescing:
 
 
 def _beats_of(numbers: tuple[int, ...]) -> Iterator[Beat]:
-    each = iter(numbers)
+    """Yield the beats of a message."""
+    each = iter(numbers)  # one iterator, from which `zip` takes five numbers for each beat
     return zip(each, each, each, each, each, strict=True)

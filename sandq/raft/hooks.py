@@ -33,6 +33,7 @@ METHODS = (
     "setState",
     "tryLogCompaction",
 )
+"""Private methods of the library that sandq calls or replaces, without PREFIX."""
 ATTRIBUTES = (
     "raftLastApplied",
     "raftCommitIndex",
@@ -53,11 +54,13 @@ ATTRIBUTES = (
     "newAppendEntriesTime",
     "transferInProgress",
 )
+"""Private attributes of the library that sandq reads or sets, without PREFIX."""
 
 _stock_create_journal = syncobj.createJournal
 
 
 def _create_journal(journal: Any) -> Any:
+    """Replace the library's function: a `GroupJournal` is the journal itself, not the name of a file."""
     return journal if isinstance(journal, GroupJournal) else _stock_create_journal(journal)
 
 
@@ -67,8 +70,8 @@ def install() -> None:
     Raise StartupError if its version is not the supported one."""
     if VERSION != SUPPORTED_VERSION:
         raise StartupError(
-            f"pysyncobj {VERSION} is installed, sandq works with {SUPPORTED_VERSION} only: its guards are written "
-            f"against that version's inside; install pysyncobj=={SUPPORTED_VERSION}"
+            f"pysyncobj {VERSION} is installed, sandq works with {SUPPORTED_VERSION} only: its guards depend "
+            f"on private names of that version; install pysyncobj=={SUPPORTED_VERSION}"
         )
     missing = [name for name in METHODS if not hasattr(syncobj.SyncObj, PREFIX + name)]
     if missing:
@@ -100,10 +103,12 @@ class Member(Node):  # type: ignore[misc]
 
 @lru_cache(maxsize=65_536)
 def member_node(member: str) -> Member:
+    """Return the library's object for a member, usually one that exists already."""
     return Member(member)
 
 
 def check_attributes(group: Any) -> None:
+    """Raise StartupError if an object of the library lacks one of `ATTRIBUTES`."""
     missing = [name for name in ATTRIBUTES if not hasattr(group, PREFIX + name)]
     if missing:
         raise StartupError(f"pysyncobj lacks {', '.join(missing)}: this is not the release it says it is")

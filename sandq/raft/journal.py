@@ -17,7 +17,7 @@ LogEntry = tuple[bytes, int, int]
 """(command, index, term), in the order that PySyncObj uses."""
 _NO_OP = bytes([NO_OP])
 KEPT = 1
-"""Number of entries that truncation always keeps, because PySyncObj reads the last entry."""
+"""Minimum number of entries that truncation keeps. PySyncObj reads the last entry, so the log is never empty."""
 
 
 class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
@@ -53,7 +53,7 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         """(index, configuration from this index on), in order of index. The first configuration applies at the first
         entry."""
         self.skips: dict[int, Skip] = {}
-        """By index of the SKIP entry itself, in order: the SKIPs of the log."""
+        """The SKIPs in the log, by the index of the SKIP entry itself, in ascending order."""
         self.size_bytes = 0
         """Bytes of the commands in the log."""
         for command, index, _ in self:
@@ -93,7 +93,7 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         records += restart_at(group, term, vote, index, index_term, members.encode(), _NO_OP)
         entries = [(_NO_OP, index, index_term)]
         journal = cls(records, group, members, entries=entries, term=term, voted_for=voted_for)
-        journal.durable = 0
+        journal.durable = 0  # the records are not written yet
         return journal
 
     def recovered(self) -> RecoveredGroup:
@@ -147,18 +147,17 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         return self[position][2] if 0 <= position < len(self) else None
 
     def replacement(self, index: int, committed: int) -> bytes | None:
-        """Return the command to apply instead of the entry at `index`, from the last SKIP of this entry up to
-        `committed`.
+        """Return the command to apply instead of the entry at `index`. None if no committed SKIP replaces this entry.
 
-        None if there is no such SKIP."""
+        `committed`: the commit index. If several committed SKIPs replace the entry, the last SKIP counts."""
         found = [skip.replacement for at, skip in self.skips.items() if at <= committed and self._replaces(skip, index)]
         return found[-1] if found else None
 
     def undecided(self, committed: int) -> int | None:
         """Return the lowest index of an entry that an uncommitted SKIP would replace. None if there is no such SKIP.
 
-        This entry and later ones must not be applied until the SKIP is committed or truncated. If the group decides to
-        skip the entry, a version of sandq that could apply it must not do so."""
+        This entry and later ones must not be applied until the SKIP is committed or truncated. Otherwise a node whose
+        version of sandq can apply the entry would apply it, and other nodes would apply the replacement."""
         return min([skip.index for at, skip in self.skips.items() if at > committed], default=None)
 
     def _replaces(self, skip: Skip, index: int) -> bool:
@@ -184,9 +183,11 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         self._records += [(Kind.COPY, self._group, index, term, command) for command, index, term in self]
 
     def _base(self, index: int, term: int) -> None:
+        """Write a record that the log begins at `index`."""
         self._records.append((Kind.BASE, self._group, index, term, self.members_at(index).encode()))
 
     def _note(self, command: bytes, index: int) -> None:
+        """Count the bytes of a command. Remember its configuration or SKIP, if it has one."""
         self.size_bytes += len(command)
         if command[0] == MEMBERSHIP:
             self._changes.append((index, Members.decode(command[1:])))

@@ -32,7 +32,7 @@ class MessageFilter:
         takes_entries: Callable[[], bool],
     ) -> None:
         self.barriers: dict[str, int] = {}
-        """By member: number of the first message whose reset this leader still honours (guard L2)."""
+        """By member: a reset counts only in a reply to this message number or a higher one (guard L2)."""
         self.tried: set[str] = set()
         """Members for which this leader has tried its first kept entry (guard L3)."""
         self.heard_s = -guards.MAX_ELECTION_S
@@ -73,7 +73,7 @@ class MessageFilter:
         self._arrived_s = arrived_s
         kind, _, sender_incarnation, incarnation, *fields = message
         if incarnation != incarnation_of(self._member):
-            return  # for a different incarnation of this replica
+            return  # the message is for a different incarnation of this replica
         sender = member_id(node_id, sender_incarnation)
         commit = self._commit_index
         _HANDLERS[kind](self, sender, *fields)
@@ -84,6 +84,7 @@ class MessageFilter:
         return hooks.now_s() - self.complete_s if self.complete_s is not None else None
 
     def _deliver(self, sender: str, message: dict[str, Any]) -> None:
+        """Let the library handle a message, in the library's format."""
         self._transport._onMessageReceived(hooks.member_node(sender), message)
 
     def _append(
@@ -95,7 +96,8 @@ class MessageFilter:
             # The sender no longer leads: a reply with the current term makes it step down.
             self._answer(sender, wire.ALIVE_ACK, seq)
             return
-        # Raft's own entries are accepted even under overload: a new leader's no-op and a SKIP unblock the group.
+        # Under overload, accept no commands: handle the message as an ALIVE. Raft's own entries are accepted even then,
+        # because a new leader's no-op and a SKIP unblock the group.
         if any([command[0] == wire.REGULAR for command, *_ in entries or ()]) and not self._takes_entries():
             self._alive(sender, term, seq, False)
             return
@@ -106,6 +108,7 @@ class MessageFilter:
             # Skip the entries that the log has already: the library would truncate them first (guard S1).
             _, previous, previous_term = entries[known - 1]
             entries = entries[known:]
+        # If nothing is left to append, the library must not truncate the entries after `previous` (guard S1).
         agrees = not entries and journal.term_at(previous) == previous_term
         message = {"type": "append_entries", "term": term, "commit_index": commit, "entries": entries}
         message |= {"prevLogIdx": previous, "prevLogTerm": previous_term}
@@ -150,8 +153,8 @@ class MessageFilter:
             # Without entries and with commit index 0, this message confirms and commits no entry (guard S5).
             self._deliver(sender, {"type": "append_entries", "term": term, "commit_index": 0})
         if lagging and term >= self._term:
-            # Request entries from the commit index on, because the end of the log may conflict with the leader
-            # repeatedly.
+            # Request the entries after the commit index. Up to there, this log certainly agrees with the leader's log.
+            # The entries after it could conflict several times.
             self._transport.answering = seq
             node, known = hooks.member_node(sender), self._commit_index + 1
             self._core._SyncObj__sendNextNodeIdx(node, reset=True, nextNodeIdx=known, success=False)
@@ -164,7 +167,9 @@ class MessageFilter:
             self._core._SyncObj__lastResponseTime[hooks.member_node(sender)] = hooks.now_s()
 
     def _is_answer(self, sender: str, term: int, seq: int) -> bool:
-        """Return whether a reply counts: it must be for this leader, of this term, and from a member."""
+        """Return whether a reply counts: it must be for this leader, of this term, and from a member.
+
+        If so, also note the reply for the flow control and for pending reads."""
         if sender not in self._members().voters and sender not in self._members().learners:
             return False
         if term > self._term:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 MARK_S = 0.05
 """Resolution, in s, of the recorded send times of messages."""
 MARKS = 256
-"""Number of send times that are kept. They cover at least 12 s; a leader that gets no reply for 2 s steps down."""
+"""Maximum number of recorded send times. They cover at least 12 s; a leader that gets no reply for 2 s steps down."""
 
 ReadDone = Callable[[int | None], None]
 """Called with the index that must be applied before the read; None if this node no longer leads."""
@@ -22,8 +22,9 @@ ReadDone = Callable[[int | None], None]
 
 class _Round(NamedTuple):
     commit: int
+    """Commit index at the start of the round."""
     after: int
-    """Number of the last message sent before the reads arrived. Only replies to later messages count."""
+    """Number of the last message sent before the round. Only replies to later messages confirm it."""
     waiting: list[ReadDone]
 
 
@@ -32,8 +33,11 @@ class ReadIndex:
 
     def __init__(self) -> None:
         self._gathered: list[ReadDone] = []
+        """Reads that are in no round yet."""
         self._rounds: list[_Round] = []
+        """Rounds that are not confirmed yet, oldest first."""
         self._heard: dict[str, int] = {}
+        """By member: highest number of a message to which the member has replied."""
         self._marks: deque[tuple[int, float]] = deque(maxlen=MARKS)
         """(message number, time in s), ascending: the last number sent at that time."""
 
@@ -53,6 +57,7 @@ class ReadIndex:
         return 2 * sum([1 for v in voters if v == member or self._heard.get(v, 0) > after]) > len(voters)
 
     def ask(self, done: ReadDone) -> None:
+        """Add a read to the next round."""
         self._gathered.append(done)
 
     def begin(self, index: int, sent: int) -> bool:
@@ -66,6 +71,7 @@ class ReadIndex:
         return True
 
     def heard(self, member: str, seq: int) -> None:
+        """Record that a member has replied to message `seq`."""
         self._heard[member] = max(seq, self._heard.get(member, 0))
 
     def mark(self, sent: int, now_s: float) -> None:

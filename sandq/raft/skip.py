@@ -42,5 +42,5 @@ class Skip:
         types = [type(field) for field in astuple(skip)]
         is_whole = types == [int, int, bytes, bytes] and index > 0 and term >= 0
         if not is_whole or len(skip_id) != SKIP_ID_BYTES or not replacement:
-            raise Corruption(f"a SKIP entry has fields that none has: {skip!r:.200}")
+            raise Corruption(f"a SKIP entry has invalid fields: {skip!r:.200}")
         return skip

@@ -1,4 +1,4 @@
-"""The library's transport: converts its messages to tuples in the node's outbox, bounded per peer (guard M1)."""
+"""The transport that the library uses: converts messages to tuples, and limits what is sent to each peer (guard M1)."""
 
 from __future__ import annotations
 
@@ -97,11 +97,13 @@ class GroupTransport(Transport):  # type: ignore[misc]
     def alive(self, member: str) -> None:
         """Send an ALIVE message (guards S5, L1).
 
-        Replaces the library's snapshot message, which it would also try to send in a loop if it has no snapshot."""
+        It also replaces the library's snapshot message. Without a snapshot, the library would try to send that message
+        in a loop."""
         self.seq += 1
         self.post(member, wire.ALIVE, self._term(), self.seq, member in self.lagging)
 
     def send(self, node: Node, message: dict[str, Any]) -> bool:
+        """Convert a message of the library, and send it. Always return True: the message was accepted."""
         kind = message["type"]
         if kind == "append_entries":
             self._append(node, message)
@@ -125,7 +127,9 @@ class GroupTransport(Transport):  # type: ignore[misc]
         return True
 
     def _append(self, node: Node, message: dict[str, Any]) -> None:
+        """Send entries to a peer, and pause the peer if its window or queue is then full."""
         if "serialized" in message:
+            # The library wants to send a snapshot, because the log no longer has the peer's next entry.
             self.lagging.add(node.id)
             self._pause(node)
             self.alive(node.id)
@@ -142,6 +146,7 @@ class GroupTransport(Transport):  # type: ignore[misc]
             self._pause(node)
 
     def _pause(self, node: Node) -> None:
+        """Make the library believe that a peer is disconnected, so that it sends nothing to the peer."""
         self.paused.add(node)
         self._onNodeDisconnected(node)
 

@@ -7,7 +7,7 @@
 |---|---|
 | 0 APPEND | term, commit index, previous index, previous term, entries `(command, index, term)`, seq |
 | 1 ACK | term, next index, reset, success, seq |
-| 2 ALIVE | term, seq, lagging: says only that the leader is alive; lagging: reply with your commit index |
+| 2 ALIVE | term, seq, lagging: says only that the leader is alive; lagging: reply with the first index that you need |
 | 3 ALIVE_ACK | term, seq |
 | 4 VOTE_REQUEST | term, last index, last term, transfer: true if the leader requested the election |
 | 5 VOTE | term |
@@ -40,6 +40,7 @@ SKIP = 16
 """First byte of a SKIP command, which replaces an earlier entry (`raft.skip`). PERSISTED."""
 _KINDS = (REGULAR, NO_OP, MEMBERSHIP, SKIP)
 NUMBERS_MOST = (1 << 63) - 1
+"""Maximum of each integer in a message."""
 _FIELDS: dict[int, tuple[type, ...]] = {
     APPEND: (int, int, int, int, tuple, int),
     ACK: (int, int, bool, bool, int),
@@ -51,6 +52,7 @@ _FIELDS: dict[int, tuple[type, ...]] = {
     PRE_VOTE: (int, bool, int),
     TIMEOUT_NOW: (int,),
 }
+"""By kind: types of the fields after `(kind, group, from, to)`."""
 
 Message = tuple[Any, ...]
 
@@ -90,19 +92,19 @@ def check(message: Any) -> Message:
 
 def _check_beats(numbers: Any) -> None:
     if type(numbers) is not tuple or len(numbers) % BEAT_NUMBERS or not set(map(type, numbers)) <= {int}:
-        raise ValueError("beats are five numbers a group")
+        raise ValueError("a message with beats needs five integers for each group")
     if numbers and not 0 <= min(numbers) <= max(numbers) <= NUMBERS_MOST:
-        raise ValueError("a beat with a number that is beyond any")
+        raise ValueError("a beat with a number that is out of range")
 
 
 def _check_entries(previous: int, entries: Sequence[Any]) -> None:
     for index, entry in enumerate(entries, previous + 1):
         command, at, term = entry
         if type(command) is not bytes or not command or at != index or type(term) is not int:
-            raise ValueError(f"entry {index} of an append is none")
+            raise ValueError(f"entry {index} of an append has the wrong index, or a field of the wrong type")
         if command[0] not in _KINDS:
             raise ValueError(f"entry {index} of an append has type {command[0]}")
         if command[0] == MEMBERSHIP:
             Members.decode(command[1:])
         elif command[0] == SKIP and Skip.decode(command[1:]).index >= index:
-            raise ValueError(f"entry {index} of an append replaces one that does not come before it")
+            raise ValueError(f"entry {index} of an append replaces an entry that does not come before it")

@@ -133,7 +133,7 @@ def append_of(term: int, before: tuple[int, int], commit: int, entries: tuple[An
     ],
 )
 def test_skip_with_fields_that_none_has_is_refused(fields: tuple[Any, ...]) -> None:
-    with pytest.raises(Corruption, match="a SKIP entry has fields"):
+    with pytest.raises(Corruption, match="a SKIP entry has invalid fields"):
         Skip.decode(Skip(*fields).encode())
 
 
