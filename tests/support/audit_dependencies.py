@@ -20,7 +20,7 @@ TOOL_LOCK: Final = ROOT / "requirements-audit.lock"
 SHIPPED: Final = ("requirements.lock", "requirements-spark.lock")
 INSTALL_S: Final = 120.0
 AUDIT_S: Final = 60.0
-"""Time limit for one lock file, in seconds. The data count as unavailable after it."""
+"""Time limit for the audit of one lock file, in seconds. After this time, its data count as unavailable."""
 NO_DATA: Final = "not looked for known vulnerabilities: their data cannot be had here"
 
 
@@ -40,7 +40,7 @@ def main() -> int:
 def verdict(lock: str, report: Mapping[str, Any] | None) -> tuple[bool, str]:
     """Return whether there are vulnerabilities, and a text about the lock file.
 
-    `report`: the report of pip-audit; None if it gave none."""
+    `report`: the report of pip-audit; None if pip-audit returned no report."""
     dependencies: Sequence[Mapping[str, Any]] = report["dependencies"] if report is not None else ()
     looked_at = [each for each in dependencies if "skip_reason" not in each]
     if not looked_at:
@@ -57,7 +57,7 @@ def verdict(lock: str, report: Mapping[str, Any] | None) -> tuple[bool, str]:
 
 
 def _tool() -> Path | None:
-    """Return the directory with the packages of pip-audit; None if they cannot be installed here."""
+    """Return the directory with the packages of pip-audit. None if pip-audit cannot be installed on this machine."""
     place = ROOT / ".venv" / "audit"
     stamp = place / ".up-to-date"
     if not stamp.is_file() or stamp.stat().st_mtime < TOOL_LOCK.stat().st_mtime:

@@ -48,19 +48,19 @@ def chromium() -> Iterator[Browser]:
 
 
 class Browser:
-    """Does with a page what a person does."""
+    """Operates a page as a person would: opens it, reads it, clicks, types."""
 
     def __init__(self, driver: Chrome) -> None:
         self.driver = driver
         self.size(1280, 900)
 
     def open(self, url: str) -> None:
-        """Load a page, also if it is open already."""
+        """Load a page. If the page is open already, load it again."""
         self.driver.get("about:blank")
         self.driver.get(url)
 
     def leave(self) -> None:
-        """Close the page and discard its log messages: its node has ended."""
+        """Close the page and discard its log messages. Tests call this when the node of the page has ended."""
         self.driver.get("about:blank")
         self.logged()
 
@@ -101,7 +101,7 @@ class Browser:
 
     def reads(self, text: str, selector: str = "body") -> None:
         """Wait until this text is visible."""
-        self.until(lambda: text in self.text(selector), f"{text!r} is not to be read in {selector}")
+        self.until(lambda: text in self.text(selector), f"{text!r} is not visible in {selector}")
 
     def one(self, selector: str) -> WebElement:
         """Wait for a visible element and return it."""

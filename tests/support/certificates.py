@@ -1,5 +1,5 @@
-"""An authority for tests, and the certificates of nodes and clients that it issues: good ones by `sandq certs`, and
-others as they are wanted."""
+"""Provide a certificate authority for tests. It issues valid certificates of nodes and clients as `sandq certs` does,
+and certificates with chosen properties, for example expired ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BOTH = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 
 
 class Authority:
-    """`ca`: the file that trusts it."""
+    """`ca`: the certificate file that makes a peer trust this authority."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -38,7 +38,9 @@ class Authority:
         usage: Sequence[x509.ObjectIdentifier] | None = BOTH,
         days: float = 1.0,
     ) -> Pair:
-        """Any other. `days`: until it ends, from now; less than nothing: since when it has."""
+        """Issue a certificate with chosen properties.
+
+        `days`: time from now until the certificate expires; negative: days since it expired."""
         pair = files_of(self.directory, "ca")
         authority = x509.load_pem_x509_certificate(pair.certificate.read_bytes())
         authority_key = serialization.load_pem_private_key(pair.key.read_bytes(), None)

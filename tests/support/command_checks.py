@@ -1,4 +1,4 @@
-"""Which check, before the log, guarantees what `apply` assumes of each field of each command: docs/checks.md.
+"""List, for each field of each command, the check before the log that guarantees what `apply` assumes: docs/checks.md.
 
     python -m tests.support.command_checks > docs/checks.md
 
@@ -28,9 +28,9 @@ class Checked(NamedTuple):
     what: str
     """Type and range beyond what the requests declare."""
     place: str
-    """Module that checks it, below `sandq`; empty: the class of the request alone."""
+    """Module with the check, below `sandq`. Empty: only the class of the request checks the field."""
     of: tuple[tuple[Type, str], ...] = ()
-    """Fields of requests that it comes from."""
+    """Fields of requests from which this field is taken."""
 
 
 def of(kind: Type, field: str, what: str = "", place: str = "", *more: tuple[Type, str]) -> Checked:

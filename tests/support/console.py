@@ -1,4 +1,4 @@
-"""Provide the console in a browser, and steps that its tests repeat."""
+"""Provide the console in a browser, and steps that several tests of the console use."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Api:
         return 200
 
     def lease(self, topic: str, group: str, count: int = 1) -> list[dict[str, Any]]:
-        """Lease messages of a topic that are due."""
+        """Lease due messages of a topic."""
         messages: list[dict[str, Any]] = []
         while len(messages) < count:
             told = self("POST", f"/topics/{topic}/groups/{group}/lease", {"max": count, "wait": "10s"})
@@ -59,7 +59,7 @@ class Console:
         """Command lines that dialogs have shown."""
 
     def go(self, place: str) -> None:
-        """Open a view. Do not load the page again if it is loaded already."""
+        """Open a view. If the page is loaded already, change only the view."""
         browser, base = self.browser, f"{self.api.base}/"
         if not str(browser.driver.current_url).startswith(base) or not browser.driver.find_elements(By.TAG_NAME, "nav"):
             browser.open(base + place)

@@ -1,5 +1,7 @@
-"""Amounts of random tests: `make test` runs the same few examples each time, `make test-fast` (TEST_FAST=1) fewer of
-them, and `make test-long` (TEST_RANDOM=1) more, and new ones."""
+"""Choose the number of examples of random tests.
+
+`make test` runs the same few examples each time. `make test-fast` (TEST_FAST=1) runs fewer of these examples.
+`make test-long` (TEST_RANDOM=1) runs more examples, which are new each time."""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ IS_FAST = bool(os.environ.get("TEST_FAST"))
 
 
 def examples(thorough: int) -> int:
-    """Return the number of examples for Hypothesis: all if they are random, a fifth if they are the same each time."""
+    """Return the number of examples for Hypothesis. If they are the same each time, use a fifth of the full number."""
     return thorough if IS_RANDOM else -(-thorough // (25 if IS_FAST else 5))
 
 

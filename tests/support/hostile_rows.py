@@ -1,4 +1,4 @@
-"""Provide values, keys, errors and headers that no reader may fail on, change, or write to a terminal unescaped."""
+"""Provide hostile values, keys, errors and headers. Readers must return them unchanged; terminals show them escaped."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def accept_any_headers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shown(row: dict[str, Any], name: str) -> bytes | None:
-    """Return a key from a JSON object, in which it is base64 or text."""
+    """Return a key from a JSON object, which holds the key as base64 or as text."""
     if f"{name}_base64" in row:
         return base64.b64decode(row[f"{name}_base64"])
     text = row.get(name)

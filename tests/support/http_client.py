@@ -1,4 +1,4 @@
-"""Clients for HTTP without TLS."""
+"""Provide the TLS setting of test clients that use HTTP without TLS."""
 
 from __future__ import annotations
 
@@ -6,4 +6,5 @@ import ssl
 from typing import Final
 
 NO_TLS: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""`verify` of clients for http:// URLs. By default, httpx loads all root certificates for each client, in 40 ms."""
+"""Value of the argument `verify` of clients for http:// URLs. By default, httpx takes 40 ms per client to load all root
+certificates."""

@@ -1,6 +1,6 @@
-"""Build TLS 1.3 records that no client of Python's `ssl` sends: a sequence of requests for new keys.
+"""Build TLS 1.3 records that request new keys repeatedly.
 
-Any client may send them after the handshake."""
+Python's `ssl` never sends such records, but any client may send them after the handshake."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class KeyUpdates:
         self._hash, self._key_bytes = _HASHES[cipher]
 
     def next(self) -> bytes:
-        """Return a record that requests new keys; this side uses new keys after it."""
+        """Return a record that requests new keys. This side uses new keys for its next record."""
         record = self._record(_UPDATE + _HANDSHAKE)
         self._secret = self._expand("traffic upd", len(self._secret))
         return record
 
     def data(self, text: bytes) -> bytes:
-        """Return a record that carries data. Its record number is that of the first record after a key change."""
+        """Return a record that carries data. Its record number is 0, so it must be the first one after a key change."""
         return self._record(text + _DATA)
 
     def _record(self, inner: bytes) -> bytes:

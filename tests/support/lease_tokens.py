@@ -1,4 +1,4 @@
-"""Takes lease tokens apart."""
+"""Split lease tokens into their parts."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from sandq.model.offsets import TOKEN_PLACE_MAX
 
 
 def token_parts(token: int) -> tuple[int, int]:
-    """Return `(index, place)` of a lease token."""
+    """Return `(Raft index, position)` of a lease token."""
     return token >> 16, token & TOKEN_PLACE_MAX

@@ -1,4 +1,4 @@
-"""Define checks that run inside a page: accessible names and contrast."""
+"""Define checks of accessible names and of contrast, which run as scripts in the browser."""
 
 from __future__ import annotations
 

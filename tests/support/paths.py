@@ -1,4 +1,4 @@
-"""Where the repository is: documents, configurations and programs that tests read."""
+"""Define the path of the repository, whose documents, configurations and programs tests read."""
 
 from pathlib import Path
 

@@ -11,18 +11,19 @@ from collections.abc import Iterator
 FIRST, END, SLICE = 12_000, 32_000, 100
 """Range of the ports, and number of ports per slice.
 
-It is below the ports of outgoing connections: a client that repeatedly connects to a free port of those could be given
-that port as its own, and would be connected to itself. It is above the ports of `demo.node`, which demos and benchmarks
-use."""
+The range is below the ports that the kernel chooses for outgoing connections. If a client repeatedly connected to a
+free port of that higher range, the kernel could choose the same port for the client, and connect it to itself. The
+range is above the ports of `demo.node`, which demos and benchmarks use."""
 
 _held = contextlib.ExitStack()
-"""Names in the kernel that this process holds. Each stands for `SLICE` ports or for a host, and ends with the process.
-"""
+"""Abstract socket names that this process holds as locks: each reserves `SLICE` ports or one host.
+
+The kernel releases them when the process ends."""
 atexit.register(_held.close)
 
 
 def _take_slice() -> range:
-    """Return ports that no other process of this machine reserves, in this or another run of tests."""
+    """Reserve a slice of ports, and return it. No other process of this machine reserves it, in any run of tests."""
     firsts = list(range(FIRST, END, SLICE))
     random.shuffle(firsts)
     for first in firsts:
@@ -55,7 +56,7 @@ _free = _ports()
 
 
 def free_port() -> int:
-    """Return an unused port that no other call has returned, in this test or in one that runs at the same time."""
+    """Return an unused port that no other call has returned, in this test or in a test that runs at the same time."""
     return next(_free)
 
 

@@ -1,4 +1,4 @@
-"""Provide a receiver of pushed messages: an HTTP server in the test, which answers as the test says."""
+"""Provide a receiver of pushed messages: an HTTP server in the test, which sends the answers that the test chooses."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Got:
 class Receiver:
     """The server.
 
-    `answers`: answers to the next requests, as `(status, headers, body)`; after them the status `otherwise`. `raw`:
-    function that writes the answer itself to the stream. `hold`: event before which no answer is sent."""
+    `answers`: answers to the next requests, as `(status, headers, body)`. If none is left, the answer is `otherwise`.
+    `raw`: function that writes the answer to the stream instead. `hold`: event that each answer waits for."""
 
     port: int = 0
     scheme: str = "http"

@@ -1,4 +1,4 @@
-"""Provide the command that registers a node, with defaults for fields that a test does not check."""
+"""Provide the command that registers a node, with defaults for the fields that a test does not set."""
 
 from __future__ import annotations
 

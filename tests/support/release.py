@@ -1,4 +1,4 @@
-"""Scripts of packaging/, which is no package of ours: modules by their paths."""
+"""Import the scripts of packaging/ by their paths, because the directory is not a Python package."""
 
 from __future__ import annotations
 

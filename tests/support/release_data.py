@@ -1,4 +1,4 @@
-"""Leave data as this version writes it, for later versions to open: `python -m tests.support.release_data`.
+"""Save data of this version, which tests of later versions open: `python -m tests.support.release_data`.
 
 The command makes `tests/data/level-N.tar.xz`, where N is the highest feature level of this version. The archive holds
 the data directory of a node that was stopped once, started again, and killed. Run the command when a version is tagged,

@@ -1,4 +1,4 @@
-"""Queries over JSON, with the answers of MariaDB, and those of MySQL where the two differ."""
+"""Provide queries over JSON with the answers of MariaDB, and with the answers of MySQL where they differ."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STORED: Final = json.loads((ROOT / "tests/data/sql_json_answers.json").read_tex
 
 @dataclass(frozen=True)
 class Asked:
-    """A query, and its rows. `mysql`: what MySQL answers, by its manual; None: the same as MariaDB."""
+    """A query and its result rows. `mysql`: the rows of MySQL, according to its manual; None: the same as MariaDB."""
 
     query: str
     mariadb: list[list[Any]]
@@ -23,7 +23,7 @@ class Asked:
 
     @property
     def text(self) -> str:
-        """The statement, with the rows that it is over."""
+        """The statement, after a WITH clause that defines its input rows."""
         return str(_STORED["with"]) + self.query
 
     @property
@@ -42,7 +42,7 @@ ASKED: Final = [Asked(**one) for one in _STORED["queries"]]
 
 
 def plain(value: Any) -> Any:
-    """Return a cell without differences of form: numbers by value, arrays and objects without spaces."""
+    """Return a cell in a form that compares equal despite different types of numbers or spaces in JSON."""
     if isinstance(value, bytes):
         value = value.decode()
     if isinstance(value, (bool, decimal.Decimal, float)) and value == int(value):

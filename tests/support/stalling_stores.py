@@ -1,4 +1,4 @@
-"""Provide `MemoryStores` that hang in a write until a test lets them continue, as LevelDB does at times."""
+"""Provide `MemoryStores` that hang in a write until a test lets them continue. LevelDB sometimes hangs like this."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class StallingStores(MemoryStores):
         self.has_stalled = threading.Event()
         """Set while a write hangs."""
         self.error: StorageFailed | None = None
-        """Raised by the writes from now on."""
+        """Error that all writes from now on raise; None: writes succeed."""
 
     def stall(self) -> None:
-        """Let all writes from now on hang."""
+        """Let all writes hang, until `resume`."""
         self.has_stalled.clear()
         self._may_write.clear()
 

@@ -27,7 +27,7 @@ STEP_S = 0.005
 
 
 class StoppedTime:
-    """Seconds of a monotonic clock, and of a wall clock that moves with it. Thread-safe."""
+    """A monotonic clock, and a wall clock that moves with it, both in seconds. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,7 +49,7 @@ class StoppedTime:
 class StoppedClock(trio.abc.Clock):
     """A clock for trio. Its loop never sleeps for longer than `STEP_S`.
 
-    So `wait_all_tasks_blocked` with a cushion of that length would not return."""
+    So `wait_all_tasks_blocked` with a cushion of at least `STEP_S` would never return."""
 
     def __init__(self) -> None:
         self.time = StoppedTime()
@@ -78,7 +78,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def run_with_stopped_time(main: Callable[[], Awaitable[Any]], backend: str) -> Any:
-    """Run `anyio.run` with such a clock."""
+    """Run `anyio.run` with a clock that does not advance while the machine is stopped."""
     options: dict[str, Any] = {"clock": StoppedClock()} if backend == "trio" else {"loop_factory": _Loop}
     return anyio.run(main, backend=backend, backend_options=options)
 
@@ -89,9 +89,10 @@ def _run(stopped: StoppedClock, main: Callable[[], Awaitable[Any]], *, clock: No
 
 @pytest.fixture(autouse=True)
 def loop_clock(request: pytest.FixtureRequest) -> StoppedClock | None:
-    """Run all async tests of a `conftest.py` or a module with this clock, except for those with a clock of their own.
+    """Run all async tests of a `conftest.py` or a module with `StoppedClock`, except for tests with their own clock.
 
-    pytest-trio accepts a clock only from an argument of the test itself, and ignores a fixture that no test names."""
+    The fixture replaces the `run` function of pytest-trio. pytest-trio would accept a clock only from a fixture that
+    each test names as an argument."""
     if {"autojump_clock", "mock_clock"} & set(request.fixturenames):
         return None
     clock = StoppedClock()
@@ -111,8 +112,9 @@ def time_of_this_test() -> StoppedTime:
 
 @pytest.fixture(autouse=True)
 def node_time(loop_clock: StoppedClock | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let nodes in this process, and elections, use the clock of `loop_clock`. For a `conftest.py` that has that
-    fixture."""
+    """Let nodes in this process, and elections, use the clock of `loop_clock`.
+
+    A `conftest.py` that imports this fixture must import `loop_clock`, too."""
     stopped = loop_clock.time if loop_clock is not None else StoppedTime()
     monkeypatch.setattr(f"{__name__}._this_test", stopped)
     monkeypatch.setattr(

@@ -50,7 +50,7 @@ def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 class TlsTransform:
-    """The transform of one end of a connection."""
+    """Encrypts and decrypts the bytes of one end of a connection."""
 
     records = 0
     is_behind = False
@@ -89,7 +89,7 @@ class TlsTransform:
         try:
             self._tls.unwrap()
         except ssl.SSLError:
-            return  # the other side has not closed the connection, and need not
+            return  # the peer has not closed its direction; TLS does not require that
 
     def _greet(self) -> None:
         if not self.is_open:
@@ -100,4 +100,4 @@ class TlsTransform:
         try:
             self._greet()
         except ssl.SSLError:
-            return  # it needs more bytes, or has failed: `decode` reports the failure
+            return  # the handshake needs more bytes, or has failed: `decode` reports a failure

@@ -1,6 +1,6 @@
 """Wait until a condition holds, instead of for a fixed time.
 
-If the product or the test has an event (a future, a queue, a task that ends, a line on a pipe), await that. These
+If the product or the test has an event (a future, a queue, a task that ends, a line on a pipe), await that event. These
 helpers are for conditions that can only be polled: the state of a node in this process, the answer of a node in another
 process, the end of a process. `PATIENCE_S` is not a promise of the product, and nothing may depend on it. It only makes
 a test fail with a message instead of waiting for ever, and is long enough for a machine that stops for seconds."""
@@ -23,8 +23,9 @@ from sandq.errors import SandqError
 PATIENCE_S = 240.0
 _LOOK_S = 0.005
 _SELDOM_S = 0.1
-"""Longest pause between two checks that cost much more CPU time than this process spends. The first pauses are shorter.
-"""
+"""Longest pause between two checks, in seconds. The first pauses are shorter.
+
+It applies to checks that use much CPU time of other processes, such as requests to a node."""
 
 T = TypeVar("T")
 
@@ -35,8 +36,8 @@ _NOT_YET = (SandqError, LookupError)
 async def until_holds(check: Callable[[], object]) -> None:
     """Wait until `check()` is true, under trio or asyncio.
 
-    Raises AssertionError with its source if it never is, or its last error if that is a `SandqError` or `LookupError`.
-    Any other error of `check()` is raised at once."""
+    If the time ends, raises AssertionError with the source of `check`, or the last error of `check()` if it was a
+    `SandqError` or `LookupError`. Any other error of `check()` is raised at once."""
     with anyio.move_on_after(PATIENCE_S):
         while not _holds(check):  # noqa: ASYNC110 - the condition has no event
             await anyio.sleep(_LOOK_S)
@@ -52,7 +53,7 @@ async def until_answer(
 ) -> T:
     """Ask until the answer is right, and return it. Errors of the kinds `despite` cause another attempt.
 
-    Raises AssertionError with the last answer or error if it never is right."""
+    If no answer is right in time, raises AssertionError with the last answer or error."""
     last: object = None
     pauses_s = _pauses_s()
     with anyio.move_on_after(PATIENCE_S):
@@ -68,7 +69,7 @@ async def until_answer(
 
 
 async def until_led(client: Client, topic: str = "t", partition: int = 0, *, but: str | None = None) -> str:
-    """Wait until a node other than `but` leads a partition, as its cluster tells clients; return its name."""
+    """Wait until the cluster reports that a node other than `but` leads a partition. Return the name of that node."""
 
     async def leader() -> str | None:
         return (await client.admin.topic(topic)).partitions[partition].leader
@@ -89,7 +90,7 @@ def wait_until(check: Callable[[], object]) -> None:
 
 
 def wait_until_gone(pid: int) -> None:
-    """Wait until a process has ended. It need not be a child of this process, and may be a zombie."""
+    """Wait until a process has ended. It may be the child of another process. A zombie counts as ended."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -101,7 +102,7 @@ def wait_until_gone(pid: int) -> None:
 
 
 def _pauses_s() -> Iterator[float]:
-    """Yield pauses, each longer by half than the one before."""
+    """Yield pauses in seconds. Each pause is 1.5 times the previous one, up to `_SELDOM_S`."""
     pause_s = _LOOK_S
     while True:
         yield pause_s

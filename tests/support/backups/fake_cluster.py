@@ -1,4 +1,4 @@
-"""Provide a cluster for backups without nodes: partitions in memory, their logs, and the requests of a backup."""
+"""Provide a fake cluster for tests of backups: partitions in memory, their logs, and the requests of a backup."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FakePartition:
 
 
 class FakeCluster:
-    """Stands for the client, and for `BackupTransfer` as well."""
+    """Replaces both the client and its `BackupTransfer`."""
 
     def __init__(self) -> None:
         self.at = 0

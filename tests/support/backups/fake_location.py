@@ -16,7 +16,7 @@ class Killed(StorageFailed):
 
 
 class BrokenPipe(Exception):
-    """An error of the store itself, like the errors of stores that fsspec reaches."""
+    """An error that the store itself raises, as the stores behind fsspec do."""
 
 
 class _Stream(io.BytesIO):
@@ -41,7 +41,7 @@ class FakeLocation:
         self.data: dict[str, bytes] = {}
         self.calls = 0
         self.refuses: Callable[[str], Exception | None] = lambda name: None
-        """Returns the error to raise when a file is written to, after its first bytes; None to accept the write."""
+        """Function (file name) -> error to raise in a write after the file's first bytes; None accepts the write."""
         self.dies_at: int | None = None
         """Number of the call, counted from 0, in which the process is killed; all later calls fail, too."""
 

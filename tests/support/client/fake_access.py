@@ -11,7 +11,7 @@ from sandq.protocol.requests_access import IdentityPut, RolePut
 
 
 class FakeAccess:
-    """Stores identities and roles, and rejects no request."""
+    """Stores identities and roles, and permits every request."""
 
     def __init__(self) -> None:
         super().__init__()

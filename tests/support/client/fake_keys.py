@@ -53,9 +53,9 @@ class FakeKeys:
         super().__init__()
         self.writes: dict[tuple[str, int], list[Write]] = defaultdict(list)
         self.removed: dict[tuple[str, int], bytes] = {}
-        self.answer_keys = 1_000_000  # of one KV_GET
-        self.scan_rows = 1_000_000  # of one KV_SCAN
-        self.watch_changes = 1_000_000  # of one KV_WATCH
+        self.answer_keys = 1_000_000  # limit of keys in one reply to KV_GET
+        self.scan_rows = 1_000_000  # limit of rows in one reply to KV_SCAN
+        self.watch_changes = 1_000_000  # limit of changes in one reply to KV_WATCH
         self.stale_ms = 17
         self.kv_watches: list[tuple[Any, int, KvWatch]] = []
         self._answered: dict[tuple[int, ...], Offsets] = {}
@@ -137,7 +137,7 @@ class FakeKeys:
         return offsets.pack(self.now_ms, self.index, offsets.PLACE_MAX, request.partition)
 
     def answer_watch(self, connection: Any, number: int, request: KvWatch, *, is_late: bool = False) -> bool:
-        """Send the reply to a watch if there are changes or its time is over. Return whether a reply was sent."""
+        """Reply to a watch if it has changes, or if its time is over. Return whether a reply was sent."""
         where, through = (request.topic, request.partition), self.end(request)
         mark = self.removed.get(where, bytes(16))
         after = through if request.after is None else request.after

@@ -137,10 +137,10 @@ class FakeMessages:
     def __init__(self) -> None:
         self.stored: dict[tuple[str, int], list[Stored]] = defaultdict(list)
         self.produced: list[Produce] = []
-        self.cancelled: dict[tuple[Any, ...], bytes] = {}  # ids by target
+        self.cancelled: dict[tuple[Any, ...], bytes] = {}  # message id by target
         self.jobs: dict[tuple[int, bytes], Job] = {}
         self.job_step = 1_000_000  # messages that a job handles between two requests for its status
-        self.updates_at_once = 1_000_000  # messages that one request updates; the others get NOT_YET
+        self.updates_at_once = 1_000_000  # messages that one request updates; further messages get NOT_YET
         self.page_rows = 1_000_000
         self.groups: dict[str, dict[str, Any]] = {"g": {}}
         self.closed_ms = NOW_MS + 1
@@ -262,7 +262,7 @@ class FakeMessages:
         )
         return Piece(b"".join(row.offset for row in rows), b"".join(row.id for row in rows), NOW_MS, None, batch)
 
-    # Taking back and moving.
+    # Cancel and move.
 
     def do_cancel(self, connection: Any, frame: Frame) -> Any:
         request = Cancel.parse(frame)

@@ -37,7 +37,7 @@ class FakeNodes:
         return (found,)
 
     def _go_on(self, node: str, row: dict[str, Any]) -> None:
-        """Continue a removal: each request takes a replica from the node, then its vote, then its registration."""
+        """Continue a removal. Each request does one step: remove a replica, then the vote, then the registration."""
         if row["standing"] != "in" and row["replicas"]:
             row["replicas"] -= 1
         elif row["standing"] != "in" and row["voter"]:

@@ -1,4 +1,4 @@
-"""Provide a server that speaks the protocol over a real loopback socket and is controlled by a test.
+"""Provide a server that speaks the protocol over a real loopback socket. A test controls the server.
 
 By default it answers all requests like a cluster of one broker, stores produced messages, and pushes only what a test
 pushes (`deliver`). With `auto` it pushes stored messages to each subscription that has credit. `script[Type.X]` holds
@@ -63,7 +63,7 @@ class FakeConnection:
         self._wake.set()
 
     def cut(self) -> None:
-        """Close the connection without a goodbye."""
+        """Close the connection at once, without a last frame."""
         self.open = False
         self._scope.cancel()
 
@@ -134,7 +134,7 @@ class FakeServer(FakeAccess, FakeKeys, FakeMessages, FakeNodes):
         self._started_at: float | None = None
 
     def clock_ms(self) -> int:
-        """Return the node's time, in ms. It advances with the event loop's clock, while all offsets have one time."""
+        """Return the node's time, in ms. It advances with the event loop's clock; the time in offsets is fixed."""
         self._started_at = anyio.current_time() if self._started_at is None else self._started_at
         return self.now_ms + int((anyio.current_time() - self._started_at) * 1000)
 
@@ -168,7 +168,8 @@ class FakeServer(FakeAccess, FakeKeys, FakeMessages, FakeNodes):
         self._scope, self._stopped = anyio.CancelScope(), anyio.Event()
         listener = None
         while listener is None:
-            port = self.port or free_port()  # one that no client is given as its own end while this is stopped
+            # Not a port that the kernel could give to a client while the server is stopped.
+            port = self.port or free_port()
             try:
                 listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port)
             except OSError:
@@ -368,7 +369,7 @@ class FakeServer(FakeAccess, FakeKeys, FakeMessages, FakeNodes):
         return base
 
     def push_ready(self) -> None:
-        """Push all ready messages to the subscriptions that have credit, in leases of one message each."""
+        """Push all ready messages to the subscriptions that have credit. Each lease has one message."""
         for connection in self.connections:
             for subscribed in connection.subscriptions.values():
                 for (topic, partition), rows in self.stored.items():
@@ -386,7 +387,7 @@ class FakeServer(FakeAccess, FakeKeys, FakeMessages, FakeNodes):
 
     @staticmethod
     def named(what: Any) -> set[bytes] | None:
-        """Return the offsets that the item of an ACK names; None means all."""
+        """Return the offsets that the item of an ACK names. None: all messages of the lease."""
         if what is None:
             return None
         found = set()

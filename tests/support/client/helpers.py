@@ -19,7 +19,7 @@ from tests.support.client.fake_server import FakeServer
 from tests.support.waiting import until_holds
 
 QUICK = {"back_off_first_s": 0.005, "back_off_max_s": 0.05, "timeout_s": 5.0, "close_timeout_s": 2.0}
-"""Options of a client with pauses that are short enough for a test."""
+"""Options of a client with pauses that are short enough for tests."""
 
 
 async def take(subscription: Subscription, count: int) -> list[Message]:
@@ -55,7 +55,7 @@ async def subscribed(server: FakeServer) -> Any:
 
 @asynccontextmanager
 async def two_nodes(**options: Any) -> AsyncIterator[tuple[FakeServer, FakeServer, Client]]:
-    """Start two servers; each of them leads one partition of topic "t"."""
+    """Start two servers. Each server leads one partition of topic "t"."""
     async with anyio.create_task_group() as tasks:
         one, two = FakeServer("n1"), FakeServer("n2")
         for server in (one, two):

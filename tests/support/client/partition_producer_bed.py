@@ -1,7 +1,7 @@
-"""Connect a partition producer with a partition, under the full control of a test.
+"""Connect a partition producer with a partition. The test controls the connection completely.
 
-The test decides when requests are read, which replies are sent, and which of both are lost. There are no sockets, and
-the clock is that of the test."""
+The test decides when requests are read, when replies are sent, and which requests and replies are lost. There are no
+sockets, and the test moves the clock."""
 
 from __future__ import annotations
 
@@ -32,13 +32,11 @@ LOSE_LEADER = "lose leader"
 LOSE_ENTRY = "lose entry"
 """The leader fails, and the entry is lost."""
 Fate = str | SandqError
-"""Result of a request: one of these, or an error that means that nothing was done."""
+"""Result of a request: one of the words above, or an error that means that the broker did nothing."""
 
 
 class Wire:
-    """A connection: requests that are on their way to the broker, and replies that are on their way back.
-
-    It replaces `client.Connection` for a partition producer."""
+    """Replaces `client.Connection` for a partition producer. It holds requests and replies that are in flight."""
 
     def __init__(self, node: str) -> None:
         """Connect to the node with this id."""
@@ -101,14 +99,14 @@ class OneNode:
         return self.wire if self.wire is not None and self.wire.hello.node_id != node_id else None
 
     def elect(self) -> None:
-        """Make another node the leader, which can be reached."""
+        """Make a new node the leader. The client can reach it."""
         self._nodes += 1
         self.wire = Wire(f"node{self._nodes}")
 
 
 class LaneBed:
     def __init__(self, *, restarts: bool = False, note: Callable[[str], None] = lambda text: None) -> None:
-        """`restarts`: the partition is loaded from its rows before every entry."""
+        """`restarts`: load the partition from its rows before every entry."""
         self.bench = Bench()
         self.now = 100.0
         self.node = OneNode()
@@ -160,7 +158,7 @@ class LaneBed:
         return [*self.old, *([self.node.wire] if self.node.wire else [])]
 
     def cut(self, *, connect: bool = True) -> None:
-        """Lose the connection. `connect`: there is a new connection at once."""
+        """Lose the connection. `connect`: open a new connection at once."""
         wire = self.wire
         self.node.wire = None
         wire.cut()
@@ -220,7 +218,7 @@ class LaneBed:
             self.bench.apply(0, c.Append(batch_of(["other"]), 1000 + self._others, 1, 1))
 
     def heal(self) -> None:
-        """Read and answer all requests, those in old connections first, until the producer has nothing left to do."""
+        """Read and answer all requests, first those in old connections, until the producer has nothing left to do."""
         for wire in self.old:
             self.read(*[STORE] * len(wire.requests), wire=wire)
         if self.node.wire is None:
@@ -231,13 +229,13 @@ class LaneBed:
             self.read(*[STORE] * len(self.wire.requests))
             self.answer(len(self.wire.answers))
             self.now += 0.05
-            self.partition_producer.pump(self.now)  # nothing expires
+            self.partition_producer.pump(self.now)  # the steps are too short for a timeout
         raise AssertionError("it never comes to an end")
 
-    # -- what came of it ------------------------------------------------------------------------------------------
+    # -- results --------------------------------------------------------------------------------------------------
 
     def stored(self) -> dict[int, bytes]:
-        """Return the offset of each stored batch, by its number, in log order. Fails if one is stored twice."""
+        """Return the offset of each stored batch, by its number, in log order. Fails if a batch is stored twice."""
         found: dict[int, bytes] = {}
         for key, value in self.bench.rows(rows.LOG):
             entry = rows.log_entry(key, value)

@@ -1,4 +1,4 @@
-"""Provide the fake server for tests that are not async, as those of sandctl."""
+"""Provide the fake server for tests that are not async, such as the tests of sandctl."""
 
 from __future__ import annotations
 

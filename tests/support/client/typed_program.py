@@ -1,5 +1,6 @@
-"""A user's program as `mypy --strict` sees it; read by test_client_typing, never run. A line that is wrong on purpose
-names what mypy calls that, behind `# wrong:`."""
+"""A program of a user, which test_client_typing checks with `mypy --strict`. It is never run.
+
+A line that is wrong on purpose ends with `# wrong:` and mypy's names of the errors."""
 
 # ruff: noqa: F841
 from __future__ import annotations
@@ -56,7 +57,7 @@ async def asynchronous() -> None:
 
 
 async def run(client: sandq.Client, plain: bool) -> None:
-    """`run` does not return: what stands behind it is not looked at."""
+    """`run` never returns, so mypy does not check the lines after a call of `run`."""
     try:
         if plain:
             await client.run("orders", "g", ship)

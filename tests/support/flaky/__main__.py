@@ -32,7 +32,7 @@ from tests.support.runner.costs import ORDER
 
 BUILD = ROOT / "build" / "flaky"
 SLICE_S = 1800
-"""Time after which a slice of one suite starts no more runs, in seconds."""
+"""Time in seconds after which a slice of one suite starts no more runs."""
 HOG = ("nice", "-n", "15")
 """Prefix that gives the computing processes a lower priority than the runs."""
 _BAD = re.compile(r"^(?:FAILED|ERROR) (tests/[^\s\[]+(?:\[.*?\](?= - |$))?)", re.M)
@@ -40,7 +40,9 @@ _BAD = re.compile(r"^(?:FAILED|ERROR) (tests/[^\s\[]+(?:\[.*?\](?= - |$))?)", re
 
 
 def slow_sync() -> dict[str, str]:
-    """Compile the library that slows syncs down. Print a note and return nothing if there is no compiler."""
+    """Compile the library that slows syncs down, and return the environment that loads it.
+
+    If there is no compiler, print a note and return an empty environment."""
     compiler = shutil.which("cc")
     if compiler is None:
         print("there is no cc: the disk is not slowed", file=sys.stderr)
@@ -110,7 +112,7 @@ class Run:
         self.stops += 1
 
     def end(self) -> None:
-        """Kill the run with all its processes: they would not end by themselves."""
+        """Kill the run with all its processes, which would not end by themselves."""
         if self.process.poll() is None:
             send_signal(descendants(self.process.pid), signal.SIGKILL)
             self.process.wait()

@@ -1,7 +1,7 @@
 """Counts loaded runs of each suite in a file that is committed, so that slices of several days add up.
 
 The runs of a suite count as long as its subject is the same: the code of the suite, of `tests/support` and of the
-packages. Comments, docstrings and formatting do not belong to the code.
+packages. Changes of comments, docstrings and formatting do not count as changes of the code.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ def subject_of(suite: str) -> str:
 
 
 def add(counted: dict[str, Any], suite: str, subject: str, commit: str, runs: Iterable[set[str]]) -> None:
-    """Add runs to the counts of a suite. `runs`: the names of the failed tests of each. Earlier runs of a different
-    subject no longer count."""
+    """Add runs to the counts of a suite. If the tested code has changed, forget earlier runs.
+
+    `runs`: for each run, the names of its failed tests."""
     row = counted.get(suite)
     if row is None or row["subject"] != subject:
         row = counted[suite] = {"subject": subject, "runs": 0, "green": 0, "failures": {}}

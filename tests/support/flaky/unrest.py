@@ -1,8 +1,8 @@
-"""A plugin for pytest: nodes in the tests' own process know what there is late, and leaders change now and then.
+"""A pytest plugin that changes leaders at random times, and lets nodes of the test's process learn their topics late.
 
-`pytest -p tests.support.flaky.unrest tests/integration/cluster tests/regressions`. On a loaded machine an election may
-come at any moment, and a node may serve before it knows its topics: what a test takes for granted there fails here
-without a load, and soon. `UNREST_SEED` is of the times.
+`pytest -p tests.support.flaky.unrest tests/integration/cluster tests/regressions`. On a loaded machine, an election may
+begin at any moment, and a node may serve before it knows its topics. A test that relies on the opposite fails soon with
+this plugin, without any load. `UNREST_SEED` is the seed of the random times.
 """
 
 from __future__ import annotations

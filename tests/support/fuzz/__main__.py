@@ -1,7 +1,7 @@
 """Fuzz nodes for some minutes: python -m tests.support.fuzz --minutes 10 [--tokens] [--nodes 3] [--seed 1]
 
-Ends with 1, and says why, when a node ended by itself, did not come back, answered INTERNAL, logged an error, or when
-replicas differ. Nodes and their logs are in --directory, which must not be there yet.
+The exit code is 1, and the reason is printed, if a node ended by itself, did not restart, replied INTERNAL or logged an
+error, or if replicas differ. Nodes and their logs are in --directory, which must not exist before.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def main() -> int:
 
 
 def wait_until_compared(nodes: list[NodeProcess]) -> int:
-    """Wait until the replicas of partitions were compared after this, on each node that leads any; how many were."""
+    """Wait for new comparisons of replicas, two rounds of six partitions. Return the number of successful comparisons.
+
+    Raises AssertionError if replicas differ."""
     before = {node: len(node.output()) for node in nodes}
 
     def compared() -> list[bool | None]:

@@ -1,4 +1,4 @@
-"""A node that compares the replicas of its partitions every few seconds, and says in its log how often it has."""
+"""Run a node that compares the replicas of its partitions every few seconds, and logs each comparison."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ GRANTS: Final = (
     ("cluster", "manage:r*", "produce:r*", "consume:r*"),
     ("produce:t", "read:fair"),
 )
-"""Grants of the tokens that are used. None of them is `boss`, whose token restores the others."""
+"""Grants of the tokens that the fuzzer uses. The token `boss` is not among them: it restores the other tokens."""
 
 
 class Fuzz:
@@ -55,7 +55,7 @@ class Fuzz:
         self._tokens: list[str] | None = [] if tokens else None
         self._boss: str | None = None
         self._stopped: set[int] = set()
-        """Positions of the nodes that are being killed and restarted."""
+        """Indexes of the nodes that are being killed and restarted."""
         self._sent: list[deque[tuple[int, list[Any]]]] = []
         self.requests = self.kills = 0
         self.codes: Counter[str] = Counter()
@@ -85,7 +85,7 @@ class Fuzz:
         await self.make_topics()
 
     async def make_topics(self) -> None:
-        """Create the topics and tokens that do not exist, or no longer exist."""
+        """Create the topics and tokens that do not exist: requests may have deleted them."""
         for name in ("ordered", *TOPICS):
             await self._ask_until(Type.TOPIC_CREATE, name, TOPICS[name], 1, self._replicas, SETTINGS.get(name, {}))
         if self._tokens is None:
@@ -123,7 +123,7 @@ class Fuzz:
                 await trio.sleep(0.1)
         raise AssertionError(f"no node does {Type(kind).name} {fields}: {last}")
 
-    # -- what is done ---------------------------------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------------------------
 
     async def run(self, minutes: float | None, rounds: int | None, *, connections: int = 4, kill_s: float = 15) -> None:
         """Send requests for `minutes`, or for `rounds` rounds per connection.
@@ -281,7 +281,7 @@ def _event(line: str) -> str | None:
 
 
 def one_node(directory: Path, host: str, *, tokens: bool) -> list[NodeProcess]:
-    """Return one node that is a cluster of its own."""
+    """Return a single node, which is a whole cluster."""
     (directory / "node1").mkdir(parents=True)
     return [NodeProcess(directory / "node1", host=host, **_environ(tokens))]
 

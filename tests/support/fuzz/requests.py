@@ -3,7 +3,7 @@
 A request begins as a valid one: from a template if its fields depend on each other, or from the example in
 docs/protocol.md. Then up to three of its values are changed, at any depth: integers at boundaries, other types, missing
 or extra items, batches with damaged columns and a correct checksum. The ids of messages, lease tokens and group numbers
-of replies are used in later requests, so that these are about existing things."""
+of replies are used in later requests, so that many requests concern existing objects."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Requests:
         return kind, fields
 
     def heard(self, asked: tuple[int, list[Any]] | None, frame: list[Any]) -> None:
-        """Learn from a frame. `asked`: the request that it answers."""
+        """Note ids, tokens and group numbers of a reply, for later requests. `asked`: the request of this reply."""
         if frame[0] == Type.DELIVER and len(frame) > 9:
             self._leases.append((frame[2], frame[3], frame[4]))
             self._ids.extend(_offsets_in(frame[5:12]))
@@ -392,7 +392,7 @@ class Requests:
         return changed
 
     def _changed(self, fields: list[Any]) -> list[Any]:
-        """Return the fields with another value at a random position."""
+        """Return the fields with the value at one random position replaced."""
         rng = self._rng
         if not fields or rng.random() < 0.05:
             return [*fields, rng.choice(OTHERS)] if rng.random() < 0.5 else fields[:-1]

@@ -1,4 +1,4 @@
-"""Hold bytes that an agent (Debian's Serf 0.8.2, profile lan) sent in its two protocols to a peer that did not answer.
+"""Hold bytes that a Serf agent (Debian's Serf 0.8.2, profile lan) sent in its two protocols to a silent peer.
 
 The agent is agent1 on 127.0.0.1:17946 with the tag role: web. sandq1 on 127.0.0.1:19900 (cluster: t) met it by a
 push-pull."""
@@ -24,22 +24,22 @@ ACK_AND_TWO_ALIVE: Final = b64decode(
     "dMKw+hfo1Bg2HemUkROKDimuZMqYmhPGDZk4MUhBaUmnWRNeQ+e4MRWggAABBQp8DUtmbNmzade2fRt3bt27eVfxJcWSTZlRd8qI"
     "OfwmsakwZ0LSiTxZTmUjGjJv7vw5dEA="
 )
-"""compress(compound)"""
+"""A compound message, compressed."""
 TWO_ALIVE: Final = b64decode(
     "DE4GZcUHAgBKAEkEhqRBZGRypH8AAAGrSW5jYXJuYXRpb24BpE1ldGGs/4GnY2x1c3RlcqF0pE5vZGWmc2FuZHExpFBvcnTNTbyj"
     "VnNupgEFAgIFBQSGpEFkZHKkfwAAAatJbmNhcm5hdGlvbgGkTWV0Yav/gaRyb2xlo3dlYqROb2RlpmFnZW50MaRQb3J0zUYao1Zz"
     "bqYBBQICBQU="
 )
-"""CRC(compound)"""
+"""A compound message, with a CRC."""
 NACK: Final = b64decode("C4GlU2VxTm9O")
 PING: Final = b64decode("AIWkTm9kZaZzYW5kcTGlU2VxTm8CqlNvdXJjZUFkZHKkfwAAAapTb3VyY2VOb2RlpmFnZW50MapTb3VyY2VQb3J0zUYa")
 PING_AND_SUSPECT: Final = b64decode(
     "DFIMr84HAgBFACcAhaROb2RlpnNhbmRxMaVTZXFObwOqU291cmNlQWRkcqR/AAABqlNvdXJjZU5vZGWmYWdlbnQxqlNvdXJjZVBv"
     "cnTNRhoDg6RGcm9tpmFnZW50MatJbmNhcm5hdGlvbgGkTm9kZaZzYW5kcTE="
 )
-"""CRC(compound)"""
+"""A compound message, with a CRC."""
 DEAD: Final = b64decode("DHN9shMFg6RGcm9tpmFnZW50MatJbmNhcm5hdGlvbgGkTm9kZaZzYW5kcTE=")
-"""CRC(dead)"""
+"""A dead message, with a CRC."""
 SEALED_STREAM_PUSH_PULL: Final = b64decode(
     "CgAAAQIB44yWVoas3FJdbCViwOdzQaJM3CoihVGTRuyICs6B83TMd4YRrrRfOEop2S1+fziEInbErVh+WlYhWAZBY0RxpFuT7+7m"
     "lxaWXkrfKReqyCDYA2oPErtOtYLUeXikEawoUgD3AOlnsxttx34CsPOh96URR4AADNCGiQkizKvBovQbrXshzMtYmDZZ/VLNpcZo"

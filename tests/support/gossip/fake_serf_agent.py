@@ -1,4 +1,4 @@
-"""Provide a Serf agent that only has an RPC, on a real socket, and whose answers a test can replace."""
+"""Provide a fake Serf agent with an RPC on a real socket. A test can replace its answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.ports import free_port
 
 WITH_BODY = ("handshake", "auth", "tags", "join", "stream")
 Spoiled = bytes | Callable[[int], bytes] | None
-"""Replacement of an answer: bytes, bytes computed from the request's Seq, or None for no answer."""
+"""Replacement of an answer: bytes; a function from the request's Seq to bytes; or None for no answer."""
 
 
 def pack(*values: object) -> bytes:
@@ -59,7 +59,7 @@ class FakeAgent:
         return sum(name == command for name, _ in self.requests)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until `stop`; may be called again after it."""
+        """Serve until `stop`. May be called again after `stop`."""
         listeners = await trio.open_tcp_listeners(self.address.port, host=self.address.host)
         with trio.CancelScope() as self._scope:
             async with trio.open_nursery() as nursery:
@@ -71,7 +71,7 @@ class FakeAgent:
         self._scope.cancel()
 
     async def happens(self, *, is_streamed: bool = True, **changed: dict[str, Any] | None) -> None:
-        """Change members, or remove them (None). `is_streamed`: notify the streams."""
+        """Change members; None removes a member. `is_streamed`: notify the streams."""
         for name, member in changed.items():
             if member is None:
                 del self.members[name]
@@ -88,7 +88,7 @@ class FakeAgent:
             while (request := await self._next(stream, unpacker)) is not None:
                 command, seq = request["Command"], request["Seq"]
                 if not let_in and command not in ("handshake", "auth"):
-                    # The body, if there is one, stays unread and is treated as the next request.
+                    # A body stays unread, so the agent parses it as the next request.
                     await self._send(stream, header(seq, "Authentication required"))
                     continue
                 body = await self._next(stream, unpacker) if command in WITH_BODY else None
@@ -102,7 +102,8 @@ class FakeAgent:
                     answer = getattr(self, f"_{command}")(seq, body)
                     async with self._sending:
                         if command == "stream":
-                            self._streams[stream] = seq  # the first event waits for the lock, and so for this answer
+                            # The first event of the stream waits for the lock, so it follows this answer.
+                            self._streams[stream] = seq
                         await stream.send_all(answer)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass

@@ -27,7 +27,7 @@ QUICK = dataclasses.replace(
     probe_timeout_s=0.1,
     gossip_interval_s=0.02,
     reconnect_interval_s=0.2,
-    # A peer that does not answer here only pauses for a while, as this process may.
+    # All peers answer in the end: a peer that does not answer yet is only paused, like this process at times.
     stream_timeout_s=PATIENCE_S,
     # A member that misses a message gets it at the next push-pull.
     retransmit_mult=4,

@@ -1,4 +1,4 @@
-"""LZW as Go's `compress/lzw` writes it, byte by byte the same, for tests: sandq only reads it."""
+"""Encode LZW for tests, with the same bytes as Go's `compress/lzw`. sandq itself only decodes LZW."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ LAST_CODE = 4095
 
 
 class Bits:
-    """Codes, the least significant bit first."""
+    """Collects codes as bits, the least significant bit first."""
 
     def __init__(self) -> None:
         self.value = self.size = 0
@@ -26,8 +26,10 @@ class Bits:
 
 
 def encode(data: bytes, *, first_clear: bool = True, clears: bool = True) -> bytes:
-    """`first_clear`: begin with a CLEAR, as Go does since 1.17. `clears`: empty a full table; a table that stays full
-    is what Go reads, but does not write."""
+    """Return the LZW encoding of `data`.
+
+    `first_clear`: begin with a CLEAR, as Go does since 1.17. `clears`: send a CLEAR when the table is full, as Go does.
+    Go also decodes data in which the table stays full."""
     bits = Bits()
     if first_clear:
         bits.put(CLEAR, 9)

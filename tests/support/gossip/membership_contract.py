@@ -24,7 +24,7 @@ class Bed(Protocol):
     """Starts and stops members of one cluster, by name. All of them end with the test."""
 
     async def start(self, name: str, tags: Mapping[str, str]) -> Membership:
-        """Start a member that knows no other member; its `run` is running."""
+        """Start a member that knows no other member, with its `run` active."""
         ...
 
     def address(self, name: str) -> Address:
@@ -32,27 +32,27 @@ class Bed(Protocol):
         ...
 
     async def stop(self, name: str) -> None:
-        """Let the member leave on purpose; its `run` ends."""
+        """Let the member leave the cluster, so that its `run` ends."""
         ...
 
     async def kill(self, name: str) -> None:
-        """End the member, and the processes that speak for it, without a goodbye."""
+        """Kill the member and its helper processes, so that it ends without leaving the cluster."""
         ...
 
     def has_left(self, member: Member) -> bool:
-        """Return whether others list the member as one that was stopped."""
+        """Return whether the other members list this member as stopped."""
         ...
 
 
 class Follower:
-    """Derives the list of members from the changes alone."""
+    """Computes the list of members from the changes only."""
 
     def __init__(self, changes: Changes) -> None:
         self.changes = changes
         self.listed: dict[str, Member] = {}
 
     async def read(self) -> list[Change]:
-        """Return the next batch."""
+        """Apply the next batch of changes to the list, and return the batch."""
         batch = list(await anext(self.changes))
         for change in batch:
             if change.gone:

@@ -67,7 +67,7 @@ class SerfAgent:
             "tags": dict(tags or {}),
             "profile": profile,
         }
-        # Serf reads these two from a file only.
+        # Serf accepts these two settings only from a file.
         config |= {"encrypt_key": encrypt_key} if encrypt_key is not None else {}
         config |= {"rpc_auth": rpc_auth} if rpc_auth is not None else {}
         if keyring is not None:
@@ -95,7 +95,7 @@ class SerfAgent:
             return False
 
     async def members(self) -> dict[str, dict[str, Any]]:
-        """Return name -> {"addr", "tags", "status", ...}, as Serf's own client shows them."""
+        """Return the members by name: {"addr", "tags", "status", ...}, as Serf's own client prints them."""
         listed = json.loads(await self._command("members", "-format=json"))
         return {member["name"]: member for member in listed["members"]}
 
@@ -123,7 +123,7 @@ class SerfAgent:
         await self._command("tags", *[f"-set={name}={value}" for name, value in tags.items()])
 
     async def force_leave(self, name: str) -> None:
-        """Declare that this member has left."""
+        """Tell the agent that this member has left, as `serf force-leave` does."""
         await self._command("force-leave", name)
 
     async def event(self, name: str) -> None:
@@ -155,12 +155,12 @@ class SerfAgent:
         self._signal(signal.SIGHUP)
 
     async def leave(self) -> None:
-        """Let the agent leave: it notifies the others and ends."""
+        """Let the agent leave the cluster. It notifies the other agents and ends."""
         self._signal(signal.SIGINT)
         await self._ended()
 
     async def kill(self) -> None:
-        """Kill the agent, so that it ends without a goodbye."""
+        """Kill the agent, so that it ends without leaving the cluster."""
         self._signal(signal.SIGKILL)
         await self._ended()
 

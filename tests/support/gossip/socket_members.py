@@ -34,7 +34,7 @@ def now_ms() -> int:
 
 
 class Running:
-    """A member, its address, and its end."""
+    """A member with its address; a test can stop it."""
 
     def __init__(self, member: GossipMembership, scope: trio.CancelScope) -> None:
         self.member = member

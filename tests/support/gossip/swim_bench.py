@@ -1,4 +1,4 @@
-"""Run the state machine of one member, `own`, without a network, and provide short names for messages of others."""
+"""Run the state machine of one member, `own`, without a network. Short functions build messages of other members."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def left(name: str, incarnation: int = 1) -> Dead:
 
 
 class SwimBench:
-    """The state machine of `own`. `changes`: (name, liveness before, liveness now)."""
+    """The state machine of `own`. `changes` records each change: (name, liveness before, liveness now)."""
 
     def __init__(self, timing: Timing = LAN, *, others: str = "", uuid: str | None = None) -> None:
         self.agenda = Agenda(0.0)

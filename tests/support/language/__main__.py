@@ -1,8 +1,8 @@
 """`python -m tests.support.language`: list the sentences and names that are hard to read.
 
-python -m tests.support.language sandq/raft docs/storage.md    of these files and directories
-python -m tests.support.language --counts                      the number and the budget of each package
-python -m tests.support.language --lower                       set each budget to the number of today, if it is less
+python -m tests.support.language sandq/raft docs/storage.md    list those of these files and directories
+python -m tests.support.language --counts                      print the number and the budget of each package
+python -m tests.support.language --lower                       lower each budget to the current number of matches
 """
 
 from __future__ import annotations

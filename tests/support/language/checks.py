@@ -1,7 +1,7 @@
 """Count the patterns of text that is hard to read, by package and by document.
 
-The patterns are signs, not errors: some sentences that contain one are fine. So each package has a budget, which only
-goes down (`budgets.json`).
+A match of a pattern is a sign of a problem, but some sentences with a match are fine. So each package has a budget of
+matches, which only goes down (`budgets.json`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ BUDGETS: Final = Path(__file__).with_name("budgets.json")
 
 _NUMBERS = "many|much|long|often|few"
 STARTS: Final = re.compile(rf"^(What(?! to |$)|Who|Whoever|Whatever|Of|That|Those|So (?:{_NUMBERS}))\b")
-"""Words with which a sentence begins that has no subject, or a clause for its subject."""
+"""First words of sentences without a subject, or with a clause as their subject."""
 CLAUSES: Final = re.compile(r"\b(?:about|and|as|by|for|from|in|of|on|or|than|to|with) (?:what(?! to )|who|whoever)\b")
-"""A clause with "what" or "who" in the place of a noun."""
+"""A clause with "what" or "who" that replaces a noun."""
 WORDS: Final = re.compile(
     r"\b(another one|somebody|whoever|told|anew|beside|goes? by|(?:is|are) to be"
     rf"|so (?:{_NUMBERS})\b(?! (?:that|as)\b))",
@@ -37,7 +37,7 @@ PRIVATE: Final = frozenset(
         *("places", "told", "tell", "word", "words", "face", "somebody", "whoever", "dear", "dearest"),
     }
 )
-"""Words of the code's glossary that stand for other, public words."""
+"""Private words. The glossary of the code has a public word for each of them."""
 ORDINARY: Final = frozenset(
     {
         *("line", "lines", "line_number", "first_line", "last_line", "command_line", "request_line", "status_line"),
@@ -46,11 +46,11 @@ ORDINARY: Final = frozenset(
         *("lines_lost", "lines_collapsed", "lines_most"),
     }
 )
-"""Names in which such a word has its ordinary meaning, such as a line of a text, a walk through a tree, a decimal place
-and the standing of a node or a clock."""
+"""Names in which a private word has its ordinary meaning, such as a line of a text, a walk through a tree, a decimal
+place and the standing of a node or a clock."""
 
 TERMS: Final = re.compile(r"look_?(?:ahead|up)s?", re.IGNORECASE)
-"""Terms of the field that contain such a word: a look-ahead, a look-up."""
+"""Technical terms that contain a private word: a look-ahead, a look-up."""
 
 _PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _SKIPPED = {".venv", ".git", "build", "dist", "node_modules", "__pycache__", "data"}
@@ -105,7 +105,7 @@ def check_markdown(source: str) -> Iterator[tuple[int, str, str]]:
 
 
 def package_of(path: Path) -> str:
-    """Return what the budget of a file is called: its package, or the document itself."""
+    """Return the name of a file's budget: the package of the file, or the document itself."""
     parts = path.relative_to(ROOT).parts
     if path.suffix == ".md":
         return "docs/adr" if parts[:2] == ("docs", "adr") else "/".join(parts)
@@ -126,7 +126,7 @@ def check_file(path: Path) -> list[Finding]:
 
 
 def counts() -> Counter[str]:
-    """Return the number of matches of each package and document that has any."""
+    """Return the number of matches of each package and document with at least one match."""
     found: Counter[str] = Counter()
     for path in files():
         found[package_of(path)] += len(check_file(path))
@@ -134,6 +134,6 @@ def counts() -> Counter[str]:
 
 
 def budgets() -> dict[str, int]:
-    """Return the matches that each package and document may have; those that are not named may have none."""
+    """Return the maximum number of matches of each package and document. The default is 0."""
     loaded: dict[str, int] = json.loads(BUDGETS.read_text())
     return loaded

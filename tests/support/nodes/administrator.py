@@ -1,4 +1,4 @@
-"""Changes of metadata asked of a node's broker itself, in plain words."""
+"""Change metadata by direct calls of a node's broker, with one short method for each change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sandq.protocol.requests_admin import DRAIN, REMOVE, UNDRAIN, NodeChange, To
 
 
 class Administrator:
-    """Makes the requests, which a client would send to the node that leads the metadata."""
+    """Makes the requests that a client would send to the node that leads the metadata."""
 
     def __init__(self, broker: Broker) -> None:
         self.routes = broker.routes

@@ -1,4 +1,4 @@
-"""Links with other nodes on which nothing is sent."""
+"""Provide fake links to other nodes, which record frames instead of sending them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from sandq.broker.peers.links import PeerLinks
 
 
 class FakeLinks(PeerLinks):
-    """Links of node `own` with `peers`; a test adds and removes them."""
+    """Links from node `own` to `peers`. A test adds and removes peers."""
 
     def __init__(self, *nodes: str, own: str = "n1", on_send: Callable[[str, int, Any], object] | None = None) -> None:
-        """`on_send(node, kind, body)`: called for each frame; if it returns False, there is no link."""
+        """`on_send(node, kind, body)` is called for each frame. If it returns False, `send` fails as without a link."""
         self.own = own
         self.peers: dict[str, Any] = dict.fromkeys(nodes)
         self.sent: list[tuple[str, int, Any]] = []

@@ -1,4 +1,4 @@
-"""The connection of a consumer, made of functions."""
+"""Provide the connection of a consumer, whose methods are functions of the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run nodes in this process that find each other by gossip."""
+"""Run nodes of one cluster in this process. The nodes find each other by gossip."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class FoundNodes(ThreeNodes):
         self.gossip_ports = {name: free_port() for name in names}
         self.hand: HandClock | None = None
         self.own: dict[str, dict[str, str]] = {}
-        """Settings of single nodes, by node."""
+        """Settings that only one node has, by the name of the node."""
 
     def config(self, name: str, **environ: str) -> NodeConfig:
         begin = {"CLUSTER__BOOTSTRAP": "true"} if name == "node1" else {"CLUSTER__SEEDS": self.gossip("node1")}
@@ -123,7 +123,7 @@ class BootstrapChecks:
         monkeypatch.setattr(Bootstrap, "_member", counted_member)
 
     async def until_more(self, *names: str) -> None:
-        """Wait until each node has checked several times from now on, so that it has reacted to the current state."""
+        """Wait for several more checks of each node. After them, the node has reacted to the current state."""
         before = self.made.copy()
         await until_holds(lambda: all(self.made[name] >= before[name] + CHECKS for name in names))
 
@@ -134,7 +134,7 @@ async def found_nodes(
 ) -> AsyncIterator[FoundNodes]:
     """Run a cluster of these nodes.
 
-    `hand`: clock that moves the clocks of all of them. `levels`: the feature levels that their version knows."""
+    `hand`: clock that moves the clocks of all nodes. `levels`: feature levels that the nodes know."""
     async with trio.open_nursery() as nursery:
         nodes = FoundNodes(directory, nursery, **environ)
         nodes.hand = hand

@@ -22,8 +22,9 @@ from sandq.server.http.tls_listener import TlsListener
 from tests.support.waiting import PATIENCE_S
 
 PATIENT: Final = Deadlines(*[PATIENCE_S] * len(fields(Deadlines)))
-"""Deadlines that do not end a request in a test. They use the machine's clock, also if the test has another clock.
-Tests of a deadline shorten that one."""
+"""Deadlines that are long enough for each request of a test.
+
+They use the machine's clock, even if the test has another clock. A test of one deadline shortens that deadline."""
 
 
 @asynccontextmanager

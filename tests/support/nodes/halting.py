@@ -1,4 +1,4 @@
-"""Stop nodes in this process at a chosen point of their code, as a crash in the middle of a step.
+"""Stop nodes in this process at a chosen point of their code, to simulate a crash in the middle of a step.
 
 The disk of a halted node holds what a crash would leave: nothing is handed over, flushed or sealed."""
 
@@ -30,10 +30,10 @@ def _always(*args: Any) -> bool:
 
 @dataclass(frozen=True)
 class Point:
-    """A call of a method, or of a function whose first argument identifies the node, selected by its arguments
-    (`when`).
+    """A call at which a node halts: of a method, or of a function whose first argument identifies the node.
 
-    A call that is not a coroutine function is skipped there: the node continues until it is stopped."""
+    `when` selects calls by their arguments. If the function is not a coroutine function, the call is skipped instead,
+    and the node continues until it is stopped."""
 
     owner: Any
     name: str
@@ -145,5 +145,5 @@ def of_partition(store: _Store, *args: Any) -> bool:
 
 
 def calls(name: str) -> Callable[..., bool]:
-    """Match a job for a thread, or between commit batches, that calls this method of the engine."""
+    """Match a job that calls this method of the engine, in a thread or between commit batches."""
     return lambda runner, call: getattr(getattr(call, "func", None), "__name__", "") == name

@@ -1,7 +1,7 @@
-"""Provide a clock that tests move forward or hold: minutes pass at once, and 5 ms can take any time.
+"""Provide a clock that tests move forward or hold. A test can let minutes pass at once, or hold a moment for any time.
 
-By default it runs with the clock of the test's event loop. The wall clock moves with it, so that the guarded clock sees
-time pass, and not a change of the wall clock. Timers of a node are checked again whenever the clock moves forward."""
+By default it runs with the clock of the test's event loop. The wall clock moves with it, so the guarded clock never
+sees a jump of the wall clock. Timers of a node are checked again whenever the clock moves forward."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class HandClock:
     def hold(self) -> None:
         """Stop the clock in the middle of a ms; `forward` still moves it.
 
-        The clocks of nodes differ by some microseconds. At the beginning of a ms, a time that is N ms later would
-        sometimes be a ms less for them."""
+        The clocks of nodes differ by some microseconds. If the clock stopped at the beginning of a ms, some nodes would
+        still read the previous ms."""
         self._held_s = self._time.wall()
         self.forward_to(self.now_ms() + 1)
 
@@ -66,9 +66,9 @@ class HandClock:
 class Onward:
     """Moves a held clock forward for a test that repeatedly observes the steps of a node.
 
-    The clock moves when the test sees a new state, so that the node sets the pace, and after every `REPEATS_PER_STEP`
-    observations without a new state. The second rule is necessary: a node may set a timer relative to the time after a
-    move, and with a held clock that timer would never fire."""
+    The clock moves when the test sees a new state, so that the node sets the pace. The clock also moves after every
+    `REPEATS_PER_STEP` observations of the same state. Otherwise a timer that the node sets after a move would never
+    fire, because the clock is held."""
 
     def __init__(self, hand: HandClock, seconds: float) -> None:
         self._hand = hand

@@ -1,4 +1,4 @@
-"""Short words for requests over HTTP."""
+"""Provide short methods for requests over HTTP, which also check the form of each reply."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ class Web:
         self.client = client
 
     async def ask(self, method: str, path: str, body: Any = None, status: int | None = None, **options: Any) -> Any:
-        """The answer's JSON (None without a body); its status is 2xx, or `status`. A problem is one as RFC 9457 has
-        it."""
+        """Send a request and return the JSON of the reply, or None if the reply has no body.
+
+        Check that the status is `status` (None: any 2xx), and that an error has the form of RFC 9457."""
         if body is not None:
             options["json"] = body
         response = await self.client.request(method, path, **options)
@@ -57,19 +58,19 @@ class Web:
 
 
 def value_of(found: dict[str, Any]) -> bytes:
-    """The bytes of a value that an answer shows."""
+    """Return the value of a key in a reply, as bytes."""
     if "json" in found:
         return json.dumps(found["json"], ensure_ascii=False, separators=(",", ":")).encode()
     return found["text"].encode() if "text" in found else base64.b64decode(found["value"])
 
 
 def path(key: str | bytes) -> str:
-    """The key with everything in it percent-encoded."""
+    """Return the URL path of a key. All special characters of the key are percent-encoded."""
     return f"{KEYS}/{quote(key, safe='')}"
 
 
 async def put(web: Web, key: str, text: str, **more: Any) -> str:
-    """The version."""
+    """Write a key and return its new version."""
     found = await web.ask("PUT", path(key), {"text": text, **more}, 200)
     version: str = found["version"]
     return version

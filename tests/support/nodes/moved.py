@@ -60,7 +60,7 @@ async def _put(client: sandq.Client, record: Record) -> None:
 
 
 async def drain(nodes: FoundNodes, name: str, *, undo: bool = False) -> None:
-    """Drain a node, or undo that."""
+    """Drain a node, or undo the drain."""
     await _change(nodes, m.ChangeStanding(name, IN if undo else DRAINING))
 
 
@@ -131,8 +131,7 @@ async def until_settled(nodes: FoundNodes) -> None:
 
 
 async def until_even(nodes: FoundNodes) -> None:
-    """Wait until all running replicas of a partition have applied the same entries, and check that their status is
-    equal."""
+    """Wait until the running replicas of each partition have applied the same entries, and compare their status."""
 
     def replicas() -> dict[int, list[RaftGroup]]:
         found: dict[int, list[RaftGroup]] = {}
@@ -155,7 +154,7 @@ async def until_even(nodes: FoundNodes) -> None:
 
 
 async def until_swept(nodes: FoundNodes) -> None:
-    """Wait until no node has a row of a store without a pointer."""
+    """Wait until each node has deleted all rows of stores to which no pointer refers."""
     for serving in nodes.running.values():
         node_log = serving.broker.node_log
         runner = serving.broker._runner

@@ -1,6 +1,6 @@
 """Generate requests of every type as their shapes declare them, and mutate them as an attacker could.
 
-All of it follows from a seed."""
+Equal seeds give equal requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ MANY = 65_536
 
 
 class Mutated(NamedTuple):
-    """Bytes of a frame, with the name of the mutation. `is_short`: the node waits for more bytes."""
+    """The bytes of a frame, and the name of the mutation.
+
+    `is_short`: the frame is incomplete, so the node waits for more bytes."""
 
     what: str
     data: bytes
@@ -55,7 +57,7 @@ def _framed(body: bytes) -> bytes:
 
 
 def _declared(rng: random.Random, kind: int) -> list[Any]:
-    """Return values of the declared types, which need not make sense."""
+    """Return random values of the declared types."""
     return [_value(rng, field) for field in REQUESTS[kind].shape.fields]
 
 

@@ -34,7 +34,7 @@ TOUCHED: Final = b"touched"
 
 @dataclass(frozen=True, slots=True)
 class Mark(commands.Command):
-    """Store a row under this text; the result is the text."""
+    """Command that stores a row under its text. Its result is the text."""
 
     type: ClassVar[int] = COMMAND
     feature_level: ClassVar[int] = NEXT.highest

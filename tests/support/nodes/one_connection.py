@@ -15,7 +15,7 @@ from tests.support.waiting import PATIENCE_S
 
 
 class NothingTogether:
-    """A session that handles each request alone, and never several together."""
+    """A session that handles requests one by one."""
 
     def gather(self, frames: Any, first: int, most: int, requests: Any, mark: Any) -> int:
         return 0

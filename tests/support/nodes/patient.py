@@ -25,7 +25,7 @@ from tests.support.waiting import PATIENCE_S
 
 T = TypeVar("T")
 LATER = (NotLeader, Unavailable, TimedOut, ConnectionLost)
-"""Errors after which a change is retried: no node can do it now, or its outcome is unknown."""
+"""Errors after which a change is retried: no node can execute it now, or the outcome of the attempt is unknown."""
 
 
 async def until_done(change: Callable[[], Awaitable[T]]) -> tuple[T | SandqError, bool]:
@@ -45,7 +45,7 @@ async def until_done(change: Callable[[], Awaitable[T]]) -> tuple[T | SandqError
 
 
 class PatientAdmin(Admin):
-    """Retries changes with an unknown outcome, and accepts the answer that there is nothing left to change."""
+    """Retries changes with an unknown outcome. If a retry finds the change already made, the change has succeeded."""
 
     async def create_topic(self, /, name: str, **options: Any) -> TopicRecord:
         create = super().create_topic

@@ -1,4 +1,4 @@
-"""Run nodes that only have peer links, a network between them that can fail, and peers that a test plays."""
+"""Run nodes that only have peer links, in a network that can fail. A test can also act as a peer."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def new_node(node_id: str, **options: Any) -> PeerNode:
 
 @asynccontextmanager
 async def linked(*nodes: PeerNode, **options: Any) -> AsyncIterator[trio.Nursery]:
-    """Run the nodes with links; every node knows the address of every other one."""
+    """Run the nodes with links. Each node knows the addresses of all nodes."""
     addresses = {node.node_id: node.address for node in nodes}
     async with trio.open_nursery() as nursery:
         for node in nodes:
@@ -147,7 +147,7 @@ class Network:
 async def by_hand(
     to: PeerNode, node_id: str, purpose: str = LINK, secret: bytes = SECRET
 ) -> AsyncIterator[tuple[PeerStream, Introduced]]:
-    """A connection of a node that only this test is."""
+    """Connect to a node as `node_id`, a peer that exists only in this test."""
     identity = PeerIdentity(node_id=node_id, store_uuid=f"store-{node_id}", cluster_uuid=None, addresses={})
     terms = Terms("sandq", lambda: (secret,), lambda: identity, {to.node_id}, KnownPeers.open(MemoryFiles()))
     async with await trio.open_tcp_stream(*to.address) as socket_stream:

@@ -17,7 +17,7 @@ POISON = b"poison that no replica can apply"
 STEPS = ("decode", "apply", "first", "last", "status", "drain")
 """Steps at which a fault may be raised.
 
-"apply" is before any change, "first" and "last" are at the first and after the last write."""
+"apply": before any change. "first": at the first write. "last": after the last write."""
 
 
 class Planted(Exception):
@@ -37,8 +37,8 @@ class Plan:
     ) -> None:
         """`step`: one of `STEPS`.
 
-        `nodes`: the nodes whose replicas fail; None for all. `is_lasting`: the status, or drain, fails at every call
-        after the entry; else at the first one only."""
+        `nodes`: the nodes whose replicas fail; None for all. `is_lasting`: after the entry, every call of status (or
+        drain) fails; otherwise only the first call fails."""
         self.is_lasting = is_lasting
         self.step = step
         self.marker = marker

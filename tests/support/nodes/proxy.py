@@ -1,6 +1,6 @@
-"""Provide a TCP proxy between a client and a node that loses the frames that a test chooses.
+"""Provide a TCP proxy between a client and a node. The proxy loses the frames that a test chooses.
 
-It knows frames, and closes a connection instead of forwarding a PRODUCE or the answer to one."""
+To lose a PRODUCE or the reply to a PRODUCE, it closes the connection instead of forwarding the frame."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import trio
 from sandq.protocol.frames import Type
 
 Judge = Callable[[int], bool]
-"""Return whether to close the connection instead of forwarding the n-th PRODUCE (or answer to one), counted from 0."""
+"""Function n -> whether to close the connection instead of forwarding PRODUCE n (or reply n), counted from 0."""
 
 
 class Proxy:
@@ -25,9 +25,9 @@ class Proxy:
         """Port of the node."""
         self.port = 0
         self.requests = self.answers = 0
-        """Number of PRODUCEs, and of answers to them, that reached the proxy."""
+        """Numbers of PRODUCE frames, and of replies to them, that reached the proxy."""
         self.lost = trio.Event()
-        """Set when a frame was lost."""
+        """Set when the proxy loses a frame."""
         self.cut_request: Judge = lambda n: False
         self.cut_answer: Judge = lambda n: False
 

@@ -1,4 +1,4 @@
-"""A client that says exactly what a test wants said: frames, parts of frames, garbage."""
+"""Provide a client that sends exactly the bytes that a test chooses: frames, parts of frames, garbage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RawClient:
         try:
             if hello:
                 assert (await client.call(Type.HELLO, 2, "raw", {}))[0] == 0
-        except BaseException:  # nobody else knows of it
+        except BaseException:  # no caller has the client yet, so close its stream here
             await trio.aclose_forcefully(client.stream)
             raise
         return client
@@ -40,7 +40,7 @@ class RawClient:
         await self.stream.send_all(data)
 
     async def call(self, kind: int, *fields: Any) -> Frame:
-        """The reply or error to one request; pushes that come before it are kept."""
+        """Send one request and return the reply or the error. Keep frames that the node pushes before it."""
         self._request_id += 1
         await self.send(kind, self._request_id, *fields)
         while True:
@@ -64,7 +64,7 @@ class RawClient:
             self._buffer += data
 
     async def rest(self) -> bytes:
-        """Everything until the server closes the connection."""
+        """Return all bytes that the server sends until it closes the connection."""
         while data := await self.stream.receive_some(1 << 16):
             self._buffer += data
         return self._buffer
@@ -72,7 +72,7 @@ class RawClient:
     async def push(self) -> Frame:
         return self.pushed.pop(0) if self.pushed else await self.receive()
 
-    # -- short words ----------------------------------------------------------------------------------------------
+    # -- short methods --------------------------------------------------------------------------------------------
 
     async def create(self, topic: str = "t", **settings: Any) -> Frame:
         return await self.call(Type.TOPIC_CREATE, topic, "timer", 1, 1, settings)

@@ -1,4 +1,4 @@
-"""Configurations of nodes for tests: any free port, small segments."""
+"""Provide configurations of nodes for tests, with free ports and small segments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sandq.model.config import NodeConfig, load_config
 
 
 def small_config(directory: Path, **environ: str) -> NodeConfig:
-    """`environ`: settings as in the environment, without their SANDQ_."""
+    """`environ`: settings as in environment variables, but without the prefix SANDQ_."""
     settings = {
         "NODE__DATA_DIR": str(directory / "data"),
         "LISTEN__CLIENT": "127.0.0.1:0",

@@ -147,7 +147,7 @@ async def leading(nodes: ThreeNodes) -> Serving:
 
 
 async def compared(nodes: ThreeNodes, *, same: bool) -> tuple[str, ...]:
-    """Compare the replicas of partition 0 of "t" until the result is `same`. Return the nodes that differ."""
+    """Compare the replicas of partition 0 of "t" until they are equal (`same`) or not. Return the nodes that differ."""
 
     async def compare() -> tuple[bool | None, tuple[str, ...]]:
         leader = await nodes.until_led()

@@ -1,4 +1,4 @@
-"""Nodes of this process that serve HTTP in a thread: a process of its own would take more time than most tests."""
+"""Run nodes in this process that serve HTTP in a thread. Starting an HTTP process would take longer than most tests."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sandq.server.http.thread import ThreadLaunch
 
 _launch: Final = ThreadLaunch()
 run_node: Final = partial(node.run_node, launch=_launch)
-"""`sandq.node.run_node`, with HTTP in a thread."""
+"""Run a node as `sandq.node.run_node` does, with HTTP in a thread."""
 
 
 def serving() -> RunningApp:
-    """Return the application of the thread that was launched last."""
+    """Return the HTTP application of the thread that started last."""
     assert _launch.thread is not None and _launch.thread.running is not None
     return _launch.thread.running

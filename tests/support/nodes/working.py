@@ -1,4 +1,4 @@
-"""Provide steps that scenarios with the Python client share: taking messages, waiting for a state of the broker."""
+"""Provide steps of scenarios with the Python client: receive messages, wait for a state of the broker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def with_topic(client: sandq.Client, **options: Any) -> AsyncIterator[None
 
 
 async def take(subscription: sandq.Subscription, count: int, *, ack: bool = True) -> list[sandq.Message]:
-    """Return the next `count` messages; ack them and wait for the confirmation, unless `ack` is False."""
+    """Return the next `count` messages. If `ack`, ack each message and wait for the confirmation."""
     taken: list[sandq.Message] = []
     with trio.fail_after(PATIENCE_S):
         while len(taken) < count:
@@ -44,7 +44,7 @@ async def take(subscription: sandq.Subscription, count: int, *, ack: bool = True
 
 
 async def take_until(subscription: sandq.Subscription, last: bytes) -> list[sandq.Message]:
-    """Ack and return all messages before the one with this value; that one is acked, too."""
+    """Ack all messages up to the message with value `last`. Return the messages before `last`."""
     taken: list[sandq.Message] = []
     while True:
         (message,) = await take(subscription, 1)
@@ -70,7 +70,7 @@ async def waits_until_trimmed(client: sandq.Client, topic: str = "t", left: int 
 
 
 async def refusals(messages: sandq.Messages, message_id: str, unique_key: str) -> set[object]:
-    """Return the states with which all ways to cancel and move a message are rejected."""
+    """Try to cancel and to move a message, by id and by unique key. Return the states in the errors."""
     states = set()
     for named in ({"id": message_id}, {"unique_key": unique_key}):
         with pytest.raises(TooLate) as refused:

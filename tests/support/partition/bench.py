@@ -24,11 +24,11 @@ from sandq.partition.state_machine import TimerPartition
 from sandq.storage.stores import MemoryStores
 
 T = 1_800_000_000_000
-"""Time of the first entry, in ms; tests count from it."""
+"""Time of the first entry, in ms. Other times in tests are ms after T."""
 ALL = 1 << 30
 FOREVER_MS = offsets.U48_MAX
 STEPS = 10_000
-"""Limit for a loop of upkeeps: more than any upkeep here needs."""
+"""Maximum number of upkeeps in a loop: more than any test needs."""
 
 DEFAULTS = {"lease": "30s", "max_attempts": 3, "backoff": {"kind": "fixed", "first": "1s", "jitter_percent": 0}}
 """Default settings of topics in tests."""
@@ -66,11 +66,11 @@ def by_key(unique_key: str) -> c.Target:
 
 
 class CountedStores(MemoryStores):
-    """Counts the reads: each of them may load a block, which is as large as its largest row."""
+    """Counts reads. Each read may load a whole block of the store, which is as large as its largest row."""
 
     reads = 0
     scans = 0
-    """Number of the reads that are scans."""
+    """Number of scans, which are also counted as reads."""
 
     def get(self, key: bytes) -> bytes | None:
         self.reads += 1
@@ -89,7 +89,7 @@ class CountedStores(MemoryStores):
 
 
 class Bench:
-    """Applies entries, and checks that an entry which claims to need no disk reads no rows."""
+    """Applies entries. If the partition claims that an entry needs no disk, checks that the entry reads no rows."""
 
     kind = TIMER
     machine_class: type[TimerPartition] = TimerPartition
@@ -106,7 +106,7 @@ class Bench:
         self.written = 0
         """Bytes of the changes that the last entry made."""
         self.needed_no_disk = False
-        """Whether the last entry claimed to need no disk."""
+        """Whether the partition claimed that the last entry needs no disk."""
 
     def apply(self, at: int, *commands: c.Command) -> list[Any]:
         """Apply one entry with the time T + at and write its rows."""
@@ -127,15 +127,14 @@ class Bench:
         return results
 
     def _check_plain(self, leases: list[Any]) -> None:
-        """Check that the cached rows of leases equal the stored ones; then drop them, as a leader does after a
-        delivery."""
+        """Check that the cached rows of leases equal the stored rows. Drop them, as a leader does after delivery."""
         for lease in leases:
             if isinstance(lease, Lease) and lease.plain is not None:
                 assert lease.plain == [self.view.get(rows.log_key(base)) for base, _ in lease.ranges]
                 lease.plain = None
 
     def restart(self) -> None:
-        """Load the partition again from its rows alone."""
+        """Load the partition from its rows, without its memory."""
         self.view = View(self.stores)
         self.machine = self.machine_class.load(0, {} if self.index else self.settings, self.view, self.look_aheads)
 
@@ -175,7 +174,7 @@ class Bench:
         return result
 
     def one(self, **lease: Any) -> Lease:
-        """Return the only lease that is granted."""
+        """Lease messages and return the lease. Fails unless there is exactly one lease."""
         leases = self.lease(**lease)
         assert len(leases) == 1
         return leases[0]
@@ -209,7 +208,7 @@ class Bench:
         return result
 
     def reclaim(self, epoch: int, *, at: int = 0, consumer: str = "c", group: str = "g", ms: int = 30_000) -> Any:
-        """Return (number of renewed leases, number of leases still to be renewed), or the error."""
+        """Return (number of renewed leases, number of leases that are left to renew), or the error."""
         return self.apply(at, c.Reclaim(group, consumer, epoch, ms))[0]
 
     def held(self, consumer: str = "c", group: str = "g") -> list[Lease]:
@@ -217,12 +216,12 @@ class Bench:
         return self.machine.leases.live_of(group, consumer)
 
     def cancel(self, target: c.Target | bytes, at: int = 0) -> Any:
-        """Return the outcome; bytes are an id."""
+        """Cancel a message and return the outcome. `bytes`: the message with this id."""
         named = by_id(target) if isinstance(target, bytes) else target
         return self.apply(at, c.Cancel([named]))[0][0]
 
     def move(self, target: c.Target | bytes, to: int, at: int = 0, *, relative: bool = False) -> Any:
-        """Return the outcome. `to`: ms after T (or, if relative, after the entry's time)."""
+        """Move a message and return the outcome. `to`: ms after T (or, if relative, after the entry's time)."""
         named = by_id(target) if isinstance(target, bytes) else target
         return self.apply(at, c.Move([(named, to if relative else T + to, relative)]))[0][0]
 
@@ -237,7 +236,7 @@ class Bench:
         return result[0]
 
     def seek(self, to: c.Position, at: int = 0, group: str = "g") -> bytes:
-        """Seek and finish the seek with upkeeps; return the cursor. An int is ms after T."""
+        """Seek, and finish the seek with upkeeps. Return the cursor. If `to` is an int, it is ms after T."""
         cursor = self.apply(at, c.Seek(group, T + to if isinstance(to, int) else to))[0]
         if not isinstance(cursor, bytes):
             raise cursor
@@ -296,7 +295,7 @@ class Bench:
         return self.view.scan(tag, bytes([tag[0] + 1]), limit=ALL, max_bytes=ALL)
 
     def everything(self) -> list[tuple[bytes, bytes]]:
-        """All stored rows."""
+        """Return all stored rows."""
         return self.stores.scan(b"\x00", b"\xff")
 
     def status(self) -> Status:
@@ -312,7 +311,7 @@ class Bench:
     def state_of(self, offset: bytes, group: str = "g") -> str:
         """Return the state of a message: delayed, ready, leased, waiting, acked, dead or gone.
 
-        It is computed from the rows and the groups, not from answers of the partition."""
+        The state is computed from the rows and the groups, independently of the answers of the partition."""
         found = self.machine.groups.named(group)
         for lease in found.leases.values():
             mask, foreign = lease.mask_of([[offset, 1]])

@@ -1,4 +1,4 @@
-"""The group of a partition, as its leader sees it, over a partition on a table."""
+"""Provide the Raft group of a partition, as its leader sees it, over a partition in memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.partition.bench import Bench
 
 
 class BenchHost:
-    """`RaftGroup` as a `PartitionLeader` sees it, over a bench."""
+    """Replaces `RaftGroup` for a `PartitionLeader`. It applies proposals to the partition of a bench."""
 
     def __init__(self) -> None:
         self.bench = Bench()
@@ -31,7 +31,7 @@ class BenchHost:
         self.proposed.append((command, done))
 
     def apply(self, at: int = 0) -> None:
-        """Apply all that was proposed, stamped T + `at`."""
+        """Apply all proposed commands in an entry with the time T + `at`."""
         proposed, self.proposed = self.proposed, []
         for command, done in proposed:
             done(self.bench.apply(at, command)[0])

@@ -1,4 +1,4 @@
-"""Record logs of real entries, so that each command of a partition stands in one of them."""
+"""Record logs of real entries. Together, the logs contain every command of a partition."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ SKIP_ID = b"a skip long ago!"
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A partition's log from its first entry on."""
+    """The log of a partition, beginning with its first entry."""
 
     name: str
     kind: str
     settings: dict[str, Any]
     entries: Sequence[c.Entry]
-    """The entry at Raft index 1 is the first."""
+    """The first entry has the Raft index 1."""
 
     def positions(self, command_class: type[c.Command]) -> list[int]:
-        """Return the positions of the entries that have such a command."""
+        """Return the positions of the entries with a command of this class."""
         return [
             at for at, one in enumerate(self.entries) if any([type(each) is command_class for each in one.commands])
         ]
 
 
 def _record(name: str, bench: Bench, script: Callable[[Any], None]) -> Recording:
-    """Record what a script applies."""
+    """Record the entries that a script applies."""
     entries: list[c.Entry] = []
     assert bench.index == len(entries), "the bench applied more before it was recorded"
     kind, settings, apply = bench.kind, bench.settings, bench.apply
@@ -86,7 +86,7 @@ def _ids(stored: Any) -> list[bytes]:
 
 
 def _messages(b: Bench) -> None:
-    """Consumers, producers and operators, one after the other."""
+    """Run commands of consumers, then of producers, then of operators."""
     b.open()
     b.apply(0, c.OpenGroup("h", "latest", True))
     b.append("a", "b", "c", due=[0, 0, 5_000])
@@ -139,7 +139,7 @@ def _messages(b: Bench) -> None:
 
 
 def _jobs(b: Bench) -> None:
-    """Bulk work in steps."""
+    """Run bulk work in steps: jobs and seeks."""
     b.open()
     b.send(*[f"m{at}" for at in range(6)], keys=["x", "y"] * 3, due=[80_000] * 6)
     b.start_job("cancel", key_prefix=b"x")
@@ -155,7 +155,7 @@ def _jobs(b: Bench) -> None:
 
 
 def _clock(b: Bench) -> None:
-    """A clock that was far ahead is set back."""
+    """Set back a clock that was far ahead."""
     b.open()
     b.append("a", "b")
     b.lease(limit=1)
@@ -169,7 +169,7 @@ def _clock(b: Bench) -> None:
 
 
 def _keys(b: KeyBench) -> None:
-    """A compacted topic."""
+    """Run commands on a compacted topic."""
     b.open()
     for at, key in enumerate("abcab"):
         b.set(key, f"v{at}", at=at)
@@ -184,7 +184,7 @@ def _keys(b: KeyBench) -> None:
 
 
 def _ranked(b: RankedBench) -> None:
-    """A fair topic."""
+    """Run commands on a fair topic."""
     b.open()
     b.add("a", "b", "c", tenant=["t1", "t2", "t1"], priority=[1, 2, 3])
     leases = b.lease(limit=1) + b.lease(limit=1)
@@ -200,7 +200,7 @@ def _ranked(b: RankedBench) -> None:
 
 
 def _schedules(b: Bench) -> None:
-    """Every kind of change of a schedule."""
+    """Make every kind of change of a schedule."""
     b.open()
     settings = {"every_ms": SCHEDULE_MS, "anchor_ms": T}
     fields = {Column.VALUE.value: b"tick"}
@@ -227,7 +227,7 @@ def _schedules(b: Bench) -> None:
 
 
 def _outbox(b: Any) -> None:
-    """Dead letters and acks that send."""
+    """Move dead letters to another topic, and ack with a send."""
     sender: Any = b
     OutboxBench.forward_to(sender, TO)
     b.open()

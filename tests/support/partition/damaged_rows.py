@@ -1,7 +1,7 @@
 """Damage the rows of partitions by seed, restore partitions from them, and use these partitions.
 
-The source partitions have rows of nearly every tag. Rows that pass the check and the end of a restore are in the log of
-every replica, so no ordinary command may fail on them with an error that `apply` does not know."""
+The source partitions have rows of nearly every tag. Rows that pass the checks of a restore are in the log of every
+replica. So no ordinary command may fail on these rows with an error that `apply` does not know."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def _cut(rng: random.Random, key: bytes, value: bytes) -> list[Row]:
 
 
 def _field(rng: random.Random, key: bytes, value: bytes) -> list[Row]:
-    """Change a value in the fields of the row; in a batch, change a cell and correct the checksum."""
+    """Change a value in the fields of the row. In a batch row, change a cell and correct the checksum."""
     tag = key[:1]
     if tag == rows.LOG:
         head, body = value[: rows.LOG_HEADER.size], value[rows.LOG_HEADER.size :]
@@ -231,7 +231,7 @@ def _batch(rng: random.Random, body: bytes) -> bytes:
     try:
         batch = Batch.parse(body)
     except InvalidRequest:
-        return body  # it is damaged already
+        return body  # the batch was damaged before, so decoding fails
     columns: dict[int, Any] = {}
     for column in batch.columns:
         cells = batch.bytes_column(column) if column in (1, 2, 3, 7, 8, 9) else batch.int_column(column)
@@ -297,7 +297,7 @@ def outcome_of(seed: int) -> str:
 
 
 def try_rows(seed: int) -> str:
-    """Restore damaged rows and use the partition; return how far that came. Raises unknown errors of `apply`."""
+    """Restore damaged rows and use the partition. Return the last step reached. Raises unknown errors of `apply`."""
     rng = random.Random(seed)
     kind = rng.choice(KINDS)
     source = source_of(kind)

@@ -1,13 +1,14 @@
 """Model the order in which tenants are served, from the guarantees of `sandq.partition.ready.tenant_scheduler`.
 
-It does not use the code of the scheduler. It checks all nodes for each message, and keeps no order of them."""
+The model shares no code with the scheduler. For each message, it compares all nodes of the tree of tenants, so it needs
+no order of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 SHARE = 1 << 20
-"""Virtual time that one message costs at weight 1."""
+"""Virtual time that one message costs a tenant with weight 1."""
 OWN = ""
 Path = tuple[str, ...]
 
@@ -65,7 +66,7 @@ class FairModel:
         return next((self.weights[pattern] for pattern in patterns if pattern in self.weights), 1)
 
     def _forget(self, left: Mapping[Path, list[str]]) -> None:
-        """Forget nodes without messages that have had no more than their share, with all nodes below them."""
+        """Forget each node without messages that has received at most its share, with all nodes below it."""
         active = {path[:depth] for path in left for depth in range(len(path) + 1)}
         for node in sorted({*self._finish, *self._virtual}):
             parents = [node[:depth] for depth in range(1, len(node) + 1)]

@@ -50,12 +50,12 @@ class GroupModel(Model):
         self.step = step
         self.jobs: dict[bytes, Job] = {}
         self.most_in_flight: dict[str, int] = {}
-        """Limit of leased messages, by group. Groups without such a limit are missing; a named group may not exist."""
+        """Limit of leased messages, by group, for groups with a limit. A group may be listed before it exists."""
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
     def _start(self, to: c.Position) -> bytes:
-        """Return the first offset to deliver. It is never above messages that are stored later."""
+        """Return the first offset to deliver. All messages that are stored later have higher offsets."""
         latest = offset_of(self.floor, self.index, 0)
         if to == "earliest":
             return bytes(16)
@@ -78,7 +78,7 @@ class GroupModel(Model):
         again = []
         for message in self.by_offset(group.of("leased", "waiting", "blocked")):
             if group.held[message].state == "blocked" and asked <= self.messages[message].offset <= self.trimmed:
-                continue  # it is blocked after the messages that come again, as before
+                continue  # the message stays blocked, after the messages that are delivered again
             held = group.held.pop(message)
             if asked <= self.messages[message].offset <= self.trimmed:
                 again.append((message, held.immortal, held.lives))
@@ -148,7 +148,7 @@ class GroupModel(Model):
     def _waiting(self, group: Group, horizon: int, limit: int) -> list[str]:
         """Return waiting messages that are due.
 
-        All messages that began to wait together are checked together for expired ones."""
+        If messages began to wait together, their expiry is checked together."""
         entries: dict[tuple[int, int], list[str]] = {}
         for name in self.by_offset(group.of("waiting")):
             held = group.held[name]
@@ -212,7 +212,7 @@ class GroupModel(Model):
     # -- settling -------------------------------------------------------------------------------------------------
 
     def ack(self, token: int, what: Offsets | None) -> Offsets | str | None:
-        """Return None if all is done, "all" if the whole lease is lost, else the lost offsets."""
+        """Return None if all messages are settled, "all" if the whole lease is lost, or else the lost offsets."""
         lease = self.leases.get(token)
         if lease is None:
             return "all"
@@ -477,7 +477,7 @@ class GroupModel(Model):
         return outcomes
 
     def run_seek(self, name: str, position: bytes) -> bytes:
-        """Run one step of a seek: dead messages from its position on come again. Return the new position."""
+        """Run one step of a seek: redeliver dead messages after `position`. Return the new position."""
         group = self.groups[name]
         assert group.seek_from is not None
         found = [o for o in sorted(self.dead_of(group)) if position < o >= group.seek_from][: self.step]

@@ -1,4 +1,4 @@
-"""Add holds to the random command sequences of a partition: nothing above a live hold is ever trimmed."""
+"""Add holds to the random command sequences of a partition. Messages above a live hold are never trimmed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Repeat commands that an entry executes only in part, as leaders do.
+"""Repeat commands that one entry can execute only in part, as leaders do.
 
-With a small budget, random command sequences reach the budget of an entry."""
+Tests choose a small budget, so that random command sequences exceed the budget of an entry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sandq.partition import shared_state
 from sandq.partition.state_machine import TimerPartition
 
 Apply = Callable[[c.Command], Any]
-"""Applies an entry of one command, and returns its result."""
+"""Function that applies an entry with one command, and returns the result of the command."""
 
 
 @contextmanager
@@ -37,14 +37,14 @@ class _Host:
 
 
 def nack(apply: Apply, command: c.Nack) -> list[Any]:
-    """Nack in as many entries as necessary."""
+    """Nack leases, in as many entries as necessary."""
     answers: list[Any] = []
     submit_in_parts(_Host(apply), command, answers.append, size=1, work=1, line=None)
     return list(answers[0])
 
 
 def expire(apply: Apply, machine: TimerPartition) -> int:
-    """Expire in as many entries as necessary. Return the number of messages that were given back or died."""
+    """Expire leases, in as many entries as necessary. Return the number of messages that were given back or died."""
     count: int = apply(c.Expire())
     while machine.shared.is_budget_spent:
         count += apply(c.Expire())
@@ -52,7 +52,7 @@ def expire(apply: Apply, machine: TimerPartition) -> int:
 
 
 def reclaim(apply: Apply, command: c.Reclaim) -> tuple[int, int]:
-    """Reclaim in as many entries as necessary. Return the result of `c.Reclaim`."""
+    """Reclaim leases, in as many entries as necessary. Return the result of `c.Reclaim`."""
     renewed, left = apply(command)
     while left:
         more, left = apply(command)

@@ -1,4 +1,4 @@
-"""A compacted partition on a table."""
+"""Run a compacted partition in memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sandq.partition.log.appends import Stored
 from tests.support.partition.bench import ALL, Bench, T
 
 Write = tuple[str, str | None]
-"""Key and value; None deletes."""
+"""Key and value. The value None deletes the key."""
 
 
 def writes_of(
@@ -46,7 +46,7 @@ class KeyBench(Bench):
     machine: CompactedPartition
 
     def write(self, *writes: Write, at: int = 0, **columns: Any) -> Any:
-        """Batch of writes; (base, count), or when it is conditioned (`expected`) `Stored`."""
+        """Append a batch of writes. Return (base, count), or `Stored` if the writes have conditions (`expected`)."""
         command = c.Append(writes_of(writes, **columns), split="expected" in columns)
         result = self.apply(at, command)[0]
         if isinstance(result, Exception):
@@ -54,13 +54,13 @@ class KeyBench(Bench):
         return result
 
     def set(self, key: str, value: str | None, at: int = 0, ttl: int | None = None) -> bytes:
-        """One write; its version."""
+        """Write one key and return its new version."""
         columns = {} if ttl is None else {"ttls": [ttl]}
         version: bytes = self.write((key, value), at=at, **columns)[0]
         return version
 
     def set_if(self, key: str, value: str | None, expected: bytes, at: int = 0) -> tuple[bool, bytes]:
-        """Whether it was stored, and the version that there is."""
+        """Write a key if it has the version `expected`. Return whether it was stored, and the current version."""
         stored = self.write((key, value), at=at, expected=[expected])
         assert isinstance(stored, Stored)
         return not stored.refused, stored.offsets
@@ -77,7 +77,7 @@ class KeyBench(Bench):
     def scan(
         self, start: bytes, stop: bytes | None, *, limit: int, max_bytes: int, at: int = 0
     ) -> tuple[list[Row], bytes | None]:
-        """A page, and the key to go on from."""
+        """Return a page of rows, and the key at which the next page begins (None: no next page)."""
         parts = self.machine.keys.scan(start, stop, limit=limit, max_bytes=max_bytes, now_ms=T + at, view=self.view)
         rows: list[Row] = []
         following: bytes | None = None
@@ -87,7 +87,7 @@ class KeyBench(Bench):
         return rows, following
 
     def log(self) -> list[tuple[bytes, str, str | None]]:
-        """(offset, key, value) of all that the log holds, in order."""
+        """Return (offset, key, value) of all messages in the log, in order."""
         found = self.view.scan(*rows.tag_bounds(rows.LOG), limit=ALL, max_bytes=ALL)
         entries = []
         for key, value in found:

@@ -1,7 +1,7 @@
 """Model a timer partition in plain Python: dictionaries of messages, and the state of each message in each group.
 
-It is written from design.md and formats.md, not from the code, and knows no rows, heaps or look-aheads. Times are ms
-after T. The partition chooses the time of some changes, so the model observes them and checks that they are allowed:
+The model follows design.md and formats.md instead of the code. It has no rows, heaps or look-aheads. Times are ms after
+T. The partition chooses the time of some changes. The model observes these changes and checks that they are allowed:
 expired messages become dead (`seen_dead`), the log is trimmed (`seen_trimmed`), groups copy messages (`seen_copied`),
 and keys of trimmed messages are forgotten (`seen_keys`)."""
 
@@ -40,11 +40,11 @@ class Model:
         self.leases: dict[int, Lease] = {}
         self.keys: dict[str, Key] = {}
         self.ever: dict[bytes, str] = {}
-        """Every offset that a message had -> its name."""
+        """Name of the message, by each offset that it has ever had."""
         self.outcomes: list[tuple[int, str, bytes | str]] = []
         """Results of the last append for unique keys that were in use: position, outcome, and the id or state."""
         self.ghosts: list[int] = []
-        """Delivery times of messages that were cancelled or moved after the log was trimmed: they are counted there."""
+        """Delivery times of messages that were trimmed, then cancelled or moved. Counters still include them."""
 
     def begin(self, index: int, at: int) -> None:
         """Begin an entry."""
@@ -88,7 +88,7 @@ class Model:
         return expires is not None and expires <= held.due
 
     def is_pending(self, name: str) -> bool:
-        """Return whether no group has made an attempt at the message."""
+        """Return whether the message waits for its first attempt in all groups."""
         return all(self.pending_in(group, name) for group in self.groups.values())
 
     def pending_in(self, group: Group, name: str) -> bool:
@@ -104,7 +104,10 @@ class Model:
         return message.gone is None and message.offset <= self.trimmed and any(state != "dead" for state in held)
 
     def claim(self, name: str) -> tuple[bool, bool, str | None]:
-        """Return whether a group has not leased it, whether it waits in one, and why its producer cannot change it."""
+        """Return three facts about a message.
+
+        Whether some group has not leased it, whether it waits for a retry in some group, and the state because of which
+        its producer cannot change it (None: the producer can)."""
         tried = [group for group in self.groups.values() if not self.pending_in(group, name)]
         states = {group.held[name].state if name in group.held else "acked" for group in tried}
         is_pending = len(tried) < len(self.groups) or not self.groups
@@ -150,7 +153,7 @@ class Model:
         return found
 
     def ahead_of(self, group: Group) -> list[Message]:
-        """Return the messages that the group has not read from the log yet."""
+        """Return the messages of the log that the group has not read yet."""
         return [m for m in self.in_log() if m.offset >= group.start]
 
     def next_at(self, group: Group) -> int | None:
@@ -177,12 +180,12 @@ class Model:
                 group.stale[self.messages[name].offset] = self._entry(name, held)
 
     def seconds(self) -> Counter[int]:
-        """Return the number of messages in each second of the log that their producers have not removed."""
+        """Return the number of messages in the log by second, without messages that their producers have removed."""
         stand = [m.at for m in self.messages.values() if m.gone is None]
         return Counter((T + at) // 1000 for at in [*stand, *self.ghosts])
 
     def instants(self) -> set[int]:
-        """Return the times at which something happens without a command."""
+        """Return the times at which a message or a group changes its state without a command."""
         names = [(group.held.get(name), name) for group in self.groups.values() for name in self.messages]
         found = {self.expires(name, held) for held, name in names} | {m.at for m in self.messages.values()}
         found |= {held.due for held, _ in names if held is not None and held.state == "waiting"}
@@ -193,14 +196,14 @@ class Model:
         found |= {m.gone_at + CANCEL_MEMORY for m in self.messages.values() if m.gone == "cancelled"}
         return {at for at in found if at is not None}
 
-    # -- in and out -----------------------------------------------------------------------------------------------
+    # -- appends --------------------------------------------------------------------------------------------------
 
     def append(
         self, rows: list[Row], relative: bool, policy: int, whole: bool
     ) -> tuple[list[bytes], list[tuple[int, str]]]:
-        """Return the answer for each row and the conflicts.
+        """Return the answer for each row, and the conflicts.
 
-        The answer is the offset of the message, or the id of the message that has its key."""
+        The answer is the offset of the stored message, or the id of the message that already has the key."""
         answers: list[bytes] = []
         refused: list[tuple[int, str]] = []
         base = b""
@@ -225,9 +228,10 @@ class Model:
         return answers, refused
 
     def _resolve(self, unique: str, policy: int, place: int) -> tuple[str, str | None] | None:
-        """Return the message that keeps the key, and its state if the new message is rejected.
+        """Decide whether a new message with this unique key is stored.
 
-        None if the new message is stored; a message that it replaces is removed."""
+        Return None if the new message is stored; a message that it replaces is removed. Otherwise return the message
+        that keeps the key, and its state if the new message is rejected (None: ignored)."""
         key = self.keys.get(unique)
         if key is None or key.state == "cancelled" or (key.until is not None and key.until <= self.now):
             return None
@@ -263,7 +267,7 @@ class Model:
             del self.keys[unique]
 
     def named(self, unique: str) -> str | None:
-        """Return the message that a key still names."""
+        """Return the message that has this unique key; None if the key is unused or forgotten."""
         key = self.keys.get(unique)
         return None if key is None or (key.until is not None and key.until <= self.now) else key.name
 
@@ -327,7 +331,7 @@ class Model:
             return [] if refusal is None else [("too_late", refusal)]
         states = [group.held[name].state for group in self.groups.values() if name in group.held]
         held = "leased" if "leased" in states or "waiting" in states else "dead" if "dead" in states else "gone"
-        # The former offsets of a moved message are forgotten some time after it is gone.
+        # Some time after a moved message is gone, its former offsets are forgotten.
         return [("too_late", held), *([("not_found", None)] if message.moves and held == "gone" else [])]
 
     # -- observations ---------------------------------------------------------------------------------------------
@@ -395,11 +399,11 @@ class Model:
                 del self.keys[unique]
 
     def seen_copied(self, group: Group, found: set[bytes]) -> None:
-        """Check the messages that a group has copied to rows of its own, by offset."""
+        """Check which messages the group has copied to its own rows. `found`: the offsets of the copies."""
         for name, held in group.of("leased", "waiting", "blocked").items():
             is_copied = self.messages[name].offset in found
             since = self.messages[name].at if held.state == "blocked" else held.since
-            assert is_copied or not held.copied, f"{name} was copied aside, and is not any more"
+            assert is_copied or not held.copied, f"{name} was copied to a row of the group, and the copy is missing"
             if is_copied and not held.copied:
                 assert held.immortal or since + PIN <= self.now or held.state != "blocked", (
                     f"{name} was copied too early"
@@ -409,7 +413,7 @@ class Model:
     def _may_go(self, message: Message) -> None:
         settings = self.settings
         if settings["delete_on_ack"]:
-            assert self.groups, f"{message.name} was trimmed, and there is no group"
+            assert self.groups, f"{message.name} was trimmed without any group"
         else:
             kept = settings["retain_ms"]
             assert kept is not None and message.at + kept <= self.now, f"{message.name} was trimmed too early"
@@ -417,12 +421,12 @@ class Model:
             held = group.held.get(message.name)
             if held is not None and held.state == "blocked" and held.copied:
                 continue
-            assert not self.pending_in(group, message.name), f"{message.name} was trimmed, {group.name} never had it"
+            assert not self.pending_in(group, message.name), f"{message.name} was trimmed, unread by {group.name}"
             if held is not None and held.state != "dead":
                 assert held.state in ("leased", "waiting"), f"{message.name} was trimmed while {held.state}"
         done_at = self.now if message.done_at is None else message.done_at
         assert not settings["delete_on_ack"] or done_at + settings["retention_ms"] <= self.now, (
-            f"{message.name} was trimmed, all were done with it only {self.now - done_at} ms ago"
+            f"{message.name} was trimmed only {self.now - done_at} ms after all groups were done with it"
         )
 
     def watch_done(self) -> None:
@@ -432,7 +436,7 @@ class Model:
                 message.done_at = self.now
 
     def is_done(self, name: str) -> bool:
-        """Return whether nothing keeps the message in the log; long leases have a copy."""
+        """Return whether all groups are done with the log row of the message. A group with its own copy is done."""
         for group in self.groups.values():
             held = group.held.get(name)
             is_copied = held is not None and self._is_copied(name, held)

@@ -51,7 +51,7 @@ SMALL = (
     (counts, "DROP_ROWS", 2),
 )
 numbers = st.integers(0, 1 << 20)
-"""Choice of one of several items, modulo their number."""
+"""Chooses one of several items: the number modulo the number of items."""
 delays = st.sampled_from([0, 0, 0, 1, 40, 999, 3000, 20_000, 90_000])
 steps = st.sampled_from([0, 1, 1, 20, 300, 999, 1000, 4000, 15_000, 31_000, 61_000, 200_000, 600_000])
 positions = st.one_of(st.sampled_from(["earliest", "latest"]), st.integers(-100_000, 5000), st.tuples(numbers))
@@ -139,7 +139,7 @@ class Bed(RuleBasedStateMachine):
     # -- comparison -----------------------------------------------------------------------------------------------
 
     def _deaths(self) -> int:
-        """Let the model observe messages that died of their ttl."""
+        """Let the model observe messages that died because their ttl passed. Return their number."""
         seen = 0
         for group in self.model.groups.values():
             seen += self.model.seen_dead(group, {m.offset: m.dead_ms - T for m in self.bench.dead(group.name)})
@@ -223,7 +223,7 @@ class Bed(RuleBasedStateMachine):
         if model.ordered:
             busy = [model.messages[n].key for n, h in group.held.items() if h.state == "leased" and not h.immortal]
             in_flight = Counter(key for key in busy if key is not None)
-            # the own limit of a group may be lower than the number that is leased already
+            # The topic's limit, because a group may lower its own limit below the number of leased messages.
             most = model.settings["max_in_flight_per_key"] or 1
             assert all(count <= most for count in in_flight.values()), "too many of one key at once"
 
@@ -242,8 +242,8 @@ class Bed(RuleBasedStateMachine):
         due = [o for o in ahead if offsets.deliver_ms(o) // 1000 <= now_s and not group.seeking]
         oldest = min([*leased, *waiting, *back, *blocked, *due], default=None)
         assert state.oldest_ms == (None if oldest is None else offsets.deliver_ms(oldest))
-        # The second of the cursor is counted as a whole, and messages leased ahead are missing in their second. So the
-        # count of ready messages is only known within bounds.
+        # Counters have one number per second. The second of the cursor is counted completely, and messages that were
+        # leased early are missing in theirs. So the count of ready messages is only known within bounds.
         wanted = sum(offsets.deliver_ms(o) // 1000 <= now_s for o in ahead)
         passed = sum(offsets.deliver_ms(o) // 1000 == at_s for o in self.model.ever if o <= group.cursor)
         early = sum(offsets.deliver_ms(o) // 1000 > now_s for o in self.model.ever if o <= group.cursor)

@@ -44,15 +44,15 @@ class Message:
     unique: str | None
     created: int
     row: bytes
-    """Row in the log. Messages with the same row leave the log together."""
+    """Key of the row in the log. Messages in the same row leave the log together."""
     moves: int = 0
     done_at: int | None = None
-    """When every group was first done with the message: retention counts from it, also after a seek."""
+    """Time at which all groups were first done with the message. Retention counts from this time, even after a seek."""
     gone: str | None = None
     """"cancelled" (by its producer) or "removed" (by a job, or replaced)."""
     gone_at: int = 0
     suffix: str = ""
-    """End of the value, set by an update."""
+    """Suffix of the value, which an update sets."""
     headers: bytes | None = None
 
     @property
@@ -83,7 +83,7 @@ class Held:
     """Number of consecutive leases that ended unsettled."""
     immortal: bool = False
     copied: bool = False
-    """Whether the group has a copy in a row of its own."""
+    """Whether the group has its own row with a copy of the message."""
     reason: str = ""
     dead_at: int = 0
     lives: Lives = ()
@@ -100,16 +100,16 @@ class Held:
 class Group:
     name: str
     start: bytes
-    """All offsets below it were passed."""
+    """Next offset to read: the group has passed all offsets below it."""
     touched: int
     opened: int
     settings: dict[str, Any] = field(default_factory=dict)
     held: dict[str, Held] = field(default_factory=dict)
     paused: bool = False
     seek_from: bytes | None = None
-    """Start of the seek in progress: dead messages from this offset on come again."""
+    """Start of the seek in progress: dead messages from this offset on are redelivered. None: no seek."""
     stale: dict[bytes, Entry] = field(default_factory=dict)
-    """Entries that stay in the list of dead messages until the seek is done, though they were cancelled or moved."""
+    """Entries of cancelled or moved messages, which stay in the list of dead messages until the seek passes them."""
 
     def of(self, *states: str) -> dict[str, Held]:
         return {name: held for name, held in self.held.items() if held.state in states}
@@ -136,7 +136,7 @@ class Lease:
 
     @property
     def charged(self) -> set[str]:
-        """Return the messages that use an attempt if the lease ends now."""
+        """Return the messages for which an attempt counts if the lease ends now."""
         live = self.live
         if not self.handlers or self.crashes >= 5:
             return set(live)

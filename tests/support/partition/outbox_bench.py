@@ -1,4 +1,4 @@
-"""Run a sending partition and a receiving one in memory. A test carries the batches, as often as it wants."""
+"""Run a sending and a receiving partition in memory. The test delivers each batch between them, once or repeatedly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sandq.partition.reader.pieces import Message
 from tests.support.partition.bench import Bench, T
 
 TO = 9
-"""Number of the topic that dead letters go to."""
+"""Number of the topic that receives dead letters."""
 GROUP = 77
 """Raft group of the sending partition."""
 HERE = Target(TO, 0)
@@ -40,7 +40,7 @@ class OutboxBench(Bench):
         self.apply(0, c.Configure(self.settings))
 
     def kill(self, *values: str, at: int = 0, **columns: Any) -> list[bytes]:
-        """Put messages that die at their first attempt; return their ids."""
+        """Append messages and let them die at their first attempt. Return their ids."""
         ids = [self.put(value, at=at, **columns) for value in values]
         for lease in self.lease(at=at):
             self.nack(lease.token, at=at, error="boom")
@@ -53,7 +53,7 @@ class OutboxBench(Bench):
         return {} if status is None else status.batches
 
     def batch(self, target: Target) -> c.Append:
-        """Return the command that stores the batch of a partition there."""
+        """Return the command that stores the batch for this target at the receiving partition."""
         epoch = self.batches[target]
         raw = PartitionQueries(self.machine, self.view).outbox_batch(target, epoch)
         assert raw is not None

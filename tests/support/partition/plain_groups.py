@@ -1,4 +1,4 @@
-"""Recompute the derived values of groups from all that they hold, and compare them with the incremental values."""
+"""Recompute derived values of groups from all their messages, and compare them with the incremental values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Add the commands of producers to the random command sequences: they send, cancel and move."""
+"""Add the commands of producers to the random command sequences: append, cancel and move."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class Producers(Bed):
             message.headers = message.headers if is_value else headers or None
 
     def _targets(self, numbers: list[int], how: str) -> list[tuple[c.Target, str | None]]:
-        self.model.begin(self.bench.index + 1, self.at)  # the message of a key depends on the time
+        self.model.begin(self.bench.index + 1, self.at)  # advance the model first: keys are forgotten with time
         targets: list[tuple[c.Target, str | None]] = []
         for number in numbers:
             # An offset names its message only once in a command, because the first change moves it.

@@ -1,8 +1,8 @@
 """Run random commands on two partitions of a fair topic that apply the same entries.
 
-One of them stays in memory; the other one is loaded from its rows before each entry. After each entry, both must have
-the same rows and must have given the same answer. Limits and rates of tenants must hold. A leader that follows the
-answers must not spin: if a lease grants nothing, the status must not report a due message. Times are ms after T."""
+The first partition stays in memory; the second one is loaded from its rows before each entry. After each entry, both
+must have the same rows and must have given the same answer. Limits and rates of tenants must hold. If a lease grants no
+message, the status must not report a due message; otherwise a leader would spin. Times are ms after T."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ LIMITS: tuple[Mapping[str, Any], ...] = (
 )
 """Limits of a group."""
 OF_GROUP = ""
-"""Stands for the limit of the group itself, where a tenant's name is expected."""
+"""Name that is used instead of a tenant's name for the limit of the group itself."""
 DAY_MS = 86_400_000
 DEEDS = {
     "add": 22,
@@ -99,7 +99,7 @@ class Pace(NamedTuple):
 
 
 class Given(NamedTuple):
-    """Messages that a group was granted at once for a tenant."""
+    """Messages of a tenant that one lease command granted to a group."""
 
     at_us: int
     messages: int
@@ -116,12 +116,12 @@ def run_with_wrong_clock(seed: int) -> RankedPair:
 
 
 def run_with_few_gaps(seed: int) -> RankedPair:
-    """Run with a group that soon has too many waiting messages to be granted new ones."""
+    """Run with a low limit of waiting messages, above which the group receives no new messages."""
     return _run(RankedPair(seed), (group_module, "FIXED", replace(FIXED, max_gaps=2)))
 
 
 def run_with_few_queues(seed: int) -> RankedPair:
-    """Run with a group that soon has too many ready queues to promote more messages."""
+    """Run with a low limit of ready queues, above which the group promotes no more messages."""
     few = replace(FIXED, ready_queue_bytes=6000) if seed % 4 == 1 else replace(FIXED, ready_queues=3)
     return _run(RankedPair(seed), (ready_queues, "FIXED", few))
 
@@ -136,10 +136,10 @@ def _run(pair: RankedPair, *limits: tuple[Any, str, Any]) -> RankedPair:
 
 
 class RankedPair:
-    """Two partitions, the commands for them, and the checks of both."""
+    """Two partitions that apply the same random commands, with checks of both."""
 
     def __init__(self, seed: int, *, goes_wrong: bool = False) -> None:
-        """`goes_wrong`: the clock is wrong at times."""
+        """`goes_wrong`: the clock jumps ahead at times, and is set back."""
         self.draw = Random(seed)
         self.goes_wrong = goes_wrong
         self.weights = DEEDS | ({"go_wrong": 3} if goes_wrong else {})
@@ -169,14 +169,14 @@ class RankedPair:
             for look_ahead in self.bench.machine.groups.readers():
                 look_ahead.evict()
         one, another = [bench.apply(self.now if at is None else at, command) for bench in self.benches]
-        assert str(one) == str(another), f"a partition loaded from its rows answers otherwise to {command}"
+        assert str(one) == str(another), f"a partition loaded from its rows gives another answer to {command}"
         living, loaded = (comparable(bench.everything()) for bench in self.benches)
         if living != loaded:
             keys = [key for key in {**living, **loaded} if living.get(key) != loaded.get(key)]
             raise AssertionError({key: (living.get(key), loaded.get(key)) for key in keys})
         return one[0]
 
-    # -- in -------------------------------------------------------------------------------------------------------
+    # -- changes --------------------------------------------------------------------------------------------------
 
     def add(self) -> None:
         """Store a random batch: of one or more queues, due or not, with messages that may expire or replace others."""
@@ -218,7 +218,7 @@ class RankedPair:
     # -- out ------------------------------------------------------------------------------------------------------
 
     def lease(self) -> None:
-        """Lease as a leader does: until messages are granted, or the status reports that none is due.
+        """Lease repeatedly, as a leader does, until messages are granted or the status reports no due message.
 
         A lease that grants nothing must make progress with the due messages, or the leader would spin."""
         group, limit = self.draw.choice(GROUPS), self.draw.choice([1, 2, 3, 7, 20])
@@ -238,7 +238,7 @@ class RankedPair:
                 return
             found = self.bench.machine.groups.named(group)
             progress = found.cursor, found.dead.total()
-            assert progress != before, f"nothing was given, promoted or buried, and {living} says that something is due"
+            assert progress != before, f"nothing was granted, promoted or died, and {living} says that something is due"
             before = progress
 
     def _check_rest(self, group: str, *, is_due: bool) -> None:
@@ -330,7 +330,7 @@ class RankedPair:
         rule = self._rule_of(tenant)
         return Pace(interval_us(rule["rate"]), rule.get("burst", 1)) if "rate" in rule else None
 
-    # -- back -----------------------------------------------------------------------------------------------------
+    # -- settling -------------------------------------------------------------------------------------------------
 
     def ack(self) -> None:
         if self.tokens:

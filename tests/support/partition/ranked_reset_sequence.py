@@ -53,7 +53,7 @@ class RankedResetSequence(ResetSequence):
         return c.Append(data, on_conflict=command.on_conflict, split=command.split)
 
     def due_until(self, group: str) -> int:
-        """Messages that were promoted by a wrong clock stay in the queue until the clock is set back."""
+        """Messages that were promoted under a wrong clock stay in the ready queue until the clock is set back."""
         until = max(super().due_until(group), self.promoted_until.get(group, 0))
         self.promoted_until[group] = until
         return until

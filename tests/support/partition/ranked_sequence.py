@@ -1,7 +1,7 @@
 """Run random commands on a partition of a priority or fair topic, and compare it with a model of its promises.
 
-Two partitions apply the same entries: one stays in memory, the other one is loaded from its rows before each entry.
-They must have the same rows. Times are ms after T."""
+Two partitions apply the same entries. The first stays in memory; the second is loaded from its rows before each entry.
+Both must have the same rows. Times are ms after T."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Message:
     unique: str | None
     gone: bool = False
     was_passed: bool = False
-    """Whether at some time all groups had made an attempt at it."""
+    """Whether, at some time, all groups had made an attempt at the message."""
 
     @property
     def at(self) -> int:
@@ -107,8 +107,8 @@ class RankedSequence:
     ) -> None:
         """Start with an empty topic.
 
-        `ttls`: messages may expire. `cut_short`: leases have few bytes. `few_queues`, `few_gaps`: a limit is so low
-        that due messages are promoted late or in another order. `budget`: number of messages that an entry which
+        `ttls`: messages may expire. `cut_short`: leases have few bytes. `few_queues`, `few_gaps`: a low limit
+        delays the promotion of due messages or changes their order. `budget`: number of messages that an entry which
         settles leases may copy; None for no limit."""
         self.budget = budget
         self.kind = kind
@@ -154,7 +154,7 @@ class RankedSequence:
         deeds[deed](Random(seed))
         self.check()
 
-    # -- in -------------------------------------------------------------------------------------------------------
+    # -- appends --------------------------------------------------------------------------------------------------
 
     def add(self, draw: Random) -> None:
         count = draw.choice([1, 1, 2, 3, 5])
@@ -220,31 +220,33 @@ class RankedSequence:
         return next((m.name for m in reversed(self.messages.values()) if m.unique == key), None)
 
     def _replaced(self, name: str, policy: int) -> None:
-        """Note that another message was stored under the key of this one."""
+        """Note that a newer message was stored under the unique key of message `name`."""
         message = self.messages[name]
         if message.gone:
             return
         refusal, waits, pending = self._claim(name)
         if self.bench.machine.log.find_owned(message.id, self.bench.view) is not None:
-            assert message.was_passed, f"{name} is pending, and another one got its key"
-            message.unique = None  # the deduplication window after the last group's first attempt is over
+            assert message.was_passed, f"{name} is pending, and a newer message got its key"
+            message.unique = None  # the deduplication window, which begins with the last group's first attempt, is over
         elif waits or pending:
             assert policy == c.REPLACE
             assert refusal in (None, ACKED), f"{name} is {refusal}, and was replaced"
             message.gone = True
 
     def _claim(self, name: str) -> tuple[str | None, bool, bool]:
-        """Return why its producer cannot change it, whether it waits in a group, and whether a group has not leased it
-        yet."""
+        """Return three facts about a message.
+
+        The state because of which its producer cannot change it, whether it waits in a group, and whether some group
+        has not leased it yet."""
         states = {self._state(group, self.messages[name]) for group in self.groups.values()}
         return next((word for word in REFUSALS if word in states), None), WAITING in states, PENDING in states
 
     def _state(self, group: Group, message: Message) -> str:
-        """Return the state of a message in a group. A group that was put behind an acked message receives it again."""
+        """Return the state of a message in a group. After a seek back, an acked message may be pending again."""
         state, found = group.of(message.name).state, self.bench.machine.groups.named(group.name)
         return PENDING if state == ACKED and not found.has_passed(message.offset) else state
 
-    # -- out ------------------------------------------------------------------------------------------------------
+    # -- leasing --------------------------------------------------------------------------------------------------
 
     def lease(self, draw: Random) -> None:
         grants = [
@@ -340,12 +342,12 @@ class RankedSequence:
             mine = [name for name in names if self.messages[name].tenant == tenant]
             assert mine == queue[: len(mine)], f"the order of {tenant}"
         if not self.ttls:
-            # Expired messages end a tenant's time slice at other moments than the model.
+            # Expired messages end a tenant's time slice at moments that the model does not know.
             group.schedule.weights = {pattern: weight for pattern, weight, _ in self.settings["tenants"]}
             assert names == group.schedule.take(queues, len(names))
 
     def _check_cuts(self, leases: Sequence[Lease]) -> None:
-        """Check that adjacent leases differ in attempts, snoozes or storage of messages, unless a limit ended one."""
+        """Check that adjacent leases differ in attempts, snoozes or storage of messages, unless a limit split them."""
         for one, other in pairwise(leases):
             if one.consumer == other.consumer and not self.cut_short and not self.ttls:
                 assert one.alike != other.alike
@@ -440,7 +442,7 @@ class RankedSequence:
                 self._wait(lease, self._live(token), self.now, lease.attempt - 1)
 
     def reclaim(self, draw: Random) -> None:
-        """Reclaim the leases of a consumer: it gets the same messages in the same order under new tokens.
+        """Reclaim the leases of a consumer. The consumer gets the same messages in the same order under new tokens.
 
         Leases that were reclaimed too often are given back."""
         group, consumer, ms = draw.choice(GROUPS), draw.choice("cd"), draw.choice([1000, 60_000])
@@ -520,7 +522,7 @@ class RankedSequence:
             self._ranked(message, priority, outcome[1], stays=waits)
 
     def _ranked(self, message: Message, priority: int, offset: bytes, *, stays: bool) -> None:
-        """Set the priority and the offset of a message. `stays`: it waits in all groups and keeps its offset."""
+        """Set the priority and offset of a message. `stays`: the message waits in all groups and keeps its offset."""
         if stays:
             for group in self.groups.values():
                 group.of(message.name).priority = priority
@@ -674,7 +676,7 @@ class RankedSequence:
     # -- checks ---------------------------------------------------------------------------------------------------
 
     def watch_dead(self) -> None:
-        """Note messages that died unread, and check that their ttl has passed."""
+        """Note pending and waiting messages that died, and check that their ttl has passed."""
         for group in self.groups.values():
             dead = {m.offset for m in self.bench.dead(group.name)}
             for message in self.messages.values():

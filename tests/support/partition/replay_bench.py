@@ -39,15 +39,15 @@ class RowBlocks:
 
 
 class Recorded(NamedTuple):
-    """An entry, and the rows after it."""
+    """An entry, and all rows of the partition after the entry."""
 
     number: int
     stamp_ms: int
     command: bytes
     flat: list[bytes]
-    """All rows: keys and values alternate."""
+    """Keys and values of all rows, alternating."""
     is_reset: bool
-    """Whether a clock reset was in progress."""
+    """Whether a clock reset was in progress after the entry."""
 
     @property
     def rows(self) -> Any:
@@ -84,7 +84,7 @@ class Recorder:
                 if until_ms is not None and self.recorded[at].stamp_ms > until_ms:
                     break
                 last = at
-            if not self.recorded[last].is_reset:  # else no backup can be made at this moment
+            if not self.recorded[last].is_reset:  # during a clock reset, no backup is possible
                 self._check(self.recorded[base], self.recorded[last], until_ms)
                 done += 1
         return done
@@ -115,7 +115,7 @@ class Recorder:
         made = PartitionReplay(MemoryStores(), STORE, wanted, LookAheads())
         made.put_rows(encode_chunk(base.flat))
         made.load()
-        for one in self.recorded:  # also the entries that the rows contain already
+        for one in self.recorded:  # includes entries that the rows contain already: a replay must skip them
             made.apply(one.number, 1, one.command, until_ms)
         files: Any = RowBlocks()
         ending = made.end(files)

@@ -1,7 +1,7 @@
-"""Run random commands on a partition whose clock goes wrong and is set back: no message is lost, none is early.
+"""Run random commands on a partition whose clock goes wrong and is set back. No message may be lost or early.
 
-Two partitions apply the same entries; one stays in memory, the other one is repeatedly loaded from its rows. They must
-have the same rows. Times are ms after T, by the right clock."""
+Two partitions apply the same entries. The first stays in memory; the second is repeatedly loaded from its rows. Both
+must have the same rows. Times are ms after T, by the right clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GROUPS = ("g", "h")
 DELAY = 5000
 """Longest delay of a nack, in ms; the back-off is shorter."""
 LATE = 120_000
-"""Longest permitted lateness of a delivery, in ms: leases, keys and back-off may delay it, but a wrong clock may not.
+"""Longest permitted lateness of a delivery, in ms. Leases, keys and back-off may delay it; a wrong clock may not.
 """
 STEP = 700
 """Time between deliveries in `drain`, in ms."""
@@ -34,9 +34,9 @@ STEP = 700
 class Message:
     name: str
     wanted: int
-    """Time before which it must not be delivered; 0 for none."""
+    """Earliest permitted delivery time; 0: no limit."""
     by: int
-    """Time by which it must be delivered if nothing else delays it."""
+    """Time by which the message must be delivered, if nothing else delays it."""
     key: str | None
     unique: str | None
     id: bytes
@@ -44,16 +44,16 @@ class Message:
     dead: set[str] = field(default_factory=set)
     gone: bool = False
     delay: int | None = None
-    """Relative delay that was requested under a wrong clock: it counts from the reset on."""
+    """Relative delay that was requested under a wrong clock. It counts from the clock reset."""
     waits: bool = False
-    """Whether it was moved while it waited: the new time holds until it is leased, also by a wrong clock."""
+    """Whether the message was moved while it waited for a retry. Its new time holds even under a wrong clock."""
     had: set[str] = field(default_factory=set)
     """Groups that leased it since the last move."""
 
 
 class ResetSequence:
     def __init__(self, seed: int, *, per_key: int | None = None, delete_on_ack: bool = True) -> None:
-        """`per_key`: number of messages of a key that a group may hold; 1 uses `ordering`, and None sets no limit."""
+        """`per_key`: maximum number of messages of a key that a group may hold. 1: use `ordering`. None: no limit."""
         self.random = random.Random(seed)
         self.ordered = per_key is not None
         limit = {"ordering": "key"} if per_key == 1 else {"max_in_flight_per_key": per_key}
@@ -83,7 +83,7 @@ class ResetSequence:
         return results[0][0]
 
     def compare(self) -> None:
-        """Check that both have the same rows, except for those that may differ."""
+        """Check that both partitions have the same rows, except for rows that may differ."""
         one, two = (comparable(bench.everything()) for bench in self.benches)
         assert one == two
 
@@ -113,7 +113,7 @@ class ResetSequence:
         if how in ("at", "mixed"):
             due = [self.now + draw.choice([-2000, 500, 8000, far // 2, far + 9000]) for _ in names]
             if how == "mixed":
-                due[0] = -T  # the time 0: due at once
+                due[0] = -T  # the absolute time 0, in 1970: due at once
         elif how == "moment":
             due = [self.now + draw.choice([500, 8000, far // 2, far + 9000])] * count
         elif how == "delay":
@@ -225,7 +225,7 @@ class ResetSequence:
         return b"" if found is None else found.offset
 
     def _pick(self) -> Message | None:
-        """Return a random message; in half of the calls a waiting one, because there are few of them."""
+        """Return a random message. In half of the calls, prefer a waiting message, because few messages wait."""
         waits = []
         if self.random.random() < 0.5:
             groups = [self.bench.machine.groups.named(name) for name in self.open]
@@ -274,7 +274,7 @@ class ResetSequence:
         return steps
 
     def check_rows(self) -> None:
-        """Check that no row belongs to a time that is too far ahead."""
+        """Check that, after a clock reset, no row belongs to a time far ahead of the clock."""
         machine, last = self.bench.machine, T + self.now + 7 * 86_400_000
         for key, _ in self.bench.rows(rows.FORGET):
             assert int.from_bytes(key[1:7], "big") <= last
@@ -314,7 +314,7 @@ class ResetSequence:
 
 
 class Counted:
-    """Number of messages per second, from the counters and from the log."""
+    """Return the number of messages per second, first from the counters, then from the log."""
 
     def __init__(self, bench: Bench) -> None:
         machine, view = bench.machine, bench.view

@@ -16,7 +16,7 @@ RESTORE = "r-1"
 
 
 def rows_of(bench: Bench) -> list[Row]:
-    """Return all rows of a partition, as a backup has them."""
+    """Return all rows of a partition that a backup contains."""
     return bench.stores.scan(b"", b"\xff", limit=ALL, max_bytes=ALL)
 
 

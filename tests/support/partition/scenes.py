@@ -1,4 +1,4 @@
-"""Bring one message into a state, as the tests of the state table need it."""
+"""Bring one message into a chosen state, for the tests of the state table."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ NOBODY = 123456 << 16
 
 
 class Default:
-    """Options of scenes that their test does not set."""
+    """Default options of scenes, which a test module may change."""
 
     is_ranked = False
-    """Whether messages have ranks, and ready ones are promoted to a ready queue of the group."""
+    """Whether messages have ranks. Then ready messages are promoted to a ready queue of the group."""
 
 
 DEFAULT = Default()
@@ -44,12 +44,12 @@ class Scene(NamedTuple):
 
 
 def bench_of(**settings: Any) -> Bench:
-    """Return a partition of the kind that the test is about."""
+    """Return a partition of the kind that `DEFAULT` selects."""
     return RankedBench(**settings) if DEFAULT.is_ranked else Bench(**settings)
 
 
 def scene(state: str, *, before: Sequence[str] = (), own_ttl: int | None = None, **settings: Any) -> Scene:
-    """Return a message in this state. `before`: groups that are opened before g."""
+    """Return a message in this state in group g. `before`: groups that are opened before g."""
     bench = bench_of(max_attempts=1 if state == "dead" else 3, **settings)
     for group in (*before, "g"):
         bench.open(group)

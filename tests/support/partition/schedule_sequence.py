@@ -1,9 +1,9 @@
 """Run random commands on a partition with schedules, and compare it with a model.
 
-Leaders are late, repeat themselves or act on old information. Schedules change at any moment, there are consumers and
-restarts, and the clock was wrong at times. The model knows, from outside, which occurrences exist between two changes
-of a schedule. An occurrence becomes at most one message, and never before its time. If the schedule did not change and
-the misfire policy skipped nothing, it becomes exactly one."""
+Leaders are late, repeat themselves or act on old information. Schedules change at any moment. Consumers receive
+messages, the partition restarts, and the clock is wrong at times. The model computes which occurrences exist between
+two changes of a schedule. An occurrence becomes at most one message, and never before its time. If the schedule did not
+change and the misfire policy skipped nothing, each occurrence becomes exactly one message."""
 
 from __future__ import annotations
 
@@ -39,12 +39,11 @@ class ScheduleSequence:
         """Due schedules that a leader has read and fires later."""
         self.token = 0
         self.delivered: defaultdict[tuple[str, int, int], set[bytes]] = defaultdict(set)
-        """Ids of delivered messages, by schedule, its incarnation, and occurrence. Triggered messages are not included.
-        """
+        """Ids of delivered messages, by schedule, its incarnation, and occurrence. Without triggered messages."""
         self.triggered: dict[bytes, tuple[str, int]] = {}
-        """Triggered messages that were not delivered yet, by their ids."""
+        """Schedule and incarnation of each triggered message that was not delivered yet, by its id."""
         self.made: dict[str, int] = {}
-        """Number of the incarnation of each schedule."""
+        """Incarnation of each schedule: a number that changes when the schedule is created again."""
         self.lives = 0
         self.held: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Run replicas in memory whose applier meets entries that cannot be applied: faults at any step, restarts, skips."""
+"""Run replicas in memory whose applier meets entries that it cannot apply: faults at any step, restarts, skips."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ SKIP_ID = b"an operator's id"
 
 
 class Planted(MemoryError):
-    """The planted fault, which another replica may not have."""
+    """The planted fault. Other replicas may apply the same entry without a fault."""
 
 
 class Fault:
     """A fault at one step of one entry."""
 
     def __init__(self, step: str, command: bytes, write: int = 0) -> None:
-        """`step`: "decode", "write", "end", "status" or "drain". `write`: number of the write that fails, counted from
-        1."""
+        """`step`: "decode", "write", "end", "status" or "drain". `write`: the write that fails, counted from 1."""
         self.step, self.command, self.write = step, command, write
         self.writes = 0
         """Number of writes of the entry so far."""
@@ -44,7 +43,7 @@ class Fault:
 
     @contextmanager
     def planted(self) -> Iterator[Fault]:
-        """Let the entry fail, in this replica class, while `is_on` is set."""
+        """Let replicas fail at the entry during the block, while `is_on` is set."""
         apply, entry = PartitionReplica.apply, PartitionReplica._entry
         status, drain = PartitionReplica.status, PartitionReplica.drain
 
@@ -150,7 +149,7 @@ class ShutBed:
         return Apply(OTHER, self.other, index, entry, True)
 
     def run_log(self, log: Sequence[bytes], skip: Skip | None = None) -> None:
-        """Apply the entries of a log that the rows do not contain yet, and then a SKIP entry, if there is one."""
+        """Apply the entries of a log that the rows do not contain yet. Then apply `skip`, if given."""
         applied = self.replica.applied_index
         for index, command in enumerate(log, 1):
             if index > applied:
@@ -176,6 +175,6 @@ class ShutBed:
 
 
 def skipped(replica: Replica, command: bytes, positions: Sequence[int] | None) -> bytes:
-    """Return the entry that an operator's SKIP puts in place of the one that shut a replica."""
+    """Return the entry that replaces the entry that shut a replica, after an operator's SKIP."""
     assert replica.failure is not None
     return replacement_of(replica.failure.group, SKIP_ID, command, positions, replica.failure)[0]

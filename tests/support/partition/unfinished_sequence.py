@@ -1,7 +1,7 @@
 """Run random commands on one partition, and record which messages each group has yet to finish.
 
-The record follows from commands and answers alone. A message belongs to a group from the moment when the group receives
-it. This ends when the group acks it, it dies, its producer cancels it, a seek passes it, or the group is deleted with
+The record is computed from commands and answers only. A group that has received a message must finish it. The message
+is finished if the group acks it, it dies, its producer cancels it, a seek passes it, or the group is deleted with
 force. A message that a group has yet to receive is in the record until the group expires."""
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class UnfinishedSequence:
         self.unfinished: dict[str, set[str]] = {}
         """Values that each group has yet to finish."""
         self.received: dict[str, set[str]] = {}
-        """Values among them that the group received."""
+        """Values of unfinished messages that each group has received."""
         self.leases: list[tuple[str, Lease, list[tuple[str, bytes]]]] = []
         self.expired = 0
-        """Number of times that a group expired, and was kept because of its unfinished messages."""
+        """Number of times that a group's time was over, and the group was kept because of its unfinished messages."""
         self.refused = 0
         """Number of times that the deletion of a group was rejected."""
         self.open()
@@ -154,7 +154,7 @@ class UnfinishedSequence:
         stays = {value for value in self.unfinished[name] if found.get(value, offsets.LAST) > above}
         ahead = {value for value, offset in self.logged().items() if offset > cursor}
         self.unfinished[name] = stays | ahead
-        self.received[name] &= stays - ahead  # the group has yet to receive the others once more
+        self.received[name] &= stays - ahead  # the group will receive the messages above the cursor once more
         self._note_dead()
 
     def delete(self) -> None:

@@ -1,4 +1,4 @@
-"""Send requests to a deposed leader that does not know yet that it is deposed."""
+"""Send requests to a former leader that does not know yet that another node leads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.waiting import PATIENCE_S
 
 _FAR = 2**48 - 1
 REFUSALS = (NotLeader.code, TimedOut.code, Unavailable.code)
-"""Errors with which it may reject a request; the last one occurs during a leadership transfer."""
+"""Errors with which the former leader may reject a request. `Unavailable` occurs during a leadership transfer."""
 
 
 class Questions:
@@ -23,8 +23,8 @@ class Questions:
 
     def __init__(self, raw: RawClient, old: str, new: str) -> None:
         self._raw = raw
-        # Send several at a time: the first one makes a leader propose the time, and that alone would show that it is
-        # deposed.
+        # Send all requests before reading a reply: the first request makes the leader propose the time, and the failed
+        # proposal would show the leader that it is deposed.
         self._asked: list[tuple[Any, ...]] = [
             (Type.GET, "t", 0, [BY_UNIQUE_KEY, old.encode()]),
             (Type.GET, "t", 0, [BY_UNIQUE_KEY, new.encode()]),
@@ -45,13 +45,13 @@ class Questions:
             await self._raw.send(kind, request_id, *fields)
 
     async def check(self) -> None:
-        """Check that no request was answered from its old state."""
+        """Check that the node answered no request from its outdated state."""
         with trio.fail_after(PATIENCE_S):
             for _ in self._asked:
                 answer = await self._raw.receive()
                 kind = self._asked[answer[1]][0]
                 refused = answer[0] == Type.ERROR and answer[2] in REFUSALS
-                # These requests concern the partitions that it leads, so it may answer that there are none.
+                # These two requests concern the partitions that the node leads, so it may answer that it leads none.
                 empty = {Type.FORECAST: [[], 0], Type.GROUP_LIST: [[]]}.get(kind)
                 assert refused or answer[-len(empty or "?") :] == empty, (kind, answer)
         await trio.aclose_forcefully(self._raw.stream)

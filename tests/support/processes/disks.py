@@ -1,4 +1,4 @@
-"""Give a node a small disk of its own: in memory, in a mount namespace that ends with the process."""
+"""Give a node its own small disk, which is in memory. The mount namespace of the disk ends with the process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def can_be_made(directory: Path) -> bool:
 
 
 def fill(file: Path) -> None:
-    """Write until no byte is free."""
+    """Fill the disk until no byte is free."""
     size = _CHUNK_BYTES
     with file.open("wb", buffering=0) as ballast:
         while size:

@@ -1,6 +1,6 @@
 """`python -m tests.support.processes.faulty_node`: run a node whose disk begins to fail at a signal.
 
-SIGUSR1: every sync fails (EIO). SIGUSR2: nothing more can be written (ENOSPC)."""
+After SIGUSR1, every sync fails (EIO). After SIGUSR2, every write fails (ENOSPC)."""
 
 from __future__ import annotations
 

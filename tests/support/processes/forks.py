@@ -33,7 +33,7 @@ _ended_cpu_s = 0.0
 
 
 def ended_cpu_s() -> float:
-    """Return the CPU time of the forks whose exit code was read; they are not children of this process."""
+    """Return the CPU seconds of the forks whose exit code was read. The forks are not children of this process."""
     return _ended_cpu_s
 
 
@@ -85,7 +85,7 @@ class Fork:
 
 @cache
 def _server() -> socket.socket:
-    """Return the socket of the forking process of this process. It starts on first use, and ends with the socket."""
+    """Return the socket to the forking process, which the first call starts. It ends when the socket is closed."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with there:
         here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _ASKED_BYTES)
@@ -113,7 +113,7 @@ def _server() -> socket.socket:
 def serve(asking: socket.socket) -> tuple[dict[str, Any], int] | None:
     """Fork at each request, until the socket is closed.
 
-    Returns the request and the output descriptor in each new process, and None in the forking process at the end."""
+    In a new process, return the request and the output descriptor. In the forking process, return None."""
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)

@@ -1,4 +1,4 @@
-"""Real nodes that find each other by gossip, any number of them, each in a process of its own."""
+"""Run any number of real nodes, each in its own process. The nodes find each other by gossip."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUICK = {
 
 
 class FoundCluster(ClusterProcess):
-    """The first of `names` founds it."""
+    """A cluster of nodes with these names. The first node founds the cluster."""
 
     def __init__(self, directory: Path, names: Sequence[str], **environ: str) -> None:
         self.nodes: dict[str, NodeProcess] = {}
@@ -32,7 +32,7 @@ class FoundCluster(ClusterProcess):
             self.add(name)
 
     def add(self, name: str) -> None:
-        """One more, to be started."""
+        """Add a node without starting it."""
         (self._directory / name).mkdir()
         gossip = self._gossip.setdefault(name, f"127.0.0.1:{free_port()}")
         others = [address for other, address in self._gossip.items() if other != name]

@@ -1,6 +1,6 @@
 """`python -m tests.support.processes.hanging_node`: run a node whose disk begins to hang at a signal.
 
-SIGUSR1: every sync waits. SIGUSR2: every write of the stores waits. SIGHUP: all of them continue, also later ones."""
+After SIGUSR1, every sync waits. After SIGUSR2, every write of the stores waits. SIGHUP ends both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sandq.storage.level_stores import LevelStores
 from tests.support.storage.faulty_files import FaultyFiles, Plan
 
 syncs, writes = threading.Event(), threading.Event()
-"""Set while syncs, or writes, may continue."""
+"""Events that are set while syncs, or writes of the stores, may continue."""
 
 
 class HangingStores(LevelStores):

@@ -1,7 +1,7 @@
-"""Provide several hosts on one machine: network namespaces on a bridge whose packets can be dropped.
+"""Provide several hosts on one machine: network namespaces on a bridge. Packets between hosts can be dropped.
 
-They belong to the process that creates them and to its children, and end with them. Put `IN_A_NETWORK` before the
-command of that process. The network of the machine is not changed."""
+The hosts belong to the process that creates them and to its children, and end with these processes. Put `IN_A_NETWORK`
+before the command of the creating process. The network of the machine does not change."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Hosts:
             self._add(name, f"port{number}")
 
     def _add(self, name: str, port: str) -> None:
-        # A host lives as long as this process, whatever happens to nodes on it: it ends when its input ends.
+        # `cat` holds the network namespace open until its input ends, so the host outlives its nodes.
         host = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._hosts[name] = host
         assert host.stdin is not None and host.stdout is not None
         host.stdin.write(b"\n")
         host.stdin.flush()
-        host.stdout.readline()  # the host has its network now
+        host.stdout.readline()  # `cat` has replied, so the network namespace exists
         _ip(f"link add {port} type veth peer name eth0 netns {host.pid}")
         _ip(f"link set {port} master bridge up")
         self._on(name, "link set lo up")

@@ -1,4 +1,4 @@
-"""Produce and consume under faults, and record the answers that clients got, outside of the brokers."""
+"""Produce and consume under faults, and record the replies that clients received."""
 
 from __future__ import annotations
 
@@ -20,28 +20,30 @@ MORE = 100
 PAUSE_S = 0.1
 """Pause between two bursts of messages, in seconds."""
 SETTINGS = {"lease": "2s", "backoff": {"kind": "fixed", "first": "50ms"}, "max_attempts": None}
-"""Settings of a topic under load: a message that a consumer loses by a fault is redelivered soon, and never dies."""
+"""Settings of a topic under load. If a consumer loses a message by a fault, the message is redelivered soon and never
+dies."""
 
 
 @dataclass
 class Record:
-    """Answers that clients got."""
+    """Replies that clients received, and facts that follow from these replies."""
 
     stored: dict[bytes, str] = field(default_factory=dict)
-    """Payload -> offset, of produces that were acknowledged."""
+    """Offset by value, of acknowledged produces."""
     due_ms: dict[bytes, int] = field(default_factory=dict)
     delivered: dict[bytes, set[str]] = field(default_factory=dict)
     attempts: dict[tuple[str, int], tuple[int, str]] = field(default_factory=dict)
-    """Id and consumer -> number of the last attempt at that consumer, and its lease.
+    """By message id and consumer: attempt number and lease of the last delivery.
 
-    Two consumers may see the attempts at a message in any order."""
+    Two consumers may see the attempts at a message in any order, so attempts are compared per consumer."""
     leases: set[tuple[str, str]] = field(default_factory=set)
-    """Id and lease of every delivery. An attempt that a crash did not use up is repeated with its number, under another
-    lease."""
+    """Id and lease of each delivery.
+
+    An attempt number may repeat under another lease, because a crash of the leader may leave the attempt unused."""
     acked: set[str] = field(default_factory=set)
     """Ids whose ack was confirmed."""
     unsure: set[str] = field(default_factory=set)
-    """Ids whose ack failed: it may have been applied, with its answer lost, and the lease over."""
+    """Ids whose ack failed. The ack may have been applied, because its reply may be lost."""
     faults: list[str] = field(default_factory=list)
     redelivered: int = 0
     least: int = 500
@@ -76,7 +78,7 @@ class Record:
                 await trio.sleep(0.02)
 
     def judge(self, seed: int) -> None:
-        """Check that nothing acknowledged is lost, early or duplicated, and that enough messages were stored."""
+        """Check that no acknowledged message is lost, early or duplicated, and that enough messages were stored."""
         lost = [value for value, offset in self.stored.items() if offset not in self.acked | self.unsure]
         unseen = [value for value, offset in self.stored.items() if offset not in self.delivered.get(value, set())]
         doubled = [value for value, ids in self.delivered.items() if len(ids) > 1]
@@ -125,7 +127,7 @@ async def ack(message: sandq.Message, record: Record) -> None:
     try:
         await message.ack()
     except SandqError:
-        record.unsure.add(message.id)  # it is redelivered, unless the ack was applied
+        record.unsure.add(message.id)  # the message is redelivered unless the ack was applied
     else:
         record.acked.add(message.id)
     if record.produced and record.settled():

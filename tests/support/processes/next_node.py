@@ -1,7 +1,7 @@
-"""`python -m tests.support.processes.next_node`: a node of the next version, see `tests.support.nodes.next_level`.
+"""`python -m tests.support.processes.next_node`: run a node of the next version (`tests.support.nodes.next_level`).
 
-SIGUSR1: it proposes a `Mark` with its own name in each partition that it leads, and logs the result, or why it was
-refused.
+After SIGUSR1, the node proposes a `Mark` with its own name in each partition that it leads. It logs the result, or the
+reason of the rejection.
 """
 
 from __future__ import annotations

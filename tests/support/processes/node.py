@@ -21,9 +21,9 @@ SERVES_HTTP = b"HTTP is served by a process"
 
 
 class NodeProcess:
-    """A node that `program` of `python` runs, with the command `launcher` before it; its output goes to `log`.
+    """A node in a process: `launcher python program`. The output goes to the file `log`.
 
-    `is_fresh`: Python is started for it. Otherwise a module runs in a fork of a process that has imported everything.
+    `is_fresh`: start a new Python. Otherwise, run the module in a fork of a process that has imported all modules.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class NodeProcess:
         }
         self._process: subprocess.Popen[bytes] | Fork | None = None
         self._logged_before = 0
-        """Size of its log before the last start, in bytes."""
+        """Size of the log file before the last start, in bytes."""
 
     @property
     def address(self) -> str:
@@ -86,7 +86,7 @@ class NodeProcess:
             return probe.connect_ex((self.host, self.port)) == 0
 
     def wait_until_it_serves(self) -> None:
-        """Wait until the log reports that it serves clients, and HTTP if configured: its ports listen earlier."""
+        """Wait until the log reports that the node serves clients (and HTTP if configured). Its ports open earlier."""
         events = [SERVES]
         if self.environ.get("SANDQ_LISTEN__HTTP", "none") != "none":
             events.append(SERVES_HTTP)
@@ -108,7 +108,7 @@ class NodeProcess:
 
     @property
     def root(self) -> Path:
-        """Return the root directory that the process sees, also if a launcher mounted disks for it."""
+        """Return the root directory that the process sees. It includes disks that a launcher mounted."""
         assert self._process is not None
         return Path(f"/proc/{self._process.pid}/root")
 
@@ -118,12 +118,12 @@ class NodeProcess:
 
     @property
     def http_pids(self) -> list[int]:
-        """Return the ids of the processes that have served HTTP for it, in the order of their starts."""
+        """Return the ids of the processes that have served HTTP for this node, in the order of their starts."""
         lines = [json.loads(line) for line in self.output().splitlines() if line.endswith("}")]
         return [line["pid"] for line in lines if line["event"] == "HTTP is served by a process"]
 
     def kill_http(self) -> None:
-        """Kill the process that serves HTTP for it with SIGKILL, and wait for the next one."""
+        """Kill the HTTP process of this node with SIGKILL, and wait until the node has started another."""
         pids = self.http_pids
         os.kill(pids[-1], signal.SIGKILL)
         wait_until(lambda: len(self.http_pids) > len(pids))
@@ -138,7 +138,7 @@ class NodeProcess:
         self.ended()
 
     def pause(self) -> None:
-        """Stop the process for a while; it does not notice that."""
+        """Stop the process for a while. The process cannot notice the pause itself."""
         self.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -150,7 +150,7 @@ class NodeProcess:
         return self.ended()
 
     def ended(self) -> int:
-        """Wait until it ends by itself and return the exit code."""
+        """Wait until the node ends by itself, and return its exit code."""
         assert self._process is not None
         return self._process.wait(timeout=PATIENCE_S)
 

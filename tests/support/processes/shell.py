@@ -81,7 +81,9 @@ def run_here(
 
 
 def _is_free() -> bool:
-    """Return whether a command may run in this thread: it handles signals and has an event loop of its own."""
+    """Return whether a command may run in this thread: the main thread, without a running event loop.
+
+    A command handles signals and runs its own event loop."""
     if threading.current_thread() is not threading.main_thread():
         return False
     try:
@@ -99,8 +101,8 @@ class Shell:
         programs = directory / "bin"
         programs.mkdir()
         for name, command in (("sandctl", patient()), ("sandq", [sys.executable, "-m", "sandq.cli"])):
-            # A document's `timeout` may end before Python itself has started, which then prints a traceback at Ctrl-C
-            # that no program can prevent. It may also end before the work has begun. See `patient`.
+            # Block SIGINT until sandctl has started its work (see `patient`). A document's `timeout` may send SIGINT
+            # earlier; during its own start, Python would print a traceback.
             block = "env --block-signal=INT " if name == "sandctl" else ""
             (programs / name).write_text(f'#!/bin/sh\nexec {block}{shlex.join(command)} "$@"\n')
             (programs / name).chmod(0o755)
@@ -134,7 +136,7 @@ class Shell:
         return done.out
 
     def interrupt(self, line: str, after: bytes) -> tuple[int, bytes, bytes]:
-        """Start a line, press Ctrl-C once it has printed `after`; return (exit code, standard output and error)."""
+        """Start a line, and press Ctrl-C once it has printed `after`. Return (exit code, standard output and error)."""
         command = ["bash", "-c", f"exec {line}"]
         return interrupt(command, lambda printed: after in printed, cwd=self.directory, env=self._environ)
 
@@ -177,7 +179,7 @@ class Ctl:
 
 
 def run_with_commands(page: Callable[[Run], Awaitable[None]], shell: Shell) -> None:
-    """Run an async function in a thread, and the shell lines that it requests in this one, one at a time."""
+    """Run an async function in another thread. Run the shell lines that it requests in this thread, one at a time."""
     asked: queue.SimpleQueue[tuple[str, Future[Done]] | None] = queue.SimpleQueue()
 
     async def run(line: str) -> Done:

@@ -1,6 +1,6 @@
-"""Run the three nodes of configs/node1..3.yaml or the four of gossip1..4.yaml as they ship, except for the ports.
+"""Run the nodes of configs/node1..3.yaml or of gossip1..4.yaml as they ship, except for the ports.
 
-The default ports may be in use on this machine."""
+The default ports may be in use on this machine, so the tests choose others."""
 
 from __future__ import annotations
 

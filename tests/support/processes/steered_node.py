@@ -1,10 +1,10 @@
 """`python -m tests.support.processes.steered_node`: run a node that dies in the middle of a job, and prints elections.
 
-It reads the file `kills.json` of its working directory: a list of `[kind, done]`. When a job of that kind is not
-finished and has done that many messages, the pair is removed from the list and the process kills itself.
+The node reads the file `kills.json` of its working directory: a list of `[kind, done]`. When an unfinished job of the
+first `kind` has handled `done` messages, the node removes the pair from the list and kills itself.
 
-It prints `asks to lead group N` when it asks the other voters for a pre-vote, and `stands for group N` when a majority
-has agreed."""
+The node prints `asks to lead group N` when it asks the other voters for a pre-vote, and `stands for group N` when a
+majority has agreed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KILLS = "kills.json"
 
 
 def write_kills(directory: Path, kills: list[tuple[str, int]]) -> None:
-    """Set the kills of the node in this directory; the file is replaced at once, so a reader sees a complete list."""
+    """Set the kills of the node in this directory. The file is replaced atomically, so each read list is complete."""
     new = directory / f"{KILLS}.new"
     new.write_text(json.dumps(kills))
     new.replace(directory / KILLS)

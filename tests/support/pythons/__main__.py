@@ -34,22 +34,22 @@ SMOKE_TESTS: Final = tuple(f"tests/unit/{name}" for name in ("storage", "raft", 
 ALL_TESTS: Final = ("tests/unit", "tests/property", "tests/regressions")
 JAVA: Final = "default-jre-headless file"
 NOT_IN_A_ROOT: Final = "promtool is missing"
-"""The only permitted reason to skip a test: a root has no programs other than Python."""
+"""The only permitted reason to skip a test: the test needs a program that a root does not have."""
 PYTEST: Final = "-m pytest -q -n 4 --dist worksteal"
 
 
 class StepFailed(Exception):
-    """A step did not pass; the text names it."""
+    """A step failed; the text names the step."""
 
 
 class Report:
-    """Prints each step with the seconds that it took, and keeps the lines for the end."""
+    """Prints each step with its duration in seconds, and keeps these lines for the summary."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     def step(self, version: str, name: str, done: subprocess.CompletedProcess[str], began: float) -> str:
-        """Note a step; return what it printed. Raises StepFailed with its output."""
+        """Record a step that ran, and return its output. If the step failed, raises StepFailed with its output."""
         output = (done.stdout or "") + (done.stderr or "")
         if done.returncode:
             raise StepFailed(f"Python {version}: {name} failed with exit code {done.returncode}\n{output}")

@@ -1,4 +1,4 @@
-"""Use the node and the client that are installed with this Python; nothing else of this repository is needed.
+"""Use the node and the client that are installed with this Python. This script needs no other file of the repository.
 
     python -I installed_check.py doctor                  versions and packages
     python -I installed_check.py write DATA FIRST COUNT     start a node, send it COUNT messages, kill it (SIGKILL)

@@ -21,11 +21,11 @@ from typing import Final
 from tests.support.paths import ROOT
 
 SUITES: Final[Mapping[str, str]] = {"3.13": "trixie", "3.14": "sid"}
-"""The Debian suite that has each Python version. A newer suite needs no script of its own: `debootstrap` has sid's."""
+"""Debian suite that has each Python version. If `debootstrap` does not know a suite, use its script for sid."""
 PACKAGES: Final = "python3,python3-venv,git,make,ca-certificates"
 DEBOOTSTRAP_S: Final = 420.0
 SOURCES: Final = "sandq"
-"""Directory of a root, below `/`, that holds a copy of this checkout and its virtual environment."""
+"""Directory with a copy of this checkout and its virtual environment, relative to `/` of a root."""
 _SETUP_FILES: Final = ("requirements.lock", "pyproject.toml", "packaging/client/pyproject.toml")
 _ENTER: Final = """
 set -e

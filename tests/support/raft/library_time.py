@@ -1,4 +1,4 @@
-"""Replaces the clock and the randomness of the Raft library, for simulations."""
+"""Replace the clock and the random numbers of the Raft library, for simulations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ class Random(Protocol):
 
 
 def replace_time(clock: Callable[[], float], random: Random) -> Callable[[], None]:
-    """Make the library use this clock (in seconds), and draw its time-outs here. Returns what undoes it."""
+    """Let the library use this clock (in seconds), and draw its timeouts from `random`.
+
+    Return a function that restores the original clock and random numbers."""
     before = syncobj.monotonicTime, syncobj.random
 
     def undo() -> None:

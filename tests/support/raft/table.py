@@ -1,4 +1,4 @@
-"""Run members of one Raft group in memory: the test passes messages, and time only moves when the test moves it."""
+"""Run members of one Raft group in memory. The test delivers the messages and moves the time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def entry(index: int, term: int, command: bytes = b"\0x") -> LogEntry:
 
 
 class Table:
-    """All `members` of one group, connected. Use it as a context: it replaces the library's clock meanwhile."""
+    """All `members` of one group, connected. As a context manager, it replaces the library's clock during the block."""
 
     def __init__(self, *names: str, learners: tuple[str, ...] = (), settles: bool = False) -> None:
         self.settles = settles
@@ -44,7 +44,7 @@ class Table:
         self._undo()
 
     def start(self, name: str, entries: list[LogEntry] | None = None, *, term: int = 0, applied: int = 0) -> Group:
-        """Start a member whose log holds these entries, or (None) a new one."""
+        """Start a member whose log holds these entries. None: start a new member."""
         if entries is None:
             journal = GroupJournal.create([], GROUP, self.members)
         else:

@@ -35,7 +35,8 @@ BUDGETS_S = {
     "regressions": 15,
     "spark": 230,
 }
-"""CPU seconds on two idle cores where `loop_s` is LOOP_S. Raise a budget when its suite gains tests."""
+"""CPU seconds of each suite on two idle cores on which `loop_s()` returns LOOP_S. Raise a budget when its suite gains
+tests."""
 LISTED_TESTS = 25
 """Number of expensive tests to list."""
 LOOP_S = 0.2
@@ -82,8 +83,9 @@ def compile_tests() -> None:
 
 
 def passed(codes: list[int], is_part: bool) -> bool:
-    """Return whether all passed, by pytest's exit codes. Part of the tests may be empty in one of the runs, but not in
-    all."""
+    """Return whether all runs passed, by pytest's exit codes.
+
+    `is_part`: only part of the tests was selected, so some runs may be without tests, but not all of them."""
     return 0 in codes and all(code == 0 or (is_part and code == pytest.ExitCode.NO_TESTS_COLLECTED) for code in codes)
 
 

@@ -2,7 +2,7 @@
 
 Wall time says little on a shared machine. `TEST_COSTS` names the output file, in JSON. It contains the number of tests,
 CPU seconds and duration of each suite; `loading`, the CPU time outside of tests; the CPU seconds of each test that used
-any, including its shared setup and teardown; and `skipped`, the reason for each test that was skipped. Failures are
+any, including setup and teardown of shared fixtures; and `skipped`, the reason for each skipped test. Failures are
 written as they happen, to a file with the ending `.failures`."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.processes import forks
 
 FILE = "TEST_COSTS"
 ORDER = "TEST_ORDER"
-"""Name of the variable with a seed for a random order of tests; those of a module stay together."""
+"""Name of the environment variable with a seed for a random order of tests. The tests of a module stay together."""
 
 
 def _cpu_s() -> float:
@@ -58,7 +58,7 @@ class Costs:
         suite = report.nodeid.split("/")[1]
         row = self._rows.setdefault(suite, {"tests": 0, "cpu_s": 0.0, "took_s": 0.0})
         row["tests"] += report.when == "call"
-        row["cpu_s"] += getattr(report, "cpu_s", 0.0)  # a worker that ended in a test reports no time
+        row["cpu_s"] += getattr(report, "cpu_s", 0.0)  # if a worker process dies in a test, the report has no time
         row["took_s"] += report.duration
         self._tests[report.nodeid] = self._tests.get(report.nodeid, 0.0) + getattr(report, "cpu_s", 0.0)
         if report.skipped and isinstance(report.longrepr, tuple):
@@ -78,7 +78,7 @@ class Costs:
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         if self._is_worker:
             return
-        # Without workers this process ran the tests. Workers are its children, which it may or may not have waited for.
+        # Without workers, this process ran the tests. With workers, `_cpu_s` may lack their time: take the larger sum.
         total_s = max(_cpu_s(), self._total_s)
         loading_s = total_s - sum(row["cpu_s"] for row in self._rows.values())
         tests = {test: round(cpu_s, 3) for test, cpu_s in self._tests.items() if cpu_s >= 0.0005}

@@ -23,7 +23,7 @@ NOW_MS = 1_900_000_000_000
 
 
 def text(deliver_ms: int, place: int) -> str:
-    """Return an offset as text."""
+    """Return the offset at position `place`, as text."""
     return offsets.to_text(offsets.pack(deliver_ms, 7, place, 0))
 
 
@@ -53,7 +53,7 @@ def stored(place: int, **more: Any) -> StoredMessage:
 
 
 def letter(place: int, **more: Any) -> DeadLetter:
-    """Return a dead letter that was nacked too often."""
+    """Return a message that died because it was nacked too often."""
     headers = more.pop("headers", None)
     fields: dict[str, Any] = {
         "id": text(NOW_MS, place),
@@ -197,7 +197,7 @@ class FakeMessages:
 
 
 class FakeLeases:
-    """Records settled messages with the lease token and the offset; leases in `lost_tokens` are over."""
+    """Records each settled message with its lease token and offset. Leases in `lost_tokens` are over."""
 
     def __init__(self, client: FakeClient, topic: str, group: str) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""sandctl in a process whose waits do not end because the machine stood still."""
+"""Run sandctl in a process with such long timeouts that a pause of the machine does not end its waits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ sandctl.bench_loads.CLEAN_UP_S = {LONG_S}
 
 
 def patient(*args: str, change: str = "") -> list[str]:
-    """The command that runs `sandctl ARGS` so; `change` is code that is run before. Where SIGINT was blocked
-    before, it comes once Python itself is there, and to a watch once that has begun."""
+    """Return the command that runs `sandctl ARGS` with long timeouts. `change`: code to run before sandctl.
+
+    If the caller blocks SIGINT, it stays blocked until Python has started, and in a watch until the watch has begun."""
     bench = _BENCH if "bench" in args else ""
     return [sys.executable, "-c", f"{_CODE}{bench}{change}\nsandctl.__main__.run()", *args]

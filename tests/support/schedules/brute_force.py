@@ -1,9 +1,10 @@
 """Find the occurrences of an expression by stepping through a wall clock, tick by tick.
 
-It shares no code with sandq.schedules, nor with the library that this uses. These are the rules of the documents:
+This module shares no code with sandq.schedules, nor with the library that sandq.schedules uses. The documents define
+when a schedule occurs:
 
     a star in hour or minute   whenever the clock shows a time of the expression
-    otherwise                  when the clock shows such a time, or steps over one, for the first time"""
+    otherwise                  when the clock shows such a time, or steps over such a time, for the first time"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ MONTHS = ["", "JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OC
 
 
 def epoch_s(text: str) -> int:
-    """Return the seconds of an instant: "2026-03-29 01:00" is UTC, unless the text has an offset."""
+    """Return an instant in seconds since 1970. The text, such as "2026-03-29 01:00", is UTC unless it has an offset."""
     instant = datetime.fromisoformat(text)
     return int((instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp())
 
@@ -57,7 +58,7 @@ class BruteForce:
         self.days = _expanded(self._day, 1, 31)
         self.months = _expanded(month, 1, 12, MONTHS)
         self.weekdays = {number % 7 for number in _expanded(self._weekday, 0, 7, DAYS)}
-        # (position in the month, 0 for the last one; weekday): from FRI#2 and 5L.
+        # (position in the month, or 0 for the last; weekday): FRI#2 gives (2, 5), and 5L gives (0, 5).
         self.nth = [
             (number, _number(part.partition("#")[0].removesuffix("L") if "#" not in part else part.split("#")[0], DAYS))
             for part in self._weekday.split(",")

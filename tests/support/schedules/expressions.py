@@ -37,7 +37,7 @@ _LAST = st.integers(0, 7).map(lambda weekday: f"{weekday}L")
 
 SECONDS = _field(_SIXTY, 59)
 MINUTES = _field(_SIXTY, 59)
-# Clocks are set in the first hours of a day.
+# Prefer the first hours of a day: daylight saving time begins and ends then.
 HOURS = _field(st.one_of(st.integers(0, 4), st.sampled_from([22, 23]), st.integers(0, 23)), 23)
 DAYS_OF_MONTH = _field(
     st.one_of(st.sampled_from([1, 28, 29, 30, 31]), st.integers(1, 31)), 31, st.sampled_from(["L", "LW"])
@@ -46,7 +46,7 @@ MONTHS_OF_YEAR = _field(st.integers(1, 12), 12, st.sampled_from(MONTHS[1:]))
 DAYS_OF_WEEK = _field(st.integers(0, 7), 7, _WEEKDAY, _NTH, _LAST)
 _MOSTLY_ANY = st.sampled_from(["*", "*", "*"])
 
-# Dates that mostly are any: what matters is the time of the day.
+# Most dates are `*`, because these tests are about the time of day.
 TIMES = st.tuples(
     MINUTES,
     HOURS,

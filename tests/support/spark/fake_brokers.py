@@ -26,7 +26,7 @@ def at(ms: int, place: int = 0, partition: int = 0) -> bytes:
 
 
 def instant(ms: int) -> bytes:
-    """Return the first offset of a time."""
+    """Return the smallest offset with the time MS + `ms`."""
     return offsets.pack(MS + ms, 0, 0, 0)
 
 
@@ -36,7 +36,7 @@ class FakeLog:
     trimmed: bytes = offsets.FIRST
     clock_epoch: int = 0
     behind_ms: int = 0
-    """Lag of its closed time behind that of the other partitions, in ms."""
+    """Lag of this partition's closed time behind the closed time of the other partitions, in ms."""
 
 
 @dataclass
@@ -47,13 +47,13 @@ class FakeTopic:
 
 
 class FakeBrokers:
-    """Replaces `ClientBrokers` for planning."""
+    """Replaces `ClientBrokers` in tests of planning."""
 
     def __init__(self) -> None:
         self.topics: dict[str, FakeTopic] = {}
         self.closed_ms = 0
         self.holds: dict[tuple[str, int], bytes] = {}
-        """Holds by name and partition, for all topics together."""
+        """Offset of each hold, by the name of the hold and the partition. All topics share them."""
         self.held = 0
         self.refuses_holds = False
         self.cluster = "the cluster"
@@ -67,7 +67,7 @@ class FakeBrokers:
         return self.topics[name]
 
     def append(self, name: str, ms: int, count: int = 1, partition: int = 0) -> None:
-        """Append messages that are due at one time."""
+        """Append messages with the same delivery time."""
         rows = self.topics[name].logs[partition].rows
         first = sum(offsets.deliver_ms(row) == MS + ms for row in rows)
         rows += [at(ms, first + place, partition) for place in range(count)]

@@ -1,4 +1,4 @@
-"""Provide functions for tests through Spark."""
+"""Provide functions for tests that read and write through Spark."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def values(frame: Any) -> list[int]:
 
 @contextmanager
 def suppress_late() -> Iterator[None]:
-    """Suppress the error that a source took longer to start than 10 s, which happens on a busy machine."""
+    """Suppress the error that the start of a source took longer than 10 s. On a busy machine, it may take longer."""
     try:
         yield
     except StreamingQueryException as error:

@@ -1,6 +1,6 @@
-"""Provide rows, small chunks, and a partition under the full control of a test, for tests of the sink.
+"""Provide rows, small chunks, and a partition that a test controls completely, for tests of the sink.
 
-There are no sockets, and the clock is the test's."""
+There are no sockets, and the test moves the clock."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def record(partitions: int = 1, *, kind: str = "timer", initial: int | None = No
 
 
 def small_chunks(patch: pytest.MonkeyPatch, rows: int = 64) -> None:
-    """Let a few rows fill a chunk, and a block."""
+    """Make chunks and blocks so small that a few rows fill them."""
     patch.setattr(chunks_module, "CHUNK_ROWS", rows)
     patch.setattr(chunks_module, "BLOCK_ROWS", rows)
 
@@ -91,7 +91,7 @@ def values_of(chunks: Iterable[Chunk]) -> list[bytes | None]:
 
 
 CHANGE_S = 0.05
-"""Seconds between two simulated changes of the cluster, on a clock that jumps."""
+"""Seconds between two simulated changes of the cluster, on trio's autojump clock."""
 
 
 class FakeCluster:
@@ -103,10 +103,10 @@ class FakeCluster:
         self.bench = Bench()
         self.options = Options(back_off_first_s=0.001, back_off_max_s=0.002)
         self.seen: list[tuple[int, int, bool]] = []
-        """Epoch, number and whether it is a repetition, of the chunks that the broker read."""
+        """Epoch, number, and whether it is a repetition, of each chunk that the broker read."""
         self.questions = 0
         self.fates: dict[int, Fate] = {}
-        """Result of the n-th request for a chunk, counted from 0; a missing one is stored and answered."""
+        """Result of each request by its number, counted from 0. Without an entry, the chunk is stored and answered."""
         self.leaderless = 0
         """Number of remaining calls for which there is no leader."""
         self.refreshed = 0
@@ -206,7 +206,7 @@ class FakeCluster:
         return [Type.REPLY, request_id, list(result), None]
 
     def store(self, batch: bytes, producer_id: int, epoch: int, sequence: int) -> None:
-        """Append as another attempt, or another producer."""
+        """Append values as another attempt of the task, or as another producer."""
         self.bench.apply(0, c.Append(batch, producer_id, epoch, sequence))
 
     def stored(self) -> list[int]:
@@ -224,7 +224,7 @@ async def write(
     again: bool = False,
     at_once: int = 3,
 ) -> PartitionSender:
-    """Send the chunks of one attempt of a task through a partition sender, some at a time."""
+    """Send the chunks of one attempt of a task through a partition sender, several chunks at a time."""
     parts = [list(chunks[place : place + at_once]) for place in range(0, len(chunks), at_once)]
     partition_sender = PartitionSender(cluster, "t", 0, identity, again=again)  # type: ignore[arg-type]
     for part in parts:

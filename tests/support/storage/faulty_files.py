@@ -14,14 +14,14 @@ from sandq.storage.memory_files import MemoryFile
 
 @dataclass
 class Plan:
-    """The faults. They may change at any time and are read at each operation.
+    """The planned faults. A test may change them at any time, because each operation reads them.
 
-    `budget_bytes`: number of bytes that can still be written. Then the disk is full (ENOSPC; the write that reaches
-    the end writes the part that fits). `full`: the disk is full now. `fail_sync_at`: the n-th sync from the start (1:
-    the first) and every later one fails with EIO. Creating and removing a file count as one sync. Replacing it counts
-    as two: the file, then its directory, when the new content exists already. `fail_writes`: every write fails with
-    `write_errno`. `flips`: the bits (offset in bits) of a file that reads see flipped. `on_sync(name)` runs before
-    each sync (it may block, count or raise).
+    `budget_bytes`: number of bytes that can still be written. Then writes fail with ENOSPC; the write that reaches the
+    end still writes the part that fits. `full`: the disk is full now. `fail_sync_at`: number of the first sync that
+    fails with EIO (1: the first sync from the start); all later syncs fail, too. Creating and removing a file count as
+    one sync each. Replacing a file counts as two: sync of the file, then sync of its directory, when the new content
+    exists already. `fail_writes`: every write fails with `write_errno`. `flips`: by file, the bits (offset in bits)
+    that reads return flipped. `on_sync(name)`: called before each sync; it may block, count or raise.
     """
 
     budget_bytes: int | None = None

@@ -1,4 +1,4 @@
-"""Reads strings in keys of stores, the reverse of `sandq.storage.keys.string`."""
+"""Read strings from keys of stores: the inverse of `sandq.storage.keys.string`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _ESCAPE = b"\x00\xff"
 
 
 def take_string(key: bytes, at: int) -> tuple[bytes, int]:
-    """Return the content of the string at `at` of a key, and the position after it. Raises Corruption."""
+    """Return the content of the string at `at` in a key, and the position after the string. Raises Corruption."""
     position = at
     while True:
         zero = key.find(b"\x00", position)
