@@ -1,5 +1,5 @@
-"""Measure messages with their own times: producing by how far they are spread, delivering by how many are due per
-second, cancelling, moving and trimming very many, and a group that begins before them."""
+"""Measure messages with their own times: producing, by the spread of the times; delivering, by the number due per
+second; cancelling, moving and trimming very many; and a group that begins before many due messages."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def _cores(load: Load) -> float:
 
 
 def _messages(load: Load) -> tuple[int, int]:
-    """Return the number of pending messages, and of all stored ones."""
+    """Return the number of pending messages, and the number of all stored messages."""
     pending = math.ceil(load.rate * load.delay_s)
     return pending, pending + math.ceil(load.rate * load.kept_s)
 

@@ -33,7 +33,8 @@ VICTIM, FAT, WIDE, KEYS = "victim", "fat", "wide", "keys"
 """Topics: of the victim; with large messages; with many partitions; compacted."""
 WIDE_PARTITIONS = 256
 NICE = 19
-"""Nice value of an abuser. It usually runs on another machine, so it leaves the processor to the node and the victim.
+"""Nice value of an abuser. In practice, an abuser runs on another machine, so here it leaves the processor to the node
+and the victim.
 """
 ROWS, ROW_BYTES = 16, 1 << 20
 """Messages per batch of FAT and KEYS, and their sizes in bytes."""
@@ -43,7 +44,7 @@ CHUNK = 32
 NUMBERS = 8192
 """Request numbers used in turn for a repeated request: more than may be in flight, unless the frames get too large."""
 NUMBERED_BYTES = 16 << 20
-"""Maximum bytes of the frames with all these numbers. They are built once, because the processor is for the node."""
+"""Maximum bytes of the frames with all these numbers. The frames are built once, to leave the processor to the node."""
 SOCKETS = 100
 """Connections of one abuser that holds as many as it can."""
 STEP_S = 0.05

@@ -155,7 +155,8 @@ class Peer(ABC):
 
     @abstractmethod
     def serving(self, directory: Path) -> contextlib.AbstractContextManager[tuple[int, int]]:
-        """Start a server with its data in an empty directory; yield its pid and its port. It ends with the block."""
+        """Start a server with its data in an empty directory; yield its pid and its port. The server ends with the
+        block."""
 
     @abstractmethod
     def client(self, port: int) -> Client:

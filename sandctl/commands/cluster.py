@@ -60,7 +60,7 @@ def init(yes: bool) -> None:
       sandctl cluster init --server node1:7170
 
     Use it if all nodes have seeds and wait, because none is configured to found the cluster (cluster.bootstrap). The
-    others join. It cannot be undone: nodes of another cluster with the same name never join this one.
+    other nodes join. This cannot be undone: nodes of another cluster with the same name never join this one.
     """
     if not yes:
         need_yes("founding a cluster cannot be undone")
@@ -291,7 +291,8 @@ def floors(topic: str | None) -> None:
 @yes_option
 @common_options
 def reset(topic: str | None, partition: int | None, yes: bool) -> None:
-    """Set partitions back whose time a wrong clock put ahead: all of them, those of TOPIC, or PARTITION of it.
+    """Set partitions back whose time a wrong clock put ahead: all such partitions, those of TOPIC, or only PARTITION of
+    TOPIC.
 
     \b
       sandctl cluster clock reset

@@ -159,7 +159,7 @@ class Standing(NamedTuple):
     """Number of replicas that it should hold, or may still hold."""
     votes: bool
     store: str | None
-    """UUID of its data directory: with a different one it is a different node under the same name."""
+    """UUID of its data directory. A node with a different UUID is a different node under the same name."""
 
 
 def _is_drained(node: Standing) -> bool:

@@ -105,7 +105,7 @@ def log_level(level: str | None, for_: timedelta | None, node: str | None) -> No
       sandctl debug log-level
       sandctl debug log-level debug --for 10m
 
-    Without --for it applies until the node stops. Connections that were opened before keep their level.
+    Without --for, the level applies until the node stops. Connections that were opened before keep their level.
     """
     if level is None and for_ is not None:
         raise click.UsageError("--for needs a LEVEL")

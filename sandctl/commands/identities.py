@@ -163,7 +163,7 @@ def show(principal: str) -> None:
       sandctl identity show token:billing
 
     QUOTA and USED: topics, partitions, stored bytes and pending messages are those of the whole cluster; connections,
-    requests and bytes are those of the node that answers; each node allows the same.
+    requests and bytes are those of the node that answers; each node allows the whole quota.
     """
 
     async def work(client: Client) -> Identity:

@@ -178,7 +178,7 @@ class _Cancel:
 
 
 class _Move:
-    """The same for a move to another time."""
+    """The options and texts of a move to another time."""
 
     verb = "moved"
     question = "Move"

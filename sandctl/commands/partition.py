@@ -86,9 +86,9 @@ def skip(
       sandctl partition skip orders 0 --index 48213
       sandctl partition skip orders 0 --index 48213 --command 2
 
-    Skipped commands are lost. Their sender got no response, or one that leaves the outcome open; if it sends again, the
-    request is refused. Look at the entry with --dry-run first. Skipping needs the right `cluster`, and the audit log
-    records it.
+    Skipped commands are lost. The sender of a skipped command got no response, or a response that leaves the outcome
+    open. If it sends the command again, the request is refused. Look at the entry with --dry-run first. Skipping needs
+    the right `cluster`, and the audit log records it.
     """
     if index is None and not dry_run:
         raise click.UsageError("name the entry with --index, as `sandctl partition shut` lists it, or give --dry-run")

@@ -147,6 +147,6 @@ def _ask(context: click.Context, work: Callable[[Client], Awaitable[list[str]]])
                 async with connected() as client:
                     return await work(client)
 
-        with context:  # where the servers named so far on the line are kept
+        with context:  # its parameters name the servers
             return anyio.run(main)
     return []

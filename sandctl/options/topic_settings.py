@@ -93,7 +93,7 @@ def group_options() -> Callable[[F], F]:
 
 
 def settings_options(*, update: bool) -> Callable[[F], F]:
-    """Add all settings of a topic. With `update`: those that can change, without defaults."""
+    """Add all settings of a topic. With `update`: only settings that can change, without defaults."""
 
     def default(text: str) -> str | None:
         return None if update else text

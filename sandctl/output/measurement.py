@@ -43,7 +43,7 @@ class Samples:
 
 
 class Measured:
-    """One benchmark, as far as it has got."""
+    """The results of one benchmark up to now."""
 
     def __init__(self, what: str, topic: str, size: int, wanted: int) -> None:
         self.what = what

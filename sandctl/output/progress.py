@@ -24,7 +24,7 @@ def _is_terminal() -> bool:
 class Progress:
     """`with Progress("cancelled") as progress: await ....cancel_all(progress=progress)`.
 
-    `total` is the count from before; the job itself only knows what it has found so far.
+    `total` is the count from before; the job itself only knows how many messages it has found up to now.
     """
 
     def __init__(self, verb: str = "", total: int | None = None) -> None:

@@ -49,7 +49,7 @@ JOBS = {
 
 
 class _Pipeline(LazyGroup):
-    """Return the commands. If only the client is installed, each says what it needs."""
+    """Return the commands. If only the client is installed, each command says which package it needs."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Raise StartupError if the jobs are not installed."""

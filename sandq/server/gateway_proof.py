@@ -19,7 +19,7 @@ OPTION: Final = "gateway"
 class GatewayKeys:
     """The keys with which a gateway can prove itself to a node now.
 
-    They are the secrets of `http.gateway_secret_file`, and keys derived from the cluster's secrets (for the HTTP
+    These keys are the secrets of `http.gateway_secret_file`, and keys derived from the cluster's secrets (for the HTTP
     processes of the other nodes). If there are neither, the only key is random, and known to this process alone."""
 
     def __init__(self, own: Secrets | None, cluster: Secrets | None) -> None:

@@ -81,7 +81,7 @@ class Sender:
 
 
 class Output:
-    """The frames that wait to be sent to one client. It is the `Output` of `LinearizableReads`."""
+    """The frames that wait to be sent to one client. Implements `Output` of `LinearizableReads`."""
 
     def __init__(
         self,

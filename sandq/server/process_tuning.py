@@ -86,7 +86,7 @@ class Heap:
 class Resident:
     """Reads the resident memory of this process, in bytes.
 
-    It keeps the file open: later, the process may have reached its limit of open files."""
+    Keeps the file open, because later the process may have reached its limit of open files."""
 
     def __init__(self) -> None:
         self._statm = os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)

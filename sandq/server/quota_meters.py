@@ -165,7 +165,7 @@ class QuotaMeters:
         return counts
 
     def add_counts(self, counts: Iterable[Sequence[Any]]) -> None:
-        """Add counts that `take_counts` of another process returned. They do not affect the buckets.
+        """Add counts that `take_counts` of another process returned. These counts do not affect the buckets.
 
         Raise ValueError or TypeError if they are malformed.
         """

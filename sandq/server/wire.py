@@ -18,7 +18,7 @@ from sandq.server.send_queue import Buffer, SendQueue
 
 
 class Transform(Protocol):
-    """Encodes and decodes the bytes of one connection. It raises only SandqError, which ends the connection."""
+    """Encodes and decodes the bytes of one connection. Its methods raise only SandqError, which ends the connection."""
 
     @property
     def is_open(self) -> bool:

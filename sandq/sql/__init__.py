@@ -1,4 +1,4 @@
-"""Read-only SQL over a cluster (`docs/sql.md`). It uses only the client, and needs the extra `sql`.
+"""Read-only SQL over a cluster (`docs/sql.md`). This package uses only the client, and needs the extra `sql`.
 
 Statements are in MySQL's dialect; sqlglot parses them. For each table of a statement, bounds are extracted from WHERE,
 and the rows within them are fetched through the client. DuckDB then evaluates the whole statement over these rows, in

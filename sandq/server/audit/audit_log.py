@@ -53,7 +53,7 @@ LINES_LOST: Final = "lines_lost"
 """`request` of a line that states how many lines are missing before it."""
 OK: Final = "ok"
 NO_ANSWER: Final = "NO_ANSWER"
-"""Result of a request whose connection ended before the reply. It may have taken effect."""
+"""Result of a request whose connection ended before the reply. The request may have taken effect."""
 
 
 class AuditLog:
@@ -210,7 +210,7 @@ class AuditLog:
         files.close()
 
     def _dequeue(self) -> list[bytes]:
-        """Return the lines to write next. They count as queued until they are written."""
+        """Return the lines to write next. These lines count as queued until they are written."""
         lines: list[bytes] = []
         size = 0
         while self._lines and size < WRITE_BYTES:

@@ -88,7 +88,8 @@ def create_app(
 
 @cache
 def _application(version: str) -> FastAPI:
-    """Return the routes and error handlers. They are made once per process, because that takes a quarter of a second.
+    """Return the routes and error handlers. Routes and handlers are made once per process, because making them takes a
+    quarter of a second.
 
     Everything that belongs to a node is in the state of each request.
     """

@@ -22,9 +22,9 @@ _OF_MESSAGES = frozenset(("unique_key", "on_conflict"))
 def further_mistakes(body: Any, members: Set[str]) -> Iterator[tuple[str, InvalidRequest]]:
     """Yield the mistakes in a JSON body, and where they are.
 
-    `members`: names of the top-level members that the body may have. They show what the body is; an ack is no message,
-    although it may contain some. Settings of a topic are checked against its kind, if that is known. A list of messages
-    is not checked: the first invalid one is reported by itself."""
+    `members`: names of the top-level members that the body may have. The names show the type of the body: an ack is no
+    message, although it may contain messages. Settings of a topic are checked against its kind, if that is known. A
+    list of messages is not checked: the first invalid one is reported by itself."""
     if not isinstance(body, Mapping):
         return
     if members >= _OF_TOPICS:

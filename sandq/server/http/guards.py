@@ -1,7 +1,7 @@
 """Checks and limits that apply to every HTTP request, before any route.
 
-They cover request ids, Host and Origin, authentication, quotas, the size of bodies, memory, slow clients, and the log.
-The guard is plain ASGI around the application.
+The checks cover request ids, Host and Origin, authentication, quotas, the size of bodies, memory, slow clients, and the
+log. The guard is plain ASGI around the application.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ _CARRIES_SCHEDULES = re.compile(r"/topics/[^/]+/schedules(/[\s\S]*)?")
 """Requests about schedules carry messages, too. Unlike the responses of `_CARRIES`, their responses contain stored
 messages, so memory is reserved for these responses."""
 _SETTLES = re.compile(r"/topics/[^/]+/groups/[^/]+/(ack|nack|dead|extend)")
-"""Requests that settle messages. They are counted, but not refused: otherwise the messages would be redelivered."""
+"""Requests that settle messages. Such requests are counted, but not refused: otherwise the messages would be
+redelivered."""
 _BY_GET = re.compile(r"/(topics/[^/]+/groups/[^/]+|overview)/stream")
 """GET requests that change something or keep a slot, so pages of other sites must not send them."""
 OTHER_SITES: Final = (b"cross-site", b"same-site")

@@ -12,8 +12,9 @@ from sandq.tls.certificates import Certificates
 def nodes_tls(certificates: Certificates, own_hosts: Collection[str], own_names: Sequence[str]) -> ClientTls | None:
     """Return the settings for connections to nodes, from this node's certificates; None: no TLS.
 
-    If this node's client port requires TLS, all connections use it. If the port only accepts TLS, connections use it
-    where the other node supports it: during a migration, other nodes may require it already, or not have it yet.
+    If this node's client port requires TLS, all connections use it. If the port accepts connections with and without
+    TLS, connections use TLS with every node that supports it: during a migration, other nodes may require TLS already,
+    or not support it yet.
 
     A port's certificate must be issued for the host that is dialled. For this node's own hosts (`own_hosts`), it may be
     issued for any of `own_names`."""

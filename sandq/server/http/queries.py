@@ -54,8 +54,9 @@ class HttpSql:
     async def run(self, caller: HttpCaller | None, address: str, statement: Statement) -> bytes:
         """Run a statement, and return its result as JSON: `columns`, `rows` and `more`.
 
-        It reads only what the caller may read. `caller`: None if it may do everything. `address`: of the client. Raise
-        InvalidRequest, Forbidden or TimedOut; Conflict if SQL is off, or its libraries are not installed."""
+        The statement reads only data that the caller may read. `caller`: None if it may do everything. `address`: of
+        the client. Raise InvalidRequest, Forbidden or TimedOut; Conflict if SQL is off, or its libraries are not
+        installed."""
         section = self._section
         if section is None:
             raise Conflict(

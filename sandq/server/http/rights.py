@@ -43,9 +43,9 @@ class Needs(NamedTuple):
 _P, _C, _R, _M = Right.PRODUCE, Right.CONSUME, Right.READ, Right.MANAGE
 AUTHENTICATED: Final = Needs(())
 OPEN: Final = AUTHENTICATED
-"""For paths that need no authentication."""
+"""Rule for paths that need no authentication."""
 UNKNOWN: Final = Needs((Right.SECURITY,))
-"""For routes that are not in the table."""
+"""Rule for routes that are not in the table."""
 _TOPIC: Final = "/topics/{topic}"
 _GROUP: Final = f"{_TOPIC}/groups/{{group}}"
 _SCHEDULE: Final = f"{_TOPIC}/schedules/{{name}}"

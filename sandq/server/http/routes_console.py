@@ -1,7 +1,7 @@
 """The console: web pages that use the API like any other client.
 
-It consists of static files, which are the same for all users. Its scripts fetch all data from the API, with the user's
-token.
+The console consists of static files, which are the same for all users. Its scripts fetch all data from the API, with
+the user's token.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ async def drain(request: Request, node: NodeName, body: bodies.DrainIn | None = 
     summary="Dump the internal state of a node",
 )
 async def dump(request: Request, node: NodeName) -> Found:
-    """Stacks of its threads and tasks, stalls of its event loop, queues, memory, configuration, and last log lines. It
-    contains names, but no values, keys, headers or secrets."""
+    """Stacks of its threads and tasks, stalls of its event loop, queues, memory, configuration, and last log lines. The
+    dump contains names, but no values, keys, headers or secrets."""
     return await gateway_of(request).client.admin.dump(node)
 
 
@@ -196,7 +196,7 @@ async def partitions(
     topic: Annotated[str | None, Query(description="Only partitions of this topic.")] = None,
     moving: Annotated[bool, Query(description="Only partitions that are being changed.")] = False,
 ) -> Found:
-    """Only topics on which the caller has some right."""
+    """Lists only topics on which the caller has some right."""
     admin, access = gateway_of(request).client.admin, access_of(request)
     if topic is not None and access is not None and not access.sees(topic):
         raise access.refusal(Right.READ, topic)
@@ -226,8 +226,8 @@ async def transfer(request: Request, body: bodies.TransferIn) -> None:
     summary="Rebuild a node's replica of a partition",
 )
 async def rebuild(request: Request, body: bodies.RebuildIn) -> None:
-    """For a replica that differs from the others. It has been dropped when the response comes, and is copied again
-    afterwards. 409 unless all other replicas are present."""
+    """Use this for a replica that differs from the others. The replica has been dropped when the response comes, and is
+    copied again afterwards. 409 unless all other replicas are present."""
     await gateway_of(request).client.admin.rebuild(body.topic, body.partition, body.node)
 
 
@@ -239,8 +239,8 @@ async def rebuild(request: Request, body: bodies.RebuildIn) -> None:
     summary="Raise the feature level permanently",
 )
 async def finalize(request: Request, body: bodies.FinalizeIn | None = None) -> Found:
-    """For clusters with `cluster.finalize: manual`, once all nodes are upgraded. `dry_run` only returns the levels. 409
-    if no higher level is supported by all nodes."""
+    """Use this in clusters with `cluster.finalize: manual`, once all nodes are upgraded. `dry_run` only returns the
+    levels. 409 if no higher level is supported by all nodes."""
     dry_run = body is not None and body.dry_run
     before, after = await gateway_of(request).client.admin.finalize(dry_run=dry_run)
     return {"before": before, "after": after, "dry_run": dry_run}

@@ -87,8 +87,8 @@ async def stream(request: Request) -> Response:
     summary="Get the last hour of a topic",
 )
 async def history(request: Request, topic: TopicName) -> Found:
-    """For each slot of time: messages stored, delivered, acked and dead, and the lateness of first deliveries. Nodes
-    keep the history in memory, from when they began to lead a partition."""
+    """Returns for each slot of time the numbers of messages stored, delivered, acked and dead, and the lateness of
+    first deliveries. Nodes keep the history in memory, from when they began to lead a partition."""
     found = await gateway_of(request).client.admin.history(topic)
     return {
         "slot_ms": found.slot_ms,

@@ -142,7 +142,7 @@ async def pause(request: Request, topic: TopicName, name: ScheduleName, tenant: 
 
 @router.post(f"{ONE}/resume", operation_id="resumeSchedule", status_code=204, summary="Resume a schedule")
 async def resume(request: Request, topic: TopicName, name: ScheduleName, tenant: Tenant = None) -> None:
-    """It fires from the next occurrence on."""
+    """The schedule fires from its next occurrence on."""
     await _of(request, topic).resume(name, tenant=tenant)
 
 

@@ -39,7 +39,7 @@ async def create(request: Request, body: bodies.TopicCreate) -> Found:
 
 @router.get("/topics", operation_id="listTopics", response_model=responses.Topics, summary="List all topics, by name")
 async def list_(request: Request) -> Found:
-    """Only topics on which the caller has some right."""
+    """Lists only topics on which the caller has some right."""
     records, access = await gateway_of(request).client.admin.list_topics(), access_of(request)
     return {"topics": [topic_json(record) for record in records if access is None or access.sees(record.name)]}
 

@@ -31,7 +31,8 @@ STOP_S: Final = 15.0
 START_S: Final = 120.0
 """Time for a process to load its modules and to send its first message, on a machine that is busy with other work."""
 SILENT_S: Final = 30.0
-"""Time without a message after which a process that has sent one is taken for hung. It answers each push."""
+"""Time without a message after which a process that has sent one is taken for hung. A working process answers each
+push."""
 BACK_OFF_FIRST_S: Final = 0.1
 BACK_OFF_MOST_S: Final = 5.0
 """Longest time between two starts; it doubles from `BACK_OFF_FIRST_S`."""
