@@ -1,2 +1,2 @@
-"""The demo, `python -m demo`: three real nodes that find each other, thousands of reminders, two workers, the kill of a
-leader, a fourth node that takes its share, and a verdict."""
+"""The demo, `python -m demo`: three real nodes that find each other, thousands of reminders, and two workers. One
+leader is killed, and a fourth node takes its share of the partitions. A verdict ends the demo."""

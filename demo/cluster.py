@@ -7,7 +7,7 @@ from pathlib import Path
 from demo.node import PROGRAM, Node, free_port
 
 NAMES = ("node1", "node2", "node3")
-"""Number of nodes at the start; the first one founds the cluster."""
+"""Names of the nodes at the start. The first node founds the cluster."""
 
 
 class Cluster:
@@ -18,12 +18,12 @@ class Cluster:
         self._directory = directory
         self._program = program
         self._seed: str | None = None
-        """Gossip address of the founder, the only address that another node needs."""
+        """Gossip address of the node that founds the cluster. A new node needs no other address."""
         for name in NAMES:
             self.add(name)
 
     def add(self, name: str) -> Node:
-        """Return a new node, not started yet. The first one founds the cluster, and is the seed of the others."""
+        """Return a new node, not started yet. The first node founds the cluster, and is the seed of all later nodes."""
         (self._directory / name).mkdir()
         node = Node(self._directory / name, name=name, program=self._program)
         gossip = f"127.0.0.1:{free_port()}"

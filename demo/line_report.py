@@ -1,7 +1,7 @@
 """The demo's own record of a file's lines, outside of the broker, and its verdict. Reads no clock.
 
-For each line it keeps 17 bytes: a hash of the message, the requested time, and the number of deliveries. Times are
-epoch milliseconds. Lateness is the first delivery minus the requested time (or minus the sending time, if that was
+For each line, the record needs 17 bytes: a hash of the message, the requested time, and the number of deliveries. Times
+are epoch milliseconds. Lateness is the first delivery minus the requested time (or minus the sending time, if that was
 later), in milliseconds, negative if early.
 """
 
@@ -20,11 +20,11 @@ _NOT_A_MESSAGE = 255
 _MOST_TIMES = 254
 _NAMED = 5
 _STEPS = 10
-"""Unit of lateness: a tenth of a millisecond."""
+"""Steps of lateness per millisecond: lateness is counted in tenths of a millisecond."""
 
 
 def line_hash(value: bytes, key: bytes | None) -> int:
-    """Return a hash of the value and key that must come back."""
+    """Return a hash of value and key, to check that a delivery has the value and key that were sent."""
     return xxh3_64_intdigest(value, seed=0 if key is None else 1 + xxh3_64_intdigest(key) % 2**63)
 
 
@@ -36,15 +36,15 @@ class LineLedger:
     sent: int = 0
     confirmed: int = 0
     failed: dict[int, str] = field(default_factory=dict)
-    """Line to the reason why it could not be produced."""
+    """By line number: the reason why the line could not be produced."""
     delivered: int = 0
     """Number of lines that were delivered at least once."""
     again: int = 0
-    """Deliveries of a line after its first."""
+    """Number of further deliveries of lines that were delivered before."""
     altered: int = 0
-    """Deliveries whose value or key differs from the line's."""
+    """Number of deliveries with a different value or key than the line."""
     unknown: int = 0
-    """Deliveries of a line that was never sent."""
+    """Number of deliveries of lines that were never sent."""
     early: int = 0
     acks_lost: int = 0
     last_lateness_ms: float = 0.0
@@ -61,12 +61,12 @@ class LineLedger:
 
     @property
     def complete(self) -> bool:
-        """Return whether every send has its result, and every stored line was delivered."""
+        """True if every sent line was confirmed or has failed, and every stored line was delivered."""
         return self.confirmed + len(self.failed) == self.sent and not self.lost
 
     @property
     def lost(self) -> int:
-        """Return the lines that were confirmed (or may be stored) and not delivered."""
+        """Number of lines that are or may be stored, but were not delivered."""
         return self.sent - self.delivered - sum(not self._times[number - 1] for number in self.failed)
 
     def skip(self) -> None:
@@ -84,7 +84,7 @@ class LineLedger:
         self._times.append(times)
 
     def deliver(self, number: object, value: bytes, key: bytes | None, now_ms: float) -> None:
-        """Record a delivery that names this line."""
+        """Record a delivery whose header says that it is line `number`."""
         self.last_delivered_ms = now_ms
         place = number - 1 if isinstance(number, int) else -1
         if not 0 <= place < len(self._times) or self._times[place] == _NOT_A_MESSAGE:
@@ -105,7 +105,7 @@ class LineLedger:
         self._lateness[round(lateness_ms * _STEPS)] += 1
 
     def lateness(self) -> Lateness:
-        """Return lateness of the first delivery of each line."""
+        """Return the percentiles of lateness, over the first delivery of each line."""
         steps = sorted(self._lateness)
         if not steps:
             return Lateness.of(())
@@ -115,7 +115,7 @@ class LineLedger:
         )
 
     def _rank(self, steps: list[int], count: int, percent: int) -> float:
-        """Return the nearest rank, like `report.percentile`."""
+        """Return a percentile in ms: the nearest rank, as in `report.percentile`."""
         rank = max(1, -(-count * percent // 100))
         for step in steps:
             rank -= self._lateness[step]
@@ -124,7 +124,7 @@ class LineLedger:
         return steps[-1] / _STEPS
 
     def numbers(self, *, more_than_once: bool = False) -> list[int]:
-        """Return the first few lines that were never delivered, or more than once."""
+        """Return up to `_NAMED` numbers of lines that were never delivered, or that were delivered more than once."""
         found = []
         for place, times in enumerate(self._times):
             if times == _NOT_A_MESSAGE or (times < 2 if more_than_once else times or place + 1 in self.failed):

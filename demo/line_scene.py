@@ -1,7 +1,7 @@
-"""The scene with a file: sends its lines with their times; a worker receives them when they are due.
+"""The scene with a file: sends its lines with their times. A worker receives each line when it is due.
 
-The file is read while it is sent, so it may have any size: a few thousand lines are in flight in this process, the rest
-is stored in the node. If deliveries fall behind, sending waits for them.
+The file is read while it is sent, so it may have any size. A few thousand lines are in flight in this process; the node
+stores all others. If deliveries are late, sending waits for them.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ LEASE = "5m"
 SPREAD_S = 5.0
 """Lines without their own time are due within this time after they are sent."""
 LONGEST_S = 30.0
-"""If the latest time in the file is later than this, all times are shortened to fit."""
+"""Maximum delay of the latest line, in s. If the file has later times, all delays are shortened by one factor."""
 LEAD_S = 0.25
-"""Least delay of a line: it must be stored before it is due."""
+"""Minimum delay of a line without its own time, in s, so that the line is stored before it is due."""
 HELD_BYTES = 64 * 1024 * 1024
 HELD = 2000
-"""Largest number of lines that the worker holds."""
+"""Maximum number of lines that the worker holds."""
 UNCONFIRMED = 10_000
 BEHIND_MS = 250.0
 QUIET_S = 1.0
-"""Time to wait at the end for lines that are delivered more often than they occur."""
+"""Time in s to wait at the end, in case that a line is delivered a second time."""
 _TOGETHER = 50
 _WAITS = 50
 _TICK_S = 0.02
 _GOLDEN = 0.6180339887498949
-"""Inverse of the golden ratio: the fractional parts of its multiples are spread evenly, for any number of multiples."""
+"""Inverse of the golden ratio. The fractional parts of its multiples are spread evenly, however many there are."""
 
 
 @dataclass
@@ -65,12 +65,12 @@ class LineScene:
 
     @property
     def spread_s(self) -> float:
-        """Time over which lines without their own time are spread."""
+        """Time in s over which lines without their own time are spread."""
         return SPREAD_S if self.seconds is None else self.seconds
 
     @property
     def scale(self) -> float:
-        """Factor, at most 1, for the times in the file, so that the latest one fits into the demo."""
+        """Factor, at most 1, by which delays are multiplied, so that the latest time in the file fits into the demo."""
         longest_ms = (LONGEST_S if self.seconds is None else self.seconds) * 1000
         return min(1.0, longest_ms / self.survey.latest_ms) if self.survey.latest_ms else 1.0
 
@@ -178,7 +178,7 @@ async def work(scene: LineScene, *, task_status: anyio.abc.TaskStatus[None]) -> 
 
 
 async def watch(scene: LineScene, acts: anyio.CancelScope) -> None:
-    """End the scene when every line was delivered and none comes twice, or when nothing happens any more."""
+    """End the scene once every line was delivered and then nothing came for `QUIET_S`, or if the demo stalls."""
     ledger = scene.ledger
     events, moved_at = ledger.events, time.monotonic()
     while True:

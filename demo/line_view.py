@@ -1,5 +1,5 @@
-"""The view of the demo with a file: a line that overwrites itself on a terminal, a line per second elsewhere; and the
-end."""
+"""The view of the demo with a file: a line that overwrites itself on a terminal, elsewhere a line per second; and the
+verdict at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from demo.view import CLOCK_MOVED_MS, LIVE_S, PLAIN_S, print_notes
 
 
 async def show(scene: LineScene, console: Console) -> None:
-    """Show the scene until it is done (or this is cancelled)."""
+    """Show the scene until it is done, or until this task is cancelled."""
     try:
         if console.is_terminal and not console.is_dumb_terminal:
             with Live(console=console, auto_refresh=False, transient=True) as live:

@@ -4,9 +4,9 @@ A line that is a JSON object may give more:
 
     {"text": "Water the ferns", "key": "Ada", "delay": "4.2s"}
 
-`value` or `text` is then the message (text, or JSON that is sent in its compact form), `key` its key, and `deliver_at`
-(RFC 3339, or epoch milliseconds) or `delay` (text like "90s", or seconds) its time. If a field is missing or unusable,
-the line is treated like any other: the value is the line without its line feed, and the demo chooses the time.
+`value` or `text` is then the message: text, or JSON that is sent in its compact form. `key` is its key. Its time is
+`deliver_at` (RFC 3339, or epoch milliseconds) or `delay` (text like "90s", or seconds). If the message is missing or
+unusable, the value is the line without its line feed. If the time is missing or unusable, the demo chooses the time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class BadInput(Exception):
-    """The input cannot be used; the text names the file, and the line if there is one."""
+    """The input cannot be used. The text names the file, and the line if the error is in a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class Line:
     at_ms: int | None = None
     """Requested time, or None."""
     delay_ms: int | None = None
-    """Requested delay after sending, or None. If both are None, the demo chooses."""
+    """Requested delay after sending, in ms, or None. If `at_ms` is None, too, the demo chooses the time."""
     odd_time: bool = False
-    """The line names a time that cannot be parsed."""
+    """True if the line has a time that cannot be parsed."""
 
 
 @dataclass(slots=True)
 class Survey:
-    """Contents of a file, found before anything is started."""
+    """The result of reading a file once, before the node starts."""
 
     path: Path
     lines: int = 0
@@ -59,7 +59,7 @@ class Survey:
     """Number of lines with their own time."""
     odd_times: int = 0
     latest_ms: int = 0
-    """Latest of the times that lines have, from now."""
+    """Latest of the times in the file, in ms from now."""
 
 
 def survey(path: Path, now_ms: int) -> Survey:
@@ -84,7 +84,7 @@ def survey(path: Path, now_ms: int) -> Survey:
 
 
 def read(path: Path) -> Iterator[Line | None]:
-    """Yield line after line, None for an empty one; holds only one line in memory."""
+    """Yield each line, or None for an empty line. Only one line is in memory at a time."""
     try:
         if not path.is_file():
             raise BadInput(f"{path}: {'it is not a regular file' if path.exists() else 'there is no such file'}")
@@ -113,7 +113,7 @@ def parse(number: int, data: bytes) -> Line:
 def _object(data: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(data.decode("utf-8-sig"))
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, or a number with thousands of digits
+    except (ValueError, RecursionError):  # the line is not UTF-8 or not JSON, or has a number with thousands of digits
         return None
     return found if isinstance(found, dict) else None
 
@@ -132,7 +132,7 @@ def _key(key: object) -> bytes | None:
 
 
 def _bytes(value: object) -> bytes | None:
-    """Return text as UTF-8, everything else as compact JSON; None if it holds a lone surrogate."""
+    """Return text as UTF-8, and everything else as compact JSON. None if `value` has a lone surrogate."""
     try:
         if isinstance(value, str):
             return value.encode()
@@ -142,7 +142,7 @@ def _bytes(value: object) -> bytes | None:
 
 
 def _time(found: dict[str, Any]) -> tuple[int | None, int | None, bool]:
-    """Return (instant, delay, whether one of them cannot be parsed)."""
+    """Return (instant in epoch ms, delay in ms, whether the time cannot be parsed)."""
     try:
         if found.get("deliver_at") is not None:
             return instant_ms(found["deliver_at"]), None, False

@@ -1,7 +1,8 @@
 """A node in a process with its own data directory, which can be killed and started again.
 
 `python -m demo.node PARENT_PID` runs the `sandq` command in a process that the kernel ends together with its parent, so
-that no node stays behind. (Linux. The kernel watches the *thread* that started it, so call `start` on the main thread.)
+that no node stays behind. (Linux only. The kernel watches the *thread* that started the process, so call `start` on the
+main thread.)
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ SERVES = b"clients are served"
 """Log event of a node that accepts clients."""
 _PORTS = (10_000, 12_000)
 _given: dict[int, int] = {}
-"""Ports that were already handed out, even if nothing listens there yet. Each maps to the descriptor of an abstract
-name in the kernel, which other demo processes respect, so that none of them takes the port."""
+"""Ports that `free_port` returned, even if no process listens there yet.
+
+Value: descriptor of a socket with an abstract name. While it is open, other demo processes do not take the port."""
 _LOG_LINES = 12
 
 
@@ -36,11 +38,11 @@ class NodeFailed(Exception):
 
 
 def free_port() -> int:
-    """Return a free port of the loopback interface for TCP or UDP, below the range of ports that the system gives to
-    outgoing connections.
+    """Return a port of the loopback interface that is free for TCP and UDP.
 
-    A client that tries a free port of that range repeatedly may by chance get this port for its own end. It is then
-    connected to itself, and the node cannot listen there.
+    The port is below the range from which the system chooses ports for outgoing connections. Otherwise a client that
+    repeatedly tries to reach the node could get the same port as its own. The client would then be connected to itself,
+    and the node could not listen there.
     """
     for _ in range(1000):
         port = random.randrange(*_PORTS)
@@ -61,7 +63,7 @@ def free_port() -> int:
 
 
 PROGRAM = ("-m", "demo.node")
-"""Runs a node that ends with its parent."""
+"""Arguments for Python that start a node. The node ends together with its parent process."""
 
 
 class Node:
@@ -83,7 +85,7 @@ class Node:
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = self._has_served = False
         self._read_to = 0
-        """Position up to which the node's log was read."""
+        """Position in bytes up to which the log was searched for `SERVES`."""
         self._environ = {name: value for name, value in os.environ.items() if not name.startswith("SANDQ_")}
         self._environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self._environ["SANDQ_NODE__DATA_DIR"] = str(directory / "data")
@@ -103,7 +105,7 @@ class Node:
 
     @property
     def runs(self) -> bool:
-        """Whether the node was started, and was not killed or stopped since."""
+        """True if the node was started, and was not killed or stopped since then."""
         return self._process is not None
 
     @property
@@ -112,14 +114,14 @@ class Node:
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
-        """Start the process; `serves` says when it is ready."""
+        """Start the process. `serves` returns True once the node is ready."""
         command = [sys.executable, *self._program, str(os.getpid())]
         self._stopping = self._has_served = False
         self._read_to = self.log_file.stat().st_size if self.log_file.exists() else 0
         with self.log_file.open("ab") as log:
-            # A process group of its own: Ctrl-C in the terminal reaches only the demo, which then stops the node. Not a
-            # session of its own: some kernels share the processor among sessions, and the node's threads would wait
-            # long while clients are busy.
+            # The node gets its own process group, so that Ctrl-C in the terminal reaches only the demo, which then
+            # stops the node. It gets no session of its own: some kernels divide CPU time among sessions, and the node
+            # would wait long for the CPU while clients are busy.
             self._process = subprocess.Popen(
                 command,
                 env=self._environ,
@@ -131,8 +133,9 @@ class Node:
             )
 
     def serves(self) -> bool:
-        """Return whether it accepts clients, according to its log: its port listens before it does. Raises NodeFailed
-        if it has ended."""
+        """Return whether the node accepts clients. Raises NodeFailed if it has ended.
+
+        The log says so. The port cannot be used as a test, because it listens before the node accepts clients."""
         self.check()
         if not self._has_served:
             with self.log_file.open("rb") as log:
@@ -145,25 +148,27 @@ class Node:
         return self._has_served
 
     def check(self) -> None:
-        """Raise NodeFailed if it has ended by itself."""
+        """Raise NodeFailed if the node has ended by itself."""
         if self._process is not None and self._process.poll() is not None:
             raise NodeFailed(f"{self.name} ended with exit code {self._process.returncode}:\n{self.log_tail()}")
 
     def kill(self) -> None:
-        """Kill it with SIGKILL and wait for its end: it flushes nothing and sends no message."""
+        """Kill the node with SIGKILL and wait for its end. The node flushes nothing and sends no message."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def terminate(self) -> None:
-        """Send SIGTERM if it still runs: it stops cleanly. A second SIGTERM would end it immediately."""
+        """If the node still runs, send SIGTERM once, so that it stops cleanly. A second SIGTERM would end it
+        immediately."""
         if self._process is not None and not self._stopping and self._process.poll() is None:
             self._stopping = True
             self._process.terminate()
 
     def stop(self) -> int | None:
-        """Send SIGTERM and wait; send SIGKILL if that takes too long. Returns the exit code, None if not run."""
+        """Send SIGTERM and wait; send SIGKILL if the node needs too long. Returns the exit code; None if it never
+        ran."""
         self.terminate()
         process, self._process = self._process, None
         if process is None:
@@ -175,8 +180,9 @@ class Node:
             return process.wait()
 
     def wait_until_it_serves(self) -> None:
-        """Wait until it serves, blocking, for programs without an event loop. Raises NodeFailed if it ends or takes too
-        long."""
+        """Block until the node accepts clients, for programs without an event loop.
+
+        Raises NodeFailed if the node ends, or takes too long."""
         deadline = time.monotonic() + START_S
         while not self.serves():
             if time.monotonic() > deadline:
@@ -184,11 +190,11 @@ class Node:
             time.sleep(POLL_S)
 
     def too_slow(self) -> NodeFailed:
-        """Return the error for a node that does not serve in time."""
+        """Return the error for a node that does not accept clients in time."""
         return NodeFailed(f"{self.name} does not serve after {START_S:g} s:\n{self.log_tail()}")
 
     def log_tail(self) -> str:
-        """Return the end of its log."""
+        """Return the last lines of the node's log."""
         text = self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
         return "\n".join(text.splitlines()[-_LOG_LINES:])
 

@@ -1,6 +1,6 @@
 """Nodes of the cluster, and the partitions that each holds and leads, as the cluster reports them. Reads no clock.
 
-For each partition, the cluster reports the nodes that should hold it, and whether it is moving there. This module also
+For each partition, the cluster reports the nodes that should hold it, and whether it is moving there. This module
 remembers the origin of a moving partition: the nodes that held it before the move.
 """
 
@@ -24,13 +24,14 @@ class Placement:
 
     leaders: dict[int, str | None] = field(default_factory=dict)
     wanted: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """Partition to the nodes that should hold it; the first one should lead it."""
+    """By partition: the nodes that should hold it. The first of these nodes should lead it."""
     held: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """By partition: the nodes that hold it. While the partition moves: the nodes that held it before the move."""
     moving: frozenset[int] = frozenset()
     there: dict[str, bool] = field(default_factory=dict)
     """By registered node: whether it can be reached and has not failed."""
     new: set[str] = field(default_factory=set)
-    """Nodes that do not hold replicas yet, or not their whole share."""
+    """Nodes that do not hold their whole share of replicas yet."""
     changes: int = 0
     """Counter that grows with every change."""
 
@@ -60,7 +61,7 @@ class Placement:
         return all(self.there.get(node, False) for node in nodes)
 
     def replicas(self) -> Counter[str]:
-        """Return the number of replicas of each node."""
+        """Return how many replicas each node holds."""
         return Counter(node for nodes in self.held.values() for node in nodes)
 
     def led_by(self, node: str) -> frozenset[int]:
@@ -73,8 +74,9 @@ class Placement:
         return frozenset(at for at in self.moving if node in self.wanted[at] and node not in self.held.get(at, ()))
 
     def has_taken(self, node: str, replicas: int, leads: int) -> bool:
-        """Return whether a node holds and leads at least these numbers, leads every partition that it should, and
-        nothing moves."""
+        """Return whether a node has its share: at least `replicas` replicas, and leadership of `leads` partitions.
+
+        It must also lead every partition that it should lead, and no partition may be moving."""
         first = {at for at, nodes in self.wanted.items() if nodes[:1] == (node,)}
         led = self.led_by(node)
         return not self.moving and self.replicas()[node] >= replicas and first <= led and len(led) >= leads
@@ -101,7 +103,7 @@ def listed(partitions: frozenset[int]) -> str:
 
 
 def named(partitions: frozenset[int]) -> str:
-    """Return partitions as text."""
+    """Return partitions as text, such as "partitions 1, 3"."""
     if not partitions:
         return "no partition"
     return f"{'partition' if len(partitions) == 1 else 'partitions'} {listed(partitions)}"

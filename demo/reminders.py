@@ -20,7 +20,7 @@ from sandq.errors import SandqError
 from sandq.model.times import duration_ms
 
 SCHEDULE_PART = 0.4
-"""Share of the whole time in which reminders are scheduled; the last ones are due at its end."""
+"""Share of the demo's time in which reminders are scheduled. The last reminders are due at the end of the demo."""
 LONGEST_S = 40.0
 SHORTEST_S = 2.0
 
@@ -43,7 +43,7 @@ class Plan:
 
 
 def read_reminders(path: Path) -> list[Reminder]:
-    """Read reminders from a file. Raises BadInput for the first bad line."""
+    """Read reminders from a file. Raises BadInput if a line is not a valid reminder."""
     try:
         with path.open("rb") as lines:
             return parse_reminders(lines, str(path))
@@ -52,7 +52,7 @@ def read_reminders(path: Path) -> list[Reminder]:
 
 
 def parse_reminders(lines: Iterable[bytes], name: str) -> list[Reminder]:
-    """Read reminders from lines; empty ones are skipped."""
+    """Read reminders from lines. Empty lines are skipped."""
     found: list[Reminder] = []
     seen: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
@@ -77,7 +77,7 @@ EXAMPLE = '{"id": "r-1", "customer": "Ada", "text": "Water the ferns", "in": "4.
 def _parse(line: bytes) -> Reminder:
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError) as error:  # JSONDecodeError, and UnicodeDecodeError
+    except (ValueError, RecursionError) as error:  # includes JSONDecodeError and UnicodeDecodeError
         raise BadInput(f"not JSON: {error}") from None
     if not isinstance(record, dict):
         raise BadInput(f"a JSON object is expected, like {EXAMPLE}")
@@ -105,7 +105,9 @@ def _delay_ms(record: dict[str, Any]) -> int:
 
 
 def plan(reminders: Sequence[Reminder], seconds: float | None) -> Plan:
-    """Fit the reminders into `seconds`. None keeps the delays, or shortens them to LONGEST_S."""
+    """Return the plan for these reminders within `seconds`.
+
+    With None, the delays stay, unless the demo would then take longer than `LONGEST_S`."""
     longest_s = max(reminder.delay_ms for reminder in reminders) / 1000
     due_part = 1 - SCHEDULE_PART
     if seconds is None:

@@ -1,6 +1,6 @@
 """The demo's own record, outside of the broker, and the figures of its verdict. Reads no clock.
 
-A *receipt* confirms that a reminder is stored; it names the message by its offset. If a reminder is stored as two
+A *receipt* confirms that a reminder is stored, and contains the offset of the message. If a reminder is stored as two
 messages, the broker did not recognise a retry of the producer. Times are epoch milliseconds. Lateness is the first
 delivery minus the requested time, in milliseconds, negative if early.
 """
@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from sandq.model import offsets
 
 EARLY_TOLERANCE_MS = 1.0
-"""Tolerance for early deliveries: two processes read one clock at two moments, and the broker counts whole
-milliseconds."""
+"""A delivery counts as early only if it is early by more than this time, in ms.
+
+Two processes read one clock at two moments, and the broker uses whole milliseconds."""
 RECENT_MS = 5000.0
 
 
@@ -36,8 +37,9 @@ class Failover:
     """Time of the first receipt for these partitions after they had new leaders."""
 
     def delayed(self, partition: int, due_ms: float, delivered_ms: float, confirmed_ms: float | None) -> bool:
-        """Return whether this failover explains why a message was late: at these times, no worker could get it, or its
-        producer could not store it."""
+        """Return whether this failover explains why a message was late.
+
+        While its partition had no leader, no worker could get the message, or its producer could not store it."""
         if partition not in self.partitions:
             return False
         if delivered_ms >= self.killed_ms and (self.delivered_ms is None or due_ms <= self.delivered_ms):
@@ -53,13 +55,13 @@ class Join:
 
     node: str
     replicas: int
-    """Its share: least number of replicas that it should hold."""
+    """Minimum number of replicas that the new node should hold."""
     leads: int
-    """Least number of partitions that it should lead."""
+    """Minimum number of partitions that the new node should lead."""
     before: dict[str, int] = field(default_factory=dict)
-    """Node to number of replicas before the new node came."""
+    """By node: number of replicas before the new node started."""
     after: dict[str, int] = field(default_factory=dict)
-    """Node to number of replicas, as last reported."""
+    """By node: number of replicas in the latest report of the cluster."""
     led: frozenset[int] = frozenset()
     """Partitions that the new node leads."""
     started_ms: float | None = None
@@ -69,14 +71,14 @@ class Join:
     """Time at which the new node held and led its share, and no partition moved any more."""
 
     def disturbed(self, due_ms: float) -> bool:
-        """Return whether partitions were moving at this time."""
+        """Return whether partitions were moving to the new node at this time."""
         if self.joined_ms is None or due_ms < self.joined_ms:
             return False
         return self.settled_ms is None or due_ms <= self.settled_ms
 
     @property
     def faults(self) -> list[str]:
-        """Return the broken promises."""
+        """Why the new node has not got its share. Empty if it has."""
         if self.started_ms is None:
             return [f"{self.node} was never started"]
         if self.joined_ms is None:
@@ -95,26 +97,26 @@ class Ledger:
 
     planned: int
     due_ms: dict[str, int] = field(default_factory=dict)
-    """Reminder to its requested time."""
+    """By reminder: its requested time."""
     receipts: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """Message to (reminder, time), for confirmed messages. A message is named by its offset."""
+    """By offset of a confirmed message: (reminder, time of the receipt)."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Reminder to the reason why it could not be produced."""
+    """By reminder: the reason why it could not be produced."""
     delivered: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """Message to (reminder, time of its first delivery)."""
+    """By offset of a message: (reminder, time of its first delivery)."""
     acked: set[str] = field(default_factory=set)
-    """Messages whose ack was confirmed."""
+    """Offsets of the messages whose ack was confirmed."""
     open: set[str] = field(default_factory=set)
-    """Number of messages with a receipt but without a confirmed ack."""
+    """Offsets of the messages with a receipt but without a confirmed ack."""
     failovers: list[Failover] = field(default_factory=list)
     join: Join | None = None
     by_worker: Counter[str] = field(default_factory=Counter)
     redelivered: int = 0
     after_ack: int = 0
-    """Deliveries of a message after its ack was confirmed."""
+    """Number of deliveries of messages whose ack was already confirmed."""
     acks_lost: int = 0
     recent: deque[tuple[float, float]] = field(default_factory=deque)
-    """(time, lateness) of the last deliveries."""
+    """(time, lateness) of the deliveries in the last `RECENT_MS`, in ms."""
 
     @property
     def events(self) -> int:
@@ -153,7 +155,7 @@ class Ledger:
             self.recent.popleft()
 
     def _failover_of(self, message: str) -> Failover | None:
-        """Return the last gap, if the message is of one of its partitions and these have new leaders."""
+        """Return the last failover if it affected the partition of this message, and if new leaders have been found."""
         last = self.failovers[-1] if self.failovers else None
         if last is None or last.led_ms is None or partition_of(message) not in last.partitions:
             return None
@@ -172,7 +174,7 @@ def partition_of(message: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """Percentiles of some messages, in milliseconds; all 0 if there are none."""
+    """Percentiles of the lateness of some messages, in milliseconds. All are 0 without messages."""
 
     count: int
     least_ms: float
@@ -189,7 +191,9 @@ class Lateness:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return the nearest rank: the least value that at least this percentage of them does not exceed."""
+    """Return a percentile by the nearest-rank method.
+
+    It is the lowest value such that at least `percent` % of the values are equal or lower."""
     rank = math.ceil(len(ordered) * percent / 100)
     return ordered[max(1, rank) - 1]
 
@@ -212,10 +216,11 @@ class Verdict:
     all: Lateness
     undisturbed: Lateness
     in_failover: Lateness
-    """Messages that were late because their partition had no leader."""
+    """Lateness of the messages that were late because their partition had no leader."""
     failovers: tuple[Failover, ...]
     in_move: Lateness
-    """Messages that were due while partitions moved to the new node. Messages of the gap are not included."""
+    """Lateness of the messages that were due while partitions moved to the new node. Excludes those of
+    `in_failover`."""
     join: Join | None
 
     @property

@@ -32,21 +32,20 @@ REPLICAS = 3
 LEASE = "3s"
 CREDIT = 200
 HANDLING_S = 0.02
-"""Time that a worker needs for a reminder, so that some are being handled when a leader is killed."""
+"""Time that a worker takes for a reminder. Because of it, workers are handling reminders when a leader is killed."""
 KILL_PART = 1 / 3
 """Share of delivered reminders after which a leader is killed."""
 AWAY_PART = 0.1
-"""Share of the whole time that the killed node stays down, after others lead its partitions."""
+"""Time until the killed node starts again, as a share of the demo's time. Counts from the new leaders on."""
 FOURTH = "node4"
 JOIN_PART = 1 / 2
-"""Share of delivered reminders after which the fourth node starts, but not before the killed node is back."""
+"""Share of delivered reminders after which the fourth node starts. It also waits until the killed node is back."""
 SETTLE_S = 60.0
 """Time limit for the fourth node to get its share."""
 LOOK_S = 0.1
 """Time between two polls of nodes and leaders."""
 STALLED_S = 12.0
-"""If nothing happens for this time, missing reminders count as lost. Longer than leases and back-offs.
-"""
+"""If nothing happens for this time, in s, missing reminders count as lost. Longer than leases and back-offs."""
 _TICK_S = 0.02
 
 
@@ -71,14 +70,14 @@ class Scene:
     """Notes about events."""
     last_due_ms: float = 0.0
     clock_moved_ms: float = 0.0
-    """Movement of the wall clock during the demo; lateness is measured by that clock."""
+    """Time in ms by which the wall clock was changed during the demo. Lateness is measured by this clock."""
     done: bool = False
     placement: Placement = field(default_factory=Placement)
     """The placement that the cluster last reported."""
     starting: int = 0
-    """Nodes that were started and do not serve yet."""
+    """Number of started nodes that do not accept clients yet."""
     played: bool = False
-    """Whether the killed node is back, and the fourth node holds its share."""
+    """True once the killed node is back, and the fourth node holds its share or is out of time."""
 
     @property
     def elapsed_s(self) -> float:
@@ -159,7 +158,7 @@ async def look(see: Callable[[Scene, sandq.Client], Awaitable[None]], scene: Sce
     """Poll the cluster repeatedly."""
     while True:
         await anyio.sleep(LOOK_S)
-        with suppress(SandqError):  # for example, the node that was asked has gone
+        with suppress(SandqError):  # for example, the node that was asked has been killed
             await see(scene, client)
 
 
@@ -186,7 +185,7 @@ async def until_delivered(scene: Scene, part: float) -> None:
 
 
 async def schedule(scene: Scene, client: sandq.Client) -> None:
-    """Send the reminders evenly over the planned time, each with its time; keep the receipts."""
+    """Send the reminders evenly over the planned time, each with its delivery time. Keep the receipts."""
     plan, ledger = scene.plan, scene.ledger
     sender, receiver = anyio.create_memory_object_stream[tuple[str, sandq.Receipt]](len(scene.reminders))
     async with anyio.create_task_group() as tasks, client.producer(TOPIC) as producer:
@@ -218,7 +217,7 @@ async def confirm(ledger: Ledger, receiver: anyio.abc.ObjectReceiveStream[tuple[
 
 
 async def work(scene: Scene, worker: str, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-    """Receive reminders of the group when they are due, and handle many at a time."""
+    """Receive reminders of the group when they are due. Handle many reminders concurrently."""
     async with (
         sandq.connect(*scene.cluster.addresses, name=worker) as client,
         client.subscribe(TOPIC, group=GROUP, credit=CREDIT) as subscription,
@@ -233,7 +232,7 @@ async def work(scene: Scene, worker: str, *, task_status: anyio.abc.TaskStatus[N
 
 
 async def handle(ledger: Ledger, message: sandq.Message) -> None:
-    """Handle a reminder, then ack. If the ack does not get through in time, the reminder is redelivered."""
+    """Handle a reminder, then ack it. If the ack arrives too late, the reminder is redelivered."""
     await anyio.sleep(HANDLING_S)
     try:
         await message.ack()
@@ -257,7 +256,7 @@ async def accidents(scene: Scene, join: Join) -> None:
 
 
 async def kill_a_leader(scene: Scene) -> None:
-    """Kill the node that leads most partitions; later start a new process with its data."""
+    """Kill the node that leads the most partitions. Later start a new process with the data of this node."""
     ledger, placement = scene.ledger, scene.placement
     while not all(placement.leaders.values()):  # noqa: ASYNC110 - during an election, some partitions have no leader
         await anyio.sleep(POLL_S)
@@ -286,7 +285,7 @@ async def kill_a_leader(scene: Scene) -> None:
 
 
 async def grow(scene: Scene, join: Join) -> None:
-    """Start a new node once all others are there; wait until it holds its share."""
+    """Start a new node once all other nodes are up. Wait until it holds its share."""
     placement = scene.placement
     while not placement.are_up(scene.cluster.nodes):  # noqa: ASYNC110
         await anyio.sleep(POLL_S)
@@ -323,7 +322,7 @@ def _settled(scene: Scene, join: Join) -> bool:
 
 
 async def watch(scene: Scene, acts: anyio.CancelScope) -> None:
-    """End the scene when everything has settled, or when nothing happens any more."""
+    """End the scene once everything has settled, or if nothing happens any more."""
     ledger = scene.ledger
     seen, moved_at = (0, 0), time.monotonic()
     while True:

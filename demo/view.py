@@ -36,7 +36,7 @@ class Output(Console):
 
 
 async def show(scene: Scene, console: Console) -> None:
-    """Show the scene until it is done (or this is cancelled)."""
+    """Show the scene until it is done, or until this task is cancelled."""
     if console.is_terminal and not console.is_dumb_terminal:
         await _live(scene, console)
     else:
@@ -55,7 +55,7 @@ async def _live(scene: Scene, console: Console) -> None:
 
 
 async def _plain(scene: Scene, console: Console) -> None:
-    """Print one line per second, the events, and the placement whenever it has changed."""
+    """Print one line per second, each event, and the placement after each change."""
     placed = ""
     try:
         while not scene.done:
