@@ -17,7 +17,7 @@ from benchmarks.peers.peer import REPLY_BYTES, Client, Consumer, Link, Peer, Pee
 
 QUEUE: Final = "bench"
 SCRIPT: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-"""The server, which the package's command also runs after it has changed the user."""
+"""Script that starts the server. The package's own command runs it, too, after it has changed the user."""
 LIBRARY: Final = Path("/usr/lib/rabbitmq/lib")
 QUEUE_S: Final = 1.0
 """How long a channel may hold back acks, until the queue has them."""

@@ -24,8 +24,10 @@ class Printer:
         self._count = 0
 
     async def show(self, record: Callable[[], Mapping[str, Any]], text: Callable[[], bytes]) -> None:
-        """Print `record` for programs, or `text` with its line feed for people. It has left this process when this
-        returns."""
+        """Print `record` for programs, or `text` with its line feed for people.
+
+        The row has left this process when `show` returns.
+        """
         if self._output == "table":
             data = text()
         else:

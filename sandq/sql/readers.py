@@ -156,6 +156,7 @@ async def _keys(view: CallerView, scan: Scan, held: Held) -> Any:
     wanted = of("topic").values
     for topic in records if wanted is None else wanted:
         kv = view.keys(str(topic))
+        # Keys that the query names are looked up. Without names, the keys of the topic are scanned.
         if key.values is not None:
             if len(key.values) > IDS:
                 raise SqlError(TOO_BIG_SELECT, f"the query names {len(key.values):,} keys; at most {IDS:,} are read")

@@ -34,10 +34,12 @@ def span_of(bound: Bound) -> tuple[int | None, int | None]:
     low_open, high_open = bound.low_open, bound.high_open
     if bound.values is not None:
         if not bound.values:
-            return 1, 1
+            return 1, 1  # an empty range: no row matches
         first, last = min(bound.values), max(bound.values)
         low, low_open = (first, False) if low is None or first > low else (low, low_open)
         high, high_open = (last, False) if high is None or last < high else (high, high_open)
+    # The values of a column are whole milliseconds, so `since` is rounded up and `until` covers the millisecond of
+    # `high`, unless `high` itself is excluded.
     since = None if low is None else low // 1000 + 1 if low_open or low % 1000 else low // 1000
     until = None if high is None else high // 1000 if high_open and not high % 1000 else high // 1000 + 1
     if since is not None and since < LEAST_INSTANT_MS:
