@@ -100,7 +100,7 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
     c.Extend: {"items": of(_T.EXTEND, "items", "[token 0 or greater, lease 1 s..12 h]", _LEASES)},
     c.Expire: {},
     c.Release: {
-        "group": of(_T.SUBSCRIBE, "group", "as it was leased", _LEASES, (_T.LEASE, "group")),
+        "group": of(_T.SUBSCRIBE, "group", "the group of the lease", _LEASES, (_T.LEASE, "group")),
         "consumer": of(_T.SUBSCRIBE, "consumer_id", "", "", (_T.LEASE, "consumer_id")),
         "epoch": of(_T.SUBSCRIBE, "epoch", "0: none"),
     },
@@ -199,7 +199,7 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
     },
     c.ShareLimit: {
         "group": made("a group with limits", _LIMITS),
-        "epoch": made("that of its limits", _LIMITS),
+        "epoch": made("the epoch of the group's limits", _LIMITS),
         "reports": made("numbers that other nodes report of their partitions", _LIMITS),
         "targets": made("numbers", _LIMITS),
     },
@@ -289,7 +289,7 @@ METADATA: Final[Mapping[type[Any], Mapping[str, Checked]]] = {
         "name": of(_T.TOPIC_UPDATE, "name", "an existing topic", _TOPICS),
         "settings": of(_T.TOPIC_UPDATE, "settings", "`update_settings`", "model/settings.py"),
         "replicas": of(_T.TOPIC_UPDATE, "replicas", "at most the number of nodes", _PLACEMENT),
-        "partitions": made("as many as there are", _TOPICS),
+        "partitions": made("the existing number of partitions", _TOPICS),
         "added": of(_T.TOPIC_UPDATE, "partitions", "nodes for each added partition", _PLACEMENT),
     },
     m.FormCluster: {"cluster_uuid": made("a new UUID", "broker/cluster/cluster.py")},
@@ -308,7 +308,7 @@ METADATA: Final[Mapping[type[Any], Mapping[str, Checked]]] = {
         name: made("reports of leaders about their groups", _CONTROLLER) for name in ("group", "epoch", "whole")
     },
     m.Balance: {"nodes": made("registered nodes", "broker/controller/rebalancer.py")},
-    m.RaiseFeatureLevel: {"level": made("one that all nodes know", "broker/controller/feature_level.py")},
+    m.RaiseFeatureLevel: {"level": made("a level that all nodes know", "broker/controller/feature_level.py")},
     m.SetPush: {
         "topic": of(_T.GROUP_PUSH, "topic", "an existing topic", _TOPICS),
         "group": of(_T.GROUP_PUSH, "group", _NAME, _TOPICS),
