@@ -1,4 +1,4 @@
-"""`client.run` against a real node: handlers longer than a lease, a drain, a kill in the middle."""
+"""`client.run` works against a real node: with handlers longer than a lease, a drain, and a kill of the node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.waiting import PATIENCE_S
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 LEASE_S = 10
-"""Lease in seconds. It is extended after a third of it, which is longer than a loaded machine pauses."""
+"""Lease in seconds. The client extends it after a third of this time, which is longer than a loaded machine pauses."""
 
 
 @pytest.fixture
@@ -28,9 +28,9 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
 
 
 def test_handler_longer_than_lease_keeps_message(node: NodeProcess) -> None:
-    """The lease is longer than this machine may pause.
+    """The lease is longer than the pauses of a loaded machine.
 
-    Several leases, and both backends, are tested in tests/unit/client/consumer/test_worker.py."""
+    Handlers that last several leases, and both backends, are tested in tests/unit/client/consumer/test_worker.py."""
 
     async def main() -> None:
         seen: list[tuple[bytes, int, bool]] = []
@@ -45,7 +45,7 @@ def test_handler_longer_than_lease_keeps_message(node: NodeProcess) -> None:
             await client.admin.create_topic("t", lease=f"{LEASE_S}s")
             await client.produce("t", b"long")
             async with anyio.create_task_group() as tasks:
-                # Two of them: a redelivered message would go to the other.
+                # Run two consumers, because the other consumer would receive a redelivered message.
                 tasks.start_soon(client.run, "t", "g", handler)
                 tasks.start_soon(client.run, "t", "g", handler)
                 await done.wait()

@@ -1,4 +1,4 @@
-"""The leader is killed with kill -9 at the moment at which very many messages become due."""
+"""The leader is killed with kill -9 at the moment when many messages become due."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.waiting import until_answer, until_holds
 
 MESSAGES = 20_000
 LEAD_MS = 5_000
-"""Time to store the messages, in ms. If that takes longer, the rest is due at once, and the checks hold as well."""
+"""Time to store the messages, in ms. If storing takes longer, later messages are due at once, which is allowed."""
 LONG_LEASE = {**SETTINGS, "lease": "10s"}
 
 
@@ -28,7 +28,7 @@ class Received:
     values: set[bytes] = field(default_factory=set)
     acked: set[bytes] = field(default_factory=set)
     unsure: set[bytes] = field(default_factory=set)
-    """Messages whose ack failed: it may have been applied."""
+    """Values of messages whose ack failed. The ack may have been applied."""
     faults: list[str] = field(default_factory=list)
     began: trio.Event = field(default_factory=trio.Event)
 
@@ -75,7 +75,7 @@ def test_burst_across_leader_kill_delivers_each_message(make_cluster: Callable[.
                 await received.began.wait()
                 await trio.to_thread.run_sync(cluster.kill, leader)
             await until_holds(lambda: received.values == set(values) == received.acked | received.unsure)
-            # All redeliveries have happened by then.
+            # If the lag is 0, all redeliveries have happened.
             await until_answer(lambda: client.admin.groups("t"), lambda rows: [row["lag"] for row in rows] == [0])
             nursery.cancel_scope.cancel()
         assert received.faults == []

@@ -1,4 +1,4 @@
-"""Nodes are cut off from each other in one or both directions, while clients reach all of them."""
+"""Nodes are cut off from each other in one or both directions, while clients reach all nodes."""
 
 from __future__ import annotations
 

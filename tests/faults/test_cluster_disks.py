@@ -18,7 +18,7 @@ MakeCluster = Callable[..., ClusterProcess]
 FAULTY = ("-m", "tests.support.processes.faulty_node")
 EIO, FULL = signal.SIGUSR1, signal.SIGUSR2
 SMALL = {"SANDQ_STORAGE__SEGMENT_BYTES": "65536"}
-"""A node notices a full disk at the next segment: the space of the current ones is allocated already."""
+"""Small segments. A node notices a full disk at the next segment, because current segments are already allocated."""
 STEERED = ("-m", "tests.support.processes.steered_node")
 TIMES = 3
 STRANGE = "returned with another data directory"
@@ -35,7 +35,7 @@ def test_disk_failures_under_load_lose_nothing(make_cluster: MakeCluster) -> Non
             async with under_load(client, random.Random(1)) as record:
                 await record.until_progress()
                 first = await fails(cluster, client, record, EIO)
-                # Its disk is fixed, and when the next one fails, the first and the third node continue.
+                # Repair the disk of the first node, so that two nodes continue when the next disk fails.
                 await trio.to_thread.run_sync(cluster.kill, first)
                 await trio.to_thread.run_sync(cluster.start, first)
                 second = await fails(cluster, client, record, FULL)
@@ -53,15 +53,16 @@ async def fails(cluster: ClusterProcess, client: sandq.Client, record: Record, f
     await cluster.leader(client, but=victim)
     await record.until_progress()
     async with cluster.connect(victim) as asking:
-        # The node reports the failure and answers requests; an election may have replaced it before its disk failed.
+        # The node answers requests and reports the failure. If an election replaced the leader just before the
+        # failure, `victim` no longer led.
         await until_answer(asking.admin.cluster, lambda info: info["storage_failed"] or info["stalled"])
     return victim
 
 
 def test_node_with_lost_disk_does_not_vote(make_cluster: MakeCluster) -> None:
-    """Two of three nodes have acknowledged a message; then one of them loses its disk, and the other stops.
+    """Two of three nodes have acknowledged a message. Then one of the two loses its disk, and the other one stops.
 
-    The third node has not received the message, and must not be elected by the node that has forgotten it."""
+    The third node lacks the message, so the node with the lost disk must not vote for it."""
     cluster = make_cluster(program=STEERED)
     cluster.start()
 
@@ -77,7 +78,8 @@ def test_node_with_lost_disk_does_not_vote(make_cluster: MakeCluster) -> None:
         for name in (wiped, behind):
             cluster.nodes[name].log.unlink()
             cluster.nodes[name].start(wait=False)
-        # Once the two have met, it repeatedly asks whether it may lead the metadata, and so all other groups.
+        # Once the two nodes are connected, `behind` repeatedly asks for pre-votes for the metadata group, and then
+        # for the other groups.
         await until_holds(lambda: STRANGE in cluster.nodes[wiped].output() or elected(cluster.nodes[behind]))
         asked = asks(cluster.nodes[behind])
         await until_holds(lambda: asks(cluster.nodes[behind]) >= asked + TIMES or elected(cluster.nodes[behind]))

@@ -53,13 +53,14 @@ async def until_settled(client: sandq.Client, without: str | None = None) -> Non
 
 
 async def until_assigned(client: sandq.Client, node: str) -> None:
-    """Wait until a partition is assigned to a node. This condition lasts, while a move may end before it is
-    observed."""
+    """Wait until some partition is assigned to a node.
+
+    An assignment stays, so that polling sees it. A move may end between two polls."""
     await until_answer(lambda: client.admin.topic("t"), lambda topic: any(node in p.nodes for p in topic.partitions))
 
 
 async def change(client: sandq.Client, node: str, *, undo: bool) -> None:
-    """Drain a node, or undo that; retry if a node that handles the request is killed."""
+    """Drain a node, or undo the drain. If the node that handles the request is killed, retry."""
 
     async def asked() -> bool:
         await client.admin.drain_node(node, undo=undo)

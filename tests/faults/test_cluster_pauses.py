@@ -33,8 +33,8 @@ def test_pauses_under_load_lose_nothing(seed: int, rounds: int, make_cluster: Ca
                     await record.until_progress()
                     follower = rng.choice(cluster.others(leader))
                     cluster.nodes[follower].pause()
-                    # Two of three nodes continue. A client that asks any of them first does not wait for the paused
-                    # node until its request times out.
+                    # Two of three nodes continue. A client may send a request to the paused node first. It then
+                    # continues with another node, without waiting for the timeout of that request.
                     await record.until_progress()
                     cluster.nodes[follower].resume()
         record.judge(seed)
@@ -43,8 +43,7 @@ def test_pauses_under_load_lose_nothing(seed: int, rounds: int, make_cluster: Ca
 
 
 async def depose_paused_leader(cluster: ClusterProcess, number: int) -> str:
-    """Depose a paused leader and send it requests, none of which it may answer from its old state. Return the new
-    leader."""
+    """Depose a paused leader and send it requests. It must not answer from its old state. Return the new leader."""
     async with cluster.connect() as client:
         leader = await cluster.leader(client)
         await client.produce("t", b"", delay="1h", unique_key=f"old{number}")

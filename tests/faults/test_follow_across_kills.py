@@ -1,4 +1,4 @@
-"""The process that follows a cluster is killed repeatedly under load: nothing that it ships is lost or damaged."""
+"""The process that follows a cluster is killed repeatedly under load. No message is lost or damaged in the backup."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ def test_backup_chain_across_follower_kills_is_complete(seed: int, tmp_path: Pat
             shell("sandctl backup follow backups --times 1")
             sent: set[str] = set()
             for _ in range(KILLS):
-                sent.add(client.produce("t", b"news", delay="5h"))  # otherwise it prints nothing for a minute
+                # Without a new message, the follower prints nothing for a minute.
+                sent.add(client.produce("t", b"news", delay="5h"))
                 follower = subprocess.Popen(
                     command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
                 )
                 assert follower.stdout is not None
                 if random.random() < 0.5:
-                    follower.stdout.readline()  # an increment was made
+                    follower.stdout.readline()  # the follower has written an increment
                 for number in range(random.randrange(200)):
                     sent.add(client.produce("t", b"%d" % number, delay="5h", partition=number % 2))
                 follower.kill()

@@ -1,4 +1,4 @@
-"""Another process fills the disk to its last byte: the node reports it, and continues by itself once bytes are free."""
+"""Another process fills the disk to its last byte. The node reports that, and continues once bytes are free."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_full_disk_with_freed_space_continues(make_node: Callable[..., NodeProce
 
 
 class Cancels:
-    """Cancels messages of topic "t" in order. `tried`: all of them; `done`: the acknowledged ones."""
+    """Cancels messages of topic "t" in order. `tried`: ids of all attempts; `done`: ids of acknowledged cancels."""
 
     def __init__(self, client: sandq.Client, ids: list[str]) -> None:
         self._client = client
@@ -76,7 +76,7 @@ class Cancels:
 
 
 async def exist(client: sandq.Client, ids: set[str]) -> set[str]:
-    """Return the messages of topic "t" that exist, of the given ids."""
+    """Return those of the given ids whose messages exist in topic "t"."""
     there = set()
     for id in ids:
         with contextlib.suppress(NotFound):

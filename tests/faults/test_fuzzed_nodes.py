@@ -1,4 +1,4 @@
-"""Requests of every type, valid and damaged, with kills in between, never end a node, and each node restarts."""
+"""Valid and damaged requests of every type never end a node. Each node restarts after a kill."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Leaders of a topic whose group has limits are killed with kill -9: the limits hold, and all messages are
-delivered."""
+"""Leaders of a topic whose group has limits are killed with kill -9. The limits hold; all messages are delivered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sandq http` as a process: without a node, with one, at a stop, and with a port in use."""
+"""`sandq http` runs as a process: without a node, with a node, at a stop, and with a port in use."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_gateway(tmp_path: Path) -> Iterator[MakeGateway]:
 
 
 def test_gateway_without_node_returns_503(make_node: MakeNode, make_gateway: MakeGateway) -> None:
-    """The node is the second of two servers; it starts after the gateway, stops, and starts again."""
+    """The node is the second of the gateway's two servers. It starts after the gateway, stops, and starts again."""
     node = make_node()
     gateway = make_gateway("--server", f"127.0.0.1:{free_port()},{node.address}")
     with httpx.Client(verify=NO_TLS, base_url=gateway.url, timeout=PATIENCE_S) as web:
@@ -52,7 +52,7 @@ def test_gateway_without_node_returns_503(make_node: MakeNode, make_gateway: Mak
         assert (refused.status_code, refused.json()["code"], refused.json()["retriable"]) == (503, "UNAVAILABLE", True)
         node.start()
         wait_until(lambda: status("GET", "/readyz") == 200)
-        # A retry returns 409 if the answer to the first request took too long.
+        # If the answer to the first request took too long, its retry returns 409.
         wait_until(lambda: status("POST", "/topics", {"name": "t"}) in (201, 409))
         wait_until(lambda: status("POST", "/topics/t", message) in (201, 409))
         assert node.stop() == 0
@@ -97,8 +97,7 @@ def takes_connections(address: tuple[str, int]) -> bool:
 def test_gateway_settings_from_file_and_environment_apply(
     make_node: MakeNode, make_gateway: MakeGateway, tmp_path: Path
 ) -> None:
-    """Set limits and allowed hosts and origins with a file, without the settings that a node needs, and the
-    environment."""
+    """Set limits, allowed hosts and allowed origins by the environment and by a file without a node's settings."""
     node = make_node()
     node.start()
     (tmp_path / "gateway.yaml").write_text("limits: {http_body_bytes: 64KiB}\nhttp: {allowed_hosts: [q.example]}\n")

@@ -126,7 +126,7 @@ def test_partial_body_stores_nothing(served: Served) -> None:
 
 
 def test_streamed_message_is_acked_after_http_process_kill(served: Served) -> None:
-    """Its lease continues: the message stays with its client, and is delivered to no other consumer."""
+    """The lease of the streamed message continues, so the message is not delivered to another consumer."""
     assert served.web.post("/topics", json={"name": "streamed"}).status_code == 201
     group = "/topics/streamed/groups/g"
     served.web.post("/topics/streamed", json={"text": "streamed"})
@@ -144,7 +144,7 @@ def test_http_process_ends_only_with_its_node(served: Served) -> None:
     pid = served.node.http_pids[-1]
     for number in (signal.SIGTERM, signal.SIGINT):
         os.kill(pid, number)
-    # After a pause it has not received anything from its node for a while.
+    # After a pause of the machine, the HTTP process is not ready until it hears from its node again.
     wait_until(lambda: served.web.get("/readyz").status_code == 200)
     assert served.node.http_pids[-1] == pid
     served.node.kill()

@@ -1,6 +1,6 @@
-"""A disk hangs, instead of failing, on one node of three or on all.
+"""The disk of one node of three, or of all nodes, hangs instead of failing.
 
-The node reports it, the others take over, and clients continue. All of it ends when the disk works again."""
+The node reports the hang, other nodes take over, and clients continue. When the disk works again, the node recovers."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def test_leader_with_hanging_disk_is_replaced(make_cluster: MakeCluster, fault: 
             async with under_load(client, random.Random(1)) as record:
                 await record.until_progress()
                 cluster.nodes[victim].signal(fault)
-                # Requests that were sent to it, and new requests, end, and reach the next leader.
+                # Requests that were sent to this node end. Their retries, and new requests, reach the next leader.
                 await until_answer(lambda: values.put("k", b"meanwhile"))
                 await record.until_progress()
                 assert await cluster.leader(client, "kv", but=victim) != victim
                 async with cluster.connect(*cluster.others(victim)) as rest:
-                    # The others know that it is sick, and still have a link to it.
+                    # The other nodes know that this node is sick, and still have a link to it.
                     await until_answer(
                         rest.admin.cluster,
                         lambda info: row(info, victim)["failed_since_ms"] is not None and row(info, victim)["sick"],
@@ -68,10 +68,10 @@ def test_leader_with_hanging_disk_is_replaced(make_cluster: MakeCluster, fault: 
 
 
 def test_hanging_disks_of_all_nodes_reject_writes_and_recover(make_cluster: MakeCluster) -> None:
-    """Three nodes share one disk: writes are stored until the hanging stores are detected, then they are rejected.
+    """Three nodes share one disk. They store writes until they detect the hanging stores; then they reject writes.
 
-    Every request ends, no node transfers its leadership because of it, and everything continues when the disk works
-    again."""
+    Every request ends, and no node transfers its leadership because of the hang. When the disk works again, all nodes
+    continue."""
     cluster = make_cluster(program=HANGING, SANDQ_HEALTH__STALL_AFTER="1s")
     cluster.start()
 
@@ -81,7 +81,7 @@ def test_hanging_disks_of_all_nodes_reject_writes_and_recover(make_cluster: Make
             stored = [await client.produce("t", b"before", delay="1h")]
             for node in cluster.nodes.values():
                 node.signal(WRITES)
-            with suppress(SandqError):  # if it was detected before this began
+            with suppress(SandqError):  # in case the hang is detected before the request
                 stored.append(await hasty.produce("t", b"meanwhile", delay="1h"))
             for name in cluster.nodes:
                 async with cluster.connect(name) as asking:

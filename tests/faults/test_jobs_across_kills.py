@@ -1,4 +1,4 @@
-"""A node is killed in the middle of a job: the job continues where it was, and its totals are right."""
+"""A node is killed in the middle of a job. The job continues where it stopped, and its totals are right."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.support.waiting import PATIENCE_S
 MakeNode = Callable[..., NodeProcess]
 STEERED = ("-m", "tests.support.processes.steered_node")
 MESSAGES = 12_000
-"""Number of messages in two partitions; a step of a job handles at most a thousand of one."""
+"""Number of messages in two partitions. A step of a job handles at most 1,000 messages of one partition."""
 
 
 class Lives:
-    """Restarts the node each time it has died in a job."""
+    """Restarts the node each time it dies in a job."""
 
     def __init__(self, node: NodeProcess) -> None:
         self._node = node
@@ -42,7 +42,7 @@ class Lives:
     async def _run(self, kills: int) -> None:
         for _ in range(kills):
             await trio.to_thread.run_sync(self._node.ended, abandon_on_cancel=True)
-            # It may die before it serves: the job continues as soon as the partition is open.
+            # Do not wait until the node serves. It may die before, because jobs continue once a partition is open.
             self._node.start(wait=False)
 
 
@@ -87,7 +87,7 @@ def test_cancel_and_move_jobs_across_kills_finish(make_node: MakeNode) -> None:
 
 
 def test_slow_redrive_across_kills_keeps_its_rate(make_node: MakeNode) -> None:
-    """A message that was redriven is not redriven again."""
+    """No message is redriven twice, although the node is killed during the job."""
     node = make_node(program=STEERED)
     lives = Lives(node)
     node.start()

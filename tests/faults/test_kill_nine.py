@@ -1,5 +1,4 @@
-"""A real node is killed repeatedly with kill -9 under load; acknowledged messages are recorded outside of the
-broker."""
+"""A real node is killed repeatedly with kill -9 under load. The test records acknowledged messages itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real node is killed with kill -9 while messages are cancelled and moved; answers are recorded outside of it."""
+"""A real node is killed with kill -9 while messages are cancelled and moved. The test records the answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHORT, LONG = 2, 6
 A_LIFE = (200, 800)
 """Minimum and maximum number of messages to store before the node is killed again."""
 ROUNDS_AT_ONCE = 8
-"""Maximum number of unfinished rounds of messages: a slow machine makes fewer of them, and none too late."""
+"""Maximum number of unfinished rounds of messages. On a slow machine, more rounds would delay cancels and moves."""
 OF_EACH = 21
 """Minimum number of messages to cancel, to move, and to change too late."""
 MESSAGES = 1000
@@ -31,22 +31,24 @@ EARLY_MS = 1
 class Fate:
     """Answers about one message.
 
-    `id` is the copy that was acknowledged: a batch whose answer was lost is resent, and may be stored twice."""
+    `id` is the acknowledged copy of the message. If the answer to a batch is lost, the batch is resent and may be
+    stored twice."""
 
     value: bytes
     due_ms: int
     id: str = ""
     earliest_ms: int = 0
-    """Earliest permitted delivery: the minimum of the times that it has, or may have been given."""
+    """Earliest permitted delivery, in ms: the minimum of all delivery times that the message may have had."""
     cancelled: bool = False
     cancelled_at_ms: float = 0.0
     moved_ms: int | None = None
-    """Delivery time of the acknowledged move."""
+    """Delivery time that an acknowledged move has set, in ms."""
     moved_at_ms: float = 0.0
-    """Time of the acknowledgement. Before it, the message may have been delivered, and given back by a lost
-    consumer."""
+    """Time of the acknowledgement of the move, in ms.
+
+    An earlier delivery is allowed: the message may have been delivered, and given back by a lost consumer."""
     sure: bool = True
-    """False if producing or cancelling it failed, and may have been applied."""
+    """False if a produce or a cancel of this message failed, but may have been applied."""
 
 
 @dataclass
@@ -78,18 +80,18 @@ class Record:
         return min(self.cancelled, self.moved, self.too_late) >= OF_EACH and self.stored >= MESSAGES
 
     def settled(self) -> bool:
-        """Return whether every message that was stored, and not cancelled, was acked."""
+        """Return whether every stored message was cancelled or acked."""
         done = self.acked | self.ack_unsure
         return not self.producing and all(
             fate.cancelled or fate.id in done or not fate.sure for fate in self.fates.values() if fate.id
         )
 
     def judge(self) -> None:
-        """Check all answers, also against deliveries before the answer."""
+        """Check all answers to cancels and moves against the deliveries."""
         for fate in self.fates.values():
             came_ms = self.delivered_ms.get(fate.id, [])
             if fate.cancelled and came_ms and came_ms[-1] > fate.cancelled_at_ms:
-                self.faults.append(f"{fate.value!r} was cancelled, and came after it")
+                self.faults.append(f"{fate.value!r} was cancelled, and delivered afterwards")
             for at_ms in came_ms:
                 if fate.moved_ms is not None and fate.moved_at_ms < at_ms < fate.moved_ms - EARLY_MS:
                     self.faults.append(f"{fate.value!r} came {fate.moved_ms - at_ms:.1f} ms before its new time")
@@ -107,7 +109,7 @@ async def produce(client: sandq.Client, record: Record, rng: random.Random, stop
                 due_ms = int(time.time() * 1000) + rng.choice((0, 50, 300, 600, 1500))
                 fate = Fate(b"m%d" % number, due_ms, earliest_ms=due_ms)
                 record.fates[fate.value] = fate
-                # One in three has a unique key, and so is a single-message row.
+                # One message in three has a unique key, and so its own row.
                 key = f"u{number}" if number % 3 == 0 else None
                 sent.append((fate, await producer.send(fate.value, deliver_at=due_ms, unique_key=key)))
                 number += 1
@@ -122,14 +124,14 @@ async def change(
     sent: list[tuple[Fate, sandq.Receipt]],
     rounds: trio.CapacityLimiter,
 ) -> None:
-    """Wait until the messages are stored; then cancel some, move some, and leave some."""
+    """Wait until the messages are stored. Then cancel some of them, move some, and leave the rest."""
     rng = random.Random(seed)
     async with rounds, trio.open_nursery() as nursery:
         for fate, receipt in sent:
             try:
                 fate.id = await receipt
             except SandqError:
-                # For example, its unique key is in use by its own first copy: it may be stored.
+                # The message may be stored: for example, its first copy holds its unique key.
                 fate.sure = False
                 continue
             record.stored += 1

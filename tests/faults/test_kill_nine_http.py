@@ -27,13 +27,13 @@ LEASE = "/topics/t/groups/g/lease"
 
 @dataclass
 class Record:
-    """Answers of the node."""
+    """Answers of the node, and messages that it delivered."""
 
     stored: set[str] = field(default_factory=set)
     due_ms: dict[str, int] = field(default_factory=dict)
     acked: set[str] = field(default_factory=set)
     unsure: set[str] = field(default_factory=set)
-    """Messages whose ack was not answered: it may have been applied."""
+    """Messages whose ack was not answered. The ack may have been applied."""
     faults: list[str] = field(default_factory=list)
 
     def deliver(self, message: dict[str, Any]) -> None:
@@ -45,7 +45,7 @@ class Record:
 
 
 async def asked(client: httpx.AsyncClient, path: str, body: Any) -> Any:
-    """Return the answer; None if there was none, or it was an error."""
+    """Return the answer. None: the request failed, or the answer was an error."""
     try:
         answer = await client.post(path, json=body)
     except httpx.TransportError:
@@ -94,7 +94,7 @@ def kill_node(node: NodeProcess) -> None:
     node.start()
 
 
-# A request that a kill ends leaves one of httpx' own generators to the garbage collector.
+# If a kill ends a request, httpx leaves one of its generators to the garbage collector, which warns.
 @pytest.mark.filterwarnings("ignore:Async generator 'httpx:ResourceWarning")
 @pytest.mark.parametrize("kill", [kill_node, NodeProcess.kill_http], ids=["node", "process"])
 async def test_kills_under_http_keep_acknowledged_messages(
@@ -110,7 +110,7 @@ async def test_kills_under_http_keep_acknowledged_messages(
         with trio.fail_after(PATIENCE_S):
             while await asked(client, "/topics", {"name": "t", "partitions": 2, "settings": settings}) is None:
                 if await is_there(client, "/topics/t"):
-                    break  # it was created, and only the answer was lost
+                    break  # the first attempt created it, and its answer was lost
         async with trio.open_nursery() as nursery:
             for worker in range(3):
                 nursery.start_soon(produce, client, record, stop, worker)
@@ -120,6 +120,6 @@ async def test_kills_under_http_keep_acknowledged_messages(
                 await until_holds(lambda until=until: len(record.stored) >= until)
                 await trio.to_thread.run_sync(kill, node)
             stop.set()
-            await until_holds(lambda: record.stored <= record.acked | record.unsure)  # nothing is lost
+            await until_holds(lambda: record.stored <= record.acked | record.unsure)  # no message is lost
             done.set()
     assert record.faults == []

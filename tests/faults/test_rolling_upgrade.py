@@ -1,6 +1,7 @@
-"""A cluster is upgraded node by node to the next version, under load, and one node is downgraded once.
+"""A cluster is upgraded node by node to the next version, under load. One node is downgraded once.
 
-The next version is `tests.support.processes.next_node`. The nodes of this version lack its command, row and frame."""
+The next version is `tests.support.processes.next_node`. Nodes of the current version do not know its command, row and
+frame."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def lines(cluster: ClusterProcess, name: str, event: str) -> list[dict[str, Any]
 
 
 async def marks(cluster: ClusterProcess, name: str) -> list[dict[str, Any]]:
-    """Let a node of the next version propose its command, and return the results."""
+    """Let a node of the next version propose the new command in its partitions, and return the results."""
     before, ends = len(lines(cluster, name, "mark")), len(lines(cluster, name, "marks proposed"))
     cluster.nodes[name].signal(signal.SIGUSR1)
     await until_holds(lambda: len(lines(cluster, name, "marks proposed")) > ends)
@@ -85,7 +86,7 @@ def test_upgrade_under_load_loses_nothing(make_cluster: Callable[..., ClusterPro
                 await until_answer(mark, lambda found: found == {*range(PARTITIONS)})
                 await record.until_progress()
         record.judge(16)
-        # A downgrade is not possible now, and the node says so.
+        # A downgrade is no longer possible, and the downgraded node reports that.
         node = cluster.nodes["node2"]
         assert node.stop() == 0
         node.program = THIS

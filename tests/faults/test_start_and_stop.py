@@ -56,7 +56,7 @@ def test_start_prints_data_directory_and_address(make_node: MakeNode) -> None:
 
 
 def test_insecure_node_prints_warning_at_every_start(make_node: MakeNode) -> None:
-    """127.1 is this machine, too; but an incomplete address may be the name of any machine."""
+    """127.1 is this machine, but the node warns: an incomplete address could be the name of any machine."""
     open_port = "listen.client on 127.1 without TLS (tls.client: require) and authentication"
     between = {"SANDQ_LISTEN__PEER": "127.0.0.1:0", "SANDQ_LISTEN__GOSSIP": "127.0.0.1:0"}
     refused = make_node(program=TEXT, host="127.1", SANDQ_SECURITY__INSECURE="false", **between)
@@ -66,7 +66,7 @@ def test_insecure_node_prints_warning_at_every_start(make_node: MakeNode) -> Non
     for number in (1, 2):
         node.start()
         wait_until(lambda number=number: node.output().count(f"INSECURE: {open_port}") == number)
-        assert node.stop() == 0  # it has printed everything by now
+        assert node.stop() == 0  # after its end, the node has printed everything
         assert node.output().count("this node accepts any client") == number
 
 
@@ -85,7 +85,7 @@ def test_start_and_stop_are_logged_as_events(make_node: MakeNode) -> None:
 @pytest.mark.parametrize("log_format", ["json", "text"])
 @pytest.mark.parametrize("output", ["full", "broken", "stuck"])
 def test_unwritable_output_prevents_neither_start_nor_stop(make_node: MakeNode, output: str, log_format: str) -> None:
-    """Use a full disk, a pipe whose reader has ended, and a pipe that is never read as standard output and error."""
+    """Standard output and error are a full disk, a pipe whose reader has ended, or a pipe that is never read."""
     node = make_node(program=("-m", "sandq.cli", "--log-level", "debug", "--log-format", log_format))
 
     async def use() -> None:

@@ -1,4 +1,4 @@
-"""Whose clock is wrong stamps nothing, however long others take to answer: nothing is early."""
+"""A node with a wrong clock stamps nothing, even if other nodes answer slowly, so no message is early."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tests.support.simulation.clock_world import ClockWorld
 from tests.support.simulation.seeds import run_each
 
 STEPS = 1200
-"""A minute."""
+"""Number of steps: one minute of virtual time."""
 LOOKED_AT_S = 0.25
-"""Round trips that took longer were not looked at once."""
+"""An earlier version ignored the answers of round trips that took longer, in seconds."""
 
 
 def run_world(seed: int) -> ClockWorld:
@@ -31,7 +31,7 @@ def test_worlds() -> None:
 
 @pytest.mark.parametrize("seed", [1523])
 def test_worlds_that_found_something(seed: int) -> None:
-    """One that was known to be off was silent for so long that it knew of nobody better, and led at once."""
+    """A node with a wrong clock was silent for a long time. It then knew of no better clock, and led at once."""
     run_each(run_world, [seed])
 
 
@@ -56,7 +56,7 @@ def test_long_round_trips_that_are_not_looked_at_are_found(monkeypatch: pytest.M
 
 
 def test_a_leader_that_does_not_wait_until_it_has_compared_its_clock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first of all nodes, an hour ahead, leads before it has any information of other nodes."""
+    """The first node, whose clock is an hour ahead, leads before it has information about other clocks."""
     monkeypatch.setattr(PeerClocks, "waits", lambda peers, now_s: False)
     with pytest.raises(AssertionError, match="early"):
         run_each(run_world, range(16))

@@ -1,7 +1,8 @@
-"""A partition on three nodes under every fault there is a name for: nothing acknowledged is lost or stored twice,
-nothing is early, nothing that was acked comes again, nobody else has a message that is leased, and all replicas are the
-same. In some worlds all clocks are wrong by the same for a while, and the partition is set back. In the end everything
-heals and must go on.
+"""A partition on three nodes keeps its promises under all faults.
+
+No acknowledged message is lost or stored twice, no message is early, no acked message is redelivered, only one consumer
+has a leased message, and all replicas are equal. In some worlds, all clocks are wrong by the same amount for a while,
+and the partition's clock is set back. In the end all faults heal, and the cluster must make progress.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from tests.support.simulation.seeds import few_of, run_each
 
 Fault = Callable[[pytest.MonkeyPatch], None]
 STEPS = 1200
-"""Number of steps: 17 seconds, plus the time of healing."""
+"""Number of steps before healing: 17 seconds of virtual time."""
 SEEDS, BLOCKS = 30, 3
 CLOCKS = (3, 6, 10, 12, 13, 14, 22)
-"""Seeds of worlds in which all clocks become wrong once the cluster can set a partition back."""
+"""Seeds of worlds in which all clocks become wrong, after the cluster has learned to set a partition's clock back."""
 
 
 def run_world(seed: int, steps: int = STEPS, *, moments: bool = True) -> ClusterWorld:
@@ -69,16 +70,16 @@ def test_a_seed_replays() -> None:
     assert first.clock.ms == second.clock.ms
 
 
-# -- faults to be found ----------------------------------------------------------------------------------------------
+# -- planted faults --------------------------------------------------------------------------------------------------
 
 
 def nothing_is_remembered(patch: pytest.MonkeyPatch) -> None:
-    """A batch that is sent again is stored again."""
+    """Store each batch that is resent a second time."""
     patch.setattr(Producers, "answered", lambda *args: None)
 
 
 def leads_at_once(patch: pytest.MonkeyPatch) -> None:
-    """A new leader answers before it has applied what was acknowledged before it."""
+    """Let a new leader answer before it has applied the entries that earlier leaders acknowledged."""
     patch.setattr(RaftGroup, "ready", property(lambda host: host.group.is_leader and host.failed is None))
 
 
@@ -88,9 +89,9 @@ def ends_in_silence(patch: pytest.MonkeyPatch) -> None:
 
 
 def snapshots_of_ready_leaders(patch: pytest.MonkeyPatch) -> None:
-    """Send no snapshots before the leader is ready; it cannot become ready before a member has received one.
+    """Send snapshots only from ready leaders, although a leader may become ready only after a member has a snapshot.
 
-    It is rare that all members need one, unless a member with a conflict requests entries below the leader's log."""
+    Usually some member needs no snapshot. So let members with a conflict request entries below the leader's log."""
 
     def needed(host: RaftGroup) -> list[str]:
         return needing(host) if host.ready else []
@@ -100,7 +101,7 @@ def snapshots_of_ready_leaders(patch: pytest.MonkeyPatch) -> None:
 
 
 def sweep_during_transfer(patch: pytest.MonkeyPatch) -> None:
-    """The store that a snapshot is put into is taken for garbage."""
+    """Let the sweep delete the store into which a snapshot is being written."""
     sweep = ClusterNode.sweep
 
     def sweep_all(node: ClusterNode) -> None:
@@ -111,7 +112,7 @@ def sweep_during_transfer(patch: pytest.MonkeyPatch) -> None:
 
 
 def answers_before_the_sync(patch: pytest.MonkeyPatch) -> None:
-    """Frames leave with the tick that wrote what they promise."""
+    """Send frames in the same tick as the records that they acknowledge, before the sync of these records."""
     tick = ClusterNode.tick
 
     def tick_and_send(node: ClusterNode) -> None:
@@ -122,7 +123,7 @@ def answers_before_the_sync(patch: pytest.MonkeyPatch) -> None:
 
 
 def run_plain_world(seed: int) -> ClusterWorld:
-    """As they were when the first seed that finds each fault was looked for."""
+    """Run a world without moments, as when the seed of each planted fault was searched."""
     return run_world(seed, moments=False)
 
 
@@ -139,5 +140,5 @@ def run_plain_world(seed: int) -> ClusterWorld:
 )
 def test_a_fault_is_found(fault: Fault, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)
-    with pytest.raises((AssertionError, Corruption)):  # by the checks, or by the node itself
+    with pytest.raises((AssertionError, Corruption)):  # from the checks, or from the node itself
         run_each(run_plain_world, range(seed, seed + 60))

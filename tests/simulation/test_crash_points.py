@@ -1,5 +1,7 @@
-"""After random crashes, acknowledged messages are delivered, acked ones are not, none is early, and resent batches
-are stored once."""
+"""After random crashes, all promises hold.
+
+Acknowledged messages are delivered, acked messages are not redelivered, no message is early, and resent batches are
+stored once."""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tests.support.simulation.seeds import few_of, run_each
 
 LIVES = 12
 SEEDS = 50
-"""Worlds of 12 lives each: 20 of them, 240 crash points, in `make test`."""
+"""Number of worlds of 12 lives each. `make test` runs 20 of them: 240 crash points."""
 
 
 def run_world(seed: int, lives: int = LIVES, *, rises: bool = True) -> World:
@@ -31,7 +33,9 @@ def run_world(seed: int, lives: int = LIVES, *, rises: bool = True) -> World:
 
 
 FOUND = (0, 12, 1054)
-"""Seeds that once found a fault: redelivered early after a clean leave, pushed early after a fast restart, endless
+"""Seeds that once found a fault.
+
+In this order: a redelivery too early after a consumer left cleanly, a push too early after a fast restart, and endless
 retries on a failed disk."""
 
 
@@ -41,7 +45,7 @@ def test_seeds_that_once_failed(seed: int) -> None:
 
 
 MOMENTS = (1, 2, 4, 16)
-"""Seeds of worlds with many batches that are rows of one moment to come."""
+"""Seeds of worlds with many batch rows whose messages are due at one moment."""
 
 
 def test_batches_for_one_moment() -> None:

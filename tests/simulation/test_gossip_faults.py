@@ -1,4 +1,5 @@
-"""Gossip where the network or a process is at fault: who lives is not taken for dead, and all agree in the end."""
+"""Gossip with faults of the network or of processes: live members do not count as failed, and all members agree in the
+end."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def test_packet_loss_causes_no_failures(loss: float, stream_loss: float, falsely
 
 @pytest.mark.parametrize("seed", few_of(range(3), 1))
 def test_member_failed_by_packet_loss_returns_within_seconds(seed: int) -> None:
-    """A fifth of the datagrams lost, and three fifths of the streams: one probe in twenty fails."""
+    """The network loses a fifth of the datagrams and three fifths of the streams, so one probe in twenty fails."""
     world = acquainted(20, seed, loss=0.2, stream_loss=0.6)
     world.run(120)
     assert count(world, "probes_failed") > 50, "it is put to the test"
@@ -110,7 +111,7 @@ def halves(sender: Member, receiver: Member, stream: bool) -> bool:
 @pytest.mark.parametrize("seed", few_of(range(3), 1))
 @pytest.mark.parametrize("cut_s", [8.0, 25.0, 60.0, 300.0])
 def test_a_partition_heals(cut_s: float, seed: int) -> None:
-    """Also when each half has forgotten the other, but for its list."""
+    """It also heals if each half regards the other as failed, and only remembers its addresses."""
     world = acquainted(10, seed)
     world.cut = halves
     world.run(cut_s)
@@ -201,7 +202,7 @@ def test_short_stalls_of_all_members_cause_no_failures() -> None:
 
 
 class Churn:
-    """Members that come, crash, come back and leave as a seed will have it; at least three stay."""
+    """Lets members join, crash, return and leave at random. At least three members stay."""
 
     def __init__(self, seed: int, loss: float) -> None:
         self.world = world = acquainted(8, seed, loss=loss)

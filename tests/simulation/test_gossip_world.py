@@ -34,7 +34,7 @@ def test_joined_members_know_each_other(count: int, seed: int) -> None:
     for number in range(1, count):
         world.add(f"n{number}")
         assert world.join(f"n{number}", f"n{world.rng.randrange(number)}")
-    # A message may miss one of many, by chance: who compares with another finds it, within a minute.
+    # By chance, a message may not reach one of many members. The member then learns of it by a comparison.
     assert world.run(90, world.agree) < (2.0 if count <= 10 else 65.0)
     world.run(30)
     assert world.agree() and not world.believed_somewhere(State.SUSPECT, State.FAILED)
@@ -93,7 +93,7 @@ def test_leave_of_last_member_ends_without_peers() -> None:
 @pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize("how", ["crashed just now", "failed", "failed long ago", "left"])
 def test_returning_member_is_alive_again(how: str, elsewhere: bool, seed: int) -> None:
-    """It begins at incarnation 1, and has said more in its life before."""
+    """The returning member begins at incarnation 1, and the others know a higher incarnation of its earlier life."""
     world = acquainted(5, seed)
     member = world.members["n1"]
     for number in range(5):
@@ -164,7 +164,7 @@ def test_outsider_without_the_key_changes_nothing(keys: Keyring | None) -> None:
     world = acquainted(5, 5, keys=Keyring([bytes(32)]))
     names = list(world.members)
     outsider = world.add("n9", keys=keys)
-    # It has heard of them. They have never heard of it.
+    # The outsider knows the members. The members do not know the outsider.
     outsider.core.on_push_pull(world.now, world.members["n0"].core.push_pull(False))
     world.history.clear()
     world.run(60)
@@ -179,7 +179,7 @@ def test_outsider_without_the_key_changes_nothing(keys: Keyring | None) -> None:
 @pytest.mark.parametrize("count", few_of([200, 1000], 1))
 def test_many_members(count: int) -> None:
     seconds = 3.0
-    # Streams are of machines that have each their own core; here all share one.
+    # Streams take CPU time. Real machines have their own cores; here all members share one, so use few streams.
     timing = dataclasses.replace(PROFILES["lan"], push_pull_interval_s=3600.0)
     world = acquainted(count, 11, timing=timing, loss=0.01)
     world.run(1)

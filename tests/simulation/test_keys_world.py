@@ -1,5 +1,7 @@
-"""Keys of a compacted topic on three nodes under every fault there is a name for: what clients see of each key is
-explained by one order of all operations, and in the end all replicas hold what was written last, and no more.
+"""Keys of a compacted topic on three nodes stay linearizable under all faults.
+
+For each key, one order of all operations explains the answers to clients. In the end all replicas hold exactly the last
+written values.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from tests.support.simulation.stepped import VirtualClock
 
 Fault = Callable[[pytest.MonkeyPatch], None]
 STEPS = 1000
-"""Number of steps: 14 seconds, plus the time of healing."""
+"""Number of steps before healing: 14 seconds of virtual time."""
 SEEDS = 24
 
 
@@ -72,11 +74,11 @@ def test_a_seed_replays() -> None:
     assert first.clock.ms == second.clock.ms
 
 
-# -- faults to be found ----------------------------------------------------------------------------------------------
+# -- planted faults --------------------------------------------------------------------------------------------------
 
 
 def reads_ask_nobody(patch: pytest.MonkeyPatch) -> None:
-    """Let the leader answer without a confirmation, though another node may lead by now."""
+    """Let the leader answer without a confirmation by a majority, although another node may lead by now."""
 
     def begin_read(host: RaftGroup) -> None:
         host.check_ready()
@@ -85,19 +87,19 @@ def reads_ask_nobody(patch: pytest.MonkeyPatch) -> None:
 
 
 def leads_at_once(patch: pytest.MonkeyPatch) -> None:
-    """A new leader answers before it knows what was acknowledged before it."""
+    """Let a new leader answer before it knows all entries that earlier leaders acknowledged."""
     patch.setattr(Group, "term_start", property(lambda group: 0))
 
 
 def conditions_are_for_nothing(patch: pytest.MonkeyPatch) -> None:
     def parse(cls: type[c.Append], fields: Any) -> c.Append:
-        return cls(*fields[:5])  # as if no message named a version
+        return cls(*fields[:5])  # without the field that says that messages have expected versions
 
     patch.setattr(c.Append, "parse", classmethod(parse))
 
 
 def values_end_by_the_readers_clock(patch: pytest.MonkeyPatch) -> None:
-    """A reader sees no value any more, while a cas in flight before its end still finds it."""
+    """Let values expire by the reader's clock. A read then finds no value, but a cas in flight still finds it."""
     values = PartitionReplica.values
 
     def by_clock(replica: PartitionReplica, keys: Sequence[bytes], max_bytes: int) -> list[bytes | None]:

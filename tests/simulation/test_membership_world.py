@@ -1,4 +1,7 @@
-"""Whole nodes crash, hang, are cut off, lose their disks, come and go: nothing is lost, early, or left undone."""
+"""Whole nodes crash, hang, are cut off, lose their disks, join and leave.
+
+No message is lost or early, and the cluster finishes all its work.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from tests.support.simulation.seeds import few_of, run_each
 from tests.support.simulation.whole_node import CLOCK
 
 STEPS = 60
-"""Some twenty seconds."""
+"""Number of steps: about 20 seconds of virtual time."""
 LONG_STEPS = 200
 
 
@@ -60,7 +63,7 @@ def test_topics_of_all_kinds_at_once() -> None:
 
 
 async def an_hour_ahead(world: MembershipWorld) -> None:
-    """All nodes start at once, one of them an hour ahead, and for a while nobody answers what its clock says."""
+    """Restart all nodes, n1 with a clock that is an hour ahead. For a while, no node answers about its clock."""
     await trio.sleep(3)
     world.ahead_s["n1"] = 3600.0
     await world.restart_all()
@@ -75,7 +78,7 @@ async def an_hour_ahead(world: MembershipWorld) -> None:
 
 
 def test_a_world_has_no_threads() -> None:
-    """They would go by real time, and no seed would be the same world twice."""
+    """Threads would run in real time, so a seed would not reproduce its world."""
     world, before = MembershipWorld(7), set(threading.enumerate())
 
     async def check_threads() -> None:
@@ -101,11 +104,11 @@ def test_a_node_that_stamps_before_it_is_compared_is_found(monkeypatch: pytest.M
 
 
 def test_premature_deletion_by_the_reconciler_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without asking whether the group has settled without it."""
+    """Let the reconciler delete a replica without checking whether its group can do without it."""
     monkeypatch.setattr(
         Partition, "may_have", lambda placed, node, incarnation: member_id(node, incarnation) in placed.members
     )
-    # Not every history has a move that ends so: whatever changes in a node shuffles which.
+    # Only some worlds contain such a move, and any change of a node's code changes in which worlds.
     with pytest.raises(AssertionError, match="is deleted, and metadata wants"):
         run_each(run_world, range(4, 24))
 

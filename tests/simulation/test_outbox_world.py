@@ -1,4 +1,7 @@
-"""Partitions send to others on whole nodes that crash, hang, are cut off, come and go: nothing is lost or doubled."""
+"""Partitions send messages to others on whole nodes that crash, hang, are cut off, join and leave.
+
+No message is lost or doubled.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from tests.support.simulation.outbox_world import OutboxWorld
 from tests.support.simulation.seeds import run_each
 
 STEPS = 60
-"""Some twenty seconds."""
+"""Number of steps: about 20 seconds of virtual time."""
 LONG_STEPS = 200
 
 

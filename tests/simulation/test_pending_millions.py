@@ -43,13 +43,13 @@ PENDING, CANCELLED, DELIVERED = 0, 1, 2
 
 
 def anonymous_bytes() -> int:
-    """Memory of this process that is no mapped file."""
+    """Return the memory of this process in bytes, without mapped files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 
 
 class Drive:
-    """An engine with one partition, in the usual order of its steps."""
+    """Runs an engine with one partition, with its steps in the usual order."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir()
@@ -96,7 +96,7 @@ class Drive:
         self.node_log.release()
 
     def upkeep(self) -> None:
-        """Until nothing is due."""
+        """Run upkeeps until none is due."""
         while (due_ms := self.host.status.upkeep_ms) is not None and due_ms <= self.clock.ms:
             self.call(self.host, c.Upkeep())
 
@@ -123,15 +123,16 @@ class Drive:
 
 
 def run(directory: Path, messages: int, span_ms: int) -> dict[str, int]:
-    """All are due within `span_ms`."""
+    """Run the scenario in virtual time. All messages are due within `span_ms`."""
     shift_ms = 2 * span_ms
 
     def due_ms(number: int) -> int:
-        """Evenly and without order over the span."""
+        """Return the delivery time of a message. The times are spread evenly, in random order."""
         return START_MS + LEAD_MS + number * 2_654_435_761 % span_ms
 
     state = bytearray(messages)
-    state[:] = bytes([PENDING]) * messages  # in memory from the start: it is the test's, not the node's
+    # Allocate this memory before the first measurement, because it belongs to the test.
+    state[:] = bytes([PENDING]) * messages
     drive = Drive(directory)
     host, clock = drive.host, drive.clock
     drive.call(host, c.OpenGroup("g", "earliest"))
@@ -152,7 +153,8 @@ def run(directory: Path, messages: int, span_ms: int) -> dict[str, int]:
                 sampled.append(stored.offsets[17 * 16 : 18 * 16])
                 state[number] = CANCELLED
         peak = max(peak, anonymous_bytes())
-    # Two windows of a tenth each, in bulk; and some one by one, which stand in neither of them.
+    # Cancel and move one time window each, a tenth of all messages, in bulk. Cancel the messages outside of both
+    # windows that were sampled one by one.
     tenth = span_ms // 10
     cancel_from, move_from = START_MS + LEAD_MS, START_MS + LEAD_MS + 2 * tenth
     jobs = {"cancel": (cancel_from, {}), "move": (move_from, {"shift_ms": shift_ms})}
@@ -176,7 +178,7 @@ def run(directory: Path, messages: int, span_ms: int) -> dict[str, int]:
     while (next_ms := host.status.groups[0].next_ms) is not None:
         before_ms = clock.ms
         clock.ms = max(clock.ms + STEP_MS, next_ms)
-        # Messages that are due at this time are delivered now, and no message before it is due.
+        # All messages that are due by now are delivered, and no message is early.
         while True:
             leases = drive.call(host, c.Lease("g", clock.ms, [c.Grant("c", 1000, LEASE_MS)] * 8))
             for delivery in leases:

@@ -1,7 +1,8 @@
-"""Raft under every fault there is a name for: no acknowledged command is lost, states are equal, terms have one leader.
+"""Raft keeps its promises under all faults: no acknowledged command is lost, states are equal, terms have one leader.
 
-Delays, cuts, stalls, crashes that lose what was not synced, torn tails, whole clusters that lose their power or sleep,
-wiped disks, changes of members, snapshots, truncation, transfers; then everything heals and must go on.
+The faults and events are delays, cuts, stalls, crashes that lose unsynced data, torn tails, power losses and sleep of
+whole clusters, wiped disks, membership changes, snapshots, truncation and transfers. Then all faults heal, and the
+cluster must make progress.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tests.support.simulation.raft_world import RaftWorld
 from tests.support.simulation.seeds import few_of, run_each
 
 STEPS = 1500
-"""45 seconds."""
+"""Number of steps: 45 seconds of virtual time."""
 SEEDS = 300
 THREE, FIVE = ("n1", "n2", "n3"), ("n1", "n2", "n3", "n4", "n5")
 
@@ -49,7 +50,7 @@ def test_many_worlds(block: int) -> None:
 
 @pytest.mark.parametrize("seed", [102734])
 def test_worlds_that_found_something(seed: int) -> None:
-    """A replica came back to a node that had crashed while its earlier life ended: the log brought that one back."""
+    """A node crashed while it removed a replica, and then received a new one. The log restored the removed replica."""
     run_world(seed)
 
 
@@ -75,15 +76,17 @@ def takes_all(*args: Any, **more: Any) -> bool:
 def test_without_a_guard_the_simulation_finds_its_fault(
     name: str, stands_for: Callable[..., Any], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S1, S2, S3. The faults behind the others are too rare, or closed twice: tests/unit/raft/test_guards.py has a
-    case of its own for each."""
+    """Guards S1, S2 and S3 are tested here.
+
+    Faults behind the other guards are too rare, or prevented twice; tests/unit/raft/test_guards.py has a case for each.
+    """
     monkeypatch.setattr(guards, name, stands_for)
     with pytest.raises(AssertionError):
         run_each(run_world, range(seed, seed + 60))
 
 
 def test_an_answer_before_the_sync_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S7: members acknowledge entries before these are on their disk."""
+    """Fault S7: members acknowledge entries before the entries are on their disks."""
     monkeypatch.setattr("tests.support.simulation.raft_node.ANSWERS_BEFORE_SYNC", True)
     with pytest.raises(AssertionError):
         run_each(run_world, range(1, 61))

@@ -13,7 +13,7 @@ from tests.support.simulation.ranked_world import RankedWorld
 from tests.support.simulation.seeds import few_of, run_each
 
 STEPS = 1000
-"""Number of steps: 14 seconds, plus the time of healing."""
+"""Number of steps before healing: 14 seconds of virtual time."""
 SEEDS, BLOCKS = 24, 3
 
 

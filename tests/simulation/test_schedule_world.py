@@ -1,4 +1,4 @@
-"""Schedules on whole nodes that crash, hang, are cut off, come and go: an occurrence is neither missing nor doubled."""
+"""Schedules on whole nodes that crash, hang, are cut off, join and leave: each occurrence happens exactly once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.simulation.schedule_world import EVERY_MS, LIVE_MS, SCHEDULES
 from tests.support.simulation.seeds import few_of, run_each
 
 STEPS = 60
-"""Some twenty seconds."""
+"""Number of steps: about 20 seconds of virtual time."""
 LONG_STEPS = 200
 
 
@@ -29,7 +29,7 @@ def test_worlds() -> None:
 
 
 async def an_hour_ahead(world: ScheduleWorld) -> None:
-    """One node comes back with a clock that is an hour ahead, and later with one that is right again."""
+    """Restart all nodes, n1 with a clock that is an hour ahead. Later restart them with right clocks."""
     await trio.sleep(5)
     world.ahead_s["n1"] = 3600.0
     await world.restart_all()
@@ -45,7 +45,7 @@ async def an_hour_ahead(world: ScheduleWorld) -> None:
 def test_a_clock_that_is_an_hour_ahead_fires_nothing_early(seed: int) -> None:
     world = ScheduleWorld(seed)
     world.live(partial(an_hour_ahead, world))
-    # All of them were delivered, or the world would not be at rest. This is the minimum, for slow and late schedules.
+    # The world is at rest, so all messages were delivered. This is the minimum: all schedules are slow, or begin late.
     assert len(world.offsets) >= SCHEDULES * (LIVE_MS // max(EVERY_MS) - 1)
 
 

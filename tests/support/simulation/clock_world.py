@@ -1,9 +1,9 @@
 """Simulate nodes that compare their guarded clocks over a slow network; one of them starts with a wrong wall clock.
 
-The leader stamps by its own clock, once that clock no longer waits. A node may lead as soon as it runs: the first
-member of a new group does not wait for an election timeout. In some worlds that is the node with the wrong clock, which
-leads before any node has compared clocks. It transfers the leadership to a node with a better clock as `ClockKeeper`
-does, which takes a while. Everything is driven by one seed."""
+The leader stamps by its own clock, after that clock has compared itself with others. A node may lead as soon as it
+runs: the first member of a new group does not wait for an election timeout. In some worlds, the first leader is the
+node with the wrong clock, which leads before any node has compared clocks. It transfers the leadership to a node with a
+better clock as `ClockKeeper` does, which takes a while. One seed determines everything."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from sandq.broker.peers.link import SILENCE_S
 START_S = 1_800_000_000.0
 STEP_S = 0.05
 ASK_STEPS = 5
-"""Number of steps between two requests of a node. It is as short as for a node that has not agreed with others yet."""
+"""Number of steps between two requests of a node: as few as for a node that has not agreed with others yet."""
 SETTLED_STEPS = 100
 """Step at which a node restarts with the wrong clock."""
 MAX_DRIFT_S = 0.5
 HOUR_S = 3600.0
 NEAR_S = 0.1
-"""Largest deviation of a right clock from the true time, in seconds."""
+"""Maximum deviation of a right clock from the true time, in seconds."""
 
 
 class ClockedNode:
@@ -40,9 +40,9 @@ class ClockedNode:
         self.clock.peers.nodes = len(world.names)
         self._standing = self.clock.standing
         self.since_s = 0.0
-        """Monotonic time at which its standing got worse last, in seconds."""
+        """Monotonic time at which the standing of its clock last became worse, in seconds."""
         self.hangs_until_s = 0.0
-        """Time until which the node answers nothing, in seconds."""
+        """Time until which the node sends no answer, in seconds."""
         self.silent_s = 0.0
         """Length of the current silence, in seconds."""
         self.asked: dict[str, dict[int, float]] = {}
@@ -77,7 +77,7 @@ class ClockWorld:
         self.leader: str | None = None
         self.changes = self.given_up = self.found_off = self.held = self.stamped = 0
         self._gives_up_s: float | None = None
-        """Time at which another node takes over while the leader transfers its leadership; None if it does not."""
+        """Time at which the current leadership transfer ends, in seconds. None if the leader transfers nothing."""
         self._numbers = count()
         self._frames: list[tuple[float, int, ClockedNode, ClockedNode, int, float, Standing | None]] = []
         """Frames in flight: arrival time, order, receiver, sender, request number, time, standing (None for a request).
@@ -153,7 +153,7 @@ class ClockWorld:
                 self._lead(self.rng.choice(able))
 
     def _elect(self) -> None:
-        """Elect any able node: no node knows how long the others have compared clocks."""
+        """Elect any node that answers: no node knows how long other nodes have compared their clocks."""
         able = [name for name, node in self.nodes.items() if self.now_s >= node.hangs_until_s]
         if able and self._has_majority():
             self._lead(self.rng.choice(able))
@@ -161,8 +161,8 @@ class ClockWorld:
     def _disturb(self) -> None:
         """Silence or restart a node.
 
-        Nodes with right clocks are disturbed one at a time, once all have agreed: two that were just started and differ
-        cannot know which of them is right."""
+        Nodes with right clocks are disturbed one at a time, after all of them have agreed. If two nodes have just
+        started and their clocks differ, they cannot know which clock is right."""
         node = self.nodes[self.rng.choice(self.names)]
         right = [other for name, other in self.nodes.items() if name != self.wrong]
         if not all(other.clock.peers.agreed and self.now_s >= other.hangs_until_s for other in right):

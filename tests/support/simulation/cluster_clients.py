@@ -1,4 +1,4 @@
-"""Simulate clients of a cluster that outlive its nodes, send requests to any node that says it leads, and retry."""
+"""Simulate clients of a cluster. They outlive its nodes, send requests to any node that claims to lead, and retry."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEYS = (None, b"k1", b"k2", b"k3")
 
 
 class DeliveryClock:
-    """The clock of the node that delivers."""
+    """The clock of the node that delivers now."""
 
     def __init__(self, true: VirtualClock) -> None:
         self.true = true
@@ -42,7 +42,7 @@ class DeliveryClock:
 
 
 class Clients:
-    """All clients. `Owner` uses it as a node and as the host of the node."""
+    """All clients. `Owner` uses this object as a node, and as the host of the node."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Clients:
         ordered: bool,
         margin_ms: int,
     ) -> None:
-        """`margin_ms`: largest lag of a node's clock."""
+        """`margin_ms`: maximum lag of a node's clock behind the true time, in ms."""
         self.rng, self.clock = rng, clock
         self.margin_ms = margin_ms
         self.lease_ms = rng.choice((1000, 4000))
@@ -72,7 +72,7 @@ class Clients:
         self._payloads = count()
 
     def leader(self) -> ClusterNode | None:
-        """Return a random node that says it leads; None if there is none."""
+        """Return a random node that claims to lead; None if no node does."""
         ready = [node for node in self._nodes.values() if node.host.ready]
         return self.rng.choice(ready) if ready else None
 
@@ -110,7 +110,7 @@ class Clients:
         return Column.UNIQUE_KEY in columns or (self.oracle.ordered and Column.KEY in columns)
 
     def produce(self) -> None:
-        """Produce without a sequence number: the outcome is unknown if there is no answer."""
+        """Produce without a sequence number. If the answer is lost, the outcome is unknown."""
         sent, columns = self.messages()
 
         def done(result: Any) -> None:
@@ -145,12 +145,13 @@ class Clients:
 
     @property
     def is_done(self) -> bool:
-        """Return whether each acknowledged message was delivered and its ack confirmed, and each numbered batch is
-        stored."""
+        """Return whether nothing is pending.
+
+        Each acknowledged message must have been delivered and its ack confirmed, and each numbered batch stored."""
         return not self.oracle.missing() and not any(producer.unanswered for producer in self.producers)
 
     def describe_pending(self) -> Any:
-        """Describe what is not done."""
+        """Describe the pending batches and messages."""
         return [len(producer.unanswered) for producer in self.producers], self.oracle.missing()[:5]
 
 
@@ -164,13 +165,13 @@ class Numbered:
     split: bool
     was_sent: bool = False
     first_answer: Any = None
-    """First answer of a leader; all others must be equal."""
+    """First answer of a leader. All later answers must be equal."""
     answered: bool = False
     """Whether an answer has reached the producer."""
 
 
 class Producer:
-    """An idempotent producer: it resends batches, in order, until there is a definite answer."""
+    """An idempotent producer. It resends batches, in order, until it has a definite answer."""
 
     def __init__(self, clients: Clients, producer_id: int) -> None:
         self._clients = clients
@@ -204,9 +205,9 @@ class Producer:
     def _send(self, numbered: Numbered, node: ClusterNode | None) -> None:
         def done(result: Any) -> None:
             if isinstance(result, (*UNKNOWN, OutOfSequence)):
-                return  # it is resent
+                return  # the batch will be resent
             if isinstance(result, AlreadyStored) and numbered.answered:
-                return  # a late copy
+                return  # a late copy of an answered batch
             assert not isinstance(result, SandqError), result
             assert numbered.first_answer in (None, result), "a batch sent again has another answer"
             self.repeated += numbered.first_answer is not None

@@ -1,4 +1,4 @@
-"""Simulate a consumer of a cluster: it subscribes at a leader, and settles what it receives."""
+"""Simulate a consumer of a cluster, which subscribes at a leader and settles the messages that it receives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CREDIT = 20
 class Connection:
     node: ClusterNode
     subscription: Subscription | None = None
-    """None until it is attached."""
+    """Subscription at the leader. None until the consumer is attached."""
 
 
 class Consumer:
@@ -37,7 +37,7 @@ class Consumer:
         self.group, self.name = group, name
         self.held: list[Held] = []
         self.late = 0
-        """Number of deliveries whose lease was over when they came."""
+        """Number of deliveries whose lease was over on arrival."""
         self._clients = clients
         self._rng = clients.rng
         self._oracle = clients.oracle

@@ -37,7 +37,7 @@ Answer = Callable[[Any], None]
 
 
 class NodeClock(VirtualClock):
-    """A node's guarded clock: the true time plus the error of its wall clock and the common error of all nodes."""
+    """A node's guarded clock: true time plus the node's own error plus the common error of all nodes."""
 
     def __init__(self, true: VirtualClock, offset_ms: int, wrong_ms: Callable[[], int]) -> None:
         self._true = true
@@ -66,7 +66,7 @@ def topic_of(names: tuple[str, ...], settings: dict[str, Any], kind: str = TIMER
 
 
 class LevelledLog(NodeLog):
-    """The groups of a node without metadata: the world sets the feature level of the cluster."""
+    """The Raft groups of a node without a metadata group. The world sets the feature level of the cluster."""
 
     known_level = FIRST_LEVEL
 
@@ -154,7 +154,7 @@ class ClusterNode(Stepped):
     # -- clients --------------------------------------------------------------------------------------------------
 
     def call(self, command: Any, done: Answer, *, messages: int = 0) -> None:
-        """Execute a command for a client. `done` is called once, at the latest when the node ends."""
+        """Execute a command for a client. `done` is called exactly once, at the latest when the node ends."""
         number = next(self._numbers)
         self._calls[number] = done
         try:
@@ -226,7 +226,7 @@ class ClusterNode(Stepped):
             self.node_log.fail(error)
 
     def sweep(self) -> None:
-        """Run one step of the sweep over the rows of earlier lives, again and again."""
+        """Run one step of the sweep over the rows of earlier lives. After the last step, start a new sweep."""
         self._sweep_at = self.node_log.sweep(self._sweep_at)[0] or NodeLog.SWEEP_START
 
     @property
@@ -234,8 +234,9 @@ class ClusterNode(Stepped):
         return self.records is None and not (self.tasks or self.published)
 
     def rows(self) -> Mapping[bytes, Any]:
-        """Return all rows of the replica at its applied index, without counts, whose rows depend on the batches of
-        writes."""
+        """Return all rows of the replica at its applied index.
+
+        Rows of counts are left out, because they depend on how writes were batched."""
         self.node_log.applier.write()
         found = self.replica._rows.scan(b"", b"\xff" * 40, limit=1 << 30, max_bytes=1 << 40)
         return comparable(found)

@@ -29,14 +29,14 @@ class Transfer:
         self.installed = self.is_outrun = False
         self._pin_bytes = pin_bytes
         self._installing = False
-        """Set once all of it has arrived."""
+        """Set once the complete snapshot has arrived."""
         self._is_unsure = False
         self._connected = connected
         self._rng = rng
         self._steps = self._send()
 
     def step(self) -> bool:
-        """Run one step. Return whether there is another. Raises Crashed if the target crashes."""
+        """Run one step. Return whether further steps follow. Raises Crashed if the target crashes."""
         if self.is_outrun and not self._installing:
             self._steps.close()
             return False
@@ -141,7 +141,7 @@ def begin(
 ) -> list[Transfer]:
     """Start a transfer to each reachable member that needs a snapshot.
 
-    `pin_bytes`: bytes of the log after the snapshot that are kept meanwhile."""
+    `pin_bytes`: bytes of the log after the snapshot that the sender keeps during the transfer."""
     targets = [nodes.get(node_of(member)) for member in needing(source.host)]
     return [
         Transfer(source, target, connected, rng, pin_bytes)

@@ -1,7 +1,7 @@
 """Simulate a partition on three nodes: real engines, leaders and routes, over memory disks and fake connections.
 
-Everything is driven by one `random.Random(seed)`, so a seed replays. Raft and the brokers share one virtual time; the
-wall clock of each node deviates a little. Clients outlive the nodes, and the oracle keeps the answers that they got."""
+One `random.Random(seed)` determines everything, so a seed reproduces its world. Raft and the brokers share one virtual
+time; the wall clock of each node deviates a little. Clients outlive the nodes, and the oracle keeps their answers."""
 
 from __future__ import annotations
 
@@ -38,32 +38,31 @@ from tests.support.storage.faulty_files import Plan
 
 NAMES = ("n1", "n2", "n3")
 DRIFT_MS = 100
-"""Largest deviation of a node's clock from the true time, in ms; two nodes may differ by twice as much."""
+"""Maximum deviation of a node's clock from the true time, in ms. Two nodes may differ by twice this value."""
 RAISE_CHANCE = 0.002
-"""Probability per step that the cluster reaches the next feature level, so that most worlds do in the middle of their
-life."""
+"""Probability per step that the cluster reaches the next feature level. Most worlds reach it in the middle of a run."""
 WRONG_CHANCE = 0.01
-"""Probability per step that the clocks of all nodes become wrong by the same amount, in worlds where they do."""
+"""Probability per step that the clocks of all nodes become wrong by the same amount, if `clocks_go_wrong`."""
 RIGHT_CHANCE = 0.02
 HEALED_MS = 60_000
 """Time after the last fault within which everything must be done, in ms."""
 FLOOR_AHEAD_MS = 2_000
 """Lead of a partition's floor over its leader's clock at which an operator sets it back, in ms."""
 BUSY_STEPS = 400
-"""Number of steps after healing in which clients still produce; another node takes over in the middle of them."""
+"""Number of steps after healing in which clients still produce. In the middle of these steps, the leader changes."""
 
 
 class ClusterWorld:
     def __init__(self, seed: int, *, moments: bool = True) -> None:
-        """`moments`: whether whole batches are due at one moment."""
+        """`moments`: whether all messages of some batches are due at one moment."""
         self.rng = rng = random.Random(seed)
         self.clock = VirtualClock()
         self.level_rng = random.Random(f"levels of {seed}")
-        """Random numbers for levels only, so that they do not change the rest of the world."""
+        """Random numbers only for feature levels, so that they do not change the rest of the world."""
         self.level = self.level_rng.choice((FIRST_LEVEL, FIRST_LEVEL, NEXT.highest))
-        """Feature level of the cluster; nodes learn it one after the other."""
+        """Feature level of the cluster. The nodes learn it at different times."""
         self.clock_rng = random.Random(f"clocks of {seed}")
-        """Random numbers for clocks only."""
+        """Random numbers only for clocks, so that they do not change the rest of the world."""
         self._moments = Moments(seed) if moments else None
         self.wrong_ms = 0
         """Lead of the clocks of all nodes, in ms."""
@@ -130,7 +129,7 @@ class ClusterWorld:
         return Clients(self.rng, self.clock, self.nodes, self._moments, ordered=ordered, margin_ms=DRIFT_MS)
 
     def is_settled(self, node: ClusterNode) -> bool:
-        """Return whether the replica holds no more than it should hold in the end."""
+        """Return whether the replica holds only the data that should remain in the end."""
         return bool(node.host.status.messages == 0)
 
     # -- checks ---------------------------------------------------------------------------------------------------
@@ -148,7 +147,7 @@ class ClusterWorld:
     def _note_reset(self, task: Apply) -> None:
         commands = c.Entry.decode(task.command).commands if task.command else ()  # a new leader's entry is empty
         if any(isinstance(command, c.ClockReset) for command in commands):
-            self.clients.oracle.set_back(offsets.token(task.index + 1, 0))  # leases of the entry itself end, too
+            self.clients.oracle.set_back(offsets.token(task.index + 1, 0))  # leases granted by the same entry end, too
 
     def check_invariants(self) -> None:
         for node in self.nodes.values():
@@ -168,7 +167,7 @@ class ClusterWorld:
         for node in self.nodes.values():
             pointer = node.node_log.pointers.get(node.host.number)
             if pointer is None or pointer.store != node.replica.store:
-                continue  # a snapshot is replacing its rows at this moment
+                continue  # a snapshot is replacing the rows of this node
             other = by_index.setdefault(node.replica.applied_index, node)
             if other is not node:
                 self.compared += 1
@@ -287,9 +286,9 @@ class ClusterWorld:
                 node.learn_level(self.level)
 
     def _disturb_clocks(self) -> None:
-        """Let the clocks of all nodes go ahead by the same amount for a while, and then make them right again.
+        """Put the clocks of all nodes ahead by the same amount for a while, and then make them right again.
 
-        An operator then sets the partition back."""
+        After that, an operator sets the partition's clock back."""
         rng = self.clock_rng
         if self.wrong_ms:
             if rng.random() < RIGHT_CHANCE:
@@ -327,7 +326,7 @@ class ClusterWorld:
             self.clients.act()
 
     def heal(self) -> None:
-        """Stop all faults: everything acknowledged must be delivered, acked and trimmed on all nodes."""
+        """Stop all faults. Then all acknowledged messages must be delivered, acked and trimmed on all nodes."""
         for disk in self.disks.values():
             disk.memory.crash_after(1 << 60)
         for name, node in list(self.nodes.items()):

@@ -1,4 +1,4 @@
-"""Simulate connections between nodes: late, cut, stalled, and in some worlds worse than any real connection."""
+"""Simulate connections between nodes that are late, cut or stalled. Some worlds also repeat frames."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgpack
 
 LATE_FRAMES = 20
-"""Largest number of frames of a connection that are kept for a repetition."""
+"""Maximum number of frames of a connection that are kept for a second delivery."""
 
 
 class Peer(Protocol):
@@ -24,12 +24,12 @@ class Peer(Protocol):
 
 
 class Network:
-    """One connection per pair of nodes. Frames arrive in order, or the connection is lost with all of them."""
+    """One connection per pair of nodes. Frames arrive in order, or the connection breaks and loses all its frames."""
 
     def __init__(self, nodes: Mapping[str, Peer], rng: random.Random, *, repeats: float = 0.0) -> None:
         """`repeats`: probability that a frame is delivered a second time, after later ones.
 
-        No real connection does that, and Raft's promises do not depend on it."""
+        Real connections never repeat frames, but Raft must keep its promises even then."""
         self._nodes = nodes
         self._rng = rng
         self.repeats = repeats
@@ -40,7 +40,7 @@ class Network:
     def send(self, sender: str, receiver: str, frame: Any) -> None:
         queue = self._links.get((sender, receiver))
         if queue is not None:
-            # Nothing is shared, as over a wire.
+            # Copy the frame, so that two nodes share no object.
             queue.append(msgpack.unpackb(msgpack.packb(frame), use_list=False))
 
     @property
@@ -49,7 +49,7 @@ class Network:
         return list(self._links)
 
     def joins(self, a: str, b: str) -> bool:
-        """Return whether the two are connected."""
+        """Return whether nodes `a` and `b` are connected."""
         return (a, b) in self._links
 
     def deliver(self, pace: float) -> None:
@@ -95,7 +95,7 @@ class Network:
                     self.link(a, b)
 
     def freeze(self) -> None:
-        """Stall the connections between two parts of the cluster; their frames arrive later."""
+        """Stall the connections between two parts of the cluster. Their frames arrive after the stall."""
         names = sorted(self._nodes)
         part = set(self._rng.sample(names, self._rng.randint(1, len(names) - 1)))
         self.stalled |= {pair for pair in self._links if (pair[0] in part) != (pair[1] in part)}

@@ -1,6 +1,6 @@
-"""Simulate members that gossip, in virtual time, over a network from a seed: late, lossy, cut, also in one direction.
+"""Simulate members that gossip, in virtual time, over a network that is late, lossy or cut, also in one direction.
 
-The whole protocol runs, including its bytes; only sockets are missing."""
+A seed determines the faults. The whole protocol runs, including its encoding; only the sockets are simulated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Keyed(Enum):
 
 
 class Member:
-    """A core, and the stalls of the process that it would run in."""
+    """The gossip state machine of a member, and the stalls of its process."""
 
     def __init__(self, world: World, core: Gossip, address: Address, keys: Keyring | None) -> None:
         self.world = world
@@ -40,7 +40,7 @@ class Member:
 
     def now(self) -> float:
         """Return the time of this member's core, which excludes the time in which it did not run."""
-        # Add a bit, because the two sums of times may differ by a rounding error.
+        # Add 1 ns, because rounding errors could make a timer appear not yet due.
         return self.world.now - self.lost_s + 1e-9
 
     def believes(self, name: str) -> State | None:
@@ -49,7 +49,7 @@ class Member:
 
 
 def _known(own: Node) -> Node:
-    """Return the entry of others about a live member."""
+    """Return the entry that other members have about a live member."""
     node = Node(own.name, own.address, own.meta, own.vsn)
     node.incarnation, node.liveness = own.incarnation, Liveness.ALIVE
     return node
@@ -64,8 +64,8 @@ def _listed(own: Node) -> Record:
 class World:
     """The members and the network between them.
 
-    `loss`: share of lost datagrams. `stream_loss`: share of lost streams, as of those that time out. `latency_s`:
-    longest delay."""
+    `loss`: share of lost datagrams. `stream_loss`: share of streams that fail, as by a timeout. `latency_s`: maximum
+    delay in seconds."""
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class World:
         self.members: dict[str, Member] = {}
         self.at: dict[Address, Member] = {}
         self.cut: Callable[[Member, Member, bool], bool] = lambda sender, receiver, stream: False
-        """Return whether nothing gets from the first member to the second."""
+        """Function (sender, receiver, whether it is a stream) -> whether the network drops the data."""
         self.knocked: Callable[[Member, Ask], None] = lambda asker, ask: None
-        """Called with each stream that a member opens."""
+        """Function that is called with each stream that a member opens."""
         self.packets = 0
         self.history: list[tuple[float, str, str, State | None]] = []
         """(time, member, name, what the member believes about that name from then on)."""
@@ -129,7 +129,7 @@ class World:
         return member
 
     def crash(self, name: str) -> Member:
-        """End a member suddenly."""
+        """Crash a member."""
         member = self.members.pop(name)
         del self.at[member.address]
         return member
@@ -146,8 +146,8 @@ class World:
         return True
 
     def acquaint(self, names: Sequence[str]) -> None:
-        """Let all of them know each other, as after a long time."""
-        # Set the final state directly, without a million messages.
+        """Let all members know each other, as after a long time."""
+        # Set the final state directly: reaching it by gossip would take a million messages.
         owns = [self.members[name].core._nodes.own for name in names]
         for name in names:
             core = self.members[name].core
@@ -160,7 +160,7 @@ class World:
             core.take_changed()
 
     def stall(self, name: str, seconds: float) -> None:
-        """Stop the process of a member for a time; then it handles all that it received."""
+        """Stop the process of a member for a time. Then the member handles all messages that arrived meanwhile."""
         member = self.members[name]
         member.stalled_until = self.now + seconds
 
@@ -174,7 +174,7 @@ class World:
         self.at_time(member.stalled_until, wake)
 
     def leave(self, name: str) -> float:
-        """Leave in both steps, each until it is broadcast. Return how long that took."""
+        """Let a member leave in two steps, and wait until each step is broadcast. Return the duration in seconds."""
         member, began = self.members[name], self.now
         for step in (member.core.announce_leave, member.core.depart):
             step()
@@ -189,7 +189,7 @@ class World:
         heapq.heappush(self._events, (when, self._count, do))
 
     def run(self, seconds: float, until: Callable[[], bool] | None = None) -> float:
-        """Let time pass, at most until the condition holds. Return how long that was."""
+        """Let up to `seconds` pass, until the condition holds. Return the passed time in seconds."""
         began, end = self.now, self.now + seconds
         checked = began
         while self._events and self._events[0][0] <= end:
@@ -203,7 +203,7 @@ class World:
         return seconds
 
     def step(self, member: Member) -> None:
-        """Run a member: handle what is due, send, and plan the next run."""
+        """Run a member: handle due timers and messages, send, and plan the next run."""
         if member.stalled_until > self.now or self.at.get(member.address) is not member:
             return
         core = member.core
@@ -279,11 +279,11 @@ class World:
     # -- queries --------------------------------------------------------------------------------------------------
 
     def all_believe(self, about: str, state: State | None) -> bool:
-        """Return whether all running members, except for that one, have this belief about it."""
+        """Return whether all other running members have this belief about a member."""
         return all(m.believes(about) == state for name, m in self.members.items() if name != about)
 
     def agree(self) -> bool:
-        """Return whether each running member regards exactly the running ones as alive."""
+        """Return whether each running member regards exactly the running members as alive."""
         running = set(self.members)
         return all(
             {name for name, record in m.core.records.items() if record.believed == State.ALIVE} == running
@@ -291,7 +291,7 @@ class World:
         )
 
     def believed_somewhere(self, *states: State) -> bool:
-        """Return whether any member ever had one of these beliefs about any name."""
+        """Return whether any member ever had one of these beliefs about any member."""
         return any(state in states for *_, state in self.history)
 
     def ever_believed(self, about: str, state: State) -> list[tuple[float, str]]:

@@ -25,16 +25,15 @@ KEYS = (b"k1", b"k2", b"k3", b"k4")
 BRIEF = b"brief"
 """Key whose values have a time to live.
 
-Clocks of nodes differ, so a value does not expire at one time: a node that is ahead says that there is none, while a
-write in flight still finds it. No order explains that, so no order is searched for this key. But no client may see a
-value late."""
+Clocks of nodes differ, so a value has no single expiry time. A node whose clock is ahead reports no value, while a
+write in flight still finds the value. No order of operations explains that, so the check skips this key. But no client
+may see an expired value."""
 WRONG = bytes(15) + b"\x01"
 """A version that no value ever had."""
 LOST = 0.1
 """Share of the answers to a client that are lost."""
 PATIENCE_MS = (100, 300, 1000, 3000)
-"""Timeouts of a client, in ms. With short ones, not all clients wait for a leader that is cut off while another leads.
-"""
+"""Timeouts of a client, in ms. Clients with a short timeout soon leave a leader that is cut off while another leads."""
 NOT_DONE = (NotLeader, Overloaded, Unavailable)
 UNKNOWN = (StorageFailed, TimedOut)
 BYTES = 1 << 20
@@ -56,7 +55,7 @@ class KeyClients:
         self._nodes = nodes
 
     def leader(self) -> ClusterNode | None:
-        """Return a random node that says it leads; None if there is none."""
+        """Return a random node that claims to lead; None if no node does."""
         ready = [node for node in self._nodes.values() if node.host.ready]
         return self.rng.choice(ready) if ready else None
 
@@ -66,13 +65,13 @@ class KeyClients:
         return operation
 
     def not_done(self, operations: Sequence[Operation]) -> None:
-        """Remove operations that never take effect, or reads without an answer, from the history."""
+        """Remove operations from the history: writes that never take effect, or reads without an answer."""
         gone = {id(operation) for operation in operations}
         for key, history in self.histories.items():
             self.histories[key] = [operation for operation in history if id(operation) not in gone]
 
     def expires(self, write: Write, version: bytes | None) -> None:
-        """Add the deletion of an expired value, if it still exists then. Without a version it deletes any value."""
+        """Add an operation that deletes an expired value if the key has `version`. None: it deletes any value."""
         kind = "delete" if version is None else "cas"
         ended = Operation(kind, write.operation.invoked, expected=version, client="time")
         self.histories[write.key].append(ended)
@@ -105,15 +104,15 @@ class KeyClients:
         return all(client.doing is None for client in self.clients)
 
     def describe_pending(self) -> Any:
-        """Describe what is not done."""
+        """Describe the unfinished operations."""
         return [client.doing for client in self.clients]
 
 
 class KeyClient:
     """A client that does one random operation at a time.
 
-    Clients with even numbers number their batches and resend them if there is no answer. For the others, the outcome of
-    an unanswered batch stays unknown."""
+    A client with an even number is an idempotent producer: it numbers its batches and resends them if there is no
+    answer. For other clients, the outcome of an unanswered batch stays unknown."""
 
     def __init__(self, all_of_them: KeyClients, number: int) -> None:
         self.all = all_of_them
@@ -121,9 +120,9 @@ class KeyClient:
         self.name = f"c{number}"
         self.doing: Reading | Writing | None = None
         self.seen: dict[bytes, bytes] = {}
-        """Last known version of each key, `ABSENT` for none."""
+        """Last known version of each key. `ABSENT`: the key had no value."""
         self.learned = KEYS[0]
-        """Key of the last answer."""
+        """Key of the last answer that this client received."""
         self.producer_id = 0 if number % 2 else number
         self.epoch, self.number = 1, 0
 
@@ -170,7 +169,7 @@ class KeyClient:
         rng = self.rng
         key = rng.choice(KEYS) if rng.random() < 0.9 else BRIEF
         if rng.random() < 0.5:
-            key = self.learned  # its newest version may still be current
+            key = self.learned  # this client's version of that key may still be current
         kind = rng.choices(("put", "delete", "cas"), (4, 2, 6))[0]
         value = b"v%d" % next(self.all.values) if kind == "put" or (kind == "cas" and rng.random() < 0.8) else None
         expected = None
@@ -221,7 +220,7 @@ def _columns(writes: Sequence[Write]) -> dict[int, Any]:
 
 
 class Reading:
-    """A read of some keys, or of all of them by a scan, on a node that says it leads, as the server does it."""
+    """A read of some keys, or a scan of all keys, on a node that claims to lead. It runs as in the server."""
 
     def __init__(self, client: KeyClient, node: ClusterNode, keys: list[bytes]) -> None:
         self.client, self.node, self.keys = client, node, keys
@@ -269,7 +268,7 @@ class Reading:
                 self.end()
 
     def end(self) -> None:
-        """End the read without an answer."""
+        """End the read without an answer: the node has ended, or the client's time is over."""
         self._steps.close()
         self.client.all.not_done(self._operations)
         self.client.ended(self)
@@ -296,9 +295,9 @@ class Writing:
     split: bool
     sent: int = 0
     is_unsure: bool = False
-    """Whether the outcome of a copy is unknown."""
+    """Whether the outcome of some copy of the batch is unknown."""
     first_answer: Any = None
-    """First answer of a leader; all others must be equal."""
+    """First answer of a leader. All later answers must be equal."""
     ended: bool = False
     until_ms: int = field(init=False)
     """Time at which the batch is given up, in ms."""
@@ -331,7 +330,7 @@ class Writing:
                 )
                 self.first_answer = result
             if self.ended:
-                return  # a late copy
+                return  # the answer to a late copy of the batch
             if isinstance(result, UNKNOWN) or is_lost:
                 self.is_unsure = True
                 if not self.client.producer_id:
@@ -353,7 +352,7 @@ class Writing:
             self.send()
 
     def give_up(self) -> None:
-        """Give up; the outcome stays unknown."""
+        """Give up the batch. Its outcome stays unknown."""
         for write in self.writes:
             if write.ttl_ms is not None:
                 self.client.all.expires(write, None)
@@ -386,8 +385,8 @@ class Writing:
 
 
 def versions_of(result: Any) -> list[bytes]:
-    """Return the version of each message from the answer to an Append; of a rejected one, the current version of its
-    key."""
+    """Return the version of each message from the answer to an Append. For a rejected message, it is the current
+    version of the key."""
     if isinstance(result, Stored):
         size = offsets.OFFSET_BYTES
         return [result.offsets[at : at + size] for at in range(0, len(result.offsets), size)]

@@ -34,19 +34,19 @@ Writes = dict[bytes, tuple[bytes, bytes | None]]
 class KeysWorld(ClusterWorld):
     clients: KeyClients
     replayed: CompactedPartition
-    """Partition made from all committed entries; set by `heal`."""
+    """Partition that results from all committed entries; set by `heal`."""
     _alone: str | None = None
     """Name of the leader that is cut off."""
     _alone_until_ms = 0
     led_twice = 0
-    """Number of steps in which two nodes said that they lead."""
+    """Number of steps in which two nodes claimed to lead."""
 
     def make_topic(self) -> Topic:
         rng = self.rng
         self._crash_probability = rng.choice((0.0, 0.001, 0.005))
         self.set(group_host, "trio", SimpleNamespace(Event=SteppedEvent))
         for module, name, values in (
-            (core, "LEADER_FALLBACK_S", (2.0, 10.0)),  # a leader that is cut off and still leads must do no harm
+            (core, "LEADER_FALLBACK_S", (2.0, 10.0)),  # a leader that is cut off and does not step down must do no harm
             (compaction, "STEP_ROWS", (3, 50)),
             (compaction, "STEP_MESSAGES", (5, 200)),
             (compaction, "LOOK_MS", (100,)),
@@ -65,8 +65,9 @@ class KeysWorld(ClusterWorld):
         return KeyClients(self.rng, self.clock, self.nodes, clients=clients)
 
     def disturb(self) -> None:
-        """Cut off a leader for a while, more often than in other worlds: it does not know that, and may give outdated
-        answers."""
+        """Disturb the world, and cut off a leader for a while more often than other worlds do.
+
+        Such a leader does not know that it is cut off, so it might give outdated answers."""
         super().disturb()
         rng, network = self.rng, self.network
         leader = self.clients.leader()
@@ -85,11 +86,11 @@ class KeysWorld(ClusterWorld):
         self.led_twice += sum([node.host.ready for node in self.nodes.values()]) > 1
 
     def is_settled(self, node: ClusterNode) -> bool:
-        """Return whether the log is compacted: it has only the last value of each key."""
+        """Return whether the log is compacted, so that it has only the last value of each key."""
         return bool(node.host.status.messages == table_of(node).live)
 
     def heal(self) -> None:
-        """Heal, read everything again, and check the answers and the state."""
+        """Heal, read all keys again, and check the answers and the state."""
         super().heal()
         healed = next(self.clients.events)
         self.clients.read_all()
@@ -129,22 +130,22 @@ class KeysWorld(ClusterWorld):
         for key, history in self.clients.histories.items():
             for op in history:
                 if op.answered is not None and not op.reads:
-                    assert op.version in stored, f"what was acknowledged was never stored: {op}"
-                    assert stored[op.version] == (key, op.value), f"something else was stored: {op}"
+                    assert op.version in stored, f"an acknowledged write was never stored: {op}"
+                    assert stored[op.version] == (key, op.value), f"another value was stored: {op}"
         last = {key: (version, value) for version, (key, value) in sorted(stored.items())}
         expected = {key: each for key, each in last.items() if each[1] is not None}
         for node in self.nodes.values():
             found = {key: Value.load(row) for key, row in self._table(node)}
             assert {key: (value.version, value.value) for key, value in found.items() if key != BRIEF} == {
                 key: each for key, each in expected.items() if key != BRIEF
-            }, f"{node.name} holds something else than the last writes"
+            }, f"{node.name} holds other values than the last writes"
             assert table_of(node).live == self.replayed.keys.live and table_of(node).bytes == self.replayed.keys.bytes
             log = log_of(node)
             assert log == sorted(log), "out of order"
             told = {key: (version, value) for version, key, value in log}
             assert {key: each for key, each in told.items() if each[1] is not None} == {
                 key: (value.version, value.value) for key, value in found.items()
-            }, f"whoever reads the log of {node.name} from the beginning has other values"
+            }, f"a reader of the whole log of {node.name} gets other values"
 
     def _table(self, node: ClusterNode) -> list[tuple[bytes, bytes]]:
         return [row for part, _ in node.replica.scan(b"", None, ALL, ALL) for row in part]

@@ -16,9 +16,9 @@ LEASE_MS = 2000
 PRIORITIES = (-5, 0, 0, 3)
 TENANTS = (b"a", b"a.x", b"b", b"default")
 TOGETHER_MS = 3000
-"""Ranked messages are due at multiples of this, in ms, so that several are ready at once."""
+"""Ranked messages are due at multiples of this time in ms, so that several messages are ready at once."""
 IN_FLIGHT = 3
-"""Limit of leased messages of a tenant."""
+"""Maximum number of leased messages of a tenant."""
 
 
 class KindsWorld(MembershipWorld):
@@ -48,7 +48,7 @@ class KindsWorld(MembershipWorld):
         if kind == FAIR:
             cells[Column.TENANT] = [self.rng.choice(TENANTS)]
         if kind == COMPACTED:
-            cells[Column.KEY] = [payload]  # each is the last one of its key
+            cells[Column.KEY] = [payload]  # unique keys, so that compaction deletes none of the messages
             del cells[Column.DELIVER_MS]
         return cells
 
@@ -60,6 +60,6 @@ class KindsWorld(MembershipWorld):
         super()._pushed(life, broker, topic, delivery)
 
     def check_order(self) -> None:
-        """Check that no message was leased before one with a better rank."""
+        """Check that no message was leased before a ready message with a better rank."""
         for order in self.orders.values():
             order.check()

@@ -3,13 +3,13 @@
 Each key is a register of its own: it has a value and the value's version, or nothing. An operation takes effect at one
 moment between its invocation and its answer. An operation without an answer takes effect at any moment after its
 invocation, or never. The search begins with the empty order and tries every operation that may be next (Wing and Gong).
-It never checks the same set of operations with the same state twice (Lowe), nor one from which fewer operations can
-follow. Promises of a partition beyond those of a register make it fast:
+It never checks the same set of operations with the same state twice (Lowe). It also skips a set if another set, already
+checked, allows more continuations. A partition promises more than a register, and these promises make the search fast:
 
 * Versions rise in the order of writes, so only one of the writes with a known version may be next.
 * Values are unique, so a read of the value of an unanswered write also shows its version.
-* A read that fits is added at once: it changes nothing.
-* Unanswered writes whose value was never read are equal, except for their conditions."""
+* A read that fits is added to the order at once, because it changes no state.
+* Unanswered writes whose values were never read are interchangeable, except for their conditions."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from typing import NamedTuple
 
 NEVER = 1 << 62
 ABSENT = b""
-"""Expected version of a write on the condition that its key has no value."""
+"""Expected version that means: the key must have no value."""
 MOST_CONFIGURATIONS = 1_000_000
-"""Maximum number of configurations to check for one key; beyond it the result is unknown."""
+"""Maximum number of configurations to check for one key. If the search needs more, the result is unknown."""
 
 
 @dataclass(slots=True)
 class Operation:
-    """An operation on a key, with its answer. Times are numbers of events, counted from 1."""
+    """An operation on a key, with its answer. Times are event numbers, counted from 1."""
 
     kind: str
     """"get", "put" or "delete"; "cas" is a put or (without a value) a delete on a condition."""
@@ -41,9 +41,9 @@ class Operation:
     expected: bytes | None = None
     """Version that the key must have for a cas, or `ABSENT`."""
     version: bytes | None = None
-    """Version from the answer: that of the write, or for a get and a rejected cas the current one, if any."""
+    """Version in the answer: the new version after a write, the current version after a get or a rejected cas."""
     refused: bool = False
-    """Whether it is a cas whose key had another version."""
+    """Whether the operation is a cas that was rejected, because the key had another version."""
     client: str = ""
 
     @property
@@ -60,7 +60,8 @@ class Operation:
 class NotLinearizable(AssertionError):
     """No order explains the answers about `key`.
 
-    `window`: the shortest part of its history that was found for which there is no order, with any state before it."""
+    `window`: a part of the history for which no order exists, whatever the state before it. It is as short as the
+    search could make it."""
 
     def __init__(self, key: bytes, window: Sequence[Operation]) -> None:
         listed = "\n".join(f"  {operation}" for operation in window)
@@ -83,7 +84,7 @@ def is_linearizable(history: Sequence[Operation]) -> bool:
 def shortest_window(history: Sequence[Operation]) -> list[Operation]:
     """Return a short part of a history that is not linearizable.
 
-    A violation is also one in every longer part, so a binary search finds it."""
+    If a part of the history is not linearizable, no longer part is. So a binary search finds a short part."""
     ends = sorted(op.answered for op in history if op.answered is not None)
     stop = ends[_first(len(ends), lambda at: not _Search(history, 0, ends[at]).succeeds())]
     starts = [0, *(at for at in ends if at < stop)]
@@ -107,7 +108,7 @@ def _first(count: int, holds: Callable[[int], bool]) -> int:
 
 
 def _cut(history: Sequence[Operation], start: int, stop: int) -> list[Operation]:
-    """Return the operations between two times, as known at the second one, in the order of their invocations."""
+    """Return the operations between two times, with the answers known at `stop`, in the order of their invocations."""
     found = []
     for op in sorted(history, key=lambda op: op.invoked):
         if op.invoked >= stop or (op.answered or NEVER) <= start:
@@ -126,7 +127,7 @@ def _cut(history: Sequence[Operation], start: int, stop: int) -> list[Operation]
 
 
 class Some(Enum):
-    """Values that are not bytes."""
+    """Special values, which are not bytes."""
 
     ANY = "whatever was there before the window"
     UNSEEN = "what somebody wrote and nobody read"
@@ -137,11 +138,11 @@ class State(NamedTuple):
     version: bytes | None = None
     """None: there is no value, or its version is unknown."""
     floor: bytes = b""
-    """Greatest version so far: later versions are above it."""
+    """Greatest version so far. Versions of later writes are greater."""
 
 
 class _Class:
-    """Optional writes with the same effect, so that it does not matter which of them took effect."""
+    """Optional writes with the same effect. Only the number of them that took effect matters."""
 
     def __init__(self, write: Operation, version: bytes | None) -> None:
         self.write = write
@@ -151,20 +152,19 @@ class _Class:
 
 class Configuration(NamedTuple):
     taken: int
-    """Bit set of the required operations that are in the order."""
+    """Bit set of the required operations that are already in the order."""
     writes: int
     """Number of writes among them."""
     used: tuple[int, ...]
-    """Number of used operations of each class of optional ones."""
+    """Number of used operations, for each class of optional operations."""
     state: State
 
 
 class _Search:
     def __init__(self, history: Sequence[Operation], start: int, stop: int) -> None:
-        """Search an order of the operations between two times.
+        """Search for an order of the operations between two times.
 
-        With `start` > 0 the first state is unknown, and operations in progress at that time may have taken effect
-        before."""
+        If `start` > 0, the first state is unknown, and operations in progress then may have taken effect before."""
         operations = _cut(history, start, stop)
         self._learn(operations)
         self._required = [op for op in operations if self._is_required(op, start)]
@@ -175,7 +175,7 @@ class _Search:
         self._first_state = State(Some.ANY if start else None)
 
     def _learn(self, operations: list[Operation]) -> None:
-        """Record which version belongs to which value."""
+        """Record the version of each value."""
         gets = [op for op in operations if op.kind == "get" and op.value is not None]
         answered = [op for op in operations if not op.reads and op.answered is not None]
         self._read = {op.value for op in gets}
@@ -188,7 +188,7 @@ class _Search:
         told = {op.version for op in operations if op.refused and op.version}
         told |= {op.expected for op in answered if op.expected}
         self._has_strange = bool(told - self._known)
-        """Whether there are versions of unknown writes."""
+        """Whether some version belongs to an unknown write."""
 
     def _is_required(self, op: Operation, start: int) -> bool:
         if op.reads:
@@ -225,9 +225,9 @@ class _Search:
         return False
 
     def _frontier(self, taken: int) -> tuple[int, list[int]]:
-        """Return the first answer of the remaining required operations, and the operations invoked before it.
+        """Return the earliest answer time of the remaining required operations, and the operations invoked before it.
 
-        Only these may be next."""
+        Only these operations may be next in the order."""
         limit, candidates = NEVER, []
         at = (~taken & (taken + 1)).bit_length() - 1
         while at < len(self._required) and self._required[at].invoked < limit:
@@ -238,7 +238,7 @@ class _Search:
         return limit, candidates
 
     def _take_reads(self, taken: int, state: State) -> tuple[int, int, list[int]]:
-        """Add all reads that fit to the order."""
+        """Add all reads that fit the state to the order."""
         while True:
             limit, candidates = self._frontier(taken)
             fitting = [at for at in candidates if self._fits(state, self._required[at])]
@@ -248,7 +248,7 @@ class _Search:
                 taken |= 1 << at
 
     def _fits(self, state: State, op: Operation) -> bool:
-        """Return whether it is a read without new information."""
+        """Return whether the operation is a read that gives no new information."""
         return op.reads and self._read_in(state, op) == state
 
     def _branch(self, present: Configuration, limit: int, candidates: list[int], stack: list[Configuration]) -> None:
@@ -299,9 +299,9 @@ class _Search:
         return State(Some.UNSEEN if version is None else op.value, version, floor)
 
     def _read_in(self, state: State, op: Operation) -> State | None:
-        """Return the state after such a read; None if it does not fit."""
+        """Return the state after a read or a rejected cas; None if the answer does not fit the state."""
         if op.refused and (op.version or ABSENT) == op.expected:
-            return None  # it should have been stored
+            return None  # the key had the expected version, so the cas should have been stored
         if op.version is None:
             return State(None, None, state.floor) if state.value in (None, Some.ANY) else None
         if not self._may_have(state, op.version):

@@ -1,9 +1,9 @@
 """Simulate whole nodes of a cluster with crashes, cuts, hangs, wiped disks, joins, drains and moves, from one seed.
 
-The nodes are complete nodes of `run_node`, in virtual time. Clients outlive them, and their answers are checked: no
-acknowledged message is lost, and none is early. Replicas that have applied the same entries have the same rows. No
-replica is deleted that metadata or its group still counts. In the end all faults are healed, and the cluster must come
-to rest."""
+The nodes are complete nodes of `run_node`, in virtual time. Clients outlive the nodes, and the answers to clients are
+checked: no acknowledged message is lost, and no message is early. Replicas that have applied the same entries have the
+same rows. If metadata or the Raft group still counts a replica, it is not deleted. In the end all faults are healed,
+and the cluster must come to rest."""
 
 from __future__ import annotations
 
@@ -71,23 +71,23 @@ TopicPartition = tuple[str, int]
 """A topic and one of its partitions."""
 START_S = 1_800_000_000.0
 DRIFT_S = 0.05
-"""Largest deviation of a node's wall clock from the true time, in seconds."""
+"""Maximum deviation of a node's wall clock from the true time, in seconds."""
 REST_S = 300.0
 """Time after the last fault within which everything must be at rest, in seconds."""
 ASK_S = 10.0
 """Timeout of a client's request, in seconds."""
 LOG_LINES = 60
-"""Number of the last events that a failure shows."""
+"""Number of recent events that a failure report shows."""
 COUNTS_FIELD = 6
-"""Position of the counts in the row of a partition's state."""
+"""Index of the counts in the row with a partition's state."""
 
 
 STEPS_MOST = 50_000
-"""Maximum number of task steps in one instant. With more, a task loops without letting time pass."""
+"""Maximum number of task steps at one virtual time. If there are more, some task loops without waiting."""
 
 
 class Rounds(trio.abc.Instrument):
-    """Detects a task that never waits for time to pass, and so would stop the world for ever."""
+    """Detects a task that loops without waiting, because virtual time would never advance again."""
 
     def __init__(self) -> None:
         self.too_many = trio.Event()
@@ -117,17 +117,17 @@ class MembershipWorld:
         self.rng = rng = random.Random(seed)
         self.machines = {name: Machine(name, 1000 + at) for at, name in enumerate((*FOUNDERS, *JOINING))}
         self.known = list(FOUNDERS)
-        """Nodes that are in the configuration of every node after its next restart."""
+        """Nodes in the current configuration, which each node reads at its next start."""
         self.net = VirtualNet(rng, lambda: running_on.get().name)
         self.sent: dict[bytes, int] = {}
-        """Earliest delivery time of each payload, in ms."""
+        """Earliest permitted delivery time of each payload, in ms."""
         self.stored: set[bytes] = set()
         self.delivered: set[bytes] = set()
         self.acked: set[bytes] = set()
         self.counts: Counter[str] = Counter()
         """Number of events of each kind."""
         self.violations: list[str] = []
-        """Violations that clients found in callbacks, which may not raise errors."""
+        """Violations that clients found in callbacks. They are collected, because callbacks must not raise errors."""
         self.ahead_s = {name: rng.uniform(-DRIFT_S, DRIFT_S) for name in self.machines}
         self.wiped: str | None = None
         """Name of a node that lost its data and has not joined again yet."""
@@ -137,7 +137,7 @@ class MembershipWorld:
             (topic, partition) for topic in self.topics for partition in range(self.partitions)
         ]
         self.log: list[str] = []
-        """Events in words, for failures."""
+        """Descriptions of events, for failure reports."""
         self._numbers = count()
         self._subscriptions: dict[tuple[Life, str], Subscription] = {}
         """Subscriptions by node and topic."""
@@ -266,7 +266,7 @@ class MembershipWorld:
         return {"lease": "2s", "retention": "0s", "max_attempts": "none"}
 
     async def _ask(self, asked: Any) -> bool:
-        """Return whether the request was done, as far as is known."""
+        """Execute a request with a timeout. Return whether it was confirmed."""
         with trio.move_on_after(ASK_S):
             try:
                 await asked
@@ -337,7 +337,7 @@ class MembershipWorld:
         self.counts["crashes"] += 1
 
     async def stop(self, name: str) -> None:
-        """Stop a node cleanly; something that hangs may prevent that."""
+        """Stop a node cleanly. A part that hangs may prevent the stop."""
         life = self.machines[name].life
         if life is None:
             return
@@ -478,10 +478,10 @@ class MembershipWorld:
     # -- checks ---------------------------------------------------------------------------------------------------
 
     def _check_unwanted(self, log: NodeLog, groups: Any) -> None:
-        """Check that a replica which is deleted is not needed.
+        """Check that a replica that a node deletes is not needed.
 
-        It must be neither in the newest metadata that any node has applied, nor a voter in the configuration of the
-        leader of its group."""
+        The replica must not be in the newest metadata that any node has applied. It must not be a voter in the
+        configuration of its group's leader."""
         view = self._newest_view()
         for group in groups:
             pointer = log.pointers.get(group)
@@ -502,8 +502,7 @@ class MembershipWorld:
             self.counts["deleted"] += 1
 
     def check(self) -> None:
-        """Check that clients found no violation, and that replicas which have applied the same entries have the same
-        rows."""
+        """Check that clients found no violation. Sometimes, compare replicas that have applied the same entries."""
         assert not self.violations, self.violations[0]
         if self.rng.random() < 0.1:
             for place in self.topic_partitions:
@@ -607,7 +606,7 @@ class MembershipWorld:
         self.net.resume()
 
     async def _wipe(self) -> None:
-        """Restart a node without its data; never a second one before the first has joined again."""
+        """Restart a node without its data. If another wiped node has not joined again yet, do nothing."""
         view = self._newest_view()
         name = self._some()
         if self.wiped is not None or name is None or view is None or not self._is_whole(view) or self.replicas < 3:
@@ -640,7 +639,7 @@ class MembershipWorld:
         return identity.open_identity(memory, name).store_uuid
 
     async def _join(self) -> None:
-        """Start one more node, which the others find in their configuration after a restart."""
+        """Start one more node. The other nodes find it in their configuration after a restart."""
         new = [name for name in JOINING if name not in self.known]
         if not new or self.wiped is not None:
             return
@@ -706,7 +705,7 @@ class MembershipWorld:
         assert self.stored <= self.delivered, f"lost: {sorted(self.stored - self.delivered)[:5]}"
 
     def _is_whole(self, view: MetadataView) -> bool:
-        """Return whether every node is in the cluster, and every partition where metadata places it."""
+        """Return whether every node is in the cluster, and every partition has the replicas that metadata assigns."""
         if not view.topics.keys() >= self.topics.keys() or any(view.nodes.get(name) is None for name in self.known):
             return False
         if any(node.failed_since_ms is not None or node.standing == REMOVING for node in view.nodes.values()):
@@ -776,7 +775,7 @@ def _rows(log: NodeLog, replica: PartitionReplica) -> dict[bytes, Any]:
 
 
 def _first_violation(error: BaseException) -> BaseException:
-    """Return the first failed check in nested groups of nurseries; if there is none, the error itself."""
+    """Return the first failed check in nested exception groups. If there is none, return the error itself."""
     violations = error.split(AssertionError)[0] if isinstance(error, BaseExceptionGroup) else None
     while isinstance(violations, BaseExceptionGroup):
         violations = violations.exceptions[0]

@@ -1,7 +1,7 @@
-"""Simulate a node in a world of its own: memory disk, memory stores, virtual time, crashes at any operation.
+"""Simulate a single node with a memory disk, memory stores, virtual time, and crashes at any operation.
 
-Everything is driven by one `random.Random(seed)`, so a seed replays. The oracle keeps acknowledged messages outside of
-the node and compares every delivery and every answer with them."""
+One `random.Random(seed)` determines everything, so a seed reproduces its world. The oracle keeps acknowledged messages
+outside of the node, and compares every delivery and every answer with them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RAISE_CHANCE = 0.002
 
 
 class Node(Stepped):
-    """One life of a node: from a start with the contents of the disk until a crash."""
+    """One life of a node: it begins with a start from the contents of the disk, and ends with a crash."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world.rng, world.clock)
@@ -76,7 +76,7 @@ class Node(Stepped):
         self.owner = Owner(self)
         for group, seeks in self.oracle.seeks.items():
             for _ in range(seeks):
-                self.oracle.sought(group)  # all seeks are finished now, whatever their outcome is
+                self.oracle.sought(group)  # seeks before the crash are finished, with or without effect
         self.subscriptions: dict[tuple[str, str], Subscription] = {}
         for group in GROUPS:
             for consumer in CONSUMERS:
@@ -96,7 +96,7 @@ class Node(Stepped):
 
     def _subscribe(self, group: str, consumer: str) -> None:
         self._call(self.host, c.OpenGroup(group, "earliest"))
-        # Messages that it held before the crash are pushed again, with the same token.
+        # The node pushes messages that the consumer held before the crash again, with the same token.
         lost_pushes = self.replica.held_by(group, consumer, set())
         subscription = self._attach(group, consumer)
         for delivery in lost_pushes:
@@ -123,7 +123,7 @@ class Node(Stepped):
         assert isinstance(replica, PartitionReplica)
         return replica
 
-    # -- driving --------------------------------------------------------------------------------------------------
+    # -- steps ----------------------------------------------------------------------------------------------------
 
     def _call(self, host: RaftGroup, command: Any) -> Any:
         answers: list[Any] = []
@@ -245,7 +245,7 @@ class Node(Stepped):
             subscription.notify_credit()
 
     def release(self) -> None:
-        """Let a consumer leave cleanly and come back."""
+        """Let a consumer unsubscribe and subscribe again."""
         group, consumer = self.rng.choice(GROUPS), self.rng.choice(CONSUMERS)
         subscription = self.subscriptions[group, consumer]
         subscription.closed = True
@@ -257,7 +257,7 @@ class Node(Stepped):
         self._attach(group, consumer)
 
     def raise_level(self) -> None:
-        """Raise the feature level as the controller and then the reconciler do."""
+        """Raise the feature level: first as the controller does, then as the reconciler does."""
         self.metadata.submit(m.RaiseFeatureLevel(NEXT.highest), lambda result: self.delivery.raise_level())
 
     def advance(self) -> None:
@@ -266,12 +266,12 @@ class Node(Stepped):
 
 
 class World:
-    """The lives of one node, and the knowledge of its clients across them."""
+    """The lives of one node, and the knowledge of its clients, which outlive it."""
 
     def __init__(self, seed: int, *, rises: bool = True) -> None:
         """`rises`: whether the cluster reaches the next feature level in some life.
 
-        If not, clients send nothing that depends on that level."""
+        If not, clients send no request that needs that level."""
         self.rng = random.Random(seed)
         self._level_rng = random.Random(f"levels of {seed}")
         self._limit_rng = random.Random(f"limits of {seed}")
@@ -279,7 +279,7 @@ class World:
         self.moments = Moments(seed)
         self.files = MemoryFiles()
         self.disk: Files = self.files
-        """`files`, or `FaultyFiles` on top of them."""
+        """Files of the node: `files`, or `FaultyFiles` on top of them."""
         self.stores = MemoryStores()
         self.clock = VirtualClock()
         self.settings = self._settings()
@@ -307,8 +307,7 @@ class World:
     def live(self, steps: int) -> None:
         """Run one life, which ends in a crash.
 
-        The crash is a power loss or kill -9, within an operation or between two, or a disk that is full or fails to
-        sync."""
+        The cause is a power loss or kill -9, within or between operations, or a disk that is full or fails to sync."""
         rng = self.rng
         plan = rng.choices(
             (Plan(), Plan(fail_sync_at=rng.randint(1, steps)), Plan(budget_bytes=rng.randint(0, 40_000))), (6, 2, 2)
@@ -348,7 +347,7 @@ class World:
             node.raise_level()
 
     def heal(self) -> Node:
-        """Stop the crashes: everything acknowledged must be delivered, acked and then trimmed."""
+        """Stop the crashes. Then all acknowledged messages must be delivered, acked and trimmed."""
         self.files.crash_after(1 << 60)
         self.disk = self.files
         node = Node(self)

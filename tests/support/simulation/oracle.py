@@ -13,18 +13,18 @@ from sandq.model.errors import NotLeader, StorageFailed, TimedOut, Unavailable
 
 GROUPS = ("a", "b")
 UNKNOWN = (StorageFailed, TimedOut, NotLeader, Unavailable)
-"""Answers after which the outcome is unknown: the request was done, is still to be done, or neither."""
+"""Answers after which the outcome is unknown: the request may be executed, now or later, or never."""
 
 
 class Clock(Protocol):
-    """The clock of the node that delivers."""
+    """The clock of the node that delivers now."""
 
     @property
     def ms(self) -> int: ...
 
     @property
     def reached_ms(self) -> int:
-        """Time up to which leases may have been ended by an entry of another node, whose clock is ahead."""
+        """Time up to which leases may have expired. An entry of a node with a faster clock may have ended them."""
         ...
 
 
@@ -33,32 +33,33 @@ class Sent:
     payload: bytes
     not_before_ms: int
     offset: bytes | None = None
-    """Set once the producer has its answer."""
+    """Current offset; None until the producer has an answer."""
     id: bytes | None = None
-    """Set once the producer has its answer; does not change when the message moves."""
+    """Id of the message, which a move does not change; None until the producer has an answer."""
     key: bytes | None = None
     unique_key: bytes | None = None
     tenant: bytes = b"default"
     moving: int = 0
-    """Number of unanswered moves: the offset may be the old one or a new one."""
+    """Number of unanswered moves. While there are any, the offset may be old or new."""
     vague: bool = False
     """Whether the offset is unknown, because a move was never answered, or was made by a job."""
     placed_anew: bool = False
-    """Whether the partition's clock was set back since it was sent: its offset may differ from the producer's answer.
-    """
+    """Whether the partition's clock was set back after the message was sent.
+
+    Then its offset may differ from the producer's answer."""
     excused: bool = False
-    """Whether it may be missing: a cancel was not answered, or a job may have cancelled it."""
+    """Whether the message may be missing, because a cancel was not answered, or a job may have cancelled it."""
     cancelled: bool = False
-    """Whether its cancel was confirmed: it must not be delivered."""
+    """Whether its cancel was confirmed, so that it must not be delivered."""
     together: bool = False
     """Whether it was stored in a batch row, before the common delivery time of the row."""
     seen_at: bytes | None = None
-    """Its offset when it was delivered before its producer had an answer."""
+    """Offset at its delivery, if it was delivered before its producer had an answer."""
 
 
 @dataclass
 class Held:
-    """A lease as its consumer knows it."""
+    """A lease, as far as its consumer knows it."""
 
     group: str
     token: int
@@ -67,7 +68,7 @@ class Held:
 
 @dataclass
 class Oracle:
-    """The knowledge of clients. A violation raises AssertionError."""
+    """Everything that the clients know. A violation of a promise raises AssertionError."""
 
     clock: Clock
     ordered: bool
@@ -76,17 +77,17 @@ class Oracle:
     acked: dict[str, set[bytes]] = field(default_factory=lambda: {group: set() for group in GROUPS})
     """Group -> payloads whose ack was confirmed."""
     unsure: dict[str, set[tuple[bytes, int]]] = field(default_factory=lambda: {group: set() for group in GROUPS})
-    """Group -> (payload, token) whose ack is not answered: after a crash it may be applied or not."""
+    """Group -> (payload, token) of acks without an answer. Each of them may have been applied."""
     holders: dict[tuple[str, bytes], tuple[int, int, str]] = field(default_factory=dict)
-    """(group, payload) -> (token, deadline, consumer) of a lease that excludes all others."""
+    """(group, payload) -> (token, deadline, consumer) of its current lease, which excludes other leases."""
     again: dict[str, set[bytes]] = field(default_factory=lambda: {group: set() for group in GROUPS})
-    """Group -> acked payloads that may be delivered again, because the group was put back."""
+    """Group -> acked payloads that may be delivered again, because of a seek."""
     passed: dict[str, set[bytes]] = field(default_factory=lambda: {group: set() for group in GROUPS})
     """Group -> payloads that need not be delivered, because of a seek."""
     seeks: dict[str, int] = field(default_factory=lambda: dict.fromkeys(GROUPS, 0))
     """Group -> number of seeks in progress, which may end leases at any moment."""
     set_back_token: int = 0
-    """Leases with smaller tokens ended when the partition's clock was set back."""
+    """Leases with smaller tokens have ended, because the partition's clock was set back."""
     deliveries: int = 0
     redeliveries: int = 0
     per_key: int = 1
@@ -137,7 +138,7 @@ class Oracle:
             sent.placed_anew = True
 
     def _check_limits(self, group: str, sent: Sent) -> None:
-        """Check that the limits of keys and tenants allow one more message."""
+        """Check that the limits of keys and tenants allow one more leased message."""
         if self.seeks[group]:
             return
         if self.ordered and sent.key is not None:
@@ -150,7 +151,7 @@ class Oracle:
             self.at_most += len(others) == most - 1
 
     def _held(self, group: str, sent: Sent, is_alike: Callable[[Sent], bool]) -> list[bytes]:
-        """Return the other leased messages of the group that are alike."""
+        """Return the other leased messages of the group for which `is_alike` is true."""
         return [
             payload
             for (of_group, payload), (token, deadline_ms, _) in self.holders.items()
@@ -163,7 +164,7 @@ class Oracle:
         ]
 
     def confirm(self, group: str, payload: bytes) -> None:
-        """Note a confirmed ack. A seek in progress may undo it."""
+        """Note a confirmed ack. A seek in progress may undo the ack."""
         if self.seeks[group]:
             self.again[group].add(payload)
             self.passed[group].add(payload)

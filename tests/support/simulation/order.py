@@ -18,7 +18,7 @@ class Given(NamedTuple):
 
     token: int
     at_ms: int
-    """Latest possible time of the lease, in ms."""
+    """Time of the lease, in ms: the latest possible time if it is not known exactly."""
     offset: bytes
     payload: bytes
     tenant: bytes
@@ -26,13 +26,12 @@ class Given(NamedTuple):
 
 
 class Order:
-    """The order of one partition.
+    """Checks the order of one partition.
 
-    If a message is stored and due when a message of lower rank of its tenant is leased, it must not be leased after it.
-    """
+    If two messages of a tenant are stored and due, the message with the better rank must be leased first."""
 
     def __init__(self, ageing_ms: int | None, lease_ms: int, margin_ms: int) -> None:
-        """`margin_ms`: largest difference between the clocks of two nodes."""
+        """`margin_ms`: maximum difference between the clocks of two nodes, in ms."""
         self._ageing_ms, self._lease_ms, self._margin_ms = ageing_ms, lease_ms, margin_ms
         self._given: dict[str, list[Given]] = defaultdict(list)
         self._tokens: dict[str, set[int]] = defaultdict(set)
@@ -54,8 +53,8 @@ class Order:
         """Check the order of all messages."""
         for group, given in self._given.items():
             given.sort(key=lambda one: one.token)
-            # Due messages are ranked in the order of the log. When these were leased, ranking had reached at least this
-            # offset.
+            # The partition ranks due messages in the order of the log. When a message was leased, at least all offsets
+            # up to its own had been ranked.
             ranked_by: dict[int, bytes] = {}
             ranked = b""
             for one in given:
@@ -68,7 +67,7 @@ class Order:
                 self._check_tenant(group, found, [ranked_by[one.token] for one in found])
 
     def _check_tenant(self, group: str, given: list[Given], ranked: list[bytes]) -> None:
-        # It had also reached all messages that were stored and due.
+        # All messages that were stored and due had been ranked, too.
         due = [self._due_by(one) for one in given]
         reached = list(accumulate(map(max, ranked, due), max))
         for at, one in enumerate(given):
@@ -80,11 +79,11 @@ class Order:
                     self.overtaken += before.offset > one.offset
 
     def _due_by(self, given: Given) -> bytes:
-        """Return the offset up to which messages were due when this one was leased."""
+        """Return the offset up to which messages were certainly due when `given` was leased."""
         return offsets.pack(max(given.at_ms - self._margin_ms, 0), 0, 0, 0)
 
     def _rank(self, one: Given) -> tuple[int, int, bytes]:
-        """Return the rank of a message; the lowest rank is first."""
+        """Return the rank of a message. The message with the smallest rank is first."""
         if self._ageing_ms is None:
             return one.priority, one.priority, one.offset
         return offsets.deliver_ms(one.offset) + one.priority * self._ageing_ms, one.priority, one.offset

@@ -1,6 +1,6 @@
-"""Simulate whole nodes with two topics: messages of one die and go to the other, or are acked with a send to it.
+"""Simulate whole nodes with two topics. Messages of the first die or are acked with a send, and go to the second.
 
-Each message arrives there once, with any leader on both sides and any faults."""
+Each message arrives at the second topic once, with any leaders and any faults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class OutboxWorld(MembershipWorld):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.offsets: defaultdict[bytes, set[bytes]] = defaultdict(set)
-        """Offsets of each payload in the other topic."""
+        """Offsets of each payload in the second topic."""
 
     def _settings(self, kind: str) -> dict[str, Any]:
         forward = {"dead_letter_topic": OTHER} if kind == TIMER else {}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.support.simulation.node_world import Node
 
 OTHER_GROUP = "c"
-"""A group without consumers, which is opened and dropped."""
+"""Name of a group without consumers, which is opened and dropped at random."""
 BULK_CANCEL, BULK_MOVE = b"x", b"y"
 """Keys of messages that jobs cancel or move."""
 KEYS = (b"k1", b"k2", b"k3", BULK_CANCEL, BULK_MOVE)
@@ -40,7 +40,7 @@ class Owner:
             (self.administer, 1),
         ]
 
-    # -- produced with more than a value --------------------------------------------------------------------------
+    # -- messages with more columns -------------------------------------------------------------------------------
 
     def add_columns(self, sent: list[Sent], columns: dict[int, list[Any]]) -> bool:
         """Add keys, unique keys and ttls to some messages. Return whether the log must store single-message rows."""
@@ -62,7 +62,7 @@ class Owner:
         return split
 
     def stored(self, sent: list[Sent], result: Any, on_conflict: int) -> None:
-        """Note the answer of a produce."""
+        """Note the answer to an append."""
         if isinstance(result, Stored):
             column = [result.offsets[at : at + 16] for at in range(0, len(result.offsets), 16)]
             refused = {position for position, _ in result.refused}
@@ -79,11 +79,11 @@ class Owner:
             message.offset = message.id = offset
             message.together = is_row and message.not_before_ms == offsets.deliver_ms(offset) > self._node.clock.ms
             if on_conflict == c.IGNORE and message.unique_key is not None:
-                # It may be the offset of another message, whose producer never had an answer.
+                # The offset may belong to an earlier message with the same key, whose producer never had an answer.
                 message.excused = message.vague = True
 
     def may_replace(self, message: Sent) -> None:
-        """Note that other messages with its unique key may have been cancelled for it."""
+        """Note that `message` may have replaced other messages with its unique key."""
         if message.unique_key is not None:
             for other in self._oracle.sent.values():
                 if other.unique_key == message.unique_key and other is not message:
@@ -103,7 +103,7 @@ class Owner:
 
         def done(result: Any) -> None:
             if isinstance(result, UNKNOWN):
-                return  # it may be cancelled or not
+                return  # the cancel may have been executed
             verdict, detail = result[0]
             if verdict == "cancelled":
                 assert detail == message.id
@@ -166,7 +166,7 @@ class Owner:
         self._node.host.submit(c.StartJob(self._rng.randbytes(16), kind, arguments), done)
 
     def redrive_all(self) -> None:
-        """Redrive all dead messages: they must be delivered in the end as well."""
+        """Redrive all dead messages, because they must be delivered in the end, too."""
         status = self._node.host.status
         if status.dead and self._node.replica.machine.jobs.next_ms is None:
             for group in GROUPS:

@@ -1,6 +1,6 @@
 """Run one life of a node with a Raft group over the real WAL on a memory disk.
 
-Its state machine is a list of commands in rows."""
+The state machine of the group is a list of commands in rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.simulation.fake_links import Network
 GROUP = 7
 SEGMENT_BYTES = 16_384
 KEEP_BYTES = 60
-"""Bytes of the log that a checkpoint keeps below the flushed index: few, so that snapshots are needed."""
+"""Bytes of the log that a checkpoint keeps below the flushed index. The value is low, so that snapshots are needed."""
 
 
 ANSWERS_BEFORE_SYNC = False
@@ -30,13 +30,13 @@ ANSWERS_BEFORE_SYNC = False
 
 
 class StateMachine:
-    """A list of commands in rows, with the index of the last one."""
+    """A list of commands in rows, and the index of the last command."""
 
     def __init__(self, stores: MemoryStores, store: int) -> None:
         self._stores = stores
         self._prefix = store.to_bytes(4, "big")
         applied = stores.get(self._prefix + b"applied")
-        self.applied = int(applied) if applied else 1  # the no-op that every log begins with
+        self.applied = int(applied) if applied else 1  # the no-op with which every log begins
 
     def apply(self, entry: Committed) -> None:
         assert entry.index == self.applied + 1, f"entry {entry.index} is applied behind {self.applied}"
@@ -76,7 +76,7 @@ class Disk:
 
 
 class World(Protocol):
-    """The interface of a world for a node."""
+    """The part of a world that a node uses."""
 
     rng: random.Random
     network: Network
@@ -86,12 +86,12 @@ class World(Protocol):
 
 
 def check_matches(leader: Group, group_of: Callable[[str], Group | None]) -> None:
-    """Check that a member has the entries that the leader counts. `group_of(member)`: the group on a running node."""
+    """Check that members have the entries that the leader counts. `group_of(member)`: its group, if its node runs."""
     for member in (*leader.members.voters, *leader.members.learners):
         match, there = leader.match_index(member), group_of(member)
         if match and there is not None and there.term == leader.term and match >= there.journal.first_index:
             ours, theirs = leader.journal.term_at(match), there.journal.term_at(match)
-            assert theirs is not None and ours in (None, theirs), f"{member} has not entry {match}"
+            assert theirs is not None and ours in (None, theirs), f"{member} lacks entry {match}"
 
 
 class RaftNode:
@@ -114,7 +114,7 @@ class RaftNode:
             self.open(recovered.get(GROUP))
 
     def join(self, members: Members) -> None:
-        """Make a replica on this node, new or as a replacement of a wiped one."""
+        """Create a replica on this node: a new replica, or the replacement of a wiped replica."""
         own = next(m for m in (*members.voters, *members.learners) if node_of(m) == self.name)
         store = self.pointers.mint(1)[0]
         incarnation = int(own.rpartition("#")[2])
@@ -124,7 +124,7 @@ class RaftNode:
         self.open(None)
 
     def leave(self) -> None:
-        """End an earlier life of the replica: first remove its pointer, then its log."""
+        """Remove an earlier incarnation of the replica: first its pointer, then its log."""
         if self.group is not None:
             self.group_commit.remove(self.group)
             self.group = self.machine = None
@@ -193,7 +193,7 @@ class RaftNode:
             self.group.journal.copy_tail()
 
     def install(self, rows: dict[int, bytes], index: int, term: int, members: Members) -> None:
-        """Install a snapshot as the engine does: a new store, its pointer, then a log that starts over at it."""
+        """Install a snapshot as the engine does: a new store, its pointer, then a log that begins at the snapshot."""
         if self.group is None or self.machine is None or self.records is not None or self.machine.applied >= index:
             return
         old = self.group

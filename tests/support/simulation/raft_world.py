@@ -1,7 +1,7 @@
 """Simulate nodes with a Raft group, a network that loses, delays and cuts, and an operator, in virtual time.
 
-Everything is driven by one `random.Random(seed)`, so a seed replays. Acknowledged commands are kept outside of the
-nodes."""
+One `random.Random(seed)` determines everything, so a seed reproduces its world. The world keeps acknowledged commands
+outside of the nodes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class RaftWorld:
         self.rng = rng = random.Random(seed)
         self.clock = WorldClock()
         self._undo = replace_time(self.clock, rng)
-        # Small batches: a follower that is behind gets many of them.
+        # Use small batches, so that a follower that lags behind receives many of them.
         core.MAX_APPEND_BYTES, self._append_bytes = rng.choice((10, 30, 1 << 20)), core.MAX_APPEND_BYTES
         self._pace = rng.choice((0.2, 0.5, 0.9))
-        """Probability that a step delivers over a connection. With a low one, many frames are in flight at once."""
+        """Probability that a step delivers over a connection. If it is low, many frames are in flight at once."""
         self._sync_pace = rng.choice((0.2, 0.8))
         self._crash_probability = rng.choice((0.002, 0.01, 0.03))
         self._is_careless = rng.random() < 0.5
@@ -67,7 +67,7 @@ class RaftWorld:
         assert known == entry.command, f"{node.name} applies {entry.command!r} at {entry.index}, others {known!r}"
 
     def check_invariants(self) -> None:
-        """Check what must hold after each step."""
+        """Check the invariants that hold after each step."""
         for name, node in self.nodes.items():
             group = node.group
             if group is None:
@@ -96,7 +96,7 @@ class RaftWorld:
             self._dead(name)
 
     def _dead(self, name: str, *, power_loss: bool = False) -> None:
-        """End a node by a crash."""
+        """Crash a node."""
         self.crashes += 1
         self.network.isolate(name)
         self.nodes.pop(name, None)
@@ -124,9 +124,9 @@ class RaftWorld:
     def wipe(self) -> None:
         """Wipe the disk of a node, if the others do not need its data.
 
-        Never wipe while a promoted member has not learned of its promotion. It counts in the log of the node that began
-        the promotion, but its own log does not allow its election. It may have more entries than all others, which then
-        wait for it."""
+        Never wipe a disk while a promoted member has not learned of its promotion. The member counts in the log of the
+        node that began the promotion, but its own log does not allow it to win an election. If it has more entries than
+        all other members, they cannot elect a leader without it."""
         name = self.rng.choice(self.names)
         if len(self.nodes) < len(self.names):
             return
@@ -171,7 +171,7 @@ class RaftWorld:
         node.group_commit.mark(node.group)
 
     def read(self) -> None:
-        """Read linearizably: the index must cover everything that was acknowledged before the request."""
+        """Read linearizably. The index of the read must cover all commands acknowledged before the request."""
         for node in list(self.nodes.values()):
             if node.group is not None and node.group.is_leader:
                 least = max(self.acked, default=0)
@@ -228,7 +228,7 @@ class RaftWorld:
         return None
 
     def _forbidden(self, group: Group, members: Members) -> Members | None:
-        """Return a change that is not allowed: it replaces or removes all voters but one at once."""
+        """Return a change that is not allowed, because it replaces or removes all voters but one at once."""
         voters, learners = members
         others = [m for m in voters if m != group.member]
         if not others or any(self._is_gone(m) for m in (*voters, *learners)):
@@ -253,7 +253,7 @@ class RaftWorld:
                 continue
             if there.group is None or there.group.member != member:
                 if member in self._placed:
-                    continue  # it was wiped since: it comes back with another incarnation
+                    continue  # the node was wiped meanwhile: its replica gets a new incarnation
                 self._placed.add(member)
                 self.guarded(there.name, there.leave)
                 if there is self.nodes.get(there.name):
@@ -328,7 +328,7 @@ class RaftWorld:
             self.step()
 
     def heal(self) -> None:
-        """Stop the faults: there must be a leader and one state on all nodes, and new commands must be acknowledged."""
+        """Stop the faults. Then there must be a leader and one state on all nodes, and new commands must succeed."""
         for disk in self.disks.values():
             disk.memory.crash_after(1 << 60)
         for name in self.names:

@@ -31,7 +31,7 @@ RULES: tuple[dict[str, Any], ...] = (
 
 
 class RankedClients(Clients):
-    """Clients whose messages have priorities and tenants, which they change at times."""
+    """Clients whose messages have priorities and tenants. At times, the clients change priorities."""
 
     def __init__(self, *args: Any, topic: Topic, seed: int, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -42,13 +42,14 @@ class RankedClients(Clients):
             self.oracle.per_tenant = lambda tenant: rules.find(tenant.decode()).max_in_flight
         self.order: Order | None = None
         if random.Random(f"order of {seed}").random() < 0.6:
-            # A message that was given back unread counts as never leased, and its consumer may not have seen it.
+            # Consumers must not leave here: a message that is given back unread counts as never leased, and the check
+            # of the order could not see that.
             self.leaving = 0.0
             self.order = Order(topic.settings["ageing_ms"], self.lease_ms, 2 * DRIFT_MS + 1)
             self.oracle.watch = self.order.delivered
         self._rank_rng = random.Random(f"ranks of {seed}")
         self.ranked = 0
-        """Number of messages that got another priority."""
+        """Number of messages whose priority was changed."""
 
     def messages(self) -> tuple[list[Sent], dict[int, list[Any]]]:
         sent, columns = super().messages()
@@ -70,7 +71,7 @@ class RankedClients(Clients):
             self._change_rules()
 
     def _rank(self) -> None:
-        """Change the priority of a message; its offset is unknown until the answer."""
+        """Change the priority of a message. Its offset is unknown until the answer arrives."""
         message = self.owner._some()
         if message is None or message.vague:
             return

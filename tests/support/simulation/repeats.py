@@ -1,6 +1,7 @@
 """Simulate an idempotent producer that outlives the node.
 
-Answers are lost. Batches are resent while the first copy is in flight, and after a crash until there is an answer."""
+Answers are lost. The producer resends batches while the first copy is in flight, and after a crash until it has an
+answer."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from tests.support.simulation.node_world import Node
 
 LOST, AGAIN, GIVE_UP = 0.3, 0.05, 0.003
-"""Probabilities: a lost answer, a step after which all batches are resent, one after which they are given up."""
+"""Probability that an answer is lost; probabilities per step that all batches are resent, or given up."""
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Numbered:
     sent: list[Sent]
     was_sent: bool = False
     first_answer: Any = None
-    """First answer of the broker; all others must be equal."""
+    """First answer of the broker. All later answers must be equal."""
     answered: bool = False
     """Whether an answer has reached the producer."""
 
@@ -41,7 +42,7 @@ class Numbered:
 class Repeater:
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
-        """Random numbers for this producer only, so that it does not change the rest of the world."""
+        """Random numbers only for this producer, so that it does not change the rest of the world."""
         self._producer_id = self._rng.getrandbits(63) | 1
         self._epoch, self._number = 1, 0
         self.unanswered: list[Numbered] = []
@@ -49,8 +50,9 @@ class Repeater:
         """Number of answers to batches that were stored before."""
 
     def takes(self, on_conflict: int) -> bool:
-        """Return whether to send a batch with a number. Excludes batches whose answer may name messages of unknown
-        producers."""
+        """Return whether this producer sends a batch, with a sequence number.
+
+        It excludes batches with IGNORE, because their answers may name messages of unknown producers."""
         few = not self.unanswered or self._number + 1 - self.unanswered[0].number < FIXED.producer_answers
         return on_conflict != c.IGNORE and few and self._rng.random() < 0.5
 
@@ -76,7 +78,7 @@ class Repeater:
     def _submit(self, node: Node, numbered: Numbered) -> None:
         def done(result: Any) -> None:
             if isinstance(result, StorageFailed):
-                return  # it may be stored or not
+                return  # the outcome is unknown
             assert not isinstance(result, SandqError), result
             assert numbered.first_answer in (None, result), "a batch sent again has another answer"
             self.repeated += numbered.first_answer is not None

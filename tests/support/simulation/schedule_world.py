@@ -1,4 +1,4 @@
-"""Simulate whole nodes whose topic has schedules: each occurrence is one message, with any leader and any faults."""
+"""Simulate whole nodes whose topic has schedules. Each occurrence becomes one message, despite all faults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.simulation.oracle import cells_of
 SCHEDULES: Final = 5
 EVERY_MS: Final = (1_000, 1_000, 1_500, 3_000)
 LIVE_MS: Final = 20_000
-"""Time in which the schedules recur, in ms."""
+"""Time during which the schedules recur, in ms."""
 
 
 class UnlimitedBudget:
@@ -52,7 +52,7 @@ class ScheduleWorld(MembershipWorld):
             # Occurrences before the creation of the schedule do not happen.
             first_ms = await self._put(f"s{at}", settings)
             for ms in range(first_ms, start_ms + LIVE_MS, every_ms):
-                # It must be delivered, like an acknowledged message.
+                # The message of the occurrence must be delivered, like an acknowledged message.
                 self.stored.add(b"s%d %d" % (at, ms))
 
     async def _put(self, name: str, settings: dict[str, Any]) -> int:
@@ -81,7 +81,7 @@ class ScheduleWorld(MembershipWorld):
             await self._trigger()
 
     async def _trigger(self) -> None:
-        """Trigger one extra message, with two requests."""
+        """Trigger one extra message. Send the request twice, with the same token."""
         name = f"s{self.rng.randrange(SCHEDULES)}"
         partition = partition_for(name.encode(), PARTITIONS)
         token = bytes(self.rng.getrandbits(8) for _ in range(16))
@@ -100,8 +100,7 @@ class ScheduleWorld(MembershipWorld):
         self.counts["triggers"] += len(found)
 
     def _messages(self, delivery: Delivery) -> list[tuple[bytes, bytes]]:
-        """Return the messages of schedules: they are identified by their occurrence, or by their id if they were
-        triggered."""
+        """Return the offset and the identity of each message: its occurrence, or its id if it was triggered."""
         found: list[tuple[bytes, bytes]] = []
         for offset, value, cell in cells_of(delivery):
             headers = headers_unpack(cell)

@@ -1,4 +1,4 @@
-"""Worlds by their seeds: few whenever tests are run, more in long runs; one that fails says how to see it again."""
+"""Run worlds by their seeds: few seeds in normal test runs, more in long runs. A failure reports its seed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ W = TypeVar("W")
 
 
 def few_of(values: Iterable[Any], few: int) -> list[Any]:
-    """Parameters of a test: the first `few` whenever tests are run, the others in long runs."""
+    """Return the parameters of a test. The first `few` run in all test runs, the others only in long runs."""
     return [value if at < few else pytest.param(value, marks=pytest.mark.long) for at, value in enumerate(values)]
 
 
 def run_each(run: Callable[[int], W], seeds: Iterable[int]) -> list[W]:
-    """`run(seed)` of all of them; a failure names the seed."""
+    """Return `run(seed)` for each seed. If a run fails, add a note with its seed to the error."""
     worlds = []
     for seed in seeds:
         try:

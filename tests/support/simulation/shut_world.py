@@ -1,7 +1,7 @@
-"""Simulate a partition on three nodes that meets entries which cannot be applied: on one node, once, or on all.
+"""Simulate a partition on three nodes with entries that replicas cannot apply: on one node, once, or on all nodes.
 
-Nodes crash, leaders change and snapshots come meanwhile. Shut replicas are handled as by `ShutReplicas`, and an
-operator skips entries that shut the replicas of all nodes. In the end all replicas are open and equal, and hold all
+Meanwhile nodes crash, leaders change and snapshots arrive. The world handles shut replicas as `ShutReplicas` does, and
+an operator skips entries that shut the replicas of all nodes. In the end all replicas are open and equal, and hold all
 acknowledged messages."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.support.simulation.cluster_world import NAMES, ClusterWorld
 
 STEPS = (b"decode", b"first", b"last", b"status", b"drain")
 WHERE = (b"all", b"once", *[name.encode() for name in NAMES])
-"""Replicas that fail: all, always; any one, once in the world; those of one node, always."""
+"""Replicas that fail at an entry: all replicas, one replica once, or the replicas of one node."""
 POISON_CHANCE = 0.03
 OPERATOR_CHANCE = 0.05
 
@@ -50,7 +50,7 @@ class PlainClients:
         self._number = 0
         self.acknowledged: set[bytes] = set()
         self.is_calm = False
-        """Whether to send nothing that cannot be applied."""
+        """Whether to send only entries that can be applied."""
 
     def leader(self) -> ClusterNode | None:
         ready = [node for node in self._world.nodes.values() if node.host.ready]
@@ -100,9 +100,9 @@ class ShutWorld(ClusterWorld):
     def __init__(self, seed: int) -> None:
         self.skips = self.shut = self.reopened = self.restored = 0
         self._once: set[bytes] = set()
-        """Entries whose only fault was raised."""
+        """Entries that fail once and have failed already."""
         self._struck: dict[int, bytes] = {}
-        """Replicas (by id) whose status, or next drain, fails, with the step."""
+        """By the id of a replica: the step ("status" or "drain") at which it fails next."""
         self._current: PartitionReplica | None = None
         super().__init__(seed, moments=False)
         self.clocks_go_wrong = False
@@ -142,7 +142,7 @@ class ShutWorld(ClusterWorld):
 
     @contextmanager
     def planted(self) -> Iterator[None]:
-        """Let entries fail while the world lives."""
+        """Let entries fail until the world is closed."""
         apply, put = PartitionReplica.apply, View.put
         status, drain = PartitionReplica.status, PartitionReplica.drain
 
@@ -241,7 +241,7 @@ class ShutWorld(ClusterWorld):
         try:
             replacement, _ = replacement_of(host.number, skip_id, command, positions, failure)
         except SandqError:
-            return  # the entry is skipped completely already
+            return  # the complete entry is skipped already
         host._skips.propose(host.group, Skip(index, term, skip_id, replacement), lambda at, error: self._skipped(error))
         node.node_log.group_commit.mark(host.group)
 
@@ -249,7 +249,7 @@ class ShutWorld(ClusterWorld):
         self.skips += error is None
 
     def _restore_shut(self) -> None:
-        """Send a snapshot to each member that is shut at an entry which a leader has applied."""
+        """If the leader has applied the entry that shut a member, send that member a snapshot."""
         for node in list(self.nodes.values()):
             if not node.host.ready:
                 continue
@@ -274,7 +274,7 @@ class ShutWorld(ClusterWorld):
 
 
 def reached(node: ClusterNode) -> int:
-    """Return the last entry that a shut replica may have acknowledged, as in `ShutReport`."""
+    """Return the index of the last entry that a shut replica may have acknowledged, as in `ShutReport`."""
     assert node.host.shut is not None
     return _report(node.host, node.host.shut).reached
 

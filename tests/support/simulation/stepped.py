@@ -39,8 +39,7 @@ class VirtualClock:
 
 
 class SteppedEvent:
-    """`trio.Event` without trio: a waiting coroutine is stepped by `coroutine.send(None)`, and checks the event each
-    time."""
+    """Replaces `trio.Event` without trio. `coroutine.send(None)` steps a waiting coroutine, which checks the event."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -62,7 +61,7 @@ def _pause() -> Generator[None, None, None]:
 
 
 class VirtualTimers:
-    """`Timers` with the same `at`, fired by the world."""
+    """Replaces `Timers`. The world fires the timers."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
@@ -79,7 +78,7 @@ class VirtualTimers:
         return sum(timer.call is not None for _, _, timer in self._heap)
 
     def note_cancelled(self) -> None:
-        """Do nothing: cancelled timers are few and stay until their time."""
+        """Do nothing. The few cancelled timers stay until their time."""
 
     def pause_ms(self, ms: int) -> int:
         return ms
@@ -96,20 +95,19 @@ class Stepped:
     """One life of a node, without its connections."""
 
     node_log: NodeLog
-    """Set by the subclass; it must publish to `published`."""
+    """Log of the node, which the subclass sets. It must publish to `published`."""
 
     def __init__(self, rng: random.Random, clock: VirtualClock) -> None:
         self.rng = rng
         self._rests = random.Random(0)
-        """Decides when the apply thread rests. Its own generator keeps the rest of the world unchanged."""
+        """Random numbers that decide when the apply thread rests. They do not change the rest of the world."""
         self._writes = random.Random(1)
-        """Decides when the thread that writes rows continues. Its own generator keeps the rest of the world unchanged.
-        """
+        """Random numbers that decide when the thread that writes rows continues. They change nothing else."""
         self.timers = VirtualTimers(clock)
         self.published: deque[Published] = deque()
         self.tasks: deque[Any] = deque()
         self.records: list[Any] | None = None
-        """Records of the commit batch that is ticked and not synced."""
+        """Records of the current commit batch, before their sync; None between batches."""
         self.checkpoint: Iterator[None] | None = None
 
     def drive(self) -> None:
@@ -143,7 +141,7 @@ class Stepped:
                 self.node_log.applier.rest()
 
     def write_rows(self) -> None:
-        """Run the thread that writes rows: one batch, or nothing if it is slow."""
+        """Run the thread that writes rows. It writes one batch, or nothing while it is slow."""
         if self._writes.random() < 0.3:
             self.node_log.stores.write_one()
             if self.node_log.has_held:
@@ -191,9 +189,9 @@ class Stepped:
         loaded = type(live).load(0, {}, View(rows))
         view = View(rows)
         for group in live.groups.by_id.values():
-            group.generation = 0  # of the process, not of the state
+            group.generation = 0  # a value of the process, which is not part of the state
             group.note_change()
-        live.log.garbage.take()  # of the process, too
+        live.log.garbage.take()  # also a value of the process
         assert loaded.status(view) == live.status(view)
         known = [[(key, one.row()) for key, one in part.producers._known.items()] for part in (loaded, live)]
         assert known[0] == known[1], "a partition loaded from rows knows other producers, or forgets in another order"

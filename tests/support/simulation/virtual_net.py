@@ -1,7 +1,8 @@
-"""Simulate a network of streams in virtual time, for whole nodes in one process: the part of trio's TCP that links use.
+"""Simulate a network of streams in virtual time, for whole nodes in one process.
 
-Bytes arrive later, in order. Either direction between two machines can hang: then all bytes wait until it continues. A
-connection can break: both sides notice that at once, or, if a machine lost its power, only by the silence."""
+It replaces the part of trio's TCP that links use. Bytes arrive later, in order. Each direction between two machines can
+hang; then its bytes wait until the hang ends. A connection can break. Both sides notice that at once, but if a machine
+has lost its power, its peers notice only silence."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from sandq.model.config_types import Address
 
 HOST = "127.0.0.1"
 WINDOW_BYTES = 1 << 20
-"""Maximum number of bytes in flight in one direction of a connection; beyond it a sender waits."""
+"""Maximum number of bytes in flight in one direction of a connection. At the maximum, the sender waits."""
 RECEIVE_BYTES = 64 << 10
 
 
@@ -29,7 +30,7 @@ class _Pipe:
         self.in_flight: deque[tuple[float, bytes]] = deque()
         self.size = 0
         self.last_s = 0.0
-        """Arrival time of the last bytes, in seconds: later bytes must not overtake them."""
+        """Arrival time of the last sent bytes, in seconds. Later bytes must not overtake them."""
         self.ended = False
         """Whether the sender has closed its side."""
         self.broken = False
@@ -55,7 +56,7 @@ class VirtualStream(trio.abc.HalfCloseableStream):
         self.socket = _Socket(port)
         self.incoming, self.outgoing = incoming, outgoing
         self.lost = False
-        """Whether its machine is gone: its tasks must not send anything when they end."""
+        """Whether the machine of this side is gone. Then its tasks must send nothing when they end."""
         self._net = net
         self._closed = False
 
@@ -166,11 +167,11 @@ class VirtualPort:
 
 
 class VirtualNet:
-    """All connections. `who()` returns the machine whose code runs."""
+    """All connections between machines. `who()` returns the machine whose code runs now."""
 
     def __init__(self, rng: random.Random, who: Callable[[], str]) -> None:
         self.most_s = rng.choice((0.002, 0.02, 0.1))
-        """Longest delay, in seconds."""
+        """Maximum delay of bytes, in seconds."""
         self.listeners: dict[int, VirtualListener] = {}
         self.hanging: set[tuple[str, str]] = set()
         """Directions that hang: (from, to)."""
@@ -233,7 +234,7 @@ class VirtualNet:
                 self._break(stream)
 
     def gone(self, name: str, *, silently: bool) -> None:
-        """Remove a machine: its listeners and connections end. `silently`: the other sides do not notice."""
+        """Remove a machine with its listeners and connections. `silently`: the other sides do not notice."""
         for listener in [one for one in self.listeners.values() if one.name == name]:
             del self.listeners[listener.socket.getsockname()[1]]
         for stream in [one for one in self._streams if one.incoming.receiver == name]:

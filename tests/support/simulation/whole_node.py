@@ -1,7 +1,7 @@
 """Run whole nodes in one process, in virtual time: `run_node` over fake disks, a fake network, and tasks as threads.
 
-A machine outlives the node that runs on it. Each of its threads can hang: its current work neither finishes nor fails
-until it continues."""
+A machine outlives the nodes that run on it. Each thread of a machine can hang: its current work neither finishes nor
+fails until the hang ends."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ HANGS: Final = (*THREADS.values(), SPACE, CLOCK)
 """Parts of a machine that may hang: its four threads, checks of the free space, and answers about its clock."""
 
 THREAD_S: Final = (0.0001, 0.001, 0.01)
-"""Time in which a thread handles the queued items, in seconds."""
+"""Possible times that a thread takes to handle the queued items, in seconds."""
 
 running_on: ContextVar[Life] = ContextVar("running_on")
-"""Life that owns a task of a node."""
+"""Life of a node to which the current task belongs."""
 
 
 @dataclass
 class Machine:
-    """A machine, which outlives its node."""
+    """A machine, which outlives the nodes that run on it."""
 
     name: str
     port: int
@@ -55,7 +55,7 @@ class Machine:
     hangs: dict[str, trio.Event] = field(default_factory=dict)
     """Parts that hang, with the event that ends the hang."""
     applied_on_loop: int = 0
-    """Number of entries applied on the event loop, over all lives."""
+    """Number of entries that were applied on the event loop, in all lives."""
 
     def crash(self, rng: random.Random, *, power_loss: bool) -> None:
         self.memory = self.memory.crash(rng) if power_loss else self.memory.kill()
@@ -81,7 +81,7 @@ class Life:
     """One life of a node on its machine."""
 
     def __init__(self, machine: Machine, nursery: trio.Nursery, rng: random.Random) -> None:
-        """`nursery`: runs its threads."""
+        """`nursery`: runs the threads of the node as tasks."""
         self.machine = machine
         self.rng = rng
         self.nursery = nursery
@@ -93,7 +93,7 @@ class Life:
         self.ended = trio.Event()
         self.serving: Serving | None = None
         self.is_lost = False
-        """Whether the machine lost power or the process was killed: nothing of it continues."""
+        """Whether the machine lost power or the process was killed. Then no task of this life continues."""
 
     @property
     def name(self) -> str:
@@ -101,7 +101,7 @@ class Life:
 
 
 class TaskWorker:
-    """`Worker` whose thread is a task of the world: queued items are handled a little later."""
+    """Replaces `Worker`. Its thread is a task of the world, which handles queued items a little later."""
 
     def __init__(
         self, name: str, handle: Callable[[list[Any]], None], on_crash: Callable[[BaseException], None]
@@ -116,7 +116,7 @@ class TaskWorker:
         self._rounds = 0
         self._closed = False
         self._rest: Callable[[], None] | None = None
-        """Called when the queue stays empty for a while after some items."""
+        """Function that is called when the queue stays empty for a while after some items."""
         self._is_resting = False
         self._is_rested = True
         self._life.nursery.start_soon(self._run)
@@ -131,7 +131,7 @@ class TaskWorker:
         self._wake.set()
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Like `Worker.close`, but immediate. A lost life handles nothing any more."""
+        """Like `Worker.close`, but immediate. A lost life handles no more items."""
         if not self._life.is_lost and not self._closed:
             items = [*self._items, *self._queue]
             self._queue.clear()
@@ -216,7 +216,7 @@ class FairTaskWorker(TaskWorker):
         return 0.0
 
     def others(self) -> Sequence[Any]:
-        """Return nothing: applying an entry takes no time here, so it never yields to others."""
+        """Return no groups. Here, applying an entry takes no time, so it never yields to other groups."""
         return ()
 
 
@@ -245,7 +245,7 @@ class _Lanes(Lanes[Any]):
 
 
 async def in_task(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Replace `trio.to_thread.run_sync` without a thread. Calls of clients, unlike those of nodes, take no time."""
+    """Replace `trio.to_thread.run_sync`, without a thread. Calls of nodes take some time, calls of clients none."""
     life = running_on.get(None)
     if life is None:
         await trio.lowlevel.checkpoint()
