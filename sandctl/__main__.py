@@ -14,7 +14,7 @@ def _end(*_: object) -> None:
     os._exit(_EXIT_INTERRUPTED)
 
 
-# Only the caller of `run` imports this module. Before `run`, no work has begun, so nothing has to be cleaned up. If
+# Only a program that calls `run` imports this module. Before `run`, there is nothing to clean up. If
 # Ctrl-C is ignored (`nohup`), it stays ignored.
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _end)

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 FILL_BATCH = 1000
 UNCONFIRMED = 1000
-"""Maximum number of sends, and of acks, that wait for confirmation."""
+"""Maximum number of unconfirmed sends, and maximum number of unconfirmed acks."""
 CREDIT = 10_000
 LEAD_S = 1.0
 FILL_PER_S = 10_000
-"""Messages per second that a slow client can schedule. None may be due before the last one is stored."""
+"""Messages per second that even a slow client can schedule. No message may be due before all are stored."""
 GRACE_S = 10.0
 CLEAN_UP_S = 5.0
 TRIM_LOOK_S = 0.05
@@ -35,8 +35,8 @@ TRIM_LOOK_S = 0.05
 
 @dataclass(frozen=True)
 class Plan:
-    """Options of a measurement. `topic` None: create one and delete it again. `batch`: messages that are passed to the
-    client together."""
+    """Options of a measurement. `topic` None: create a topic, and delete it at the end. `batch`: number of messages per
+    call of the client."""
 
     topic: str | None
     partitions: int
@@ -48,11 +48,11 @@ class Plan:
 
 
 _Waiting = tuple[float, int, Awaitable[Any]]
-"""Start (monotonic seconds), number of messages, and the object to await."""
+"""Start (monotonic seconds), number of messages, and the receipt to await."""
 
 
 class Load:
-    """One measurement. `measured` has the results, however it ends."""
+    """One measurement. `measured` has the results, even if the measurement fails."""
 
     def __init__(self, what: str, plan: Plan) -> None:
         self.plan = plan
@@ -146,7 +146,9 @@ class Load:
         return await producer.send(value) if count == 1 else await producer.send_many([value] * count)
 
     async def _confirm(self, receiver: MemoryObjectReceiveStream[_Waiting], progress: Progress) -> None:
-        """Record the latency of each message since it should have been sent (without a rate: since it was sent)."""
+        """Record the latency of each message when it is confirmed.
+
+        With a rate, latency begins at the planned time of the message, otherwise when it was sent."""
         with receiver:
             async for since_s, count, receipt in receiver:
                 await receipt

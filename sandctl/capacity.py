@@ -1,8 +1,8 @@
 """Estimate the nodes, disk and memory for a load from measurements.
 
 The constants are measured by `make bench` on one machine (docs/performance.md names the rows); another machine is
-faster or slower by a factor. So a plan is a starting point: run `sandctl bench` with such a load on such a machine, and
-correct it.
+faster or slower by a factor. So a plan is only a starting point: run `sandctl bench` with the planned load on the
+planned machine, and correct the plan.
 """
 
 from __future__ import annotations
@@ -18,19 +18,23 @@ MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 
 PRODUCED_US: Final = {"awaited": 350.0, "pipelined": 4.8, "batched": 1.6}
-"""CPU time of a node per incoming message: `small_produce`, `produce_1_pipe_16`, `produce_100`."""
+"""CPU time of a node per incoming message, in us. Measured by `small_produce`, `produce_1_pipe_16`, `produce_100`."""
 SCHEDULED_US: Final = 3.5
-"""Additional CPU time for a message with its own time: `produce_scheduled` minus `produce_100`."""
+"""Additional CPU time for a message with its own time, in us: `produce_scheduled` minus `produce_100`."""
 DELIVERED_US: Final = {"batched": 2.9, "awaited": 390.0}
-"""CPU time per delivered and acked message: `consume_each`; `small_ack`."""
+"""CPU time per delivered and acked message, in us. Measured by `consume_each` and `small_ack`."""
 SCHEDULED_OUT_US: Final = 10.0
-"""Additional CPU time to deliver and ack a message with its own time: `scheduled_out` spread over an hour."""
+"""Additional CPU time to deliver and ack a message with its own time, in us.
+
+Measured by `scheduled_out`, with the messages spread over an hour."""
 FOLLOWED_US: Final = 1.2
-"""CPU time per message of a replica that does not lead: a third of `cluster_1000`, all nodes together."""
+"""CPU time per message of a replica that does not lead, in us.
+
+This is a third of `cluster_1000`, which measures all nodes together."""
 ROW_BYTES: Final = 47
 """Bytes on disk of a message with its own time, in addition to value, key and headers."""
 BATCHED_BYTES: Final = 5
-"""Bytes on disk of a message of a batch that is due at once, in addition to value, key and headers."""
+"""Bytes on disk of a message in a batch that is due at once, in addition to value, key and headers."""
 SPACE_FACTOR: Final = 1.5
 """Disk space that LevelDB uses while it merges tables, as a multiple of the data. Most of the time it needs less."""
 LOG_BYTES: Final = 512 * MIB
@@ -38,39 +42,40 @@ LOG_BYTES: Final = 512 * MIB
 NODE_BYTES: Final = 110 * MIB
 """Memory of an empty node."""
 PENDING_BYTES: Final = ((1_000_000, 40), (math.inf, 12))
-"""Memory per pending message with its own time: up to this number in the cluster `pending_1m`, beyond it `pending_10m`.
-"""
+"""(number of messages, bytes per message): memory of the pending messages with their own time, in the whole cluster.
+
+Messages up to the first number (`pending_1m`) need more memory than all further ones (`pending_10m`)."""
 GROUP_BYTES: Final = 24 << 10
-"""Memory per group of a partition: `pending_groups`."""
+"""Memory per group of a partition, measured by `pending_groups`."""
 PARTITION_BYTES: Final = 40 << 10
 BUDGET_BYTES: Final = 1024 * MIB
-"""`limits.memory_bytes`: memory of requests and replies in progress."""
+"""Memory of requests and replies in progress (the setting `limits.memory_bytes`)."""
 NODE_CORES: Final = 1.5
 """Maximum cores that a node uses: one thread of Python, plus those of the log and LevelDB."""
 BUSY: Final = 0.6
 """Maximum share of `NODE_CORES` that a load may use in the long run. The rest is for bursts, restarts and moves."""
 PARTITION_CORES: Final = 0.5
-"""Maximum share of a core for a partition; more partitions spread the load."""
+"""Maximum share of a core that one partition uses. More partitions spread the load."""
 FULL: Final = 0.7
-"""Maximum share of a disk."""
+"""Maximum share of a disk that may be used."""
 NETWORK_FRAME: Final = 1.15
 """Bytes on the network per byte of a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The load: messages per second; bytes of value, key and headers; seconds."""
+    """The load: `rate` messages per second of `message_bytes` (value, key and headers) each."""
 
     rate: float
     message_bytes: int
     delay_s: float
-    """Average time that a message waits until it is due; 0: all are due at once."""
+    """Average time from sending until a message is due. 0: all messages are due at once."""
     kept_s: float
-    """Time for which a message is kept after it was due."""
+    """Time for which a message is kept after it became due."""
     groups: int = 1
     replicas: int = 3
     peak: float = 2.0
-    """The busiest second as a multiple of the average."""
+    """Messages in the busiest second, as a multiple of the average."""
     produced: str = "batched"
     delivered: str = "batched"
 
@@ -190,7 +195,7 @@ def _pending_bytes(pending: int) -> float:
 
 
 def _partitions(load: Load, cores: float) -> int:
-    """Return a number of partitions at which each uses at most its share of a core. There may be as many consumers."""
+    """Return the number of partitions with which each partition uses at most `PARTITION_CORES`."""
     return max(math.ceil(cores / PARTITION_CORES), 1 if load.rate < 100 else load.replicas)
 
 

@@ -1,7 +1,7 @@
 """Handle Ctrl-C while the event loop runs: cancel the work, and let it clean up. A second Ctrl-C ends the process.
 
-By default, Python raises KeyboardInterrupt wherever the loop happens to be. This would leave work unfinished, and a
-second Ctrl-C would print tracebacks.
+By default, Python raises KeyboardInterrupt at any place in the code. This would leave work unfinished, and a second
+Ctrl-C would print tracebacks.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from typing import Any
 
 EXIT_INTERRUPTED = 130
 IMPATIENT_S = 0.5
-"""Time in seconds after the first signal. A second signal after this time ends the process at once; an earlier one is
-ignored, because it probably has the same cause."""
+"""Minimum time in s between the first signal and a second signal that ends the process at once.
+
+An earlier second signal is ignored, because it probably has the same cause."""
 CLEAN_UP_S = 10.0
 """Time limit for the work to end, in seconds: output that no process reads could block it forever."""
-_SOON_S = 0.001  # not 0, which would stop the timer
+_SOON_S = 0.001  # 0 would stop the timer
 
 
 class FirstOnly:
-    """Handle SIGINT while no event loop runs, in a process that only runs sandctl. The first signal raises
-    KeyboardInterrupt. A second one within `IMPATIENT_S` is ignored, and a later one ends the process at once.
+    """Handle SIGINT while no event loop runs, in a process that only runs sandctl.
+
+    The first signal raises KeyboardInterrupt. A second signal within `IMPATIENT_S` is ignored; a later signal ends the
+    process at once.
 
     A second KeyboardInterrupt would interrupt the code that handles the first.
     """

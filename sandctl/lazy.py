@@ -10,7 +10,7 @@ import click
 
 
 class Later(NamedTuple):
-    """Module, name and short help of a command (a test compares the short help with the command's own)."""
+    """Module, name and short help of a command. A test compares this short help with that of the command itself."""
 
     module: str
     name: str
@@ -18,7 +18,7 @@ class Later(NamedTuple):
 
 
 class _Commands(MutableMapping[str, click.Command]):
-    """Lists names at once and imports commands on demand."""
+    """A group that lists command names without imports, and imports a command only when it is called."""
 
     def __init__(self, later: Mapping[str, Later]) -> None:
         self._later = later

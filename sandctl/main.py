@@ -34,7 +34,7 @@ class Root(LazyGroup):
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> None:
         extra["standalone_mode"] = False
-        if sys.stdout is None:  # closed by the parent process: nobody reads the output
+        if sys.stdout is None:  # the parent process has closed the stream: nobody reads the output
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         try:
             code = self._run(args, prog_name or "sandctl", extra)
@@ -67,13 +67,13 @@ class Root(LazyGroup):
             if not isinstance(error, SandqError):
                 raise
             failed = _failed(error.message, getattr(error, "__notes__", ()))
-            # An invalid request is wrong usage, whether sandctl, the client or a node found it.
+            # An invalid request is wrong usage, no matter whether sandctl, the client or a node found the error.
             return EXIT_USAGE if isinstance(error, InvalidRequest) and not _is_no_usage(error) else failed
         return result if isinstance(result, int) else 0
 
 
 _NO_USAGE = ("sandq.backup.errors", "sandq.spark.jobs.schedule", "sandq.spark.jobs.chart")
-"""Modules whose errors are about the content of a file or a missing package: the command line was right."""
+"""Modules whose errors are no wrong usage: a file has wrong content, or a package is missing."""
 
 
 def _is_no_usage(error: Exception) -> bool:

@@ -7,16 +7,17 @@ import time
 from collections.abc import Awaitable, Callable
 
 TICK_S = 0.01
-"""Length of a tick: messages of one tick are sent together, because sleeping is no more precise than this."""
+"""Length of a tick, in s. Messages of one tick are sent together, because sleeping for a shorter time is not
+precise."""
 
 
 class Pacer:
-    """Paces messages: call `await pacer.wait()` before each one. `wait` returns the planned time of the message
+    """Paces messages: call `await pacer.wait()` before each message. `wait` returns the planned time of the message
     (monotonic seconds).
 
-    The n-th message is planned for n / rate seconds after the first, so delays do not add up. A late sender (slow
-    server, busy machine) catches up at once, or with `slip` stays late. With `slip`, it never sends more than one
-    tick's messages at a time.
+    Message number n (from 0) is planned for n / rate seconds after the first, so delays do not add up. Without `slip`,
+    a late sender (slow server, busy machine) sends all late messages at once. With `slip`, the plan is shifted instead,
+    so that the sender never sends more than one tick's messages at a time.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Pacer:
         self._count = 0
 
     async def wait(self, messages: int = 1) -> float:
-        """Wait until the next batch may be sent; `messages` is its size."""
+        """Wait until the next batch may be sent. `messages`: its number of messages."""
         now = self._clock()
         if self._start is None:
             self._start = now
@@ -53,7 +54,9 @@ class Pacer:
         return intended
 
     def _until(self, intended: float) -> float:
-        """Return when to wake: with several messages per tick, at the end of the tick."""
+        """Return until when to sleep for a message planned at `intended`.
+
+        With several messages per tick, this is the end of the tick."""
         assert self._start is not None
         if self._rate * TICK_S <= 1:
             return intended

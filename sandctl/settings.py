@@ -19,17 +19,17 @@ class Settings:
     output: str = "table"
     token_file: str | None = None
     token: str | None = field(default=None, repr=False)
-    """Token to send, in place of any other source of a token."""
+    """Token to send. It replaces tokens of all other sources."""
     insecure: bool = False
-    """Whether a token may be sent to another machine in the clear."""
+    """True if a token may be sent to another machine without TLS."""
     timeout_s: float | None = None
     """Time limit of each request, in seconds; None: `CONNECT_S`, `REQUEST_S` and `DELIVERY_S`."""
     tls: bool | None = None
-    """Use TLS. None: use it if `files` names one, or as the environment says."""
+    """True to use TLS. None: use TLS if `files` names a file; otherwise the environment decides."""
     files: dict[str, str] = field(default_factory=dict)
     """Paths of certificate files, by the name of their option: ca, cert, key."""
     context: str | None = None
-    """Name of the context that was asked for by `--context`."""
+    """Name of the context that `--context` names."""
 
     @property
     def deadlines_s(self) -> tuple[float, float, float]:

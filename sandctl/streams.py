@@ -1,7 +1,7 @@
 """Standard input and output that do not block the event loop: a slow pipe must not cost a lease.
 
-A descriptor that can be waited for (pipe, terminal, socket) is waited for. A regular file never blocks for long, so it
-is read and written directly, like the streams without a descriptor that click's test runner uses.
+A pipe, terminal or socket is read or written only once its descriptor is ready. A regular file never blocks for long,
+so it is read and written directly. The same applies to the streams without a descriptor of click's test runner.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import anyio
 
 READ_BYTES = 65_536
-WRITE_BYTES = 4096  # bytes that a ready pipe takes without blocking (PIPE_BUF)
+WRITE_BYTES = 4096  # bytes that can be written to a ready pipe without blocking (PIPE_BUF)
 
 
 def _descriptor(stream: BinaryIO) -> int | None:
@@ -25,7 +25,7 @@ def _descriptor(stream: BinaryIO) -> int | None:
 
 
 async def _ready(wait: Callable[[Any], Awaitable[None]], descriptor: int) -> bool:
-    """Wait for a descriptor. Returns False if its kind cannot be waited for."""
+    """Wait until a descriptor is ready. Returns False if this is not possible for its kind."""
     try:
         await wait(descriptor)
     except OSError:
@@ -50,9 +50,9 @@ async def read_pieces(stream: BinaryIO) -> AsyncIterator[bytes]:
 
 
 async def read_lines(stream: BinaryIO, max_bytes: int) -> AsyncIterator[bytes | None]:
-    """Yield lines without their line feed; the last line may end without one. For a line over the limit, yield None and
+    """Yield lines without their line feed. The last line may lack a line feed. At a line over the limit, yield None and
     end."""
-    parts: list[bytes] = []  # parts of a line whose end has not arrived
+    parts: list[bytes] = []  # parts of a line whose end has not arrived yet
     size = 0
     async for piece in read_pieces(stream):
         first, *more = piece.split(b"\n")
@@ -71,8 +71,10 @@ async def read_lines(stream: BinaryIO, max_bytes: int) -> AsyncIterator[bytes | 
 
 
 class Writer:
-    """Writes bytes; they have left the process when `write` returns. Waits only while the reader is slow: going through
-    the event loop for each message would cost more than everything else."""
+    """Writes bytes, which have left the process when `write` returns.
+
+    It waits on the event loop only if the reader is slow: to wait for each message would cost more than everything
+    else."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.is_broken = False
@@ -94,7 +96,7 @@ class Writer:
         await self.finish()
 
     async def finish(self) -> None:
-        """Write the rest of a cancelled `write`."""
+        """Write what a cancelled `write` has left."""
         descriptor = self._descriptor
         while self._rest and descriptor is not None and not self.is_broken:
             if self._waits and not self._poll.poll(0):

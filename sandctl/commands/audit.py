@@ -45,7 +45,8 @@ _COLUMNS = {
 def audit(last: int, follow: bool, node: str | None) -> None:
     """Show the audit log: who did what, and which requests were refused.
 
-    It merges the logs of all nodes: principal, address, object and result of each change, and failed logins.
+    It merges the logs of all nodes. They contain failed logins, and each change with principal, address, object and
+    result.
 
     \b
       sandctl audit
@@ -53,8 +54,8 @@ def audit(last: int, follow: bool, node: str | None) -> None:
       sandctl audit --follow
 
     RESULT is ok or the code of an error. NO_ANSWER: the connection ended before the answer. A line `lines_lost` says
-    how many lines of that node are missing there, `lines_collapsed` how many of one principal were left out because it
-    had used its share.
+    how many lines of its node are missing there. A line `lines_collapsed` says how many lines of one principal were
+    left out, because the principal had used its share.
     """
     if not follow:
 

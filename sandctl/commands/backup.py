@@ -127,9 +127,9 @@ def create(
       sandctl backup create /backups --topic orders --topic payments
       sandctl backup create /backups --incremental
 
-    It needs the rights `cluster` and `read`. A backup exists once it is finished; an interrupted one is not a backup,
-    and continues with --resume. --incremental saves the data committed since the last one, as far as the nodes have
-    kept it, which they do while a backup is followed (`sandctl backup follow`). Other partitions are read in full.
+    It needs the rights `cluster` and `read`. A backup exists once it is finished. An interrupted backup cannot be used,
+    but --resume continues it. --incremental saves the data committed since the last backup. The nodes keep this data
+    while a backup is followed (`sandctl backup follow`). Partitions whose data was not kept are read in full.
     """
     from sandq.backup import create_backup
 
@@ -190,7 +190,7 @@ def _create_increment(
 @key_option
 @options_of_all
 def list_(url: str, backup_key: str | None) -> None:
-    """List the backups at URL, the oldest first, including unusable ones with the reason. It needs no cluster.
+    """List the backups at URL, the oldest first. For unusable backups it shows the reason. It needs no cluster.
 
     \b
       sandctl backup list /backups
@@ -221,8 +221,8 @@ def verify(url: str, backup_id: str, replay: bool, work_dir: Path | None, backup
       sandctl backup verify /backups latest --replay
       sandctl backup verify /backups 20300131T080000Z-0a1b2c --key-file backup.key
 
-    It also reads the increments, and checks that none is missing, and nothing between them. Damaged, truncated or
-    foreign data is reported with file and byte, and exit code 1.
+    It also reads the increments, and checks that none is missing, and that no data is missing between them. If data is
+    damaged, truncated or foreign, it reports file and byte, and the exit code is 1.
     """
     from sandq.backup import verify_chain
 
@@ -289,12 +289,13 @@ def restore(
       sandctl backup restore /backups --prefix restored-
       sandctl backup restore /backups --at 2030-01-31T10:00:00Z --prefix at-ten-
 
-    Topics must not exist: nothing is overwritten. Messages keep their times and ids; leased messages are available
-    again, with their attempts. Groups are paused: check first, then `sandctl group resume`. An interrupted restore
-    continues when it is started again with the same options; until it is complete its topics have `restoring` and
-    accept nothing. With increments it restores the last state, or that of --at; times that they do not have are
-    refused, with the nearest possible ones. It uses a temporary directory (--work-dir) for this, with twice the size of
-    the restored data. It needs the rights `cluster`, `manage` and `produce`, and for increments the package sandq.
+    Topics must not exist: nothing is overwritten. Messages keep their times and ids. Leased messages are available
+    again, and keep their number of attempts. Groups are paused: check first, then `sandctl group resume`. To continue
+    an interrupted restore, start it again with the same options. Until then, its topics have the state `restoring` and
+    accept nothing. If the backup has increments, the last state is restored, or the state of --at. If the increments do
+    not cover the time of --at, the command fails and names the nearest possible times. Increments need a temporary
+    directory (--work-dir) with space for twice the restored data. It needs the rights `cluster`, `manage` and
+    `produce`, and for increments the package sandq.
     """
     from sandq.backup import restore_backup
 
@@ -405,8 +406,8 @@ def schedule(
       sandctl backup schedule /backups --every 1d --status-file /var/lib/node_exporter/sandq.prom
       sandctl backup schedule /backups --every 1d --increments 30s
 
-    The time counts from the last good backup. A failed one is reported, and retried within five minutes; the last good
-    one is never deleted. Each backup prints a line; with -o jsonl an object.
+    The interval begins at the last good backup. A failed backup is reported, and retried within five minutes. The last
+    good backup is never deleted. Each backup prints a line, or with -o jsonl an object.
     """
     from sandq.backup import BackupSchedule
 
@@ -455,16 +456,17 @@ def follow(
     times: int | None,
     backup_key: str | None,
 ) -> None:
-    """Follow the cluster after BACKUP (default: the last one; one is made if there is none): copy committed data, so
-    that each later moment can be restored, until it is stopped.
+    """Copy committed data after BACKUP until stopped, so that each later moment can be restored.
+
+    BACKUP is the last backup by default. If there is no backup, the command first makes one.
 
     \b
       sandctl backup follow /backups
       sandctl backup follow /backups --every 30s --status-file /var/lib/node_exporter/sandq.prom
 
-    It continues where it was stopped or killed, as far as the nodes have kept their logs: for five minutes, and 64 MiB
-    of each partition. Other partitions are read in full again, and the times in between cannot be restored; it reports
-    that. It needs the rights `cluster` and `read`.
+    After a stop or a crash, start it again: it continues where it ended. The nodes keep their logs for five minutes,
+    and 64 MiB of each partition. Partitions whose log was not kept are read in full again. Times in between cannot be
+    restored for these partitions, and the command reports this. It needs the rights `cluster` and `read`.
     """
     from sandq.backup import BackupFollower, ChainKeeper, Standing, StatusFile, create_backup, last_of_cluster
     from sandq.backup import manifest as manifests

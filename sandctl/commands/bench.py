@@ -21,9 +21,9 @@ MESSAGES_MAX = 5_000_000
 DURATION_S = 60
 LATENESS_RATE = 200
 RATE_S = 10
-"""With a rate and no number, the duration of the messages."""
+"""Duration in s of a measurement with a rate and without a number of messages."""
 SPARE_S = 2.0
-"""Time limit that is enough for them."""
+"""Time in s that is added to the time limit of a measurement with a rate, so that all its messages can be sent."""
 STAMP_CHARS = 16
 """Minimum size of a message of `lateness`."""
 
@@ -36,8 +36,7 @@ def bench() -> None:
       sandctl bench produce
       sandctl bench lateness --rate 1000 --duration 5s
 
-    Each creates a topic and deletes it at the end, also after Ctrl-C; then it prints the measurements up to that
-    moment.
+    Each command creates a topic, and deletes it at the end. After Ctrl-C, it prints the measurements up to then.
     """
 
 
@@ -119,7 +118,7 @@ def produce(**options: Any) -> None:
 @_batch_option(1000, "Messages that are stored, and delivered, together.")
 @common_options
 def consume(**options: Any) -> None:
-    """Store messages, then consume and ack them as fast as they come; only the second part is measured.
+    """Store messages, then consume and ack them at full speed. Only consuming and acking is measured.
 
     \b
       sandctl bench consume --messages 200000
@@ -134,14 +133,14 @@ def consume(**options: Any) -> None:
 @_rate_option("Messages that become due per second.", LATENESS_RATE)
 @common_options
 def lateness(**options: Any) -> None:
-    """Schedule messages evenly over time, and print how late each arrives; below zero is early.
+    """Schedule messages evenly over time, and print how late they arrive. A negative lateness is early.
 
     \b
       sandctl bench lateness
       sandctl bench lateness --rate 5000 --duration 20s -o json
 
-    Lateness is this machine's clock at arrival minus the requested time: if the node is on another machine, it includes
-    the difference of the two clocks. A topic given by --topic must be empty.
+    Lateness is this machine's clock at arrival minus the requested time. If the node is on another machine, lateness
+    includes the difference of the two clocks. A topic given by --topic must be empty.
     """
     _measure("lateness", {**options, "batch": 1})
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 AHEAD_MS: Final = 1000
-"""A partition whose time is ahead by less than this is not reported, in ms."""
+"""Minimum time in ms by which a partition must be ahead to be reported."""
 _OUTCOMES: Final = {
     "begun": "the reset has begun",
     "under_way": "the reset had begun before",
@@ -59,7 +59,7 @@ def init(yes: bool) -> None:
     \b
       sandctl cluster init --server node1:7170
 
-    Use it if all nodes have seeds and wait, because none is configured to found the cluster (cluster.bootstrap). The
+    Use it if all nodes have seeds and wait, because no node is configured to found the cluster (cluster.bootstrap). The
     other nodes join. This cannot be undone: nodes of another cluster with the same name never join this one.
     """
     if not yes:
@@ -90,8 +90,8 @@ def finalize(dry_run: bool, yes: bool) -> None:
       sandctl cluster finalize --dry-run
       sandctl cluster finalize --yes
 
-    Use it in clusters whose nodes have `cluster.finalize: manual`; others do it automatically, some seconds after the
-    last node was upgraded. Until then each node can go back to the previous version; afterwards none can.
+    Use it in clusters whose nodes have `cluster.finalize: manual`. Other clusters finalize automatically, some seconds
+    after the last node was upgraded. Before, each node can go back to the previous version; afterwards no node can.
     """
 
     async def work(client: Client, dry_run: bool) -> tuple[int, int]:
@@ -116,10 +116,10 @@ def finalize(dry_run: bool, yes: bool) -> None:
 @common_options
 def nodes(limit: int | None) -> None:
     """List the nodes as the node that answers sees them. MEMBER is the state of the node, SINCE when that state began;
-    with static membership, MEMBER is always `named`. UP: there is a link to the node. LEADS counts the partitions that
-    it leads. VOTER: it votes in the metadata group.
+    with static membership, MEMBER is always `named`. UP: there is a link to the node. LEADS is the number of partitions
+    that it leads. VOTER: it votes in the metadata group.
 
-    STANDING is stored in the metadata: in, draining, removing; failed. A node is `sick` if it reports that its disk
+    STANDING is stored in the metadata: in, draining, removing or failed. A node is `sick` if it reports that its disk
     failed or hangs. A member that is not (yet) a node of the cluster has no STANDING.
 
     \b
@@ -197,7 +197,7 @@ def partitions(topic: str | None, limit: int | None) -> None:
     async def work(client: Client) -> list[dict[str, Any]]:
         from sandq.client.admin import partition_rows
 
-        # One more row shows that there are more.
+        # One row above the limit shows that there are more rows.
         return await partition_rows(client.admin, topic, None if limit is None else limit + 1)
 
     columns = {
@@ -249,7 +249,7 @@ def show() -> None:
 @clock.command(short_help="Accept a jump of the wall clock.")
 @common_options
 def accept() -> None:
-    """Follow the wall clock although it jumped: it is right, and the guarded clock was wrong.
+    """Follow the wall clock although it jumped. Use this if the wall clock is right, and the guarded clock was wrong.
 
     \b
       sandctl cluster clock accept
@@ -263,8 +263,8 @@ def accept() -> None:
 @click.argument("topic", required=False)
 @common_options
 def floors(topic: str | None) -> None:
-    """List the partitions, of all topics or of TOPIC, whose time is ahead of their leader's clock, and those that are
-    being set back.
+    """List the partitions, of all topics or of TOPIC, whose time is ahead of their leader's clock. Also list partitions
+    that are being set back.
 
     \b
       sandctl cluster clock floors
@@ -299,7 +299,8 @@ def reset(topic: str | None, partition: int | None, yes: bool) -> None:
       sandctl cluster clock reset orders 0 --yes
 
     Set the clocks right first: a partition is set back to the guarded clock of its leader's node. Until the reset is
-    complete it neither stores nor delivers; leases end, and bulk jobs are stopped. `floors` shows the progress.
+    complete, the partition neither stores nor delivers; leases end, and bulk jobs are stopped. `floors` shows the
+    progress.
     """
     if not yes:
         need_yes("a partition neither stores nor delivers until its reset is complete")

@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 POLL_S: Final = 0.3
 """Interval at which the progress is read, in s."""
 LEADER_S: Final = 5.0
-"""Time limit for an answer of the node that led the metadata group last, in s; then another node is asked."""
+"""Time limit in s for an answer of the last known leader of the metadata group. Then another node is asked."""
 
 
 def wait_options(command: F) -> F:
@@ -53,7 +53,7 @@ def drain(node: str, undo: bool, wait: bool, timeout: timedelta | None) -> None:
       sandctl cluster drain node4
       sandctl cluster drain node4 --undo
 
-    It stays registered and serves clients, and can be stopped or removed when this is done.
+    The node stays registered and serves clients. Once it is drained, it can be stopped or removed.
     """
 
     async def work(client: Client) -> Standing | None:
@@ -83,13 +83,13 @@ def drain(node: str, undo: bool, wait: bool, timeout: timedelta | None) -> None:
 @wait_options
 @options_of_all
 def remove(node: str, yes: bool, wait: bool, timeout: timedelta | None) -> None:
-    """Make the cluster forget NODE, which was drained, or has failed.
+    """Make the cluster forget NODE, which was drained or has failed.
 
     \b
       sandctl cluster remove node4 --yes
 
-    Replicas of a failed node are first copied to other nodes. Its data directory must not come back: to add the machine
-    again, start it with an empty one.
+    Replicas of a failed node are first copied to other nodes. Its data directory must never be used again. To add the
+    machine again, start the node with an empty data directory.
     """
     if not yes:
         need_yes("removing a node cannot be undone")
@@ -132,12 +132,13 @@ def transfer(topic: str, partition: int, node: str) -> None:
 @node_argument
 @common_options
 def rebuild(topic: str, partition: int, node: str) -> None:
-    """Make NODE drop its replica of PARTITION of TOPIC, and copy it again from the others.
+    """Make NODE drop its replica of PARTITION of TOPIC, and copy it again from the other nodes.
 
     \b
       sandctl cluster rebuild orders 0 node2
 
-    Use it for a replica that differs from the others: a node reports that in its log and in `cluster info` (different).
+    Use it for a replica that differs from the other replicas. A node reports the difference in its log and in `cluster
+    info` (different).
     """
 
     async def work(client: Client) -> None:
@@ -173,8 +174,10 @@ async def _until(
     patience: timedelta | None,
     is_done: Callable[[Standing], bool],
 ) -> Standing | None:
-    """Watch a node until `is_done`, or until it is no longer registered (None), and show the progress. Raise
-    ClickException if that takes too long, or if the change is undone. `before`: its state before the change."""
+    """Watch a node until `is_done(node)` or until the node is not registered any more (None). Show the progress.
+
+    `before`: state of the node before the change. Raise ClickException if this takes too long, or if the change is
+    undone."""
     import anyio
 
     seconds = math.inf if patience is None else patience.total_seconds()
@@ -221,8 +224,8 @@ def _too_many_failed(seen: dict[str, Any]) -> bool:
 
 
 class _Leader:
-    """Return the leader of the metadata group, which has the newest state. A removed node may never learn of its
-    removal."""
+    """Return the leader of the metadata group: it has the newest state, while a removed node perhaps never learns of
+    its removal."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

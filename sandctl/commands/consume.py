@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 CREDIT = 1000
 NO_ACK_CREDIT = 10_000
 PAUSE_S = 0.02
-"""Time without messages after which the server is asked whether there are any, in s."""
+"""If no message arrives for this time, in s, the server is asked whether messages are ready."""
 ASKED_AT_MOST = 50
-"""With --no-ack: maximum number of times that the server is asked while it reports ready messages and none arrives."""
+"""With --no-ack: maximum number of requests in a row to which the server reports ready messages, but none arrives."""
 
 
 @click.command(short_help="Print and ack messages of topics, as a consumer of a group.")
@@ -73,8 +73,8 @@ def consume(
     """Print messages of TOPIC as a consumer of a group, and ack each once it is printed.
 
     Without --max and --follow it prints the messages that are ready now, then exits. Each message is printed as its
-    bytes and a line feed (on a terminal with escapes for control characters), a deletion in a compacted topic as
-    "(deleted: KEY)"; with -o jsonl as an object that `produce --jsonl` accepts.
+    bytes and a line feed; on a terminal, control characters are escaped. A deletion in a compacted topic is printed as
+    "(deleted: KEY)". With -o jsonl, each message is an object that `produce --jsonl` accepts.
 
     \b
       sandctl consume orders billing
@@ -85,8 +85,8 @@ def consume(
     GROUP is the last word, unless --group names it. TOPIC is a name, or a pattern: "*" stands for any characters, "?"
     for one, "[ab]" for one of them. With --follow and --max it also subscribes to new topics that match a pattern.
 
-    With --no-ack it holds at most 10,000 messages, and ends there. --start of an existing group has no effect: see
-    `group seek`.
+    With --no-ack it ends after 10,000 messages at the latest. If the group exists, --start has no effect: use `group
+    seek`.
     """
     group_named = topics[-1] if group_given is None and len(topics) > 1 else None
     group = one_group(group_named, group_given)
@@ -174,8 +174,10 @@ async def _as_they_come(subscription: Subscription) -> AsyncGenerator[_Found, No
 async def _until_none_can_be_leased(
     subscription: Subscription, leases: list[Leases], options: dict[str, Any]
 ) -> AsyncGenerator[_Found, None]:
-    """Yield the messages that are ready now. The subscription holds and extends them. When nothing arrives, an attempt
-    to lease one more message shows for certain whether there is any. (Pushed messages arrive before its answer.)"""
+    """Yield the messages that are ready now. The subscription holds them and extends their leases.
+
+    When nothing arrives, try to lease one more message: the answer shows for certain whether a message is ready. Pushed
+    messages arrive before this answer."""
     while True:
         while (message := await _next(subscription, PAUSE_S)) is not None:
             yield message, _acking(message)
@@ -198,8 +200,8 @@ async def _until_the_group_has_none(
 ) -> AsyncGenerator[_Found, None]:
     """Yield messages without acking, until the group has none.
 
-    The group's row shows whether anything is ready: asking by a lease would count an attempt. If ready messages do not
-    arrive (the group is stopped, or other consumers take them), this ends as well.
+    The row of the group shows whether messages are ready. A lease would show it, too, but would count an attempt. Also
+    end if ready messages do not arrive, because the group is stopped or other consumers receive them.
     """
     asked = 0
     while True:
@@ -217,14 +219,14 @@ async def _until_the_group_has_none(
         if message is not None:
             yield message, _acking(message)
         elif subscription.has_arrived:
-            continue  # the message is handed out once the broker knows that its handling begins
+            continue  # yield the message only after the broker has noted that its handling begins
         elif asked >= ASKED_AT_MOST or not any(row.get("ready") for row in rows):
             return
 
 
 def _acking(message: Message) -> Callable[[], Awaitable[None]]:
     async def settle() -> None:
-        message.ack()  # only queued here; leaving the subscription waits for the confirmation
+        message.ack()  # this only queues the ack; the end of the subscription waits for its confirmation
 
     return settle
 

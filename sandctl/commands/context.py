@@ -22,9 +22,10 @@ def context() -> None:
       sandctl context add prod -s db1:7170 -s db2:7170 --ca ca.pem --token-file admin.token --use
       sandctl --context prod topic list
 
-    A command uses the context of --context, else of SANDCTL_CONTEXT, else the one of `context use`. Options override
-    it. If --server or SANDCTL_SERVERS names servers, only a context of --context is used: a token is sent only to its
-    own servers. The file is sandq/contexts.json of XDG_CONFIG_HOME (~/.config), which only you may read.
+    A command uses the context of --context, else of SANDCTL_CONTEXT, else the context of `context use`. Options
+    override the context. If --server or SANDCTL_SERVERS names servers, only a context of --context is used, so that a
+    token is sent only to its own servers. Contexts are stored in sandq/contexts.json of XDG_CONFIG_HOME (~/.config),
+    which only you may read.
     """
 
 
@@ -43,7 +44,7 @@ def add(name: str, is_used: bool, is_replaced: bool) -> None:
       sandctl context add local -s 127.0.0.1:7170
       sandctl context add prod -s db1:7170 -s db2:7170 --ca ca.pem --token-file admin.token --use
 
-    The token is stored as text, files by their paths. No server is asked.
+    The token itself is stored, but only the paths of files. No server is asked.
     """
     from sandq.client.options import parse_server
     from sandq.model.names import check_name

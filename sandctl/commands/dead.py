@@ -59,7 +59,7 @@ def _all_option(command: F) -> F:
 
 
 def _error_cell(row: DeadLetter) -> str | None:
-    """Return the last error of a dead letter, and why its dead letter topic refused it."""
+    """Return the last error of a dead letter, and why the dead letter topic refused it."""
     if row.not_forwarded is None:
         return None if row.error is None else shortened(row.error, CELL_CHARS)
     error = shortened(row.error or "", CELL_CHARS // 2)
@@ -113,8 +113,8 @@ def list_(
       sandctl dead list orders -g billing --reason nacked --values -o jsonl
       sandctl dead list orders -g billing --error "no stock" --key-prefix eu/ --since -1h
 
-    LIFE is 1, and one more after each redrive; ATTEMPTS are those of the last life. -o json has the attempts of all
-    lives, and so does `message why ORDERS ID`. With --values -o jsonl each line is valid input of `produce --jsonl`.
+    LIFE is 1, and rises by 1 with each redrive. ATTEMPTS are the attempts of the last life. -o json and `message why
+    ORDERS ID` show the attempts of all lives. With --values -o jsonl each line is valid input of `produce --jsonl`.
     """
     which = _which(reason, error, Window.of(since, until, key_prefix))
     columns: dict[str, Any] = {
@@ -172,8 +172,8 @@ def redrive(
       sandctl dead redrive orders --group billing --error "no stock" --key-prefix eu/
       sandctl dead redrive orders --group billing --id 01HN7K2B6R0000000001000000
 
-    Ctrl-C stops it; messages that were redriven stay so. For dead letters named by --id the outcome of each is printed,
-    and the exit code is 1 unless all were redriven.
+    Ctrl-C stops the command; what was redriven before stays redriven. If you name dead letters by --id, the outcome of
+    each is printed, and the exit code is 1 unless all were redriven.
     """
     window = Window.of(since, until, key_prefix)
     window.check_prefixes()
@@ -224,8 +224,8 @@ def purge(
       sandctl dead purge orders --group billing --all --yes
       sandctl dead purge orders --group billing --id 01HN7K2B6R0000000001000000
 
-    It asks before it deletes, unless dead letters are named by --id: then the outcome of each is printed, and the exit
-    code is 1 unless all were purged.
+    If you name dead letters by --id, the command does not ask; it prints the outcome of each, and the exit code is 1
+    unless all were purged. Otherwise it asks before it deletes.
     """
     window = Window.of(since, until, key_prefix)
     window.check_prefixes()

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from sandq.client import Client
 
 FAILURES_MOST: Final = 3
-"""Maximum number of topics whose groups cannot be read. Each failure may take up to the time limit of a request, so the
-groups of further topics are not requested then.
-"""
+"""After this number of topics whose groups cannot be read, no more groups are requested.
+
+Each failure may take up to the time limit of a request."""
 _NODE = click.option("--node", metavar="NODE", help="The node.  [default: the one that answers]")
 
 
@@ -44,9 +44,9 @@ def dump(node: str | None) -> None:
       sandctl debug dump
       sandctl debug dump --node node2 -o json
 
-    The dump has the stacks of its threads and tasks, when its event loop stood still and what blocked it, and its
-    queues and memory. With -o json it also has its configuration and its last log lines. It contains names, but no
-    values, keys, headers or secrets.
+    The dump has the stacks of the node's threads and tasks, its queues and its memory. It says when the event loop was
+    blocked, and by what. With -o json, the dump also has the node's configuration and its last log lines. It contains
+    names, but no values, keys, headers or secrets.
     """
 
     async def work(client: Client) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def dump(node: str | None) -> None:
 
 
 def _summary_lines(found: dict[str, Any]) -> Iterator[str]:
-    """Print it for people."""
+    """Print a dump for people."""
     process = found["process"]
     versions = f"sandq {process['version']}, Python {process['python']}"
     yield f"{versions}, up {process['uptime_s']:.0f} s, CPU {process['cpu_s']:.0f} s"
@@ -125,13 +125,12 @@ def bundle(file: Path) -> None:
     \b
       sandctl debug bundle sandq-debug.tar.gz
 
-    It has the cluster as each node sees it, its topics and groups, and a dump of each node. It contains names and
-    addresses, but no values, keys, headers or secrets. Parts that cannot be read are reported, and do not stop the
-    rest.
+    FILE has the cluster as each node sees it, the topics and groups, and a dump of each node. It contains names and
+    addresses, but no values, keys, headers or secrets. If a part cannot be read, the command reports it and continues.
     """
     with contextlib.ExitStack() as opened:
         try:
-            # Only the user may read its log lines.
+            # The bundle contains log lines, so only the user may read it.
             out = opened.enter_context(open(file, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)))
         except FileExistsError:
             raise click.ClickException(f"{file} is there already") from None

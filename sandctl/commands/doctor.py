@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 TOGETHER = 8
 """Number of topics that are read in parallel."""
 TRIES = 5
-"""Number of tries of an outbox, in about two seconds, after which it is reported."""
+"""Minimum number of failed tries of an outbox to be reported. An outbox makes these tries in about two seconds."""
 LETTERS = 1000
-"""Number of dead letters of a group that are read."""
+"""Maximum number of dead letters that are read for each group."""
 SOON_DAYS = 30
 """A certificate that expires within this number of days is reported."""
 DAY_S = 86_400
@@ -51,14 +51,14 @@ class Finding(NamedTuple):
 def doctor(topics: tuple[str, ...]) -> None:
     """Find problems of the cluster, and say what to do.
 
-    It checks for nodes that are down, certificates that end soon, partitions without a leader, groups that get nothing,
-    receivers of pushes that fail, outboxes without progress, and dead letters that could not be sent.
+    It finds nodes that are down, certificates that expire soon, partitions without a leader, groups that get no
+    messages, failing receivers of pushes, outboxes without progress, and dead letters that could not be sent.
 
     \b
       sandctl doctor
       sandctl doctor --topic orders -o json
 
-    Each line is ok, warning or failed. The exit code is 1 if one is failed.
+    Each line is ok, warning or failed. The exit code is 1 if a line is failed.
     """
 
     async def work(client: Client) -> list[Finding]:

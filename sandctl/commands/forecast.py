@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 UNITS_MS = {"second": 1000, "minute": 60_000, "hour": 3_600_000}
 _BAR_CHARS = 40
 _EMPTY_ROWS = 3
-"""Number of consecutive empty buckets that are shown; more are summarized."""
+"""Maximum number of consecutive empty buckets that are shown. Longer runs are summarized."""
 _BLOCKS = "▏▎▍▌▋▊▉█"
 
 
@@ -56,7 +56,7 @@ def forecast(name: str, unit: str, count: int) -> None:
 
 
 def print_scheduled(messages: int, is_complete: bool) -> None:
-    """Print how many of the shown messages do not exist yet."""
+    """Print how many of the shown messages do not exist yet, because schedules will create them."""
     if messages or not is_complete:
         more = "" if is_complete else ", and more, which are too many to count"
         click.echo(f"of these {messages:,} by schedules, which will create them later{more}", err=True)

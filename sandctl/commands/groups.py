@@ -65,8 +65,8 @@ group.add_command(push)
 def list_(topic: str, limit: int | None) -> None:
     """List the groups of TOPIC, a row for each partition.
 
-    CURSOR is the last offset that was leased, COMMITTED the lowest that is not acked. BLOCKED BY KEY, in topics with a
-    limit per key: how many of READY wait until fewer messages of their keys are in flight.
+    CURSOR is the last offset that was leased, COMMITTED the lowest offset that is not acked. BLOCKED BY KEY (in topics
+    with a limit per key) is how many READY messages wait until fewer messages of their keys are in flight.
 
     \b
       sandctl group list orders
@@ -129,8 +129,8 @@ def consumers(topic: str, name: str, limit: int | None) -> None:
     \b
       sandctl group consumers orders billing
 
-    MESSAGES are those that a consumer holds, OLDEST is when the first of them was leased, CREDIT how many it can still
-    receive. A consumer without an address leases by requests (HTTP, `sandctl lease`).
+    MESSAGES is how many messages a consumer holds, OLDEST is when the first of them was leased, and CREDIT is how many
+    it can still receive. A consumer without an address leases by requests (HTTP, `sandctl lease`).
     """
 
     async def work(client: Client) -> GroupConsumers:
@@ -159,8 +159,8 @@ def seek(topic: str, name: str, to: str | int, yes: bool) -> None:
       sandctl group seek orders billing --to -2h
       sandctl group seek orders billing --to 2030-01-31T08:00:00Z --yes
 
-    Back: messages that it had acked since are delivered again, if they are still stored. Forward: skipped messages
-    count as acked. Leases of its consumers are revoked.
+    If the group moves back, messages that it acked after the new position are delivered again, as long as they are
+    stored. If it moves forward, skipped messages count as acked. Leases of its consumers are revoked.
     """
     if not yes:
         need_yes("a seek delivers messages again, or skips them")
@@ -252,8 +252,8 @@ def pause(topic: str, name: str) -> None:
     \b
       sandctl group pause orders billing
 
-    Its consumers keep their leases, and can ack. Messages become due and wait; those with a ttl die at its end. The
-    group stays paused across restarts, and does not expire without consumers.
+    Its consumers keep their leases, and can ack. Messages become due and wait; messages with a ttl die when it ends.
+    The group stays paused across restarts, and does not expire without consumers.
     """
     _set_paused(topic, name, True)
 
@@ -283,8 +283,9 @@ def delete(topic: str, name: str, force: bool, yes: bool) -> None:
     \b
       sandctl group delete orders billing
 
-    It is refused while the group has consumers, and while it has messages that are leased, retrying or blocked by their
-    keys; --force deletes these as well. A consumer that subscribes afterwards creates a new group, at its --start.
+    The command fails while the group has consumers. It also fails while the group has messages that are leased,
+    retrying or blocked by their keys; --force deletes these messages, too. A consumer that subscribes afterwards
+    creates a new group, at its --start.
     """
     if not yes:
         lost = (
@@ -307,8 +308,8 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _blocked(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return how many messages wait for others of their keys, over all partitions; nothing in topics without that
-    limit."""
+    """Return how many messages are blocked by their keys, over all partitions. Empty in topics without a limit per
+    key."""
     from sandq.client.json_format import blocked_by_key_of_rows
 
     found = blocked_by_key_of_rows(rows)
@@ -316,7 +317,7 @@ def _blocked(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _limits(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the state of the group's limits over all partitions; nothing if it has none."""
+    """Return the state of the group's limits over all partitions. Empty for a group without limits."""
     from sandq.client.json_format import group_limits_of_rows
 
     found = group_limits_of_rows(rows)
@@ -355,7 +356,7 @@ def _rows_of(topic: str, name: str) -> tuple[Sequence[Mapping[str, Any]], list[d
 
     async def work(client: Client) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         rows, pushes = await client.admin.groups(topic), list[dict[str, Any]]()
-        with suppress(InvalidRequest):  # a server of an older version has none
+        with suppress(InvalidRequest):  # a server of an older version does not report pushes
             pushes = await client.admin.pushes(topic)
         return rows, pushes
 

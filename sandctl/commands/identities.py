@@ -124,7 +124,7 @@ def create(
 @click.argument("grants", metavar="GRANT...", nargs=-1, required=True)
 @common_options
 def grant(principal: str, grants: tuple[str, ...]) -> None:
-    """Grant rights to PRINCIPAL in addition to its others.
+    """Grant rights to PRINCIPAL in addition to the rights that it has.
 
     \b
       sandctl identity grant token:billing read:reports.* payments
@@ -178,7 +178,7 @@ def show(principal: str) -> None:
 @_quota_options
 @common_options
 def quota(principal: str, **given: str | None) -> None:
-    """Set quotas of PRINCIPAL; others stay as they are.
+    """Set quotas of PRINCIPAL. Quotas that you do not give stay as they are.
 
     \b
       sandctl identity quota token:billing --requests-per-s 100 --topics 10
@@ -186,7 +186,7 @@ def quota(principal: str, **given: str | None) -> None:
       sandctl identity quota token:billing --requests-per-s none
 
     `none` removes a quota. Connections, requests and bytes of requests are limits of each node. Topics and partitions
-    are those that it creates from now on; stored bytes and pending messages limit their content.
+    count from now on: only those that PRINCIPAL creates. Stored bytes and pending messages limit their content.
     """
     changes = {name: _bound(name, text) for name, text in given.items() if text is not None}
     if not changes:

@@ -120,7 +120,7 @@ def put(
     headers: tuple[str, ...],
     is_json: bool,
 ) -> None:
-    """Put VALUE under KEY in TOPIC, whatever value it has, and print the version.
+    """Put VALUE under KEY in TOPIC, even if KEY has a value, and print the version.
 
     \b
       sandctl kv put config theme dark

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _GAP = "  "
 _VALUE_COLUMNS = 20
-"""Largest number of characters of a value before it is cut to the width of the terminal."""
+"""Minimum width of a value, even if the line then exceeds the width of the terminal."""
 
 
 @click.command(short_help="Print changes of keys as they happen.")

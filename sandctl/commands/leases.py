@@ -30,8 +30,9 @@ _COLUMNS = ("ID", "LEASE TOKEN", "ATTEMPT", "HELD UNTIL", "KEY", "VALUE")
 def lease() -> None:
     """Take messages of a group. Ack, nack or bury leased messages, give them back, or hold them longer.
 
-    Name a message by its ID or its unique key. It does not matter who holds it: the worker that held it learns that its
-    lease is lost, and `message why` says who holds it. --lease-token means every message under one lease.
+    Name a message by its ID or its unique key. Any consumer may hold the message: if you settle it, this consumer
+    learns that its lease is lost. `message why` says which consumer holds it. --lease-token means every message under
+    one lease.
     """
 
 
@@ -77,8 +78,8 @@ def take(
       sandctl lease take orders --group billing --max 5 --lease 10m
       sandctl lease take orders -g billing --wait 30s -o jsonl > leased.jsonl
 
-    Nothing extends these leases: a message that is not settled in time is delivered again, and the attempt counts. The
-    exit code is 0 even if nothing was ready.
+    These leases are not extended automatically. A message that is not settled in time is delivered again, and the
+    attempt counts. The exit code is 0 even if nothing was ready.
     """
 
     async def work(client: Client) -> tuple[list[LeasedMessage], list[int]]:

@@ -62,10 +62,10 @@ def cancel(
       sandctl message cancel orders --since now --until +1h --dry-run
       sandctl message cancel orders --key-prefix customer-7 --yes
 
-    A message that a group has leased, acked or killed cannot be cancelled. A window also leaves out messages that wait
-    for a retry. For messages named by ID or key, the outcome of each is printed, and the exit code is 1 unless all were
-    cancelled. For a window, the number is printed. Cancelling a window asks first; if you interrupt it, the messages
-    already cancelled stay cancelled.
+    A message that a group has leased, acked or made dead cannot be cancelled. A window also leaves out messages that
+    wait for a retry. For messages named by ID or key, the outcome of each is printed, and the exit code is 1 unless all
+    were cancelled. For a window, the number is printed. Cancelling a window asks first; if you interrupt it, the
+    messages already cancelled stay cancelled.
     """
     which = named_or_window(ids, name, everything, Window.of(since, until, key_prefix, unique_key_prefix))
     if isinstance(which, Window):
@@ -112,10 +112,10 @@ def move(
       sandctl message move orders --key-prefix customer-7 --shift -30m --yes
       sandctl message move mails 01HN7K2B6R0000000001000000 --priority -5
 
-    With --priority alone, their times stay. An instant in the past means now. A message that a group has leased cannot
-    be moved. For messages named by ID or key, the outcome of each is printed, and the exit code is 1 unless all were
-    moved. For a window, the number is printed. Moving a window asks first; if you interrupt it, the messages already
-    moved stay moved.
+    With --priority alone, the times of the messages stay. An instant in the past means now. A message that a group has
+    leased cannot be moved. For messages named by ID or key, the outcome of each is printed, and the exit code is 1
+    unless all were moved. For a window, the number is printed. Moving a window asks first; if you interrupt it, the
+    messages already moved stay moved.
     """
     times = sum(value is not None for value in (at, delay, shift))
     if times > 1 or (not times and priority is None):

@@ -51,7 +51,7 @@ def update(
       sandctl message update orders --unique-key order-17 --file order.json --header source=desk
       sandctl message update orders --unique-key order-17 --no-headers --in 10m
 
-    Other parts stay. A message that a group has leased, acked or killed cannot be updated; a message that waits for
+    Other parts stay. A message that a group has leased, acked or made dead cannot be updated; a message that waits for
     another attempt can be updated. --at, --in and --priority move the messages in the same step. The outcome of each
     message is printed. The exit code is 1 unless all were updated.
     """

@@ -23,8 +23,8 @@ def partition() -> None:
     """List partitions that stopped because they cannot apply an entry of their log, and skip that entry.
 
     A replica that cannot apply an entry stops before that entry. Its node and all other partitions continue. If you
-    start a version without the fault, it applies the entry and the partition opens again. Skip the entry only if there
-    is no such version: what you skip is lost.
+    start a version of sandq without the fault, the replica applies the entry, and the partition opens again. Skip the
+    entry only if there is no such version: what you skip is lost.
     """
 
 

@@ -77,9 +77,9 @@ def plan(
       sandctl cluster plan --rate 2000 --size 300 --delay 6h
       sandctl cluster plan --rate 50 --delay 30d --kept 7d --disk 500GiB -o json
 
-    The estimate uses figures measured on one machine (docs/performance.md). Other machines can differ several times, so
-    try the load with `sandctl bench` before you buy. The estimate lets one node fail, and uses CPU to 60 % and disks to
-    70 %.
+    The estimate uses figures measured on one machine (docs/performance.md). Other machines can be several times faster
+    or slower, so try the load with `sandctl bench` before you buy. The plan works even if one node fails, and uses at
+    most 60 % of the CPU and 70 % of the disks.
     """
     load = Load(
         rate=rate,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from sandq.client import Client, Producer, Receipt, SendOptions
 
-_UNCONFIRMED = 10_000  # receipts that may wait to be printed
+_UNCONFIRMED = 10_000  # maximum number of receipts that wait to be printed
 
 
 @click.command(short_help="Send messages, and print the offset of each.")
@@ -160,7 +160,7 @@ def produce(
 
 
 def _check_many(*, is_json: bool, unique_key: str | None, count: int | None) -> None:
-    """Refuse options for one message with --lines or --jsonl. Raises UsageError."""
+    """Raise UsageError if an option for one message is given with --lines or --jsonl."""
     if is_json:
         raise click.UsageError("--json is for one message: it cannot be used with --lines or --jsonl")
     if unique_key is not None:
@@ -170,7 +170,7 @@ def _check_many(*, is_json: bool, unique_key: str | None, count: int | None) -> 
 
 
 def _check_one(*, unique_key: str | None, count: int | None, rate: float | None) -> None:
-    """Refuse options for many messages with a single one. Raises UsageError."""
+    """Raise UsageError if an option for many messages is given with one message."""
     if count is None and rate is not None:
         raise click.UsageError("--rate is for many messages: use it with --count, --lines or --jsonl")
     if count is not None and unique_key is not None:
@@ -192,7 +192,7 @@ async def _send_lines(
 async def _send_many(
     client: Client, topic: str, messages: AsyncIterator[dict[str, Any] | BadLine], rate: float | None, total: int | None
 ) -> None:
-    """`total`: number of messages, if known; they then do not come from lines."""
+    """`total`: number of messages if it is known, which it is not for lines."""
     import anyio
 
     failure: Exception | None = None
@@ -214,7 +214,7 @@ async def _send_many(
 
 
 class _Offsets:
-    """Prints receipts as they come; the JSON output is complete even if sending ends early."""
+    """Prints receipts as they arrive. The JSON output is complete even if sending ends early."""
 
     def __init__(self, what: str, total: int | None) -> None:
         self.what = what
@@ -274,7 +274,7 @@ async def _send_all(
     rate: float | None,
     what: str,
 ) -> Exception | None:
-    """Send one message after another; return the error of the first that could not be sent."""
+    """Send one message after another. Return the error of the first message that could not be sent."""
     from sandq.errors import SandqError
 
     pacer = None if rate is None else Pacer(rate, slip=True)
@@ -303,7 +303,7 @@ async def _repeated(message: dict[str, Any], count: int) -> AsyncIterator[dict[s
 async def _of_lines(
     source: BinaryIO, jsonl: bool, common: dict[str, Any], compacted: bool
 ) -> AsyncIterator[dict[str, Any] | BadLine]:
-    """Yield for each line the arguments of `send`, or the reason why there are none."""
+    """Yield for each line the arguments of `send`, or the reason why the line is not a message."""
     from sandctl.streams import read_lines
     from sandq.client.json_format import at_once
 
@@ -327,5 +327,5 @@ async def _of_lines(
 
 
 def _without_times(own: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a line with its own time that replace the options'."""
+    """Return the values that replace the options for a line with its own time."""
     return {"deliver_at": None, "delay": None} if "deliver_at" in own or "delay" in own else {}

@@ -32,8 +32,8 @@ SECRET_FILE_BYTES = 64 << 10
 def push() -> None:
     """Post the messages of a group to a URL, each at its time.
 
-    Each request is signed. A 2xx status acks the message. Any other status, or a failure, repeats it after the topic's
-    back-off. docs/push.md describes the requests.
+    Each request is signed. A 2xx status acks the message. After any other status or a failure, the request is repeated
+    after the topic's back-off. docs/push.md describes the requests.
     """
 
 
@@ -148,7 +148,7 @@ def remove(topic: str, name: str) -> None:
 
 
 def push_of(pushes: list[dict[str, Any]], group: str) -> dict[str, Any]:
-    """Return what `group show` prints about the push of a group; nothing if the group is not pushed."""
+    """Return what `group show` prints about the push of a group. Empty if the group is not pushed."""
     found = next((row for row in pushes if row["group"] == group), None)
     if found is None:
         return {}

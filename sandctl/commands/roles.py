@@ -50,7 +50,7 @@ def put(name: str, grants: tuple[str, ...]) -> None:
     \b
       sandctl role put payments produce:pay.* reader:pay.*
 
-    Grants of a role are rights and built-in roles. Identities that have the role get these within a second.
+    Grants of a role are rights and built-in roles. Identities that have the role get the new grants within a second.
     """
 
     async def work(client: Client) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sandq.client import Client, Fire, Schedule
 
 _TOGETHER = 5000
-"""Schedules created in one request."""
+"""Maximum number of schedules that one request creates."""
 _FIRES = {"local": "ON ITS CLOCK", "occurrence_at": "UTC", "fire_at": "DELIVERED"}
 
 _tenant_option = click.option("--tenant", metavar="T", help="The tenant, in a fair TOPIC.  [default: default]")
@@ -67,8 +67,8 @@ def create(
       sandctl schedule list reports --values --limit all -o jsonl > all.jsonl
       sandctl schedule create reports --jsonl --file all.jsonl
 
-    The command fails if a different schedule has this NAME; an identical one stays as it is. With --jsonl, each line is
-    a JSON object as `list --values -o jsonl` prints it, and existing schedules are updated.
+    The command fails if a different schedule has this NAME; an identical schedule stays as it is. With --jsonl, each
+    line is a JSON object as `list --values -o jsonl` prints it, and existing schedules are updated.
     """
     given = given_settings(options)
     if jsonl:
@@ -178,7 +178,7 @@ def update(
       sandctl schedule update reports daily --cron "0 8 * * MON-FRI"
       sandctl schedule update reports daily --every 12h --reset jitter
 
-    Messages that are already due do not change; the next one has the new settings.
+    Messages that are already due do not change. The next message has the new settings.
     """
     changes = given_settings(options)
     with open_source(path, needed=value is None and path is not None) as source:
@@ -294,7 +294,7 @@ def preview(count: int, name: str, after: int | None, **options: Any) -> None:
     _check_recurs(given)
 
     async def work(client: Client) -> list[Fire]:
-        # A preview names no topic.
+        # A preview needs no topic.
         return [*await client.schedules("none").preview(name=name, after=after, count=count, **given)]
 
     _show_fires(run(work), given.get("zone", "UTC"))

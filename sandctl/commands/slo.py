@@ -28,9 +28,9 @@ _TOPICS_SHOWN: Final = 10
 def slo(node: str | None, check: bool) -> None:
     """Compare how late messages were delivered with the nodes' objective.
 
-    For the time of `slo.window`, this shows: the share of messages delivered within `slo.lateness`, the error budget
-    that is left, the burn rate, and whether the nodes' clocks, which measure all this, are trusted. docs/slo.md says
-    which messages count.
+    It shows, for the time of `slo.window`: the share of messages delivered within `slo.lateness`, the rest of the error
+    budget, and the burn rate. The nodes' clocks measure all this, so it also shows whether they are trusted.
+    docs/slo.md says which messages count.
 
     \b
       sandctl slo

@@ -75,7 +75,7 @@ def sql(statement: str, database: str, full_scan: bool, limit: int) -> None:
 
 
 def _plain(cell: Any) -> Any:
-    """Return a value that JSON can hold; bytes that are UTF-8 become text."""
+    """Return a value that JSON can represent. Bytes that are UTF-8 become text."""
     if isinstance(cell, datetime.datetime):
         return cell.isoformat(timespec="milliseconds" if cell.microsecond % 1000 == 0 else "microseconds") + "Z"
     if isinstance(cell, decimal.Decimal):

@@ -32,7 +32,7 @@ def list_(topic: str) -> None:
       sandctl tenant list mails -o json
 
     For each group and partition, the 100 tenants with the most ready messages are shown. Messages that became due after
-    the consumers last asked for more are not counted yet.
+    the last request of the consumers are not counted yet.
     """
 
     async def work(client: Client) -> tuple[TopicRecord, list[dict[str, Any]]]:
@@ -88,7 +88,7 @@ def set_(
     if max_in_flight is not None:
         changes["max_in_flight"] = _most(max_in_flight)
     if rate is not None:
-        # A burst belongs to its rate: a new rate resets the burst.
+        # A burst is part of a rate, so a new rate resets the burst.
         changes |= {"rate": rate, "burst": None}
     if burst is not None:
         changes["burst"] = burst

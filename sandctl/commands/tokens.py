@@ -123,7 +123,7 @@ def _row(one: Identity) -> dict[str, Any]:
 
 
 def _check_out(out: str | None) -> None:
-    """Fail before a token is created that could not be saved."""
+    """Raise UsageError if the token could not be saved, before it is created."""
     if out is None:
         return
     file = Path(out).absolute()

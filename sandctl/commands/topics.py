@@ -89,9 +89,9 @@ def update(name: str, partitions: int | None, replicas: int | None, **options: A
       sandctl topic update orders --ttl none
       sandctl topic update orders --partitions 12 --replicas 3
 
-    Settings apply from now on; leases and retries that have begun keep their times. More partitions send some keys to
-    another partition than before (a compacted topic cannot grow). Replicas are added and removed in the background:
-    `cluster partitions` shows them.
+    Settings apply from now on; leases and retries that have begun keep their times. With more partitions, some keys go
+    to a different partition than before. A compacted topic cannot grow. Replicas are added and removed in the
+    background: `cluster partitions` shows them.
     """
     given = settings_of(options)
     if not given and partitions is None and replicas is None:
@@ -116,8 +116,8 @@ def raise_replicas(names: tuple[str, ...], is_all: bool, replicas: int) -> None:
       sandctl topic raise-replicas --all
       sandctl topic raise-replicas orders payments
 
-    Topics that already have as many stay as they are. The new replicas are created in the background: `cluster
-    partitions` shows them.
+    Topics that already have this number of replicas stay as they are. The new replicas are created in the background:
+    `cluster partitions` shows them.
     """
     if bool(names) == is_all:
         raise click.UsageError("name topics, or give --all")

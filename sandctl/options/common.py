@@ -35,7 +35,7 @@ ALOUD_S = 2.0
 
 
 class CannotConnect(Exception):
-    """No server can be reached, or it is not a sandq node."""
+    """No server can be reached, or the server is not a sandq node."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -43,10 +43,11 @@ class CannotConnect(Exception):
 
 
 class ConnectionOption(click.Option):
-    """A connection option: the help of the top command lists it, the help of other commands does not."""
+    """A connection option. Only the help of the top command lists it."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return name and help. Below the top command, one line at `--server` stands for all connection options."""
+        """Return name and help. In the help of other commands, the line of `--server` refers to all connection
+        options."""
         if ctx.parent is None:
             return super().get_help_record(ctx)
         if self.name == "server":
@@ -195,13 +196,13 @@ def tls_options(command: F) -> F:
 
 
 def named_servers() -> tuple[str, ...]:
-    """Return the servers of the option, else of the environment (comma-separated); empty if neither names one."""
+    """Return the servers of the option, else of the environment (comma-separated). Empty if neither names a server."""
     listed = [name.strip() for name in os.environ.get(SERVERS_VARIABLE, "").split(",")]
     return settings().servers or tuple(name for name in listed if name)
 
 
 def effective() -> Settings:
-    """Return the settings of this command, completed by those of its context.
+    """Return the settings of this command, completed by the settings of its context.
 
     Options take precedence over the context, and the context of `--context` over the environment. Any other context (of
     SANDCTL_CONTEXT, or the current one) is ignored if servers are named without it, so that its token goes to no other
@@ -231,7 +232,7 @@ def effective() -> Settings:
 
 
 def servers() -> tuple[str, ...]:
-    """Return the servers that this command asks."""
+    """Return the servers to which this command connects."""
     return effective().servers
 
 
@@ -297,7 +298,7 @@ async def connected() -> AsyncIterator[Client]:
 
 @asynccontextmanager
 async def connected_aloud(waits: bool) -> AsyncIterator[Client]:
-    """Connect as `connected` does, and tell a user at a terminal if it takes long."""
+    """Connect as `connected` does. If this takes long, say so at a terminal."""
     import anyio
 
     if waits or not sys.stderr.isatty():
@@ -321,7 +322,9 @@ async def connected_aloud(waits: bool) -> AsyncIterator[Client]:
 
 
 def run(work: Callable[[Client], Awaitable[T]], *, waits: bool = False) -> T:
-    """Connect, do the work, disconnect. On a terminal, tells why it waits if that takes long, unless waiting is the
+    """Connect, do the work, disconnect.
+
+    If this takes long, say at a terminal why the command waits. With `waits`, say nothing, because waiting is the
     command's purpose or the command shows its progress."""
     import asyncio
 
@@ -339,13 +342,13 @@ def run(work: Callable[[Client], Awaitable[T]], *, waits: bool = False) -> T:
                     return await work(client)
             raise KeyboardInterrupt
         finally:
-            interrupts.cancel = lambda: None  # it has finished, and the loop takes no more calls
+            interrupts.cancel = lambda: None  # the work has finished, and the loop accepts no more calls
 
     try:
         with Interrupts() as interrupts:
             return anyio.run(main)
     except BaseExceptionGroup as group:
-        # Errors of the command's own tasks; a closed stream is never the cause.
+        # These are errors of the command's own tasks. A closed stream is never the cause.
         causes = list(_leaves(group))
         raise next((one for one in causes if not isinstance(one, anyio.BrokenResourceError)), causes[0]) from None
 

@@ -28,8 +28,9 @@ def need_yes(what: str) -> None:
 
 
 def confirm_name(name: str, what: str, nothing: str) -> None:
-    """Ask the user to type the name. Raises UsageError if it is a different one. `what` says what will happen,
-    `nothing` what did not happen."""
+    """Ask the user to type the name. Raises UsageError if the user types a different name.
+
+    `what` says what will happen after the confirmation; `nothing` says what did not happen without it."""
     typed = click.prompt(f"{what}. Type its name to continue", err=True)
     if typed != name:
         raise click.UsageError(f"the name differs: nothing was {nothing}")

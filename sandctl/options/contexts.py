@@ -26,13 +26,13 @@ class Context:
 
     servers: tuple[str, ...]
     tls: bool | None = None
-    """Whether to use TLS; None means: if `files` names a file."""
+    """True to use TLS, False not to. None: use TLS if `files` names a file."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Absolute paths, by the names of `FILES`."""
     token: str | None = field(default=None, repr=False)
 
     def shown(self) -> dict[str, Any]:
-        """Return the settings that may be printed: whether there is a token, but never its text."""
+        """Return the settings that may be printed. They show whether there is a token, but never its text."""
         speaks_tls = bool(self.files) if self.tls is None else self.tls
         files = {name: self.files.get(name) for name in FILES}
         return {"servers": list(self.servers), "tls": speaks_tls, **files, "token": self.token is not None}
@@ -59,7 +59,8 @@ def contexts_file() -> Path:
 
 
 def read_contexts() -> Contexts:
-    """Return all contexts; none if there is no file. Raises UsageError if others may read it, or if it is damaged."""
+    """Return all contexts. Empty if there is no file. Raises UsageError if other users may read it, or if it is
+    damaged."""
     file = contexts_file()
     content = read_private(file)
     if content is None:
@@ -92,7 +93,7 @@ def write_contexts(contexts: Contexts) -> Path:
 
 
 def chosen(named: str | None) -> Context | None:
-    """Return the context of `--context`, else of SANDCTL_CONTEXT, else the current one; None if there is none."""
+    """Return the context of `--context`, else of SANDCTL_CONTEXT, else the current context. None if there is none."""
     name = named or os.environ.get(CONTEXT_VARIABLE) or None
     contexts = read_contexts()
     if name is None:

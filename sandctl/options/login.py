@@ -18,7 +18,7 @@ import click
 TOKEN_VARIABLE = "SANDCTL_TOKEN"
 FILE_BYTES = 1 << 20
 OTHERS = 0o077
-"""Mode bits that let anyone but the owner in."""
+"""Mode bits that give access to users other than the owner."""
 
 
 def config_directory() -> Path:
@@ -71,7 +71,8 @@ def _checked(token: str, where: str) -> str:
 
 
 def read_logins() -> dict[str, str]:
-    """Return tokens by server; none without a file. Raises UsageError if others may read it, or if it is damaged."""
+    """Return tokens by server. Empty without a file. Raises UsageError if other users may read it, or if it is
+    damaged."""
     file = login_file()
     content = read_private(file)
     if content is None:
@@ -86,8 +87,9 @@ def read_logins() -> dict[str, str]:
 
 
 def read_private(file: Path) -> bytes | None:
-    """Return the content of a file that only its owner may read; None if there is none. Raises UsageError if it cannot
-    be read."""
+    """Return the content of a file that only its owner may read. None if there is no such file.
+
+    Raises UsageError if the file cannot be read, or if other users may read it."""
     try:
         with file.open("rb") as opened:
             mode = os.fstat(opened.fileno()).st_mode

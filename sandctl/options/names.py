@@ -1,6 +1,7 @@
 """Arguments and options that name topics, groups and nodes. Shells complete them by asking the server.
 
-A shell waits for the completion, so the server has COMPLETE_S. Every failure yields no completions and no message.
+A shell waits for the completion, so the server must answer within COMPLETE_S. After any failure, there are no
+completions and no message.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def group_only_option(command: F) -> F:
 
 
 def one_group(named: str | None, given: str | None) -> str:
-    """Return the group, from the argument or `--group`. Raises UsageError unless it is given in exactly one way."""
+    """Return the group, from the argument or `--group`. Raises UsageError unless exactly one of them is given."""
     if named is not None and given is not None:
         raise click.UsageError(f"the group is given twice, as {named!r} and by --group: once is enough")
     found = named if given is None else given
@@ -127,7 +128,7 @@ def _nodes(context: click.Context, parameter: click.Parameter, incomplete: str) 
 
 
 def _matching(names: list[str], incomplete: str) -> list[str]:
-    """Return the names that begin with `incomplete`, without those that a terminal or shell would interpret."""
+    """Return the names that begin with `incomplete`. Omit names that a terminal or shell would interpret."""
     fine = [name for name in names if name.startswith(incomplete) and name.isprintable() and " " not in name]
     return fine[:ITEMS_MAX]
 

@@ -44,7 +44,7 @@ def as_json(value: bytes, headers: Mapping[str, str] | None) -> tuple[bytes, dic
 
 
 def headers_of(headers: tuple[str, ...]) -> dict[str, str] | None:
-    """Return the headers of `--header NAME=VALUE`. Raises UsageError for one of another form."""
+    """Return the headers of `--header NAME=VALUE`. Raises UsageError if a header has another form."""
     found = {}
     for header in headers:
         name, separator, value = header.partition("=")

@@ -81,7 +81,7 @@ class UniqueName:
         return self.unique_key is not None
 
     def check(self) -> None:
-        """Raise UsageError if a tenant or a key has no unique key, or if both are given."""
+        """Raise UsageError if a tenant or a key is given without a unique key, or if tenant and key are given."""
         if self.tenant is not None and self.unique_key is None:
             raise click.UsageError("--tenant needs --unique-key: it says whose unique key this is")
         if self.key is not None and self.unique_key is None:
@@ -130,7 +130,7 @@ def named(ids: Sequence[str], name: UniqueName) -> list[Target]:
 
 
 def named_or_window(ids: Sequence[str], name: UniqueName, everything: bool, window: Window) -> list[Target] | Window:
-    """Return the named messages or the window. Raises UsageError unless exactly one of them is given."""
+    """Return the named messages or the window. Raises UsageError unless exactly one of the two is given."""
     window.check_prefixes()
     ways = (bool(ids), name.is_given, everything, not window.is_open)
     if sum(ways) != 1:

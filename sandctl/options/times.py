@@ -56,12 +56,12 @@ def instant(text: str) -> int:
             ms = instant_ms(text)
         except InvalidTime as error:
             raise InvalidTime(f"{error.message}{_from_now_hint(text)}") from None
-    # An instant before 1973 is in the past anyway; as a number it would be taken for seconds.
+    # Move an instant before 1973 to 1973, which is in the past, too: the smaller number would be read as seconds.
     return min(max(ms, LEAST_INSTANT_MS), TIME_MAX_MS)
 
 
 def _from_now_hint(text: str) -> str:
-    """Explain how to write a duration from now, for a text that is no instant."""
+    """Return a hint how to write a duration from now, for a text that is not an instant."""
     from sandq.model.errors import InvalidTime
     from sandq.model.times import duration_ms, format_duration
 
@@ -85,7 +85,7 @@ def shift_ms(text: str) -> int:
 
 
 class _Checked(_Type):
-    """A click type that parses values by a function; a value that it refuses is wrong usage."""
+    """A click type that parses values by a function. A value that the function refuses is wrong usage."""
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:
         self.name = name
@@ -203,7 +203,7 @@ def raw(text: str | None) -> bytes | None:
 
 @dataclass(frozen=True)
 class Window:
-    """Window of messages: a span of time, keys that begin alike, or all messages."""
+    """Window of messages: a range of delivery times, keys with the same beginning, or all messages."""
 
     since: int | None
     until: int | None
@@ -225,7 +225,7 @@ class Window:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the window holds all messages."""
+        """Return whether the window includes all messages."""
         return not self.arguments()
 
     def arguments(self) -> dict[str, Any]:
@@ -233,7 +233,9 @@ class Window:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def check_prefixes(self) -> None:
-        """Raise UsageError for an empty prefix: every key begins with it, and a script's variable may be unset."""
+        """Raise UsageError for an empty prefix.
+
+        Every key begins with it, so an unset variable of a script would select all messages."""
         for name in ("key_prefix", "unique_key_prefix"):
             if getattr(self, name) == b"":
                 option = f"--{name.replace('_', '-')}"
@@ -255,8 +257,9 @@ class Window:
 
 
 def window_options(what: str, *, unique: bool = False) -> Callable[[F], F]:
-    """Add `--since`, `--until` and `--key-prefix`; `what` says which instant they mean. `unique` adds
-    `--unique-key-prefix`."""
+    """Add `--since`, `--until` and `--key-prefix`. `what` says which instant of a message they limit.
+
+    `unique`: also add `--unique-key-prefix`."""
 
     def add(command: F) -> F:
         if unique:

@@ -46,7 +46,7 @@ _PLAIN = {
 
 
 def _option(default: str | None, option: str, setting: str, help_text: str = "") -> Callable[[F], F]:
-    """Add an option for a setting (`sandq.model.setting_texts`). The broker knows the default; an update has no
+    """Add an option for a setting (`sandq.model.setting_texts`). The broker applies the default. An update has no
     defaults.
 
     `help_text` replaces the setting's own text.
@@ -64,7 +64,7 @@ def _option(default: str | None, option: str, setting: str, help_text: str = "")
 
 
 def retry_options(defaults: bool) -> Callable[[F], F]:
-    """Add attempts and back-off, which topics and groups can have."""
+    """Add the options for attempts and back-off, which topics and groups have."""
 
     def default(text: str) -> str | None:
         return text if defaults else None
@@ -82,7 +82,7 @@ def retry_options(defaults: bool) -> Callable[[F], F]:
 
 
 def group_options() -> Callable[[F], F]:
-    """Add all settings that a group can have, without defaults."""
+    """Add options for all settings that a group can have, without defaults."""
     per_key = click.option(
         "--max-in-flight-per-key",
         default=None,

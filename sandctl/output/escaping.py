@@ -15,7 +15,7 @@ lone surrogates.
 
 
 def printable(text: str) -> str:
-    """Escape every character without a visible shape, line feeds and tabs too."""
+    """Escape every character without a visible shape, including line feeds and tabs."""
     return text if text.isprintable() else "".join(map(_shown, text))
 
 

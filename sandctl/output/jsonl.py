@@ -17,18 +17,19 @@ LINE_BYTES_MAX = 256 << 20
 
 
 class BadLine(Exception):
-    """A line that is not a message; the text says why."""
+    """A line is not a message. The text says why."""
 
 
 def parse_line(line: bytes, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return a line's message as arguments of `Producer.send`. Raises BadLine. `headers` apply to lines without any."""
+    """Return a line's message as arguments of `Producer.send`. Raises BadLine. `headers` apply to lines without
+    headers."""
     from sandq.client.json_format import read_message
     from sandq.errors import InvalidRequest
     from sandq.model.json_values import read_strictly
 
     try:
         found = read_strictly(line.decode())
-    except ValueError as error:  # JSONDecodeError, and UnicodeDecodeError
+    except ValueError as error:  # includes JSONDecodeError and UnicodeDecodeError
         raise BadLine(f"not JSON: {error}") from None
     try:
         if headers and isinstance(found, dict) and found.get("headers") is None:

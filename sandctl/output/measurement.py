@@ -1,4 +1,4 @@
-"""The result of a benchmark, for people and programs. Pure: times come from outside."""
+"""The result of a benchmark, for people and programs. This module does not read the clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Samples:
         return len(self._us)
 
     def record(self, *, signed: bool = False) -> dict[str, float]:
-        """Return p50, p99 and max in milliseconds (nearest measured value), with `signed` also the least."""
+        """Return p50, p99 and max in milliseconds, by the nearest-rank method. With `signed`, also return the
+        minimum."""
         if not self._us:
             return {}
         ordered = sorted(self._us)

@@ -1,4 +1,4 @@
-"""Print records one by one as they arrive: each has left this process before the next is taken."""
+"""Print records one by one as they arrive. Each record has left this process before the next is read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class Printer:
         await self._writer.write(data)
 
     async def close(self) -> None:
-        """Finish the output: a half-written row, a JSON array. Does nothing if nobody reads any more."""
+        """Finish the output: complete a half-written row, and close a JSON array. Do nothing if nobody reads any
+        more."""
         import anyio
 
         with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):

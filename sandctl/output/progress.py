@@ -66,7 +66,7 @@ class Progress:
 
 
 def bar(done: int, total: int) -> str:
-    """Return a bar, _BAR_CHARS wide."""
+    """Return a bar of `_BAR_CHARS` characters."""
     eighths = min(done, total) * _BAR_CHARS * 8 // total
     whole, rest = divmod(eighths, 8)
     return (_BLOCKS[-1] * whole + (_BLOCKS[rest] if rest else "")).ljust(_BAR_CHARS)

@@ -1,7 +1,7 @@
 """Stored messages and dead letters as objects for JSON, and as cells of a table.
 
 The objects are those of HTTP (`sandq/client/json_format.py`): with its value, an object is a line for `produce
---jsonl`. The client is imported only when something is shown: `--help` does not need it.
+--jsonl`. The client is imported only when something is shown, because `--help` does not need the client.
 """
 
 from __future__ import annotations

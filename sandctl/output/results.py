@@ -33,8 +33,9 @@ def text_of(value: object) -> str:
 
 
 def plain(value: object) -> object:
-    """Return a value that JSON can hold: bytes as base64, integers above 2**53 as text (other languages would round
-    them).
+    """Return a value that JSON can represent: bytes as base64, and integers above 2**53 as text.
+
+    Other languages would round such integers.
 
     The JSON value of a message stays unchanged.
     """
@@ -84,7 +85,7 @@ async def show_stream(
 ) -> None:
     """Print rows as they arrive, as `record` makes them for JSON, or in a table with `columns`: heading to cell.
 
-    `rows` must end at most one row after the limit: that row shows that there is more.
+    `rows` must end at most one row after the limit. A row after the limit shows that there are more rows.
     """
     output = settings().output
     table: list[list[str]] = []

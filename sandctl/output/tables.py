@@ -19,7 +19,7 @@ from sandctl.output.escaping import printable
 
 GAP = 2
 LEAST_CHARS = 8
-"""Minimum width of a column that is cut."""
+"""Minimum width of a column that may be cut."""
 CUTTABLE = frozenset(
     ("key", "unique key", "value", "error", "dead reasons", "dead_reasons", "reason", "settings", "stopped because")
 )
@@ -30,7 +30,7 @@ def terminal_width() -> int | None:
     """Return the width of the terminal at standard output; None if it is not a terminal."""
     if not sys.stdout.isatty():
         return None
-    return max(20, shutil.get_terminal_size().columns)  # COLUMNS takes precedence there
+    return max(20, shutil.get_terminal_size().columns)  # here, the variable COLUMNS takes precedence
 
 
 def print_table(rows: Sequence[Sequence[str]], headings: Sequence[str]) -> None:
@@ -94,7 +94,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _fit(widths: Sequence[int], headings: Sequence[str], width: int) -> list[int] | None:
-    """Return narrower columns, cutting the widest first; None if the columns that may be cut cannot give enough."""
+    """Return narrower widths of columns; the widest column is cut first. None if the table is too wide even then."""
     found = list(widths)
     bounds = [
         min(size, max(LEAST_CHARS, _longest(heading))) if heading.lower() in CUTTABLE else size
@@ -111,7 +111,7 @@ def _fit(widths: Sequence[int], headings: Sequence[str], width: int) -> list[int
 
 
 def _blocks(rows: Sequence[Sequence[str]], headings: Sequence[str], width: int, bold: bool) -> list[str]:
-    """Return a line per cell, with an empty line between rows."""
+    """Return the table with one line per cell, and an empty line between rows."""
     size = max(map(cell_len, headings))
     lines: list[str] = []
     for row in rows:
@@ -138,7 +138,7 @@ def _columns(character: str) -> int:
 
 
 def cut(text: str, columns: int) -> str:
-    """Return the text, or as much as fits with an ellipsis."""
+    """Return the text. If it is too long, return its beginning with an ellipsis."""
     if cell_len(text) <= columns:
         return text
     taken, size = [], 0

@@ -97,7 +97,7 @@ def _is_local(path: str) -> bool:
 
 
 def _is_done(topics: tuple[str, ...], path: str, ignore_data_loss: bool, options: Mapping[str, Any]) -> bool:
-    """Return whether there is nothing to archive, and if so say so. Spark takes seconds to start."""
+    """Return whether there is nothing to archive, and say so. This avoids the start of Spark, which takes seconds."""
     from sandq.spark.jobs.archive import without_news
     from sandq.spark.jobs.session import check_extra
 

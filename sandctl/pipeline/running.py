@@ -1,7 +1,7 @@
 """Run a Spark job from the command line: options, progress on standard error, summary, and Ctrl-C.
 
-The job and Spark's session run in a thread of their own: a signal that interrupts a call into Java would leave that
-connection with half a response. The main thread only watches, and cancels Spark's tasks on Ctrl-C.
+The job and Spark's session run in a thread of their own: a signal that interrupts a call into Java would leave half a
+response in the connection to Java. The main thread only watches, and cancels Spark's tasks on Ctrl-C.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Servers = tuple[str, ...]
 Tell = Callable[[str], None]
 Work = Callable[["SparkSession", Servers, Tell], T]
-"""The job, called as `work(spark, servers, tell)`; it calls `tell` at the start of each step."""
+"""The job, called as `work(spark, servers, tell)`. It calls `tell` at the start of each step."""
 
 POLL_S = 0.2
 
@@ -75,7 +75,7 @@ def usage_errors() -> Iterator[None]:
 
 
 def pairs(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    """Parse an option NAME=VALUE that may be given several times; used as its callback."""
+    """Parse an option NAME=VALUE that may be given several times. This is the callback of the option."""
     if not texts:  # shell completion must not import the jobs
         return {}
     from sandq.spark.jobs.mapping import parse_pairs
@@ -126,7 +126,7 @@ def credentials_in_environment() -> Iterator[None]:
 def run_spark(work: Work[T], *, master: str | None, conf: Mapping[str, str]) -> T:
     """Return the result of `work`. Raises StartupError if Spark is not installed or does not start.
 
-    Raises KeyboardInterrupt after Ctrl-C has ended it: Spark's tasks are cancelled, and Spark has stopped.
+    Raises KeyboardInterrupt after Ctrl-C, once Spark's tasks are cancelled and Spark has stopped.
     """
     job, outcome = _Job(), Future[T]()
     asked = servers()  # the job's thread does not have this command's settings
@@ -166,6 +166,6 @@ def _show_progress(job: _Job, progress: Progress) -> None:
         if job.stopped.is_set():
             spark.sparkContext.cancelAllJobs()
         done, total = task_counts(spark)
-    except Exception:  # Spark is just ending
+    except Exception:  # Spark is about to stop
         return
     progress.tell(f"{job.doing}: {done:,} of {total:,} tasks" if total else job.doing)
