@@ -35,7 +35,7 @@ def columns_of(draw: st.DrawFn) -> dict[int, list[Any]]:
 def read(batch: Batch) -> dict[int, list[Any]]:
     read = {}
     for column in batch.columns:
-        cells = batch.bytes_column(column) or batch.int_column(column)  # of an unknown id, the batch says the type
+        cells = batch.bytes_column(column) or batch.int_column(column)  # the batch stores the type of each column
         assert cells is not None
         read[int(column)] = list(cells)
     return read
@@ -102,7 +102,7 @@ def test_any_bytes_parse_or_are_refused(data: bytes) -> None:
 def test_bytes_changed_under_a_good_crc_parse_or_are_refused(
     columns: dict[int, list[Any]], compress: bool, data: st.DataObject
 ) -> None:
-    """An attacker's batch is parsed or rejected: its checksum is right, and some of its bytes are changed."""
+    """A batch of an attacker, with changed bytes and a correct checksum, is parsed or rejected."""
     import google_crc32c
 
     raw = bytearray(encode(columns, compress=compress))

@@ -1,4 +1,4 @@
-"""Random work under a clock that goes wrong, a reset, and all of it drained: nothing is lost, early, or comes again."""
+"""After random work under a wrong clock, and a clock reset, no message is lost, early or delivered twice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock_reset, "STEP_ROWS", 3)
     monkeypatch.setattr(clock_reset, "STEP_MESSAGES", 3)
     monkeypatch.setattr(appends, "WHOLE_MESSAGES", 2)
-    monkeypatch.setattr(trim, "PIN_MS", 3000)  # waiting and blocked messages are copied soon
+    monkeypatch.setattr(trim, "PIN_MS", 3000)  # groups soon copy waiting and blocked messages
 
 
 @pytest.mark.parametrize("per_key", [None, 1, 2])
@@ -36,7 +36,7 @@ def test_after_a_reset_everything_comes_once_by_its_rank(seed: int, kind: str, m
 
 
 def check_wrong_clock_and_reset(walk: ResetSequence) -> None:
-    """Work, have the clock go wrong once or more, set it back, and drain everything."""
+    """Run random work, let the clock go wrong one or more times, set it back, and drain all messages."""
     draw = walk.random
     walk.work(draw.randrange(40))
     for _ in range(draw.choice([1, 1, 2])):

@@ -1,6 +1,6 @@
 """Random commands on the compacted partition are compared with a dict: values, conditions, ttls, groups, compaction.
 
-Two partitions apply the same entries. One stays in memory, the other one is loaded from its rows at times: they must
+Two partitions apply the same entries. The first stays in memory; the second is loaded from its rows at times. Both must
 give the same answers and write the same rows."""
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Walk(RuleBasedStateMachine):
         self.bench, self.reloaded, self.restarts = KeyBench(**self.topic), KeyBench(**self.topic), restarts
         self.at = self.made = 0
         self.history: list[tuple[bytes, str, str | None]] = []
-        """(version, key, value) of every write that was stored, in order."""
+        """(version, key, value) of each stored write, in order."""
         self.live: dict[str, tuple[bytes, str, int | None]] = {}
         """Key -> version, value, and end of its ttl (ms after T)."""
         self.held: dict[int, list[str | None]] = {}
         self.last_seen: dict[str, dict[str, bytes]] = {}
-        """Last version of each key that each group received for the first time."""
+        """By group: the last delivered version of each key, without redeliveries."""
 
     def teardown(self) -> None:
         self.patches.close()
@@ -151,7 +151,7 @@ class Walk(RuleBasedStateMachine):
             after = self.bench.log()
             known = {version for version, _, _ in self.history}
             for version, key, value in after:
-                if version not in known:  # whatever is over is deleted by a message
+                if version not in known:  # the partition appends a message that deletes an expired key
                     assert value is None and self.present(key) is None and key in before
                     self.history.append((version, key, None))
                     self.live.pop(key, None)
@@ -198,7 +198,7 @@ class Walk(RuleBasedStateMachine):
     def expire(self) -> None:
         self.apply(c.Expire())
 
-    # -- what must hold -------------------------------------------------------------------------------------------
+    # -- invariants -----------------------------------------------------------------------------------------------
 
     @invariant()
     def keys_have_last_written_values(self) -> None:

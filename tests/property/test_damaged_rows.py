@@ -1,7 +1,7 @@
-"""Damaged rows of a backup are refused at the door or at the end of the restore, or they do no harm.
+"""Damaged rows of a backup are rejected on arrival or at the end of the restore, or they do no harm.
 
-Few damages are found by nobody: a row that is gone without a trace. If a later command meets such a one, the partition
-that was restored is shut; all others go on.
+A restore cannot detect some damage, for example a missing row. If a later command needs that row, the restored
+partition is shut. All other partitions continue.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.support.simulation.seeds import few_of, run_each
 
 SEEDS = 250
 SHUT_MOST = 2
-"""Maximum number of these damages that are found only when the partition is used."""
+"""Maximum number of seeds whose damage is found only when the partition is used."""
 
 
 @pytest.mark.parametrize("first", few_of(range(0, 40 * SEEDS, SEEDS), 2))

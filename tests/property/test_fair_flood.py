@@ -1,6 +1,6 @@
-"""A quiet tenant is served in time under a flood of a thousand messages for each one of its own.
+"""A quiet tenant is served in time while other tenants send a thousand messages for each message of its own.
 
-The number of messages before its own is limited by the number of other tenants, not by the number of their messages."""
+The number of messages before its own depends on the number of other tenants, not on the number of their messages."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.support.partition.ranked_bench import RankedBench
 from tests.support.simulation.seeds import run_each
 
 FLOOD = 1000
-"""Messages of the others for each one of the quiet tenant's."""
+"""Number of messages of other tenants for each message of the quiet tenant."""
 ROUNDS = 6
 SEEDS = 8
 MAY_WAIT = 300
-"""Ranges of messages that wait for another attempt, in a group."""
+"""Maximum number of ranges of waiting messages in a group."""
 TENANTS = (
     ("quiet", ("loud",)),
     ("quiet", ("loud", "louder", "loud.er")),
@@ -33,12 +33,12 @@ TENANTS = (
     ("acme.quiet", ("acme", "acme.loud.one", "acme.loud.two", "beta.loud")),
     ("acme", ("acme.loud", "acme.louder", "beta")),
 )
-"""A quiet one, and the others."""
+"""Quiet tenant, and the other tenants."""
 
 
 def most_of_one(quiet: str, given: list[str]) -> int:
-    """Return the largest number of messages that a node of the tree got in a row, while a sibling on the quiet path
-    got none."""
+    """Return the maximum number of messages that one node of the tree received while a sibling on the quiet path
+    received none."""
     own, most = (*quiet.split("."), ""), 0
     since: Counter[tuple[str, ...]] = Counter()
     for tenant in given:
@@ -53,7 +53,7 @@ def most_of_one(quiet: str, given: list[str]) -> int:
 
 class Flood:
     def __init__(self, seed: int, *, fails: bool = False) -> None:
-        """`fails`: half of the messages of other tenants are given back for later, as many as may wait."""
+        """`fails`: half of the messages of other tenants are nacked, up to the limit of waiting messages."""
         self.fails = fails
         self.rng = rng = Random(seed)
         self.quiet, self.others = TENANTS[seed % len(TENANTS)]
@@ -62,7 +62,7 @@ class Flood:
         self.limit = 20 if fails else rng.choice((1, 7, 100))
         self.at = 0
         self.held: list[tuple[int, dict[bytes, str]]] = []
-        """Tokens of leases, and of whom their messages are."""
+        """Token of each lease, and the tenants of its messages by offset."""
         self.longest = 0
 
     def add(self, tenant: str, count: int) -> None:
@@ -70,7 +70,7 @@ class Flood:
         self.bench.add(*[tenant] * count, tenant=tenant, priority=priorities, at=self.at)
 
     def take(self) -> list[str]:
-        """Lease once, as often as it takes until what is due is promoted; whose messages came, in their order."""
+        """Lease until messages are granted, or all due messages are promoted. Return their tenants, in order."""
         for _ in range(100):
             leases = self.bench.apply(self.at, c.Lease("g", T + self.at, (c.Grant("c", self.limit, 30_000),)))[0]
             if leases or not self.bench.machine.groups.named("g").ready.is_promoting:
@@ -87,7 +87,8 @@ class Flood:
 
     def settle(self, token: int, tenants: dict[bytes, str]) -> None:
         loud = [offset for offset, tenant in tenants.items() if tenant != self.quiet]
-        failed = [[offset, 1] for offset in loud[::2]]  # so that no two make one run
+        # Nack every second message, so that each of them is a separate range.
+        failed = [[offset, 1] for offset in loud[::2]]
         if failed and self.fails:
             self.bench.nack(token, failed, at=self.at, delay=3_600_000)
         self.bench.ack(token, at=self.at)

@@ -80,7 +80,7 @@ def small_world(keys: Keyring | None = None, seed: int = 1) -> World:
     return world
 
 
-# ----------------------------------------------------------------------------------------------------- what may come
+# ----------------------------------------------------------------------------------------------------- forged packets
 
 ANY_NAMES = st.sampled_from([*NAMES, "x", "y" * 255, "\u0000\n"])
 NUMBERS = st.sampled_from([0, 1, 2, 3, 1000, INCARNATION_JUMP, INCARNATION_JUMP * 2, 2**31, 2**32 - 1])
@@ -105,7 +105,7 @@ ASKED = [
     st.builds(Nack, NUMBERS),
 ]
 ACCUSING = [st.builds(Suspect, NUMBERS, ANY_NAMES, ANY_NAMES), st.builds(Dead, NUMBERS, ANY_NAMES, ANY_NAMES)]
-# Messages of another cluster, or ones that no member can read.
+# Messages of another cluster, or in a version that no member can read.
 STRANGE = st.builds(Alive, NUMBERS, st.sampled_from(["x", "z"]), ADDRESSES, OF_OTHERS, st.just(VSN) | st.just(()))
 USER = st.builds(User, BODIES)
 FORGED = st.one_of(*ASKED, *ACCUSING, STRANGE, USER)
@@ -144,12 +144,12 @@ def test_packets_without_the_key_change_nothing(attack: list[tuple[str, bytes]])
 @settings(max_examples=examples(60))
 @given(st.lists(st.tuples(st.sampled_from(NAMES), NOISE | WELL_FORMED | mutated()), min_size=1, max_size=10))
 def test_forged_messages_are_refuted_without_a_key(attack: list[tuple[str, bytes]]) -> None:
-    """A forged word may be believed for a moment. The members themselves are asked, and say that they live."""
+    """Members may believe a forged message for a moment. Then the accused members report that they live."""
     world = small_world()
     for name, datagram in attack:
         give(world, datagram, to=name)
         world.run(0.05)
-    # By their next comparison at the latest.
+    # All members agree after their next comparison at the latest.
     assert world.run(100, world.agree) < 70.0
     for name in NAMES:
         assert set(world.members[name].core.records) >= set(NAMES)
@@ -181,7 +181,7 @@ def test_message_against_member_is_refuted_at_once(word: Message) -> None:
 @settings(max_examples=examples(40))
 @given(st.integers(0, 2**32), st.data())
 def test_old_packets_change_nothing(seed: int, data: st.DataObject) -> None:
-    """All that was ever sent, again and again, to anybody, in another order."""
+    """Old packets are sent again, repeatedly, to all members, in another order."""
     world = World(seed)
     packets: list[tuple[Address, bytes, Address]] = []
     carry = world._carry
@@ -198,7 +198,7 @@ def test_old_packets_change_nothing(seed: int, data: st.DataObject) -> None:
         world.run(1)
     world.members["n2"].core.set_tags({"cluster": "sandq", "id": "n2", "store": "store of n2", "zone": "new"})
     world.run(3)
-    # It has moved, and left from where it is now.
+    # n3 moves to another address, and then leaves.
     world.crash("n3")
     world.add("n3", address=Address("10.9.9.9", 9900))
     world.join("n3", "n1")
@@ -293,7 +293,7 @@ def test_a_flood_leaves_little_behind(message: Callable[[int], Message]) -> None
     assert len(core._rumours) + len(core._intents) <= 2 * KEPT_MOST
     assert len(core._members._early) <= INTENTS_MOST
     assert core.push_pull(False).nodes[0].name == "n0"
-    # Its state can still be encoded, and it still works.
+    # The state of the core can still be encoded, and the core still works.
     core.announce_join()
     core.tick(core.next_at)
     assert core.records["n0"].state == State.ALIVE
@@ -306,7 +306,7 @@ BOMBS = [bytes(65_000), random.Random(1).randbytes(40_000), bytes(range(256)) * 
 @pytest.mark.parametrize("plain", BOMBS, ids=["long codes", "short codes", "both"])
 @pytest.mark.parametrize("keys", [None, KEY], ids=["plain", "encrypted"])
 def test_compressed_datagrams_are_decoded_in_small_steps(plain: bytes, keys: Keyring | None) -> None:
-    """No step is more than a round's share, and all of them are as much as the bytes that are decompressed."""
+    """Each step does at most `STEP_WORK`. The work of all steps is in proportion to the decompressed bytes."""
     packets = Packets(keys, lambda: bytes(12))
     data = b"\x09" + msgpack.packb({"Algo": 0, "Buf": encode_lzw(plain)}, use_bin_type=False)
     datagram = packets.seal([data], crc=False)

@@ -153,12 +153,12 @@ def test_lzw_is_read_again(plain: bytes, first_clear: bool, clears: bool) -> Non
     assert lzw.decode(compress(plain, first_clear=first_clear, clears=clears), len(plain)) == plain
 
 
-# --------------------------------------------------------------------------------------------------- whatever comes
+# --------------------------------------------------------------------------------------------------- any bytes -----
 
 
 @st.composite
 def mutated(draw: st.DrawFn, valid: st.SearchStrategy[bytes]) -> bytes:
-    """Valid bytes, some of which were changed, taken out or put in."""
+    """Return valid bytes with random changes, removals and insertions."""
     # Bytes that begin something large are likelier than others.
     news = st.binary(max_size=3) | st.sampled_from([b"\xdd\xff\xff\xff\xff", b"\xdf\x00\xff", b"\xdc\x00\x40"])
     data = bytearray(draw(valid))
@@ -173,7 +173,7 @@ def mutated(draw: st.DrawFn, valid: st.SearchStrategy[bytes]) -> bytes:
 
 
 def any_pieces(streams: Streams, data: bytes) -> None:
-    """A reader says the same of the bytes at once and one by one, up to where the message ends."""
+    """Check that a reader gives the same result for all bytes at once and for single bytes, until the message ends."""
     said = []
     for size in (max(1, len(data)), 1):
         reader = streams.reader()
@@ -207,7 +207,7 @@ def sealed(plain: bytes) -> bytes:
     return header + RING.seal(plain, header, bytes(12))
 
 
-# The mutation happens before the bytes are wrapped, so the reader must find it below the wrapper.
+# Bytes are mutated before they are wrapped, so the reader meets the mutation below an intact wrapper.
 READERS: dict[str, tuple[Callable[[bytes], object], st.SearchStrategy[bytes]]] = {
     "message": (decode, ENCODED),
     "packet": (PLAIN.open, DATAGRAMS),

@@ -1,9 +1,9 @@
 """Random commands on the partitions of a topic whose group has limits never exceed the limits.
 
-Reports may be lost, late or repeated, leaders of the home partition forget their state, and leaders use older
-settings of the topic. Partitions are loaded from their rows again, and limits change, end and begin meanwhile. The
-number of leased messages never exceeds the limit, or the number when the limit was set. No time window has more
-leases than rate and burst allow. In the end everything is delivered."""
+Reports may be lost, late or repeated. Leaders of the home partition forget their state, and leaders use older settings
+of the topic. Meanwhile, partitions are loaded from their rows, and limits change, end and begin. The number of leased
+messages never exceeds the limit, unless more messages were leased when the limit was set. No time window has more
+leases than rate and burst allow. In the end all messages are delivered."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.examples import examples
 T = 1_800_000_000_000
 STEPS = 160
 ENOUGH = 3000
-"""Rounds in which a world that is well delivers everything."""
+"""Number of rounds after which a world without faults has delivered all messages."""
 LEASE_MS = 3000
 CHANCES = {
     "produce": 10,
@@ -49,7 +49,7 @@ CHANCES = {
 
 
 class Partition:
-    """One partition of the topic, with a clock that differs from those of the others."""
+    """One partition of the topic, whose clock differs from the clocks of the others."""
 
     def __init__(self, number: int, settings: dict[str, Any], skew_ms: int) -> None:
         self.number, self.skew_ms, self.settings = number, skew_ms, settings
@@ -91,16 +91,16 @@ class World:
         self.went: list[tuple[int, int, int]] = []
         """Leases: true time, epoch and number of messages."""
         self.without: set[int] = set()
-        """Next epochs of settings without limits."""
+        """Epochs from which the settings have no limits."""
         self.known: dict[int, GroupLimit] = {}
         """Limits by epoch."""
         self.epoch = self.peak = 0
-        """Epoch that is checked, and the number of messages leased when it began, or fewer by now."""
+        """Epoch that is checked, and the smallest number of leased messages since it began."""
         for part in self.parts:
             part.apply(0, c.OpenGroup("g", "earliest"))
         self.limit(limit)
 
-    # -- what may happen ------------------------------------------------------------------------------------------
+    # -- events ---------------------------------------------------------------------------------------------------
 
     def limit(self, given: dict[str, Any]) -> None:
         self.settings = with_limit(self.settings, "g", len(self.parts), parse_limit(given))
@@ -176,7 +176,7 @@ class World:
         if not may_lose or self.draw.random() < 0.8:
             del self.wires[at]
         if kind == "configure":
-            # A leader that has not heard of the newest settings sends older ones.
+            # A leader that does not know the newest settings proposes older ones.
             self.parts[to].apply(self.at, c.Configure(what))
             self.check_in_flight()
         elif kind == "asked":
@@ -187,7 +187,7 @@ class World:
         else:
             self.home.heard(what[0], what[1], self.at)
 
-    # -- what holds -----------------------------------------------------------------------------------------------
+    # -- invariants -----------------------------------------------------------------------------------------------
 
     def check_in_flight(self) -> None:
         limit = limits_of(self.parts[0].machine.settings).get("g")
@@ -196,7 +196,7 @@ class World:
         leased = sum(part.leased for part in self.parts)
         known = [next_epoch(part.machine.settings) for part in self.parts]
         if any(known[0] < one <= max(known) for one in self.without):
-            self.peak = max(self.peak, leased)  # they were taken away, and the home partition has yet to hear of it
+            self.peak = max(self.peak, leased)  # the limits were removed, and the home partition does not know it yet
             return
         ledger = self.parts[0].machine.limits.ledger("g")
         assert ledger is not None
@@ -206,7 +206,7 @@ class World:
         if most is not None and not ledger.unheard:
             for partition, share in shares.items():
                 assert self.parts[partition].leased <= share.held
-            # The number leased when the limit was set may be above it, and may only fall.
+            # More messages may have been leased when the limit was set. The number may only fall.
             assert leased <= max(most, self.peak), f"{leased} in flight of {most}"
             assert not ledger.own_in_flight or ledger.own_in_flight + ledger.given[0] <= most
             self.peak = min(self.peak, leased)
@@ -291,7 +291,7 @@ def walk(world: World, limits: list[dict[str, Any]]) -> None:
 
 
 def finish(world: World) -> None:
-    """Let everything come to its end, as it does when all is well."""
+    """Let all messages be delivered, without faults."""
     world.known |= {limit.epoch: limit for limit in limits_of(world.settings).values()}
     for number, part in enumerate(world.parts):
         world.draw = random.Random(number)

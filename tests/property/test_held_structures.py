@@ -30,7 +30,7 @@ def offset_of(message: tuple[int, int]) -> bytes:
 
 
 def ranges_of(chosen: set[bytes], cut: list[bool]) -> list[Range]:
-    """Messages as ranges in order, which end where there is a gap and where they are cut."""
+    """Return the messages as ranges in order. A range ends at a gap, and where `cut` says so."""
     found: list[Range] = []
     for at, offset in enumerate(sorted(chosen)):
         if found and not cut[at % len(cut)] and offsets.distance(found[-1].base, offset) == found[-1].length:
@@ -47,7 +47,7 @@ def each(ranges: Any) -> list[bytes]:
 EVERY = [offset_of((time, place)) for time in TIMES for place in range(PLACES)]
 
 
-# -- what of a lease is named -----------------------------------------------------------------------------------------
+# -- named parts of a lease -------------------------------------------------------------------------------------------
 
 named = st.lists(
     st.tuples(st.sampled_from(EVERY), st.sampled_from([1, 1, 1, 2, 5, b"\x01", b"\x05"])).map(list),
@@ -77,7 +77,7 @@ def test_parts_that_are_looked_up_together_are_those_that_are_looked_up_one_by_o
 
 
 def test_mask_is_equal_for_both_kinds_of_look_up() -> None:
-    """Replicas of a version that looks up one by one hold the same."""
+    """The result does not depend on `MANY`, so replicas of versions with another value hold the same state."""
     ranges = [Range(offset, 1) for offset in EVERY[:10]]
     far = offsets.pack(99, 1, 0, 0)
     singles = [[base, 1] for base, _ in ranges]
@@ -142,7 +142,7 @@ def test_packed_ranges_are_a_list_of_ranges(
 
 
 def _without(ranges: list[Range], gone: set[bytes]) -> list[Range]:
-    """Each range by itself, cut where messages of it are gone."""
+    """Return the ranges without the messages in `gone`. Adjacent ranges are not joined."""
     return [part for one in ranges for part in ranges_of(set(each([one])) - gone, [False])]
 
 
@@ -183,7 +183,7 @@ def test_holder_of_message_is_the_latest_one(steps: list[Any]) -> None:
                 known.remove(holder)
             elif what == "drop":
                 holders.drop(ranges_of(mine, cut), holder)
-            # Settled: it gives them up, and nobody says so to `holders`.
+            # If the step is "settle", the holder releases the messages without a call of `holders`.
             for offset in mine:
                 del holds[offset]
         for offset in EVERY:

@@ -1,7 +1,7 @@
 """The client's partition producer stores each message once and in order, and every receipt is true.
 
-Answers are lost, connections break, copies stay in old connections, deadlines pass, and the partition is loaded
-again or forgets the producer."""
+Answers are lost, connections break, copies stay in old connections, and deadlines pass. The partition is loaded again,
+or forgets the producer."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from tests.support.examples import examples
 
 FATES: tuple[Fate, ...] = (LOSE_LEADER, LOSE_ENTRY, Overloaded("full"), InvalidRequest("no"), StorageFailed("full"))
 NO_BLAME = "in 10 s"
-"""Part of the error of a batch whose time is over."""
+"""Part of the error message of a batch whose deadline has passed."""
 
 
 class Walk(RuleBasedStateMachine):
     @initialize(capacity=st.sampled_from([2, 100]), restarts=st.booleans())
     def begin(self, capacity: int, restarts: bool) -> None:
-        random.seed(0)  # of back-offs
+        random.seed(0)  # back-offs use this generator
         self.patches = ExitStack()
         self.patches.enter_context(patch.object(producers, "PRODUCERS", capacity))
         self.bed = LaneBed(restarts=restarts, note=note)
         self.mishaps = 0
-        """Number of faults that excuse a batch that failed before its deadline."""
+        """Number of faults after which a batch may fail before its deadline."""
 
     def teardown(self) -> None:
         if not hasattr(self, "bed"):
@@ -57,7 +57,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: any(wire.requests for wire in self.bed.wires))
     @rule(which=st.integers(0, 5), count=st.integers(1, 5), fate=st.sampled_from((STORE, STORE, STORE, *FATES)))
     def read(self, which: int, count: int, fate: Fate) -> None:
-        """Some requests of a connection are read; the first may have a mishap."""
+        """Let the broker read some requests of a connection. The first has the outcome `fate`."""
         wires = [wire for wire in self.bed.wires if wire.requests]
         wire = wires[which % len(wires)]
         resent = is_resent(wire.requests[0][1].sequence)
@@ -87,7 +87,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: producers.PRODUCERS < 10)
     @rule()
     def forget(self) -> None:
-        """Others come, and the partition forgets this one."""
+        """Let other producers append, so that the partition forgets this producer."""
         self.mishaps += 1
         self.bed.others(2)
 

@@ -27,7 +27,7 @@ SETTINGS = {"dedup_window": "20s", "max_attempts": 2, "backoff": {"kind": "none"
 
 
 class Pair:
-    """Two partitions that get the same commands with different names, and whose answers are compared."""
+    """Two partitions that apply the same commands with different names of messages. Their answers are compared."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -53,7 +53,7 @@ class Pair:
         return one
 
     def target(self) -> tuple[c.Target, c.Target]:
-        """Choose a message, and return how each of the two names it."""
+        """Choose a message. Return its target for each of the two partitions."""
         rng = self.rng
         if self.offsets and rng.random() < 0.2:
             named = [c.TARGET_ID, rng.choice(self.offsets)]

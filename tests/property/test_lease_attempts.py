@@ -1,6 +1,6 @@
-"""A lease command stops when a further attempt would find nothing.
+"""A lease command stops when a further attempt would find no message.
 
-The result is the same as with one attempt for every grant: replicas that make all attempts have the same rows."""
+The result is the same as with one attempt for every grant, so replicas that make all attempts have the same rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = 60
 
 
 class Untiring(LeaseGrants):
-    """Makes an attempt for each grant, whatever became of those before."""
+    """Makes an attempt for each grant, even if earlier attempts found no message."""
 
     def _may_find_more(self, *_: Any) -> bool:
         return True

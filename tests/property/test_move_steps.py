@@ -55,7 +55,7 @@ def test_from_any_members_to_any_others(
 
 
 def _at_last(wanted: list[str], members: Members, leader: str) -> Members:
-    """With all learners caught up at once."""
+    """Return the members after all steps of the move, if learners catch up at once."""
     up = {node_of(member) for member in MEMBERS}
     for _ in range(STEPS_MOST):
         step = next_step(wanted, members, leader, members.learners, up, up)
@@ -70,7 +70,7 @@ def _at_last(wanted: list[str], members: Members, leader: str) -> Members:
 def test_moves_with_unreachable_nodes_keep_a_majority(
     voters: list[str], wanted: list[str], gone: set[int], data: st.DataObject
 ) -> None:
-    """The remaining steps wait, and earlier voters still vote."""
+    """While nodes are unreachable, the remaining steps wait, and the earlier voters stay voters."""
     leader = data.draw(st.sampled_from(voters))
     up = {node_of(member) for member in MEMBERS} - {f"n{at}" for at in gone} | {node_of(leader)}
     members = Members(tuple(voters))
@@ -87,7 +87,7 @@ def test_moves_with_unreachable_nodes_keep_a_majority(
         assert all(node_of(member) in up for member in {*step.learners} - {*members.learners})
         members = step
     if not has_majority(members.voters, up):
-        return  # nobody leads it
+        return  # without a majority, no member leads the group
     if not {node_of(member) for member in wanted if member not in voters} <= up:
         assert set(voters) <= set(members.voters), "nobody goes before all that come are there"
     elif has_majority(wanted, up):

@@ -1,8 +1,8 @@
 """Dead letters go to two partitions of another topic, and each arrives once, under all faults.
 
-Batches are resent, delayed, and delivered in any order and by old leaders; answers are lost, partitions are loaded
-from their rows, and letters are redriven and purged. A letter that does not arrive stays with its error, or was
-taken back before it could be sent. Letters of one key keep their order."""
+Batches are resent, delayed, and delivered in any order and by old leaders. Answers are lost, partitions are loaded from
+their rows, and letters are redriven and purged. A letter that does not arrive stays with its error, or was redriven or
+purged before it could be sent. Letters of one key keep their order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEYS = ("a", "b", "c", "d")
 BAD = "bad"
 """Prefix of values that the other topic rejects."""
 STEP = "step"
-"""Value of a message that is acked with new messages."""
+"""Value of a message whose ack sends new messages."""
 SMALL = FixedLimits(outbox_batch_messages=3, outbox_batch_bytes=FIXED.outbox_batch_bytes)
 picks = st.integers(0, 1 << 16)
 
@@ -47,14 +47,14 @@ class Walk(RuleBasedStateMachine):
         self.taken_back: set[str] = set()
         """Values of redriven or purged messages."""
         self.sent: list[str] = []
-        """Values that acks have sent."""
+        """Values of messages that were sent by acks."""
         self.acks: list[c.AckThen] = []
         self.at = 0
         for bench in (self.sender, self.reloaded):
             bench.open("steps")
 
     def both(self, command: c.Command) -> object:
-        """Apply a command to the sender, and compare it with a partition that is loaded from its rows each time."""
+        """Apply a command to the sender and to a partition that is loaded from its rows each time. Compare the two."""
         self.at += 1
         self.reloaded.restart()
         result = self.sender.apply(self.at, command)[0]
@@ -78,13 +78,13 @@ class Walk(RuleBasedStateMachine):
                 if value == STEP:
                     self.both(c.Ack([(lease.token, [[message.offset, 1]])]))
                     continue
-                self.taken_back.discard(value)  # those that were redriven die once more
+                self.taken_back.discard(value)  # a redriven message dies once more
                 self.died[value] = self.at
             self.both(c.Nack([(lease.token, None, 0, "boom")]))
 
     @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=4), bad=st.sampled_from([False, False, True]))
     def ack(self, keys: list[str], bad: bool) -> None:
-        """A message is acked, and sends others: the request may come again at any time."""
+        """Ack a message with new messages to send. The request may be repeated at any time (`ack_again`)."""
         self.both(c.Append(_batch(STEP, "s"), split=True))
         messages = []
         for number, key in enumerate(keys):
@@ -107,14 +107,14 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: self.sender.batches)
     @rule(pick=picks)
     def send(self, pick: int) -> None:
-        """A leader sends, and may have been deposed since."""
+        """Let a leader send a batch. Before the batch arrives, the leader may be deposed."""
         target = sorted(self.sender.batches)[pick % len(self.sender.batches)]
         self.in_flight.append((target, self.sender.batch(target)))
 
     @precondition(lambda self: self.in_flight)
     @rule(pick=picks, again=st.booleans(), lost=st.booleans())
     def deliver(self, pick: int, again: bool, lost: bool) -> None:
-        """A copy arrives; another may be on its way still, and the answer may be lost."""
+        """Deliver a copy of a batch. `again`: another copy stays in flight. `lost`: the answer is lost."""
         at = pick % len(self.in_flight)
         target, command = self.in_flight[at]
         if not again:
@@ -161,14 +161,14 @@ class Walk(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "sender"):
             return
-        for target, command in self.in_flight:  # whatever lies about arrives before, ...
+        for target, command in self.in_flight:  # deliver all copies in flight before the remaining batches
             self.answer_of(target, command)
         for _ in range(1000):
             for target in list(self.sender.batches):
                 self.both(self.answer_of(target, self.sender.batch(target)))
             if not self.sender.batches:
                 break
-        for target, command in self.in_flight:  # ... and once more at the end
+        for target, command in self.in_flight:  # and once more after them
             self.answer_of(target, command)
         self.check()
 

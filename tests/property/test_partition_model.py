@@ -1,8 +1,8 @@
 """Random commands on the partition state machine are compared with a model: every answer and every count must agree.
 
-Two partitions apply the same entries. One stays in memory, the other one is loaded from its rows at times: they must
-give the same answers and write the same rows. All limits of steps, pages and look-aheads are small, so that each of
-them is exceeded."""
+Two partitions apply the same entries. The first stays in memory; the second is loaded from its rows at times. Both must
+give the same answers and write the same rows. All limits of steps, pages and look-aheads are small, so that the tests
+exceed each limit."""
 
 from __future__ import annotations
 
@@ -158,8 +158,7 @@ class Walk(Holding):
         assert message.fields == {column: cell for column, cell in known.items() if cell is not None}
 
     def _in_order(self, name: str, fresh: set[str]) -> None:
-        """Check that no earlier message of the same key is still blocked when a message is leased for the first
-        time."""
+        """Check that, when a message is leased for the first time, no earlier message of its key is still blocked."""
         group, messages = self.model.groups[name], self.model.messages
         blocked = self.bench.machine.groups.named(name).order.blocked if self.model.ordered else {}
         for taken in fresh:
@@ -204,7 +203,7 @@ class Walk(Holding):
         assert self._lost(answer) == self.model.nack(token, named, delay, error, begun is not False, ends)
 
     def _some(self, number: int, part: int | None, shape: str) -> tuple[int, c.What, set[bytes] | None]:
-        """A lease, what of it, in one of the shapes that the wire knows, and the same as offsets."""
+        """Return (token of a lease, some of its messages in a form of the protocol, the offsets of these messages)."""
         token = list(self.model.leases)[-1 - number % len(self.model.leases)]
         if part is None:
             return token, None, None
@@ -315,7 +314,7 @@ class Walk(Holding):
     @precondition(lambda self: self.model.groups)
     @rule(number=numbers, part=numbers, is_purge=st.sampled_from([False, False, True]))
     def dead_by_id(self, number: int, part: int, is_purge: bool) -> None:
-        """Some of the dead, and two others."""
+        """Redrive or purge some dead messages of a group by id, together with two ids of other messages."""
         group = self.model.groups[self._group(number)]
         names = [name for at, name in enumerate(group.of("dead")) if part >> at & 1]
         others = [name for name in self.model.messages if name not in names]
@@ -373,7 +372,7 @@ class Walk(Holding):
 
     @rule()
     def held_messages_are_copied_aside(self) -> None:
-        """So that it is copied, and the log trimmed behind it."""
+        """Extend all leases for so long that groups copy the messages, and the log is trimmed above them."""
         for lease in [lease for lease in self.model.leases.values() if lease.live]:
             assert self.apply(c.Extend([(lease.token, 300_000)])) == [self.model.extend(lease.token, 300_000)]
         self.the_leader_runs_timers(61_000)
@@ -381,15 +380,14 @@ class Walk(Holding):
 
     @rule()
     def log_begins_with_needed_row(self) -> None:
-        """Check that the log begins with a row that is still needed, if there is no retention and the trim has
-        finished."""
+        """Finish the trim. Without retention, check that the log then begins with a row that is still needed."""
         self.expire()
         self.the_leader_runs_timers(0)
         found = self.model.in_log()
         topic = self.model.settings
         if found and topic["delete_on_ack"] and not topic["retention_ms"]:
             first = [m.name for m in found if m.row == found[0].row]
-            # The cursors only pass messages that were cancelled at the end of the log with the next message.
+            # If messages at the end of the log were cancelled, cursors pass them only with the next message.
             last = max(offset for offset in self.model.ever if offset[:12] == found[0].offset[:12])
             if all(group.start > last for group in self.model.groups.values()) and not self.is_held(last):
                 assert not all(self.model.is_done(name) for name in first), f"{first} could go"
@@ -406,7 +404,7 @@ class Walk(Holding):
             self.agrees()
         self.log_begins_with_needed_row()
 
-    # -- to its end -----------------------------------------------------------------------------------------------
+    # -- the end --------------------------------------------------------------------------------------------------
 
     def teardown(self) -> None:
         if not hasattr(self, "bench"):
@@ -417,11 +415,11 @@ class Walk(Holding):
             self.patches.close()
 
     def _finish(self) -> None:
-        """Everything comes out, once, and nothing is left."""
+        """Deliver all messages once, and check that no message is left."""
         for number in range(len(self.model.groups)):
             self.pause_group(number, False)
         for name in list(self.model.most_in_flight):
-            self._limit(name, None)  # also of groups that are gone
+            self._limit(name, None)  # includes limits of deleted groups
         for group in self.model.groups.values():
             group.touched = self.model.now
         self.touch(list(self.model.groups))
@@ -430,7 +428,7 @@ class Walk(Holding):
         for _ in range(2):
             self.the_leader_runs_timers(120_000)
             self.touch(list(self.model.groups))
-        self.produce_at_once(1)  # it takes the cursors beyond all that was cancelled
+        self.produce_at_once(1)  # this message moves the cursors past all cancelled messages
         for name in list(self.model.groups):
             number = list(self.model.groups).index(name)
             for _ in range(1000):

@@ -1,4 +1,4 @@
-"""Placement gives enough copies, on different zones and evenly, with no more moves than needed, for any nodes."""
+"""For any nodes, placement gives enough copies, in different zones and spread evenly, with as few moves as possible."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_new_partitions_with_enough_capacity_overfill_no_node(
     replicas = min(replicas, len(there))
     held = loads(layout(place([], there, range(1, count + 1), replicas), replicas))
     assert sum(held.values()) == count * replicas
-    # This number of replicas fits, if the replicas of each partition are on different nodes.
+    # This many replicas fit, if the replicas of each partition are on different nodes.
     has_capacity = sum(min(count, c.capacity) for c in there) >= count * replicas
     assert all(held[c.node] <= c.capacity for c in there) is has_capacity
 

@@ -1,7 +1,7 @@
-"""The placing rule: whatever interleaves, no message is skipped, early, or leased twice at once.
+"""With the placing rule, no message is skipped, early, or leased twice at once, in any order of commands.
 
-A small model in plain Python says where every message is; after each step the partition must agree, and at the end
-everything must come out. The model knows nothing of offsets and rows.
+A small model in plain Python knows the state of every message. After each step, the partition must agree with the
+model. In the end, all messages must be delivered. The model has no offsets and no rows.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ LEASE_MS = 40
 
 @dataclass
 class Model:
-    """`at`: ms after T."""
+    """Expected state of messages. Times are ms after T."""
 
     due: dict[str, int] = field(default_factory=dict)
-    """Message -> when its producer wants it."""
+    """Delivery time of each message."""
     placed: dict[str, int] = field(default_factory=dict)
-    """Message -> when it is offered: not before anything that was leased ahead of its time when it came."""
+    """Time at which each message is placed: its delivery time, or the latest time leased before it was stored."""
     leased_ahead: int = 0
-    """The latest time that was leased ahead."""
+    """Latest delivery time that a lease has covered, ahead of the clock."""
     holder: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
-    """(group, message) -> (token, deadline)."""
+    """(group, message) -> (token, deadline) of its lease."""
     not_before: dict[tuple[str, str], int] = field(default_factory=dict)
-    """(group, message) -> when its back-off ends."""
+    """(group, message) -> end of its back-off."""
     acked: set[tuple[str, str]] = field(default_factory=set)
     last_token: int = -1
 

@@ -1,5 +1,6 @@
-"""A partition of a fair topic that is loaded from its rows before each entry goes on as one that lives; limits and
-rates hold, and a group that was given nothing rests.
+"""A partition of a fair topic behaves the same if it is loaded from its rows before each entry.
+
+Limits and rates hold. If a lease grants no message, the group rests until a message is due.
 """
 
 from __future__ import annotations

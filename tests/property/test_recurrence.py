@@ -18,7 +18,7 @@ from tests.support.examples import IS_RANDOM, examples
 from tests.support.schedules.brute_force import DAY_S, BruteForce, Ticks, epoch_s
 from tests.support.schedules.expressions import DATES, TIMES, TIMES_WITH_SECONDS
 
-# A clock and a moment in UTC close to which it is set, or where the calendar does something.
+# A zone, and a time in UTC near a change of its clocks or a special date. Comments name what is special.
 MOMENTS = [
     ("Europe/Berlin", "2026-03-29 01:00"),
     ("Europe/Berlin", "2026-10-25 01:00"),
@@ -27,40 +27,40 @@ MOMENTS = [
     ("America/New_York", "2026-03-08 07:00"),
     ("America/New_York", "2026-11-01 06:00"),
     ("America/New_York", "2099-11-01 06:00"),
-    ("America/St_Johns", "2006-04-02 03:31"),  # a minute past midnight
+    ("America/St_Johns", "2006-04-02 03:31"),  # the change is a minute past midnight
     ("America/St_Johns", "2006-10-29 02:31"),
-    ("America/Havana", "2024-03-10 05:00"),  # at midnight
+    ("America/Havana", "2024-03-10 05:00"),  # the change is at midnight
     ("America/Havana", "2024-11-03 05:00"),
     ("America/Sao_Paulo", "2018-11-04 03:00"),
     ("America/Sao_Paulo", "2019-02-17 02:00"),
-    ("America/Sao_Paulo", "2019-11-03 03:00"),  # no more
-    ("America/Caracas", "2007-12-09 07:00"),  # half an hour
+    ("America/Sao_Paulo", "2019-11-03 03:00"),  # the first year without a change
+    ("America/Caracas", "2007-12-09 07:00"),  # by half an hour
     ("America/Caracas", "2016-05-01 07:00"),
-    ("Africa/Casablanca", "2025-02-23 02:00"),  # Ramadan
+    ("Africa/Casablanca", "2025-02-23 02:00"),  # because of Ramadan
     ("Africa/Casablanca", "2025-04-06 02:00"),
-    ("Africa/Cairo", "2024-04-25 22:00"),  # at midnight
+    ("Africa/Cairo", "2024-04-25 22:00"),  # the change is at midnight
     ("Africa/Cairo", "2024-10-31 21:00"),
-    ("Antarctica/Troll", "2026-03-29 01:00"),  # two hours
+    ("Antarctica/Troll", "2026-03-29 01:00"),  # by two hours
     ("Antarctica/Troll", "2026-10-25 01:00"),
-    ("Antarctica/Casey", "2020-10-03 16:01"),  # three hours
+    ("Antarctica/Casey", "2020-10-03 16:01"),  # by three hours
     ("Antarctica/Casey", "2021-03-13 13:00"),
     ("Asia/Beirut", "2024-03-30 22:00"),
-    ("Asia/Kathmandu", "1985-12-31 18:30"),  # 15 minutes
+    ("Asia/Kathmandu", "1985-12-31 18:30"),  # by 15 minutes
     ("Asia/Pyongyang", "2015-08-14 15:00"),
     ("Asia/Pyongyang", "2018-05-04 15:00"),
     ("Asia/Kolkata", "2028-02-29 12:00"),
     ("Atlantic/Azores", "2026-03-29 01:00"),
-    ("Australia/Lord_Howe", "2026-04-04 15:00"),  # half an hour
+    ("Australia/Lord_Howe", "2026-04-04 15:00"),  # by half an hour
     ("Australia/Lord_Howe", "2026-10-03 15:30"),
     ("Pacific/Chatham", "2026-04-04 14:00"),
     ("Pacific/Chatham", "2026-09-26 14:00"),
-    ("Pacific/Apia", "2011-12-30 10:00"),  # a day is left out
+    ("Pacific/Apia", "2011-12-30 10:00"),  # the clocks skip a whole day
     ("Pacific/Kwajalein", "1993-08-21 12:00"),
     ("UTC", "2100-02-28 23:00"),
     ("UTC", "2027-12-31 23:00"),
 ]
 BY_SECONDS = [
-    ("Africa/Monrovia", "1972-01-07 00:44:30"),  # 44 minutes and 30 seconds
+    ("Africa/Monrovia", "1972-01-07 00:44:30"),  # by 44 minutes and 30 seconds
     ("Australia/Lord_Howe", "2026-04-04 15:00"),
     ("Europe/Berlin", "2026-03-29 01:00"),
     ("Europe/Berlin", "2026-10-25 01:00"),
@@ -79,7 +79,7 @@ def ticks_at(name: str, moment: str, step_s: int = 60, before_s: int = BEFORE_S,
 
 
 def agree(text: str, ticks: Ticks, after_s: int) -> None:
-    """Check that both find the same occurrences after an instant, and before it."""
+    """Check that the schedule and the brute-force search find the same occurrences after and before an instant."""
     expected = ticks.occurrences(BruteForce(text))
     recurrence = Recurrence(cron=text, zone=ticks.zone.key or "")
     following = [instant for instant in expected if instant > after_s]
@@ -97,13 +97,13 @@ def happens(text: str) -> bool:
     try:
         parse(text)
     except InvalidRequest as error:
-        assert "never happens" in error.message  # all that is written here can be read
+        assert "never happens" in error.message  # each expression of this test is valid
         return False
     return True
 
 
 def test_clocks_are_set_at_these_moments() -> None:
-    """Newer zone data may change future dates."""
+    """Newer time zone data may change clock changes in the future."""
     for name, moment in {*MOMENTS, *BY_SECONDS} - {("America/Sao_Paulo", "2019-11-03 03:00")}:
         before, after = (datetime.fromtimestamp(epoch_s(moment) - shift, zone(name)).utcoffset() for shift in (1, 0))
         assert (before == after) is (name in NOT_SET), (name, moment)
@@ -157,7 +157,7 @@ def test_dates_are_those_of_the_calendar(text: str, first: date) -> None:
 
 
 RARE = [
-    ("0 12 29 2 *", 20),  # 2100 has none
+    ("0 12 29 2 *", 20),  # 2100 is no leap year
     ("0 12 * 2 MON#5", 2),
     ("0 12 29 2 */7", 3),
     ("0 12 L 2 *", 81),
@@ -218,7 +218,7 @@ def test_intervals_are_multiples(every: int, anchor: int, shift: int, range_ms: 
     recurrence = Recurrence(every_ms=every, anchor_ms=anchor, end_ms=None if length is None else anchor + length)
     after, until = anchor + shift, anchor + shift + range_ms
     end = until if length is None else min(until, anchor + length - 1)
-    # The first k with anchor + k * every > after, and the last one.
+    # The first and the last k for which anchor + k * every is in the range.
     least, most = max(shift // every + 1, 0), (end - anchor) // every
     expected = [anchor + k * every for k in range(least, min(most + 1, least + SHOWN))]
     assert recurrence.occurrences(after, until, SHOWN) == expected

@@ -1,4 +1,4 @@
-"""Entries applied to the rows of any earlier moment give the rows of each later moment, after any history."""
+"""Entries that are replayed on the rows of any earlier moment give the rows of each later moment."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.support.partition.replay_bench import Recorder
 from tests.support.partition.schedule_sequence import ScheduleSequence
 
 TRIES = 4
-"""Moments from which one is made again, and others to which."""
+"""Number of replays. Each goes from one random moment to a later one."""
 
 
 class Replaying:
-    """A walk that records its first partition, and makes it again at its end."""
+    """A random walk that records the entries of its first partition, and replays them at its end."""
 
     bench: Any
 

@@ -1,6 +1,6 @@
-"""A partition restored from a backup delivers the same messages to every group, once and not early.
+"""After any history, a partition restored from a backup delivers the same messages to every group, once and not early.
 
-It also continues like a partition with rows of its own. This holds after any history."""
+If the restored partition is loaded from its rows, it continues in the same way."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ LATER = (10, 2000, 40_000, 400_000)
 
 
 def drained(bench: Bench, at: int, names: Sequence[str]) -> dict[str, list[bytes]]:
-    """Return the messages that each group receives from now on, with all of them acked."""
+    """Return the messages that each group receives from now on, if all messages are acked."""
     found: dict[str, list[bytes]] = {name: [] for name in names}
     for name in names:
         bench.apply(at, c.PauseGroup(name, False))
     for _ in range(10):
         at += 400_000
-        bench.apply(at, c.Touch(list(names)))  # otherwise the unused groups expire
+        bench.apply(at, c.Touch(list(names)))  # keep unused groups from expiring
         bench.expire(at)
         bench.trim(at)
         for name in names:
@@ -43,7 +43,7 @@ def drained(bench: Bench, at: int, names: Sequence[str]) -> dict[str, list[bytes
 
 
 class Restoring(Walk):
-    """At its end the partition is restored, and both are emptied."""
+    """Runs a random walk. At its end, restores the partition, and drains both partitions."""
 
     def teardown(self) -> None:
         if not hasattr(self, "bench"):
@@ -75,7 +75,8 @@ class Restoring(Walk):
         got, expected = drained(restored(bench, at), at, names), drained(bench, at, names)
         for name in names:
             assert len(set(got[name])) == len(got[name]), "twice"
-            # A pending attempt is not counted, so a message that died of it in the source may be received here.
+            # A restore does not count the attempt in progress. So a message may be received here although it died of
+            # that attempt in the source.
             assert set(expected[name]) <= set(got[name]), "lost"
 
 

@@ -1,4 +1,4 @@
-"""Schedules under leaders that are late or say it twice, changes at any moment, restarts and wrong clocks."""
+"""Schedules under late leaders, repeated proposals, changes at any moment, restarts and wrong clocks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_partition_that_believes_every_leader_is_found(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("misfire", ["all", "one", "skip"])
 def test_occurrences_are_skipped_only_if_requested(misfire: str) -> None:
-    """Leaders die at every moment, for a while; all that came due is looked at in the end."""
+    """Leaders are late or repeat old proposals. In the end, each due occurrence is delivered, missed or pending."""
     random = Random(f"schedules {misfire}")
     for _ in range(examples(20)):
         walk = ScheduleSequence()
@@ -66,6 +66,6 @@ def test_occurrences_are_skipped_only_if_requested(misfire: str) -> None:
         due = [ms for ms in range(every, at + 1, every)]
         if misfire == "all":
             assert came == due[: len(came)] and len(came) >= len(due) - 70
-        # Missing occurrences are counted as missed, or come next.
+        # All other occurrences are counted as missed, or are pending.
         pending = [ms for ms in due if ms >= schedule.expected_ms - T]
         assert len(came) + schedule.missed + len([ms for ms in pending if ms not in came]) == len(due)

@@ -1,4 +1,4 @@
-"""Schedules that are changed, and whose messages are moved, at every moment: each occurrence comes once, or counts."""
+"""Schedules change, and their messages are moved, at any moment. Each occurrence is delivered once or counted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STEPS_MS: Final = (*(0, 1, 50, 300, 999, 1_000, 2_500) * 3, 10_000, 61_000, 100_
 
 
 class Change:
-    """One schedule, and two partitions, of which one is restarted repeatedly."""
+    """One schedule in two partitions that apply the same entries. The second partition is restarted repeatedly."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -70,7 +70,7 @@ class Change:
             self.apply(*[c.FireSchedules(plan(stored, T + self.at))] * self.random.choice((1, 1, 2)))
 
     def put(self) -> None:
-        """Give it another value, once what is due has fired."""
+        """Give the schedule another value, after all due occurrences have fired."""
         self.puts += 1
         outcome = "taken"
         while outcome == "taken":

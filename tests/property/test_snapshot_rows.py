@@ -1,4 +1,4 @@
-"""Export and import give the rows that stood there when the snapshot was taken, wherever it is cut and resumed."""
+"""Export and import give the rows of the moment of the snapshot, wherever the transfer is cut and resumed."""
 
 from __future__ import annotations
 

@@ -64,7 +64,8 @@ def test_instants_round_trip(ms: int) -> None:
         assert len(text) == 24
     else:
         assert text.startswith("+10")
-        assert datetime.fromisoformat("1" + text[3:]).year >= 1000  # a real date of the calendar, but for its year
+        # The date must be valid. `datetime` supports only four digits of the year.
+        assert datetime.fromisoformat("1" + text[3:]).year >= 1000
 
 
 @few

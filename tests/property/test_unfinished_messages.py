@@ -1,4 +1,4 @@
-"""A message that some group has yet to finish exists somewhere, whatever commands come in whatever order."""
+"""If some group has yet to finish a message, the message exists, after any commands in any order."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The promise of the log, against a model: what `commit` returned for is found again, whatever the machine does.
+"""If `commit` has returned, recovery finds the records again, whatever the machine does. A model checks this promise.
 
-The model holds the state of every group. A crash in a commit may leave any prefix of the pass in flight, nothing
-else; a crash in a recovery changes nothing of that. Hypothesis prints the failing seed, and it replays from it.
+The model holds the state of every group. A crash in a commit may leave any prefix of the commit batch in flight, and
+nothing else. A crash in a recovery changes nothing. Hypothesis prints the failing seed, from which the run replays.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ NOTHING = Group().facts()
 
 
 def after(state: State, records: list[Record]) -> State:
-    """The state when these records have been written. Groups that it does not hold begin empty."""
+    """Return the state after these records. Groups that `state` lacks begin empty."""
     new = copied(state)
     for kind, group, index, term, payload in records:
         new.setdefault(group, Group()).note(kind, index, term, payload)
@@ -91,7 +91,7 @@ def copied(state: State) -> State:
 
 
 def possible(state: State, records: list[Record]) -> list[State]:
-    """The state after each prefix of a pass."""
+    """Return the states after each prefix of a commit batch."""
     return [after(state, records[:n]) for n in range(len(records) + 1)]
 
 
@@ -142,12 +142,12 @@ class Machine:
         self.rng = rng
         self.files = files or MemoryFiles()
         self.may_be: list[State] = [{}]
-        """States that may be found; only one unless a commit batch is in flight."""
+        """States that recovery may find, if no commit batch is in flight."""
         self.in_flight: list[Record] = []
         self.wal = self.open()
 
     def open(self, over: Files | None = None) -> Wal:
-        """Recover, and check the found state. A state that was found once must be found from then on."""
+        """Recover, and check the found state. All later recoveries must find the same state."""
         known = {group for state in self.may_be for group in state} | {record[1] for record in self.in_flight}
         wal, groups = Wal.open(
             over or self.files, segment_bytes=SEGMENT_BYTES, known_groups=lambda group: group in known
@@ -172,14 +172,14 @@ class Machine:
 
     def forget(self, group: int) -> None:
         without = {number: kept for number, kept in self.state.items() if number != group}
-        # In between: the log is void, the vote is still there.
+        # A crash between the two writes leaves an empty log and the vote.
         emptied = {**without, group: Group(term=self.state[group].term, vote=self.state[group].vote)}
         self.may_be = [self.state, emptied, without]
         self.wal.forget(group)
         self.may_be = [without]
 
     def step(self) -> None:
-        """Something that a node does."""
+        """Do one random action of a node."""
         what = self.rng.randrange(30)
         if what < 22:
             self.commit(commit_batch_of(self.rng, self.state))
@@ -221,7 +221,7 @@ class Machine:
 
 
 def _settled(state: State) -> State:
-    """The state as recovery found it: a term that had to be raised stays raised."""
+    """Return the state as recovery leaves it. If recovery raises a term, the term stays raised."""
     for group in state.values():
         group.term, group.vote = group.facts()[:2]  # type: ignore[assignment]
     return state
@@ -264,8 +264,9 @@ def test_a_crash_at_every_single_operation(seed: int, inside: bool) -> None:
 @settings(max_examples=examples(100), deadline=None)
 @given(SEEDS)
 def test_a_failed_sync_is_never_believed(seed: int) -> None:
-    """After a failed fsync the kernel shows the bytes and has lost them: what a restart reads must be written again
-    before it is trusted."""
+    """After a failed fsync, the kernel may return bytes that are not on the disk.
+
+    So a restart must write the bytes that it reads again before it trusts them."""
     rng = random.Random(seed)
     machine = Machine(rng)
     for _ in range(4):
@@ -283,7 +284,7 @@ def test_a_failed_sync_is_never_believed(seed: int) -> None:
 
 
 def filled(rng: random.Random, *, batches: int, seal: bool) -> tuple[Machine, list[State], int]:
-    """Return a machine after some commit batches, the states that the last one may leave, and its start in the
+    """Return a machine after some commit batches, the possible states after the last batch, and its start in the
     segment."""
     machine = Machine(rng)
     for _ in range(batches):
@@ -296,7 +297,7 @@ def filled(rng: random.Random, *, batches: int, seal: bool) -> tuple[Machine, li
         start, number, states = machine.wal._end, machine.wal._number, states[-1:]
         machine.wal.seal()
     if machine.wal._number != number:
-        start = 64  # the pass opened a segment; its opening pass is of no consequence when it is damaged
+        start = 64  # the batch opened a segment, whose opening batch may be damaged without loss
     return machine, states, start
 
 
@@ -335,7 +336,7 @@ def test_flipped_bit_is_rejected_or_in_last_batch(seed: int) -> None:
 @settings(max_examples=examples(60), deadline=None)
 @given(SEEDS)
 def test_lost_sectors_are_rejected_or_in_last_batch(seed: int) -> None:
-    """Whole sectors turn into zeros or garbage."""
+    """The disk replaces whole sectors with zeros or garbage."""
     rng = random.Random(seed)
     machine, states, start = filled(rng, batches=rng.randint(2, 12), seal=False)
     names = machine.files.list("wal")

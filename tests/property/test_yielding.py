@@ -69,7 +69,7 @@ class Node:
         return Apply(group, self.replicas[group], index, entry, True)
 
     def rows(self, number: int) -> Mapping[bytes, Any]:
-        """Return the rows of a partition, without those that depend on the time of their writes."""
+        """Return the rows of a partition, without rows that depend on the time of their writes."""
         self.applier.write()
         start, stop, cut = store_prefix(number), store_prefix(number + 1), len(store_prefix(number))
         found = self.stores.scan(start, stop, limit=1 << 40, max_bytes=1 << 40)
@@ -77,7 +77,7 @@ class Node:
 
 
 def entries(rng: random.Random, group: int) -> list[bytes]:
-    """Return entries that store, cancel, move, lease and ack messages, many of them at once."""
+    """Return entries that store, cancel, move, lease and ack messages, each many messages at once."""
     made: list[list[c.Command]] = [[c.OpenGroup("g", "earliest")]]
     ids: list[bytes] = []
     for index in range(2, ENTRIES + 1):
