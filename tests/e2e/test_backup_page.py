@@ -1,4 +1,4 @@
-"""docs/how-to/backup-and-restore.md from an empty directory, and the commands of docs/backup.md."""
+"""The commands of docs/how-to/backup-and-restore.md work in an empty directory, as do those of docs/backup.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks run; how fast things are is not asked here."""
+"""The benchmarks run. The tests do not check the speed."""
 
 from __future__ import annotations
 
@@ -45,4 +45,4 @@ def test_a_quick_run(tmp_path: Path, names: list[str]) -> None:
         assert result["goal"] is None or result["ratio"] > 0
         assert result["errors"] == 0
         assert result["details"].get("early", 0) == 0
-    assert list(tmp_path.iterdir()) == []  # data directories are gone
+    assert list(tmp_path.iterdir()) == []  # the data directories were deleted

@@ -1,5 +1,6 @@
-"""docs/how-to/boards.md: what the dashboard and the alerts ask, asked of a real Prometheus that scrapes a node which
-requires authentication."""
+"""The queries of the dashboard and the alerts (docs/how-to/boards.md) work in a real Prometheus.
+
+It scrapes a node that requires authentication."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ EMPTY = {
 
 
 class Prometheus:
-    """The shipped configuration, scraping a node every half second."""
+    """Prometheus with the shipped configuration. It scrapes a node every half second."""
 
     def __init__(self, directory: Path, target: str) -> None:
         self.url = f"http://127.0.0.1:{free_port()}"
@@ -78,7 +79,7 @@ class Prometheus:
     def has(self, query: str) -> bool:
         try:
             return bool(self.samples(query))
-        except OSError:  # it has not begun yet
+        except OSError:  # Prometheus does not listen yet
             return False
 
     def stop(self) -> None:
@@ -145,7 +146,7 @@ def test_rules_are_evaluated_and_none_fires(prometheus: Prometheus) -> None:
     wait_until(lambda: all(rule["health"] != "unknown" for rule in evaluated()))
     assert {rule["name"] for rule in evaluated()} == rule_queries().keys()
     assert [rule for rule in evaluated() if rule["health"] != "ok" or rule.get("lastError")] == []
-    # A new alert may be about this machine, such as its disk or CPU. No alert on these fires at once.
+    # Alerts about the machine, such as its disk or CPU, fire only after some time, so no alert may fire yet.
     assert [rule["name"] for rule in evaluated() if rule.get("state") == "firing"] == []
     wait_until(lambda: prometheus.has("job:sandq_slo_burn_rate:5m"))
 
@@ -158,12 +159,12 @@ def test_scrape_without_token_is_refused(prometheus: Prometheus) -> None:
 
 
 def test_autoscaling_query_returns_samples(prometheus: Prometheus) -> None:
-    """docs/how-to/autoscaling.md and the example for KEDA ask the same."""
+    """docs/how-to/autoscaling.md and the example for KEDA contain the same query."""
     scaled = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "keda.yaml").read_text(encoding="utf-8"))
     page = (ROOT / "docs" / "how-to" / "autoscaling.md").read_text(encoding="utf-8")
     (query,) = re.findall(r"```promql\n(.*?)```", page, re.S)
     asked = scaled["spec"]["triggers"][0]["metadata"]["query"]
     assert asked.split() == query.split()
-    # One was leased and is not acked here; the other one comes within four minutes.
+    # One message is leased and not acked; the other one is due within four minutes.
     query = query.replace("billing.invoices", "orders").replace("mailer", "shop")
     assert prometheus.samples(query) and prometheus.samples(query.replace("1m", "5m"))

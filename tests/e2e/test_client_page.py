@@ -38,7 +38,7 @@ def blocks(kind: str) -> list[str]:
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 def test_async_examples_run(node: NodeProcess, backend: str) -> None:
-    """The page gives a handler two seconds; here it has until it has handled both messages."""
+    """The example on the page runs its handler for two seconds. This test waits until it has handled both messages."""
     shown: list[tuple[object, ...]] = []
     names: dict[str, Any] = {"sandq": sandq, "print": lambda *parts: shown.append(parts)}
 
@@ -58,7 +58,7 @@ def test_async_examples_run(node: NodeProcess, backend: str) -> None:
         async with sandq.connect(node.address, timeout=PATIENCE_S) as client, anyio.create_task_group() as tasks:
             await client.admin.create_topic("refunds")
             await client.produce("refunds", b"two euros")
-            await run(client, timing)  # whether or not it has an answer in time
+            await run(client, timing)  # the example works with or without a reply in time
             shown.clear()
             for block in (several, partitions, lasting):
                 await run(client, block)

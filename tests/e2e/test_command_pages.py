@@ -1,6 +1,7 @@
 """Every command line of docs/sandctl.md and docs/configuration.md is run by a shell against a real node.
 
-Existing objects (topics, files, a message with that id) are created before; commands with a prompt get --yes."""
+The tests create the objects that a command needs (topics, files, a message with its id). Commands with a prompt get
+--yes."""
 
 from __future__ import annotations
 
@@ -110,7 +111,7 @@ def prepare_identities(client: sandq.sync.Client, line: str) -> None:
 
 
 def prepare(client: sandq.sync.Client, line: str) -> str:
-    """Make what the line needs; return the line with ids that exist."""
+    """Create the objects that the line needs. Return the line with ids that exist."""
     if line.split()[1] in ("token", "identity", "role", "login", "logout", "whoami"):
         prepare_identities(client, line)
         return line
@@ -127,7 +128,7 @@ def prepare(client: sandq.sync.Client, line: str) -> str:
             client.admin.create_topic(name, **({"delete_on_ack": False} if name == "log" else {}))
     for group in ("billing", "copy"):
         client.leases("orders", group).take()
-        client.admin.resume_group("orders", group)  # a line before this one may have paused it
+        client.admin.resume_group("orders", group)  # an earlier line may have paused the group
     if "calls dialers" in line:
         if "calls" not in there:
             client.admin.create_topic("calls", max_in_flight_per_key=3)
@@ -136,7 +137,7 @@ def prepare(client: sandq.sync.Client, line: str) -> str:
         try:
             client.produce("orders", b"x", unique_key="call-ada", on_conflict="replace", delay="30m")
         except DuplicateKey:
-            # A line before it has brought the message forward, and a group holds it.
+            # An earlier line has moved the message forward, and a group has leased it.
             client.admin.delete_topic("orders")
             return prepare(client, line)
     if "--max 5" in line or "--follow" in line:
@@ -171,7 +172,7 @@ def prepare(client: sandq.sync.Client, line: str) -> str:
 
 
 def leased(client: sandq.sync.Client) -> sandq.LeasedMessage:
-    """A message of orders that the group billing holds."""
+    """Return a message of the topic orders that the group billing has leased."""
     client.produce("orders", b"x")
     (held,) = client.leases("orders", "billing").take(wait="30s")
     return held
@@ -231,7 +232,7 @@ def test_command_of_sandctl_page_succeeds(shell: Shell, client: sandq.sync.Clien
 
 @pytest.fixture(scope="module")
 def left_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data directory of a node that was stopped: of one that runs, files go while they are copied."""
+    """Return the data directory of a stopped node. In that of a running node, files could vanish during a copy."""
     process = NodeProcess(tmp_path_factory.mktemp("stopped"))
     try:
         process.start()

@@ -1,7 +1,7 @@
-"""The console in a real browser, against a real node: every view, and every act once.
+"""The console runs in a real browser, against a real node. The tests use every view, and every action once.
 
-One node and one browser serve all of it. Nothing that the browser notes (an error, a warning, a violation of the
-policy) is let pass.
+All tests share one node and one browser. If the browser logs an error, a warning or a violation of the policy, the test
+fails.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def test_messages_are_looked_at_and_changed(console: Console) -> None:
 
 
 def refreshed(browser: Browser, text: str) -> bool:
-    """Whether it is there, having been asked for again: a look at the cluster is shared for a second."""
+    """Refresh, and return whether the table has the text. Tests retry, because the overview is cached for a second."""
     browser.click("Refresh", "main")
     return text in browser.text("tbody")
 
@@ -503,7 +503,7 @@ def test_audit_log_is_filtered_and_goes_on(console: Console) -> None:
 
 
 def newer(browser: Browser, text: str) -> bool:
-    """Whether it is there, newer lines having been asked for."""
+    """Request newer lines, and return whether the table has the text."""
     browser.click("Newer lines", "main")
     return text in browser.text("tbody")
 
@@ -732,7 +732,7 @@ def test_console_with_token_offers_permitted_actions(browser: Browser, tmp_path:
         browser.reads("This cluster requires a token.")
         assert "a secret" not in browser.text() and not browser.driver.find_elements("css selector", "dialog[open]")
         assert browser.focused() == "token"
-        # The browser notes each answer that refuses; nothing else.
+        # The browser logs each reply with status 401, and nothing else.
         assert [line for line in browser.logged() if "401" not in line] == []
     finally:
         browser.leave()
@@ -775,7 +775,7 @@ def module(browser: Browser, api: Api, name: str, expression: str, given: Any = 
 
 
 def shell_arguments(line: str) -> list[bytes]:
-    """The arguments of sandctl, as bash reads the line."""
+    """Return the arguments of sandctl, as bash parses the line."""
     environ = {"LC_ALL": "C.UTF-8", "PATH": os.environ["PATH"]}
     found = subprocess.run(["bash", "-c", SHELL, "bash", line], env=environ, stdout=subprocess.PIPE, check=True)
     return found.stdout.split(b"\0")[:-1]
@@ -786,7 +786,7 @@ def test_command_bytes_are_unchanged_in_shell_or_omitted(browser: Browser, api: 
     data = bytes(range(1, 256))
     line = module(browser, api, "commands", script, [*data])
     assert line.isascii() and shell_arguments(line) == [b"kv", b"delete", b"t", data]
-    # A shell ends a word at a 0: it would be another key.
+    # A shell ends an argument at a zero byte, so the command would name another key.
     assert shell_arguments(module(browser, api, "commands", script, [65, 0, 66])) == []
     assert shell_arguments(module(browser, api, "commands", "found.sandctl('kv delete', ['t', given])", "a\0b")) == []
 
@@ -816,7 +816,7 @@ def test_json_and_numbers_are_shown_as_they_are(browser: Browser, api: Api) -> N
 def test_ages_are_by_the_clock_of_the_cluster(browser: Browser, api: Api) -> None:
     script = "(found.setNow('2100-01-01T00:00:00Z'), found.ago('2099-12-31T23:50:00Z'))"
     assert module(browser, api, "format", script) == "10 m ago"
-    browser.open(f"{api.base}/")  # which has the right time again
+    browser.open(f"{api.base}/")  # a new page, which has the right time again
 
 
 def test_names_that_a_browser_takes_from_an_address_are_not_asked_for(browser: Browser, api: Api) -> None:
@@ -853,7 +853,7 @@ def test_keys_of_similar_text_are_distinct(console: Console) -> None:
     for number in range(100):
         api("PUT", f"/topics/{name}/keys/_w{'ABCDEFGH'[number % 8]}{number:02}A?encoding=base64", {"text": "x"})
     console.go(f"#/topics/{name}/keys")
-    browser.click("More", "main")  # from a key on that is no text
+    browser.click("More", "main")  # the next page begins at a key that is no text
     alike = "return [...document.querySelectorAll('tbody .mono')].filter((one) => one.textContent === 'base64:/wE=')"
     browser.until(lambda: len(browser.run(alike)) == 2, "both are listed")
     values = set()
@@ -892,7 +892,7 @@ def test_unknown_view_shows_not_found(console: Console) -> None:
     for place in ("#/nowhere", "#/topics/%ff"):
         console.go(place)
         console.browser.reads("Page not found", "h1")
-    console.go("#/topics/none/settings")  # it sends one request: two answers might come one after the other
+    console.go("#/topics/none/settings")  # this view sends one request; two replies could arrive one after the other
     console.browser.reads("there is no topic 'none'", ".failure")
     console.browser.until(lambda: console.browser.run("return document.querySelector('.head .acts').hidden"), "no acts")
     assert [line for line in console.browser.logged() if "404" not in line] == []

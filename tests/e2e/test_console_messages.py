@@ -40,7 +40,7 @@ import("/console/live.js").then(({ onLive, live }) => {
   const end = onLive(() => { if (live.state === "live" && --left === 0) { end(); done(); } });
 });
 """
-"""Waits until the stream of the page has brought two further looks."""
+"""Script that waits until the page's stream has delivered two further updates."""
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_columns_that_are_empty_in_the_page_are_hidden(console: Console) -> None
     console.go(f"#/topics/{name}/messages")
     browser.reads("delayed", "tbody")
     assert browser.run(SHOWN) == ["Id", "State", "Delivered at", "Value", "Key", "Size", "Partition"]
-    # The first page has no key, the second one has.
+    # The messages of the first page have no key; a message of the second page has a key.
     first = [{"text": "x", "deliver_at": "2035-01-31T08:00:00Z"} for _ in range(100)]
     api("POST", f"/topics/{name}", {"messages": first})
     browser.click("List", "main")
@@ -197,7 +197,7 @@ def test_live_tail_says_that_the_connection_is_lost(browser: Browser, tmp_path: 
 
 
 def kill_messages(api: Api, name: str, errors: list[str | None], group: str = "g") -> None:
-    """Let a message die for each of these errors, in this order."""
+    """Let one message die with each of these errors, in this order."""
     for number, error in enumerate(errors):
         api("POST", f"/topics/{name}", {"text": f"n{number}"})
         (message,) = api.lease(name, group)
@@ -241,7 +241,7 @@ LANDMARKS = """
 const all = [...document.querySelectorAll("section[aria-label], [role=region]")].filter((one) => one.offsetParent);
 return all.map((one) => one.getAttribute("aria-label"));
 """
-"""Names of regions, which a screen reader lists: each has a name of its own."""
+"""Script that returns the names of regions. A screen reader lists them, so they must differ."""
 VIEWS = ("#/topics/fits/messages", "#/topics/fits/groups/g", "#/topics/fits/groups/g/dead")
 
 
@@ -300,7 +300,7 @@ def test_consumers_are_listed_with_their_leases(console: Console, node: NodeProc
 
 
 def holding(console: Console, within: str, counts: list[str]) -> list[dict[str, str]]:
-    """Refresh until the consumers hold these numbers of messages; return their rows."""
+    """Refresh until the consumers hold these numbers of messages. Return the rows of the consumers."""
 
     def rows() -> list[dict[str, str]] | None:
         console.browser.click("Refresh", "main")

@@ -69,7 +69,7 @@ def test_demo_across_kill_and_fourth_node_succeeds(tmp_path: Path, environ: dict
         "replicas    before: node1 4, node2 4, node3 4; after: node1 3, node2 3, node3 3, node4 3 (it leads partition"
     ) in done.stdout
     assert ("PASSED: nothing lost, nothing early across a kill -9 of a leader; node4 holds its share\n") in done.stdout
-    assert "\x1b" not in done.stdout  # plain lines where there is no terminal
+    assert "\x1b" not in done.stdout  # without a terminal, the demo prints plain lines
     assert left(tmp_path) == []
 
 
@@ -173,7 +173,7 @@ def test_demo_keeps_data_after_its_reader_leaves(tmp_path: Path, environ: dict[s
 
 
 def _nodes_that_deliver(output: Iterable[str] | None) -> list[int]:
-    """The process numbers of the demo's nodes, once something was delivered."""
+    """Wait until the demo has delivered messages. Return the process ids of its nodes."""
     nodes: list[int] = []
     for line in output or ():
         nodes += map(int, re.findall(r"\(process (\d+)", line))

@@ -76,7 +76,7 @@ def test_each_pod_has_a_certificate_of_its_own(tmp_path: Path) -> None:
 
 
 class Composed:
-    """Our services of compose.yaml, as processes: hosts are ports of this machine, volumes directories."""
+    """Runs the sandq services of compose.yaml as processes. Hosts become ports, and volumes become directories."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -90,7 +90,7 @@ class Composed:
         return [name for name in self.services if name.startswith("node")]
 
     def environment(self, name: str) -> dict[str, str]:
-        """As the service has it, but for where it is."""
+        """Return the environment of a service, with the addresses and paths of this machine."""
         found = {**self.services[name]["environment"]}
         for key, value in found.items():
             text = str(value).replace("/secrets", str(self.directory / "secrets" / name))
@@ -150,7 +150,7 @@ def test_compose_nodes_form_a_cluster(tmp_path: Path) -> None:
         server = f"127.0.0.1:{composed.ports['node1', 7170]}"
         scraped = tmp_path / "scraped" / "prometheus.token"
         tokens = []
-        for _ in range(2):  # the second time as after a kill before it was there
+        for _ in range(2):  # repeat it, as after a kill before the file was written
             composed.script("token", "scraped", **of_node1, NODE1=str(tmp_path / "node1"), SERVER=server)
             tokens.append(scraped.read_text().strip())
             scraped.unlink()
@@ -170,7 +170,7 @@ def test_compose_nodes_form_a_cluster(tmp_path: Path) -> None:
 
 
 class Pods(Composed):
-    """The pods of the StatefulSet, in the same way."""
+    """Runs the pods of the StatefulSet as processes, in the same way."""
 
     @property
     def nodes(self) -> list[str]:
@@ -200,7 +200,7 @@ def test_kubernetes_pods_after_init_form_a_cluster(tmp_path: Path) -> None:
     pods.start()
     try:
         server = f"--server 127.0.0.1:{pods.ports['sandq-0', 7170]} --ca {secrets}/ca.crt"
-        # They wait: nobody founds a cluster because others are silent.
+        # The pods wait for `cluster init`. Silent peers are no reason to found a cluster.
         wait_until(lambda: pods.shell.run(f"sandctl {server} cluster info").code == 0)
         assert not pods.is_healthy("sandq-0")
         (init,) = re.findall(r"sandctl --ca /secrets/ca.crt (cluster init --yes)", PAGE)

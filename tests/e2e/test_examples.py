@@ -1,4 +1,4 @@
-"""docs/examples/: each is run as its header says, against a real node."""
+"""Each program of docs/examples/ is run against a real node, with the command in its header."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_fastapi_app_runs(node: NodeProcess, start: Callable[..., subprocess.Pop
         wait_until(lambda: app.delete(f"/reminders/{answer.json()['id']}").status_code in (404, 409))
     server.send_signal(signal.SIGTERM)
     _, err = server.communicate()
-    assert server.returncode == -signal.SIGTERM and "Traceback" not in err, err  # uvicorn raises it again
+    assert server.returncode == -signal.SIGTERM and "Traceback" not in err, err  # uvicorn raises the signal again
 
 
 def test_worker_runs(node: NodeProcess, start: Callable[..., subprocess.Popen[str]]) -> None:
@@ -113,7 +113,7 @@ def test_worker_runs(node: NodeProcess, start: Callable[..., subprocess.Popen[st
         failing += [message.id for message in client.messages("tasks").list(values=True) if b"boom" in message.value]
 
         def errors() -> set[str | None]:
-            # By their ids: messages that wait for long, or are dead, leave the log.
+            # Look up the messages by their ids, because dead and long waiting messages leave the log.
             found = [client.messages("tasks").why(message_id) for message_id in failing]
             groups = [group for why in found for group in why["groups"]]
             return {attempt[5] for group in groups for attempt in group["history"]}

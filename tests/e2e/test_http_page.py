@@ -1,4 +1,4 @@
-"""Every command of docs/http.md, in its order, against a node with HTTP: each has the status that the page says."""
+"""Every command of docs/http.md is run in order against a node with HTTP, and has the status on the page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_command(tmp_path: Path, web_port: int) -> None:
 
 
 def run(line: str, directory: Path, port: int) -> None:
-    """A line in a shell that keeps its variables, in a file, from one line to the next."""
+    """Run a line in a new shell. A file passes variables from one line to the next."""
     command = line.replace("localhost:2108", f"localhost:{port}")
     status = re.search(r"  # (\d+)$", line)
     if status is not None:

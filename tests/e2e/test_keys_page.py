@@ -20,7 +20,7 @@ from tests.support.waiting import PATIENCE_S
 
 PAGE = (ROOT / "docs" / "keys.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(sh|python|python sync) run\n(.*?)^```\n(?:\n```output\n(.*?)^```)?", PAGE, re.M | re.S)
-"""(language, source, what it prints)."""
+"""(language, source, expected output) of each example."""
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
 
 
 def is_like(printed: str, expected: str) -> bool:
-    """Whether it is what stands on the page, where `...` is anything within a line."""
+    """Return whether the output is as on the page, where `...` stands for any text within a line."""
     lines = (re.escape(line).replace(re.escape("..."), ".*") for line in expected.splitlines())
     return re.fullmatch("\n".join(lines), printed.rstrip("\n")) is not None
 
@@ -49,7 +49,7 @@ def test_page_has_examples() -> None:
 
 
 def test_every_example(node: NodeProcess, tmp_path: Path) -> None:
-    """One function of the whole page: what one example names, a later one may use."""
+    """Run all examples as one function, because later examples use names of earlier ones."""
     shown: dict[int, list[str]] = {number: [] for number in range(len(BLOCKS))}
     at = 0
 

@@ -42,7 +42,7 @@ def node(tmp_path: Path, web_port: int) -> Iterator[NodeProcess]:
 
 def test_scrape_and_log_commands_run(node: NodeProcess, web_port: int) -> None:
     command = commands("bash")[0].strip().replace("127.0.0.1:2108", f"127.0.0.1:{web_port}")
-    for _ in range(2):  # the second one reports the first
+    for _ in range(2):  # the second request reports the first one
         done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
     families = {family.name: family for family in text_string_to_metric_families(done.stdout)}
     assert {metric.name.removesuffix("_total") for metric in EVERY} <= {

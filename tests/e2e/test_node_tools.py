@@ -74,14 +74,14 @@ def test_doctor_works_with_running_and_stopped_node(node: NodeProcess) -> None:
     assert sum(command.get("messages", 0) for command in commands) == 100
     assert {"create_topic", "append"} <= {command["command"] for command in commands}
     assert "secret" not in json.dumps(rows) and "secret 7" in json.dumps(dumped(node, "--values"))
-    produce(node, 5)  # it still works
+    produce(node, 5)  # the node still works
     assert node.stop() == 0
     before = picture(node.data_dir)
     found = doctor(node)
     checked = ("lock", "mode", "identity", "wal", "stores", "port client")
     assert {found[what]["state"] for what in checked} == {"ok"}, found
     for path in node.data_dir.rglob("*"):
-        assert path.stat().st_mode & 0o077 == 0, f"{path} is for its owner alone"
+        assert path.stat().st_mode & 0o077 == 0, f"{path} is readable only by its owner"
     assert "stopped cleanly" in found["wal"]["found"] and "free" in found["port http"]["found"]
     assert dumped(node)
     assert picture(node.data_dir) == before, "nothing was changed"
@@ -89,7 +89,7 @@ def test_doctor_works_with_running_and_stopped_node(node: NodeProcess) -> None:
 
 
 def test_doctor_recognizes_a_paused_node(node: NodeProcess) -> None:
-    """It is not taken for another program."""
+    """The doctor recognizes that the ports are used by the paused node, not by another program."""
     node.pause()
     try:
         command = [sys.executable, "-m", "sandq", "doctor", "--json"]
@@ -102,7 +102,7 @@ def test_doctor_recognizes_a_paused_node(node: NodeProcess) -> None:
 
 
 def test_dump_of_log_being_written_reports_no_damage(node: NodeProcess) -> None:
-    """A record that is being written may be torn, and is never reported as damage."""
+    """A record that is being written may be torn. The dump does not report it as damage."""
     produce(node, 1)
     code = (
         "import sandq, trio\n"

@@ -1,4 +1,4 @@
-"""Schemathesis reads /openapi.json and tries to find an answer that it does not tell of, or a fault of ours."""
+"""Schemathesis reads /openapi.json and searches for replies that the document does not describe, and for errors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def post(url: str, body: Any) -> Any:
 
 PHASES = "examples,fuzzing,stateful"
 COVERAGE = f"{PHASES},coverage"
-"""Also each way in which each part of each request may be wrong: thousands of examples."""
+"""Phases with thousands of examples: each part of each request is made invalid in each possible way."""
 
 
 def examine(directory: Path, phases: str, examples: int, seed: int) -> None:

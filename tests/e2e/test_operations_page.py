@@ -1,5 +1,6 @@
-"""Every command of docs/operations.md is run in order, with one node or with three, and the HTTP lines of the
-README."""
+"""Every command of docs/operations.md is run in order, with one node or with three.
+
+So are the HTTP lines of the README."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def commands(text: str) -> list[str]:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    """A shell in which localhost:2108 is the node."""
+    """A shell in which `curl` sends requests for port 2108 to the node."""
     port = free_port()
     node = NodeProcess(
         tmp_path, SANDQ_LISTEN__HTTP=f"127.0.0.1:{port}", SANDQ_NODE__DATA_DIR=str(tmp_path / "sandq-data")
@@ -121,7 +122,7 @@ def test_three_nodes_that_find_each_other(tmp_path: Path) -> None:
     try:
         cluster.start()
         shell = Shell(tmp_path, SANDCTL_SERVERS=",".join(cluster.addresses))
-        # It has heard of the third by its link already.
+        # The links between the nodes exist already, but gossip may not know all three nodes yet.
         wait_until(lambda: shell("sandctl cluster nodes").count("alive") == 3)
         here = lines.index("sandq --config configs/gossip4.yaml")
         said = [shell(line) for line in lines[len(starts) : here]]
@@ -132,14 +133,14 @@ def test_three_nodes_that_find_each_other(tmp_path: Path) -> None:
         )
         for line in lines[here + 1 :]:
             shell(line)
-        # It is there still, and no node of the cluster any more, once the others have let go of it.
+        # node4 still runs. It is no node of the cluster once the others have removed it.
         wait_until(lambda: node(shell, "node4").get("standing") is None)
     finally:
         cluster.close()
 
 
 def node(shell: Shell, name: str) -> dict[str, Any]:
-    """Return the row of a node in the cluster; an empty one if it does not exist."""
+    """Return the row of a node in the cluster; an empty row if the node does not exist."""
     rows = [json.loads(line) for line in shell("sandctl cluster nodes -o jsonl").splitlines()]
     return next((row for row in rows if row["node"] == name), {})
 
@@ -176,7 +177,7 @@ def test_forming_by_hand(tmp_path: Path) -> None:
         uuid = json.loads(shell(f"{founded} -o json"))["cluster_uuid"]
         assert uuid in shell(again)
         wait_until(lambda: shell(listed).count("alive") == 2 and shell(f"{listed} -o json").count('"store_uuid"') == 2)
-        # The first has it registered before it tells it: until then the other says of itself that it joins.
+        # node1 has registered node2, but node2 reports that it joins until it receives the reply.
         joined = f"sandctl -s {nodes[1].address} cluster info -o json"
         wait_until(lambda: json.loads(shell(joined))["cluster_uuid"] == uuid)
         assert uuid in shell.run(f"sandctl -s {nodes[1].address} cluster init --yes").err

@@ -1,5 +1,6 @@
-"""docs/push.md: its receiver runs, its shell lines run against a node, its Python against a broker; each prints what
-the page says."""
+"""The examples of docs/push.md run and print the output on the page.
+
+The receiver runs, the shell lines run against a node, and the Python code runs against a broker."""
 
 from __future__ import annotations
 

@@ -34,17 +34,17 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
 
 @pytest.fixture
 def node(shared: NodeProcess) -> Iterator[NodeProcess]:
-    """The node of all tests here, without topics."""
+    """Return the node that all tests of this module share. Delete its topics after each test."""
     yield shared
     with sandq.sync.connect(shared.address, timeout=PATIENCE_S) as client:
-        # Delete a dead-letter topic after the topics that use it.
+        # Delete the topics that use a dead-letter topic before it.
         for record in sorted(client.admin.list_topics(), key=lambda record: "dead_letter_topic" not in record.settings):
             client.admin.delete_topic(record.name)
 
 
 @pytest.fixture
 def shell(node: NodeProcess, tmp_path: Path) -> Callable[[str], str]:
-    """`shell(line)` runs a line of the README, which must stand there, and returns its standard output."""
+    """`shell(line)` checks that the README contains the line, runs it, and returns its standard output."""
     here = Shell(tmp_path, SANDCTL_SERVERS=node.address)
 
     def run(line: str) -> str:
@@ -120,7 +120,7 @@ def test_tour_of_priorities_and_tenants_runs(tour: Callable[[str], str]) -> None
 
 
 def test_examples_of_topics_page_run(node: NodeProcess, tmp_path: Path) -> None:
-    """One function of the whole page: what one example names, a later one may use."""
+    """Run all examples as one function, because later examples use names of earlier ones."""
     shown: list[str] = []
     source = ""
     for kind, block in re.findall(r"^```(sh|python) run\n(.*?)^```", TOPICS, re.MULTILINE | re.DOTALL):

@@ -1,4 +1,4 @@
-"""`sandctl kv` and compacted topics against a real node, a process each."""
+"""`sandctl kv` and compacted topics work against a real node. Each command is a process."""
 
 from __future__ import annotations
 

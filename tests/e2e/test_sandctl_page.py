@@ -1,4 +1,4 @@
-"""The commands of docs/sandctl.md against a real node, a process each."""
+"""The commands of docs/sandctl.md work against a real node. Each command is a process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.waiting import PATIENCE_S, until_answer
 
 @pytest.fixture(scope="module")
 def ctl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ctl]:
-    """All tests share a node; each has topics of its own."""
+    """Start the node that all tests share. Each test uses its own topics."""
     node = NodeProcess(tmp_path_factory.mktemp("node"))
     node.start()
     yield Ctl(node)
@@ -111,7 +111,7 @@ def test_looking_at_messages(ctl: Ctl) -> None:
     assert (got["id"], got["state"], got["text"]) == (ready, "ready", "now")
     assert ctl("message get looked 01HN7K2B6R0000000001000000", code=1).err.startswith("sandctl: ")
     assert "ID" in ctl("message get looked", code=2).err
-    # The output of a list is valid input.
+    # The output of `message list` is valid input.
     saved = ctl("message list looked --values --limit all -o jsonl").out
     ctl("topic create copied")
     ctl("produce copied --jsonl", stdin=saved)
@@ -290,7 +290,7 @@ def test_measuring(ctl: Ctl) -> None:
 
 
 def test_consume_without_ack_shows_ready_messages(ctl: Ctl) -> None:
-    """Looking costs no attempt, however often; what is delayed is not waited for."""
+    """`consume --no-ack` uses no attempts, and does not wait for delayed messages."""
     ctl("topic create seen --max-attempts 2")
     ctl("produce seen --lines", stdin="a\nb\n")
     ctl("produce seen later --in 1h")

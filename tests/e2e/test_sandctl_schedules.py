@@ -1,4 +1,4 @@
-"""`sandctl schedule` against a node."""
+"""`sandctl schedule` works against a node."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def topic() -> str:
 
 @pytest.fixture
 def ctl(node: NodeProcess, topic: str, tmp_path: Path) -> Ctl:
-    """Return a function: `ctl("list", topic)` runs `sandctl schedule`; the test has a topic of its own."""
+    """Return a function: `ctl("list", topic)` runs `sandctl schedule list TOPIC`. Each test has its own topic."""
 
     def run(*args: str, stdin: str = "", code: int = 0, command: str = "schedule") -> Done:
         done = run_here([command, *args], {"SANDCTL_SERVERS": node.address}, tmp_path, stdin)

@@ -1,6 +1,6 @@
 """The two calls of sandglass work unchanged.
 
-They are run against two nodes of configs/gossip1.yaml and gossip2.yaml on their own ports, which are those of
+They are sent to two nodes with configs/gossip1.yaml and gossip2.yaml. The ports of these files are the ports of
 sandglass."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.processes.node import NodeProcess
 from tests.support.waiting import PATIENCE_S, until_answer, wait_until
 
 HOST = free_host()
-"""The usual ports are free there; to curl it is "localhost"."""
+"""A loopback address at which the default ports are free. `curl` resolves "localhost" to it."""
 NODES = {"gossip1": 7170, "gossip2": 7171}
 CREATE = """curl -XPOST http://localhost:2108/topics -d \
 '{"name": "payments", "kind": 0, "replicationFactor": 2, "numPartitions": 6}'"""
@@ -31,7 +31,7 @@ PAYLOAD = b'{"hello": "world" }\n'
 
 
 def node(directory: Path, name: str, port: int) -> NodeProcess:
-    """As it ships, but for the address."""
+    """Return a node with a configuration as it ships, except for the address."""
     own = directory / name
     own.mkdir()
     text = (ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
@@ -71,14 +71,14 @@ def test_sandglass_calls_succeed(tmp_path: Path) -> None:
         messages: list[dict[str, str]] = []
 
         def leased() -> bool:
-            """It is delivered once at most, so not at all if the leader is deposed on its way."""
+            """Publish and lease. If the leader is deposed during a lease with "ack", the message is lost: retry."""
             json.loads(shell(PUBLISH, tmp_path))
             messages.extend(json.loads(shell(lease, tmp_path)).get("messages", ()))
             return bool(messages)
 
         wait_until(leased)
         assert messages[0]["text"].encode() == PAYLOAD
-        # Once more, and by the other node, with the command line client.
+        # Publish again, and consume from the other node with `sandctl`.
         shell(PUBLISH, tmp_path)
         sandctl = [sys.executable, "-m", "sandctl", "--server", f"{HOST}:{NODES['gossip2']}"]
         consume = shlex.join([*sandctl, "consume", "payments", "--group", "billing", "--max", "1"])

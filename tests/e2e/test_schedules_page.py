@@ -1,5 +1,6 @@
-"""docs/schedules.md: its Python runs against a broker whose time the page moves, its shell lines against a node; each
-example prints what the page says."""
+"""The examples of docs/schedules.md print the output on the page.
+
+The Python code runs against a broker whose time the page moves. The shell lines run against a node."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from tests.support.waiting import PATIENCE_S
 PAGE = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
 CLIENT_PAGE = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(sh|python) run\n(.*?)^```\n(?:\n```output\n(.*?)^```)?", PAGE, re.M | re.S)
-"""(language, source, what it prints)."""
+"""(language, source, expected output) of each example."""
 
 
 @pytest.fixture
@@ -42,8 +43,7 @@ def test_page_has_examples() -> None:
 
 
 def differences(language: str, run: Callable[[str], str]) -> str:
-    """Return the differences between the output of the examples and the page; examples after a wrong one are run,
-    too."""
+    """Return the differences between the output of the examples and the page. After a difference, continue."""
     wrong = []
     for which, block, expected in BLOCKS:
         if which == language:

@@ -1,4 +1,4 @@
-"""docs/how-to/secured-cluster.md, from an empty directory: every file, every command; and no secret stands anywhere."""
+"""All files and commands of docs/how-to/secured-cluster.md work in an empty directory, and no output has a secret."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EXPORT = re.compile(r"(\w+)=(\S+)")
 
 
 class Walk:
-    """A reader of the page, with ports that are free here."""
+    """Runs the commands of the page, with free ports instead of those on the page."""
 
     def __init__(self, directory: Path) -> None:
         ports = {port: free_port() for port in sorted(set(re.findall(r"127\.0\.0\.1:(\d+)", PAGE)))}
@@ -113,7 +113,7 @@ def test_page_runs_and_reveals_no_secret(walk: Walk) -> None:
     for line in walk.lines("Changes while the cluster runs"):
         walk.line(line)
 
-    # Output that must not contain secrets.
+    # The following output must not contain secrets.
     for name in NODES:
         walk.line(f"sandq check-config {name}.yaml --show")
     walk.line("sandctl cluster info -o json")

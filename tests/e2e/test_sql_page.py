@@ -29,7 +29,7 @@ COMMANDS = re.findall(r"^    (sandctl sql .+(?:\n        .+)*)$", PAGE, re.M)
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NodeProcess, int]]:
-    """A node, and where it serves SQL."""
+    """Start a node that serves SQL. Return the node and its SQL port."""
     port = free_port()
     node = NodeProcess(
         tmp_path_factory.mktemp("node"), SANDQ_LISTEN__HTTP="none", SANDQ_LISTEN__SQL=f"127.0.0.1:{port}"

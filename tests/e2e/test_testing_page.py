@@ -1,4 +1,4 @@
-"""The examples of docs/testing.md: put into files as the page says, and run as a user would run them."""
+"""The examples of docs/testing.md are put into files as the page says, and run as a user would run them."""
 
 from __future__ import annotations
 
