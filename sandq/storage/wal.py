@@ -2,7 +2,7 @@
 
 One thread owns a `Wal`. Only `prepare`, `pinned_by` and the byte counts may be used from other threads. Invariants:
 
-- A commit batch (`pass` in names) is one write and one sync. `commit` returns after the sync, and only then the
+- A commit batch (`batch` in names) is one write and one sync. `commit` returns after the sync, and only then the
   next batch may begin. Recovery relies on this.
 - If there is no disk space for the next segment, a commit raises `WalFull`, has no effect, and may be repeated.
 - After any other failure the log is poisoned: nothing more is written, and every commit raises `StorageFailed`. A

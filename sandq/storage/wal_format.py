@@ -10,8 +10,8 @@ Segment header, 64 bytes::
     12  4  crc32c of bytes 0..12 and 16..64
     16  8  segment number
     24  8  previous end: offset of the end of the records in the previous segment (0 if there was none)
-    32  8  opening end: offset of the end of this segment's opening pass
-    40  8  pass number of the opening pass
+    32  8  opening end: offset of the end of this segment's opening batch
+    40  8  batch number of the opening batch
     48  8  size of the file
     56  8  zeros
 
@@ -24,15 +24,15 @@ Record, 48 bytes + payload + 4, then zeros up to the next multiple of 8::
     12  1  kind
     13  3  zeros
     16  4  group
-    20  4  pass start: offset / 8, in this file, of the first record of the pass that this record belongs to
-    24  8  pass number
+    20  4  batch start: offset / 8, in this file, of the first record of the batch that this record belongs to
+    24  8  batch number
     32  8  index
     40  8  term
     48  n  payload
      .  4  payload crc: crc32c of the payload
 
-A **pass** is one commit batch in the log: consecutive records in one segment, written in order and synced once. The
-next pass begins only after that sync. Pass numbers increase and are never reused.
+A **batch** is one commit batch in the log: consecutive records in one segment, written in order and synced once. The
+next batch begins only after that sync. Batch numbers increase and are never reused.
 
 | kind | index | term | payload |
 |---|---|---|---|
@@ -46,9 +46,9 @@ next pass begins only after that sync. Pass numbers increase and are never reuse
 A BASE below the current base deletes every entry: the log starts over at the new base. A group that is new to the
 writer starts with TRUNCATE 0 and HARD_STATE (0, nil), which void the records of an earlier group with the same number.
 
-A segment begins at offset 64 with its **opening pass**: HARD_STATE and BASE of every group known to the writer, or a
-SEAL if it knows none. The opening pass is never empty. So an intact record of a pass that begins at a different offset
-proves that the header and the opening pass had been synced.
+A segment begins at offset 64 with its **opening batch**: HARD_STATE and BASE of every group known to the writer, or a
+SEAL if it knows none. The opening batch is never empty. So an intact record of a batch that begins at a different
+offset proves that the header and the opening batch had been synced.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ RECORD_MAGIC = b"WREC"
 SEGMENT_HEADER_BYTES = 64
 RECORD_HEADER_BYTES = 48
 PART_BYTES = 256 << 10
-"""A pass of more than this size, in bytes, is written in several parts. A payload of at least this size is a separate
+"""A batch of more than this size, in bytes, is written in several parts. A payload of at least this size is a separate
 part."""
 RECORD_BYTES_AT_MOST = RECORD_HEADER_BYTES + 4 + 7
 """Maximum overhead of a record, in addition to its payload."""
@@ -146,12 +146,12 @@ def decode_segment_header(data: bytes, number: int) -> SegmentHeader | str:
 
 
 def encode_batch(segment: int, offset: int, batch_number: int, records: Sequence[Record]) -> bytes:
-    """Return the bytes of one pass that begins at `offset` (a multiple of 8) of a segment."""
+    """Return the bytes of one batch that begins at `offset` (a multiple of 8) of a segment."""
     return b"".join(encode_parts(segment, offset, batch_number, records))
 
 
 def encode_parts(segment: int, offset: int, batch_number: int, records: Sequence[Record]) -> Iterator[bytes]:
-    """Yield the bytes of a pass in parts: large payloads are not copied, and a large pass is not built at once."""
+    """Yield the bytes of a batch in parts: large payloads are not copied, and a large batch is not built at once."""
     pieces: list[bytes] = []
     append = pieces.append
     size = 0
@@ -213,7 +213,7 @@ class Reader:
             if batch_number != last_batch or pass_at != start:
                 # First record of a new commit batch: its number must be higher, and the batch must begin here.
                 if batch_number <= last_batch or pass_at << 3 != at:
-                    self.why = f"a record of pass {batch_number} behind pass {last_batch}"
+                    self.why = f"a record of batch {batch_number} behind batch {last_batch}"
                     return
                 last_batch, start = batch_number, pass_at
             last = first + length

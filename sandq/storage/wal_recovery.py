@@ -1,22 +1,22 @@
 """Read the log after a stop: recover its records, find where writing continues, and distinguish torn from rotten data.
 
-A pass (the records of one commit batch) is written only after the previous pass was synced. So if the bytes at offset X
-are not a valid next record, there are three cases:
+A batch (the records of one commit batch) is written only after the previous batch was synced. So if the bytes at
+offset X are not a valid next record, there are three cases:
 
-- An intact record after X belongs to a pass that *began* after X. It proves that the bytes at X had been synced. They
+- An intact record after X belongs to a batch that *began* after X. It proves that the bytes at X had been synced. They
   are **rotten**: refuse to start (`Corruption` with segment and offset). A SEAL is such a record, too.
 - A later segment was opened. Its header says where the records of the earlier segment end. If X is not that offset, the
   bytes are rotten as well.
-- Otherwise X is in the last pass, whose sync need not have returned: it is **torn**. The records before X are kept, and
-  all bytes from X on are filled with zeros.
+- Otherwise X is in the last batch, whose sync need not have returned: it is **torn**. The records before X are kept,
+  and all bytes from X on are filled with zeros.
 
-If the header or the opening pass of the last segment is incomplete, the segment was being created or preallocated. It
-contains at most the opening pass, and the older segments still exist, so it is removed. If it has records of a later
-pass, or if older segments existed but are gone, it is rotten instead.
+If the header or the opening batch of the last segment is incomplete, the segment was being created or preallocated. It
+contains at most the opening batch, and the older segments still exist, so it is removed. If it has records of a later
+batch, or if older segments existed but are gone, it is rotten instead.
 
 The recovered records will be acknowledged as durable. But a killed process leaves bytes that are written and not
-synced, and after a failed fsync the kernel treats lost pages as clean. Therefore recovery writes the last kept pass
-again, in place, and syncs it. (Earlier passes were synced before this pass was written.)
+synced, and after a failed fsync the kernel treats lost pages as clean. Therefore recovery writes the last kept batch
+again, in place, and syncs it. (Earlier batches were synced before this batch was written.)
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Recovered:
     file: File | None = None
     end: int = 0
     last_batch: int = 0
-    """The highest pass number found, including torn passes."""
+    """The highest batch number found, including torn batches."""
     sealed: bool = False
     cut_bytes: int = 0
     raised: list[Record] = field(default_factory=list)
@@ -129,7 +129,7 @@ class _Recovery:
                 pass
             if reader.end == header.opening_end:
                 return
-            at, why = reader.end, f"{reader.why or 'zeros'} in the opening pass"
+            at, why = reader.end, f"{reader.why or 'zeros'} in the opening batch"
         else:
             at, why = 0, header
         for sight in scan(data, number, at):
@@ -174,11 +174,12 @@ class _Recovery:
         if before is not None:
             self._check_end(before, header.previous_end)
             if header.batch_number <= before.last_batch:
-                raise self._corrupt(number, 40, f"opened by pass {header.batch_number} behind pass {before.last_batch}")
+                why = f"opened by batch {header.batch_number} behind batch {before.last_batch}"
+                raise self._corrupt(number, 40, why)
         reader = Reader(data, header)
         self._replay(reader)
         if reader.end < header.opening_end:
-            raise self._corrupt(number, reader.end, reader.why or "zeros in the opening pass")
+            raise self._corrupt(number, reader.end, reader.why or "zeros in the opening batch")
         found.last_batch = max(found.last_batch, header.batch_number, reader.last_batch)
         found.sizes[number] = len(data)
         if is_last:
@@ -207,7 +208,7 @@ class _Recovery:
         self._found.sealed = kind == Kind.SEAL
 
     def _repair_end(self, reader: Reader, file: File, header: SegmentHeader) -> None:
-        """Repair the end of the last segment: fill torn bytes with zeros, and write and sync the last kept pass again.
+        """Repair the end of the last segment: fill torn bytes with zeros, and write and sync the last kept batch again.
 
         Raise Corruption if the end is rotten, not torn."""
         data, found = reader.data, self._found

@@ -151,7 +151,7 @@ def _without_header(segment: Segment, data: bytes, why: str, is_last: bool) -> I
     has_later_batch = any(sight.batch_start != SEGMENT_HEADER_BYTES for sight in scan(data, segment.number, 0))
     kind: Literal["torn", "damage"] = "torn" if is_last and not has_later_batch else "damage"
     yield Problem(segment.number, 0, len(data), kind, why)
-    # Each record contains its pass and offset, so records can be read without the segment's header.
+    # Each record contains its batch and offset, so records can be read without the segment's header.
     yield from _after_problem(data, SegmentHeader(segment.number, 0, 0, 0, len(data)), 0, None)
 
 
@@ -171,14 +171,14 @@ def _records(segment: Segment, data: bytes, header: SegmentHeader, following: Se
             return
         yield from _after_problem(data, header, reader.end, Problem(segment.number, reader.end, ends_at, "damage", why))
         return
-    # In the last segment, a record of a later pass proves that the bytes before the pass were synced (wal_recovery.py).
+    # In the last segment, a record of a later batch proves that the bytes before it were synced (wal_recovery.py).
     later = [sight for sight in scan(data, segment.number, reader.end)]
     end = reader.end + len(data[reader.end :].rstrip(b"\0"))
     if any(sight.batch_start > reader.end for sight in later):
         why = reader.why or "zeros, but later records follow"
         yield from _after_problem(data, header, reader.end, Problem(segment.number, reader.end, end, "damage", why))
     elif end > reader.end:
-        yield Problem(segment.number, reader.end, end, "torn", reader.why or "zeros within a pass")
+        yield Problem(segment.number, reader.end, end, "torn", reader.why or "zeros within a batch")
 
 
 def _after_problem(data: bytes, header: SegmentHeader, at: int, problem: Problem | None) -> Iterator[Item]:

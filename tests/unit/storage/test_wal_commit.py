@@ -44,9 +44,9 @@ def opened(files: Files, *known: int) -> tuple[Wal, dict[int, RecoveredGroup]]:
     return Wal.open(files, segment_bytes=SEGMENT, known_groups=lambda group: not known or group in known)
 
 
-def log(files: Files, *passes: Sequence[Record]) -> Wal:
+def log(files: Files, *batches: Sequence[Record]) -> Wal:
     wal, _ = opened(files)
-    for records in passes:
+    for records in batches:
         wal.commit(records)
     return wal
 
@@ -162,7 +162,7 @@ def test_truncating_everything_keeps_the_vote() -> None:
 
 
 def test_an_entry_above_the_stored_term_raises_it_for_good() -> None:
-    """The prefix of a torn pass may hold an entry without the later hard state."""
+    """The prefix of a torn batch may hold an entry without the later hard state."""
     files = MemoryFiles()
     log(files, [(Kind.HARD_STATE, 7, 0, 1, msgpack.packb("n1#1")), entry(1, term=2)])
     files = files.kill()
@@ -326,7 +326,7 @@ def test_a_number_that_comes_back_does_not_see_its_earlier_life() -> None:
 
 def test_a_group_that_ended_in_a_crash_does_not_come_back_with_its_number() -> None:
     """The pointer of the group was deleted, but the log did not record this yet. A new replica that crashes before its
-    first pass must be empty."""
+    first batch must be empty."""
     files = MemoryFiles()
     log(files, [(Kind.HARD_STATE, 7, 0, 9, msgpack.packb("n1#1")), *entries(1, 50, size=1)])
     files = files.kill()
@@ -349,7 +349,7 @@ def test_a_prepared_segment_is_used() -> None:
     assert wal.prepare() and not wal.prepare()
     syncs.clear()
     wal.commit(entries(21, 30))
-    assert len(syncs) == 2, "one sync for the opening and one for the pass, and no file is created"
+    assert len(syncs) == 2, "one sync for the opening and one for the batch, and no file is created"
     assert wal.prepare()
     assert files.list("wal") == ["0000000001.wal", "0000000002.wal", "0000000003.wal"]
 
@@ -484,11 +484,11 @@ def test_a_torn_end_is_cut_and_filled_with_zeros() -> None:
     assert b"\7" * 100 not in files.read("wal/0000000001.wal")
 
 
-@pytest.mark.parametrize("behind", ["a pass", "a seal", "a segment"])
+@pytest.mark.parametrize("behind", ["a batch", "a seal", "a segment"])
 def test_damage_before_other_records_is_refused(behind: str) -> None:
     files = MemoryFiles()
     wal = log(files, entries(1, 3), entries(4, 9))
-    if behind == "a pass":
+    if behind == "a batch":
         wal.commit([entry(10)])
     elif behind == "a seal":
         wal.seal()
@@ -502,7 +502,7 @@ def test_damage_before_other_records_is_refused(behind: str) -> None:
 
 
 def test_last_record_of_the_previous_batch_is_not_torn() -> None:
-    """The header of the damaged record is lost. Only the start of the next pass shows the damage."""
+    """The header of the damaged record is lost. Only the start of the next batch shows the damage."""
     files = MemoryFiles()
     log(files, entries(1, 3), entries(4, 6))
     files = files.kill()
@@ -523,7 +523,7 @@ def test_first_record_of_the_last_batch_may_be_torn() -> None:
 
 
 def test_a_log_inside_a_payload_is_not_taken_for_records() -> None:
-    """The payload of a torn pass holds later passes of the same segment at their original distances."""
+    """The payload of a torn batch holds later batches of the same segment at their original distances."""
     files = MemoryFiles()
     log(files, [entry(1)])
     files = files.kill()
@@ -683,7 +683,7 @@ def test_segment_opened_by_an_old_batch_is_refused() -> None:
     opening = encode_batch(2, 64, 1, [base(4)])
     header = SegmentHeader(2, end, 64 + len(opening), 1, SEGMENT)
     files.open("wal/0000000002.wal", create_bytes=SEGMENT).write_at(0, header.encode() + opening)
-    with pytest.raises(Corruption, match=r"0000000002\.wal.* opened by pass 1 behind pass"):
+    with pytest.raises(Corruption, match=r"0000000002\.wal.* opened by batch 1 behind batch"):
         opened(files.kill())
 
 

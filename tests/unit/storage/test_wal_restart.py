@@ -1,4 +1,4 @@
-"""Tests of a log that starts over at a snapshot: the result of recovery for any torn part of its pass."""
+"""Tests of a log that starts over at a snapshot: the result of recovery for any torn part of its batch."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def old_log(base: int, terms: list[int]) -> list[Record]:
     return [hard_state, (Kind.BASE, GROUP, base, 1, msgpack.packb(OLD_MEMBERS)), *entries]
 
 
-def written(*passes: list[Record]) -> MemoryFiles:
+def written(*batches: list[Record]) -> MemoryFiles:
     files = MemoryFiles()
     wal, _ = opened(files)
-    for records in passes:
+    for records in batches:
         wal.commit(records)
     return files
 

@@ -82,13 +82,13 @@ METADATA: list[m.Command] = [
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     """Write two groups with every command in one segment."""
-    passes = [
+    batches = [
         [members(0), no_op(1, 0), *(metadata(at, one) for at, one in enumerate(METADATA, 2))],
         [members(), no_op(1)],
         *([entry(at, one)] for at, one in enumerate(COMMANDS, 2)),
         [entry(len(COMMANDS) + 2, append(b"x"), c.Expire(), c.Ack([(1, None)]))],
     ]
-    return write_log(tmp_path / "data", passes)
+    return write_log(tmp_path / "data", batches)
 
 
 def dump(*args: object) -> Result:
@@ -218,8 +218,8 @@ def test_unreadable_entry_is_reported(tmp_path: Path) -> None:
 
 
 def test_several_segments(tmp_path: Path) -> None:
-    passes = [[members(), no_op(1)], *([entry(at, append(b"x" * 4000))] for at in range(2, 60))]
-    data = write_log(tmp_path / "data", passes)
+    batches = [[members(), no_op(1)], *([entry(at, append(b"x" * 4000))] for at in range(2, 60))]
+    data = write_log(tmp_path / "data", batches)
     numbers = {row["segment"] for row in rows(data)}
     assert len(numbers) > 2
     entries = [row["index"] for row in rows(data) if row["kind"] == "entry"]
@@ -277,8 +277,8 @@ def test_wrong_usage(args: list[str]) -> None:
 def test_dump_reports_damage_exactly_where_recovery_refuses(tmp_path: Path, seal: bool) -> None:
     """A changed byte anywhere is shown as damage exactly if recovery refuses the log."""
     rng = random.Random(5)
-    passes = [[members(), no_op(1)], *([entry(at, append(b"x" * 700))] for at in range(2, 120))]
-    data = write_log(tmp_path / "data", passes, seal=seal)
+    batches = [[members(), no_op(1)], *([entry(at, append(b"x" * 700))] for at in range(2, 120))]
+    data = write_log(tmp_path / "data", batches, seal=seal)
     whole = {path: path.read_bytes() for path in sorted((data / "wal").iterdir())}
     assert len(whole) == 2
     told = []
@@ -311,8 +311,8 @@ def test_skip_entry_shows_replaced_and_applied_commands(tmp_path: Path) -> None:
     skipping = c.Entry(NOW_MS, (c.Skipped(b"an operator's id", OFFSET), c.Expire())).encode()
     skip = Skip(2, 1, b"an operator's id", skipping).encode()
     damaged = Kind.ENTRY, GROUP, 4, 1, bytes([SKIP]) + b"\xc1"
-    passes = [[members(), no_op(1)], [entry(2, append(b"x")), (Kind.ENTRY, GROUP, 3, 1, bytes([SKIP]) + skip)]]
-    log = write_log(tmp_path / "data", passes)
+    batches = [[members(), no_op(1)], [entry(2, append(b"x")), (Kind.ENTRY, GROUP, 3, 1, bytes([SKIP]) + skip)]]
+    log = write_log(tmp_path / "data", batches)
     row = rows(log, "--group", GROUP)[-1]
     assert (row["index"], row["entry"], row["of_index"], row["of_term"]) == (3, "skip", 2, 1)
     assert [command["command"] for command in row["commands"]] == ["skipped", "expire"]
