@@ -87,7 +87,7 @@ class GrantText:
 
     @property
     def is_of_known_name(self) -> bool:
-        """Whether this names a right or a built-in role, not a custom role."""
+        """True if this names a right or a built-in role. False for a custom role."""
         return self.name in ROLES or self.name in tuple(Right)
 
     def expanded(self, roles: Mapping[str, Sequence[str]]) -> list[Grant]:
@@ -212,8 +212,9 @@ class Access:
         return known
 
     def sees(self, topic: str) -> bool:
-        """Return whether the principal has any right on a topic or on its groups, and so may know that the topic
-        exists."""
+        """Return whether the principal has any right on a topic or on its groups.
+
+        If so, it may also know that the topic exists."""
         return any(
             grant.topics == ANY or _matcher(grant.topics).match(topic) is not None
             for grant in self.grants

@@ -15,7 +15,7 @@ from sandq.model.topic_patterns import TopicPattern, problem_of
 
 _MOST_REPLICAS: Final = 1000
 AUTO: Final = "auto"
-"""Stands for the number of replicas that a topic gets if no number is given."""
+"""Value of `replicas` that means: the default number of replicas of the cluster."""
 
 
 def _patterns(value: object) -> object:
@@ -26,7 +26,7 @@ def _patterns(value: object) -> object:
 
 
 def _mapping(value: object) -> object:
-    """Check a mapping, which may be written as YAML text, as in an environment variable."""
+    """Check a mapping. In an environment variable, the mapping is YAML text."""
     if isinstance(value, str):
         marked = yaml_marks.load(value)
         value = marked.value if not marked.mistakes else value
@@ -40,7 +40,7 @@ def _replicas(value: object) -> object:
 
 
 class AutoCreateSection(schema.Section):
-    """Topics that are created on first use, and their settings. Without patterns, none are created."""
+    """Topics that are created on first use, and their settings. Without patterns, no topics are created."""
 
     patterns: Annotated[list[str], BeforeValidator(_patterns)] = Field(default=[])
     kind: Literal["timer", "compacted", "priority", "fair"] = "timer"

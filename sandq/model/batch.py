@@ -77,18 +77,19 @@ class _Stored(NamedTuple):
 
 _SINGLE_HEAD = struct.Struct("<BBHIIIQQ II HBBI i")
 _SINGLE = struct.Struct(f"<4sI{_SINGLE_HEAD.size}sI")
-"""Magic, crc, a head that depends only on the length of the value, and that length: the second of its column's
-offsets."""
+"""Bytes of a batch of one value, up to the value: magic, crc, a head, and the length of the value.
+
+The head depends only on this length. The length is the second offset of the VALUE column."""
 _PADDING: Final = bytes(7)
 _SINGLE_HEADS: Final = 1024
-"""Maximum number of cached heads. There is one for each length of the value."""
+"""Maximum number of cached heads. Each length of the value has its own head."""
 
 
 def plain_single(raw: bytes) -> int | None:
     """Return the size of the value if this is a valid batch of one message with a value and nothing else; None
     otherwise.
 
-    It makes the same checks as `Batch.parse` in a fifth of the time, for the most frequent batch. If the
+    For this most frequent kind of batch, it makes the checks of `Batch.parse` in a fifth of the time. If the
     result is None, call `parse`.
     """
     if len(raw) < _SINGLE.size:
@@ -245,7 +246,8 @@ class Batch:
 
     @classmethod
     def parse(cls, data: bytes | memoryview, *, max_bytes: int = DEFAULT.batch_bytes) -> Batch:
-        """Return the batch in exactly these bytes. All lengths, the crc and the times in the header are checked.
+        """Return the batch that consists of exactly these bytes. All lengths, the crc and the times in the header are
+        checked.
 
         `max_bytes` bounds the size of a compressed body once decompressed. Raise InvalidRequest (TooLarge), and nothing
         else, whatever the bytes are.
@@ -272,12 +274,12 @@ class Batch:
 
     @property
     def relative(self) -> bool:
-        """Whether DELIVER_MS holds delays, which count from the time that the leader assigns."""
+        """True if DELIVER_MS holds delays, which count from the time that the leader assigns."""
         return bool(self.flags & FLAG_RELATIVE)
 
     @property
     def columns(self) -> tuple[int, ...]:
-        """Ids of the columns that the batch has, rising."""
+        """Ids of the columns that the batch has, in ascending order."""
         return tuple(self._columns)
 
     def values(self) -> list[bytes | None]:

@@ -110,12 +110,13 @@ class Header(NamedTuple):
 
     @property
     def relative(self) -> bool:
-        """Whether the delivery times are delays."""
+        """True if the delivery times are delays."""
         return bool(self.flags & FLAG_RELATIVE)
 
 
 class Encoded(NamedTuple):
-    """A column that is ready to be written: its buffers without padding, and the least and greatest value of times."""
+    """A column that is ready to be written: its buffers without padding. A column of times also has its lowest and
+    highest time."""
 
     column: int
     type: int
@@ -130,7 +131,7 @@ def name_of(column: int) -> str:
 
 
 def peek(data: bytes | memoryview) -> Header:
-    """Return the header, without decoding the body. The header itself is checked, but neither crc nor body."""
+    """Return the header, without decoding the body. Only the header is checked, not the crc and the body."""
     if len(data) < HEADER_BYTES:
         raise InvalidRequest(f"batch: {len(data)} bytes are less than a header")
     magic, _, version, codec, flags, count, size, plain_size, least, greatest = _HEADER.unpack_from(data)
@@ -166,13 +167,13 @@ def stored_bytes_of(raw: bytes) -> int:
 
 
 def pack_ints(code: Literal["i", "q"], numbers: Sequence[int]) -> bytes:
-    """Return little-endian int32 or int64. Raise struct.error if a number does not fit. Measured to be
+    """Return the numbers as little-endian int32 or int64. Raise struct.error if a number does not fit. Measured to be
     faster than `array`."""
     return struct.pack(f"<{len(numbers)}{code}", *numbers)
 
 
 def _validity(cells: Sequence[object]) -> bytes:
-    # Built from a binary literal: linear, and ten times faster than setting single bits.
+    # To parse a binary literal takes linear time, and a tenth of the time for setting single bits.
     bits = "".join(["0" if cell is None else "1" for cell in reversed(cells)])
     return int(bits, 2).to_bytes((len(cells) + 7) // 8, "little")
 
@@ -181,7 +182,7 @@ def _encode_bytes(column: int, cells: Sequence[Any]) -> Encoded:
     validity: list[bytes] = []
     try:
         data = b"".join(cells)
-    except TypeError:  # a null, or a wrong type; this path costs nothing for columns without nulls
+    except TypeError:  # a cell is null, or has a wrong type: columns without nulls do not come here
         if None in cells:
             validity = [_validity(cells)]
             cells = [b"" if cell is None else cell for cell in cells]

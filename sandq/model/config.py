@@ -105,7 +105,7 @@ def _is_list(path: _Keys) -> bool:
 
 @dataclass
 class _Draft:
-    """Values that become a configuration, the origin of each, and the mistakes as (position, text)."""
+    """Values that become a configuration, the origin of each value, and the mistakes as (position, text)."""
 
     file: str | None
     values: dict[str, Any] = field(default_factory=dict)

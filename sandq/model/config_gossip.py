@@ -34,7 +34,7 @@ def _encryption(value: object) -> bool | str:
 
 class GossipSection(schema.Section):
     """Gossip between nodes. Values that are not set come from the profile. `gossip_timing` explains the effect of
-    each."""
+    each value."""
 
     profile: Literal["lan", "local", "fast"] = "lan"
     encrypt: Annotated[bool | str, PlainValidator(_encryption)] = True

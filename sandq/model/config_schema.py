@@ -78,7 +78,7 @@ class NodeSection(schema.Section):
     advertise_host: Annotated[str | None, BeforeValidator(text)] = None
     zone: Annotated[str, schema.name("zone")] = "default"
     weight: Annotated[int, schema.integer(1, WEIGHT_MOST)] = 1
-    """Share of replicas relative to other nodes: a node of weight 2 gets twice as many as a node of weight 1."""
+    """Share of replicas relative to other nodes: weight 2 gets twice the number of replicas of weight 1."""
 
 
 class ListenSection(schema.Section):
@@ -121,9 +121,9 @@ class ClusterSection(schema.Section):
         default=300_000, alias="reassign_after"
     )
     finalize: Literal["auto", "manual"] = "auto"
-    """auto: the feature level rises once every node knows a higher one. manual: it rises when an operator asks for
+    """auto: the feature level rises once every node supports a higher level. manual: it rises when an operator asks for
     it."""
-    # Last, so that its validator sees the seeds and the peers.
+    # This field is last, so that its validator sees the seeds and the peers.
     bootstrap: bool = Field(default=False, validate_default=True)
 
     @field_validator("seeds")
@@ -215,8 +215,10 @@ class DeliverySection(schema.Section):
 
 
 _MOST_ENTRY = 48 * _MIB
-"""Largest request, or sum of merged requests, in bytes, whose Raft entry fits into a frame between nodes with
-everything else in that frame (`broker/peers/stream.py`). A larger entry would never reach another replica."""
+"""Maximum size of a request, or of requests that are merged into one Raft entry, in bytes.
+
+The entry must fit into a frame between nodes, together with the other data of the frame (`broker/peers/stream.py`). A
+larger entry would never reach another replica."""
 # Upper bounds that formats and links impose on the configured limits.
 LIMIT_BOUNDS = {
     "frame_bytes": _MOST_ENTRY,
@@ -264,7 +266,7 @@ class NodeConfig(schema.Section):
     backup: BackupSection = BackupSection()
     push: PushSection = Field(default=PushSection(), validate_default=True)
     tls: TlsSection = TlsSection()
-    # Comes after all fields that its validator reads.
+    # This field comes after all fields that its validator reads.
     security: SecuritySection = Field(default=SecuritySection(), validate_default=True)
     jwt: JwtSection = Field(default=JwtSection(), validate_default=True)
     audit: AuditSection = AuditSection()
@@ -343,8 +345,8 @@ class NodeConfig(schema.Section):
 
     @property
     def exposed(self) -> list[str]:
-        """Ports of this node that other machines can reach without TLS, encryption or authentication, one text for
-        each."""
+        """Ports of this node that other machines can reach without TLS, encryption or authentication: one text for
+        each port."""
         return _exposed(self.listen, self.cluster, self.gossip, self.tls, self.security)
 
     @property

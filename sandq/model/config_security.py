@@ -44,12 +44,12 @@ def _algorithm(value: object) -> str:
 
 
 class SecuritySection(schema.Section):
-    """Authentication of clients, and whether the node may do without it."""
+    """Authentication of clients, and whether the node may run without authentication."""
 
     authentication: Annotated[Literal["off", "accept", "require"], BeforeValidator(_mode)] = "off"
     """accept: clients with credentials are limited to their rights; clients without credentials may do everything."""
     insecure: bool = False
-    """Whether the node may listen beyond this machine without TLS and authentication."""
+    """True if other machines may reach the node without TLS and authentication."""
     certificate_identities: bool = True
     """Whether a client's certificate (`tls.client_certificates`) identifies it."""
 
@@ -68,7 +68,7 @@ class JwtSection(schema.Section):
     )
     leeway_ms: Annotated[int, schema.duration(0, 300_000)] = Field(default=30_000, alias="leeway")
     """Tolerance for clocks that differ, in ms."""
-    # Last, so that its validator sees the others.
+    # This field is last, so that its validator sees the other fields.
     grants_claim: Annotated[str, BeforeValidator(text)] = Field(default="sandq_grants", validate_default=True)
     """Name of the claim that holds a list of grants."""
 

@@ -93,7 +93,7 @@ class InvalidTime(InvalidRequest):
 
 
 class TooLarge(InvalidRequest):
-    """A named limit is exceeded; details say which, its value and the size."""
+    """A limit is exceeded. Details: the name of the limit, its value, and the size that exceeds it."""
 
     code = "TOO_LARGE"
     http_status = 413
@@ -106,7 +106,7 @@ class InvalidSetting(InvalidRequest):
 
 
 class WrongPort(InvalidRequest):
-    """The request uses another protocol than this port; the message names the right port."""
+    """The request does not use the protocol of this port. The message names the right port."""
 
     code = "WRONG_PORT"
 
@@ -188,13 +188,13 @@ class AlreadyStored(Conflict):
 
 
 class ProducerFenced(Conflict):
-    """The producer has begun a newer epoch. This batch of an older epoch was given up, and nothing was stored now."""
+    """The producer has begun a newer epoch. This request did not store the batch, which is of an older epoch."""
 
     code = "PRODUCER_FENCED"
 
 
 class ConsumerFenced(Conflict):
-    """Another process subscribed later with this consumer id, and took over the leases of this one."""
+    """Another process subscribed later with this consumer id, and took over the leases of this consumer."""
 
     code = "CONSUMER_FENCED"
 
@@ -230,7 +230,7 @@ class Throttled(Overloaded):
 
 class QuotaExceeded(Overloaded):
     """An identity has, or requests, more than its quota; nothing was done. Details: `quota`, `maximum`, and
-    `retry_after_ms` if it is enough to wait."""
+    `retry_after_ms` if waiting helps."""
 
     code = "QUOTA"
     http_status = 429
@@ -355,7 +355,7 @@ def _tree(root: type[SandqError]) -> Iterator[type[SandqError]]:
 CREATABLE = "auto_create"
 """Key in the details of UnknownTopic: the topic would be created on first use."""
 BELONGS_TO = "belongs_to"
-"""Key in the details of InvalidRequest: the partition that a key belongs to, if a request names a wrong one.
+"""Key in the details of InvalidRequest: the partition to which a key belongs, if a request names a wrong partition.
 
 The client knows an earlier topic of the same name, or does not know how the topic's keys are partitioned.
 """
@@ -367,8 +367,8 @@ CODES = frozenset(_BY_CODE)
 def from_wire(code: str, message: str, retriable: bool, details: Mapping[str, object] | None) -> SandqError:
     """Return the error that an error frame describes. Never raises, whatever the peer sent.
 
-    `retriable`: as the peer sent it. It is kept on the instance if it differs from the class, so that a newer broker
-    may call an error retriable that this version does not.
+    `retriable`: as the peer sent it. It takes precedence over the attribute of the error's class, because a newer
+    broker may know better whether the error is retriable.
     """
     cls = _BY_CODE.get(code)
     known = {str(key): value for key, value in (details or {}).items()}

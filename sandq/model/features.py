@@ -2,8 +2,9 @@
 
 A level is a number. Each version of sandq knows a range of levels (`KNOWN`). The metadata holds the current level of
 the cluster, which begins at `FIRST_LEVEL`. Additions of a new version to entries, rows or frames between nodes belong
-to a new level. No node proposes, stores or sends them before the cluster has reached that level, and it reaches a level
-only if every registered node knows it. The level never goes down, so that every admitted node can read what is stored.
+to a new level. No node proposes, stores or sends them before the cluster has reached that level. The cluster reaches a
+level only if every registered node supports it. The level never goes down, so that every admitted node can read what is
+stored.
 
 =====  =======  ======================================
 level  since    what it adds

@@ -4,8 +4,8 @@ They belong to the topic, because they apply across all its partitions, and beca
 limits. Once a topic has had group limits, its record of settings has `[next epoch, {group: [epoch, partitions,
 max_in_flight or nil, microseconds between two messages or nil, burst or nil]}]`. PERSISTED.
 
-Each change of a group's limits gets a new epoch: what was allowed under an older epoch no longer counts. The next epoch
-rises with each change, including removals, so that the records of a topic are ordered.
+Each change of a group's limits gets a new epoch: deliveries allowed under an older epoch no longer count. The next
+epoch rises with each change, including removals, so that the records of a topic are ordered.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def limits_of(settings: Mapping[str, Any]) -> dict[str, GroupLimit]:
 
 
 def next_epoch(settings: Mapping[str, Any]) -> int:
-    """Return the epoch that the next change gets; 0 if there never were limits. The record with the greater next epoch
-    is the newer one."""
+    """Return the epoch that the next change gets; 0 if there never were limits. Of two records, the record with the
+    greater next epoch is newer."""
     found: int = (settings.get(GROUP_LIMITS) or (0,))[0]
     return found
 
 
 def with_newest_limits(now: Mapping[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the record `settings`, but with the group limits of `now` if those are newer.
+    """Return the record `settings`, but with the group limits of `now` if these limits are newer.
 
     The sender of `settings` may not know the newer limits yet. If the limits were removed and added again, a group
     could use twice the deliveries that they allow.
@@ -91,7 +91,7 @@ def with_limit(
             maximum=FIXED.limited_groups,
         )
     row = [epoch, partitions, limit["max_in_flight"], limit["interval_us"], limit["burst"]]
-    # Unchanged limits keep their epoch, so that what was allowed under it still counts.
+    # Unchanged limits keep their epoch, so that deliveries allowed under this epoch still count.
     if group in groups and groups[group][2:] == row[2:]:
         return dict(settings)
     return {**settings, GROUP_LIMITS: [epoch + 1, {**others, group: row}]}

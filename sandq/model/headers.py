@@ -34,7 +34,7 @@ def headers_pack(headers: Mapping[str, HeaderValue] | None, *, max_bytes: int = 
             raise InvalidRequest(f"headers: the value of {key[:80]!r} cannot be {type(value).__name__}")
     try:
         packed: bytes = msgpack.packb(dict(headers), use_bin_type=True)
-    except (ValueError, OverflowError) as error:  # an int above 64 bits, a lone surrogate
+    except (ValueError, OverflowError) as error:  # for example, an int above 64 bits or a lone surrogate
         raise InvalidRequest(f"headers: {error}") from None
     if len(packed) > max_bytes:
         raise TooLarge(f"headers: {len(packed)} bytes, {max_bytes} are allowed", limit=max_bytes, size=len(packed))

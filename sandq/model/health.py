@@ -33,7 +33,7 @@ PUSH_LOOKING: Final = "looking"
 PUSH_STARTING: Final = "starting"
 """State of a group that no node pushes yet."""
 PUSH_STATES: Final = (PUSH_WAITING, PUSH_PROBING, PUSH_LOOKING, "pushing", PUSH_STARTING)
-"""States of a pushed group on a node; the state of the group is the first of them that any node has."""
+"""States of a pushed group on a node. The state of the group is the first state in this order that a node has."""
 
 
 class Situation(NamedTuple):
@@ -219,7 +219,7 @@ class GroupHealth:
     consumers: int = 0
     """Number of connected consumers."""
     reason: str | None = None
-    """Why the group gets no new messages; None if it does."""
+    """Why the group gets no new messages. None if it gets new messages."""
     oldest_ms: int | None = None
     """Time at which its oldest message that is not acked became due; None: unknown."""
     push: str | None = None
@@ -227,7 +227,7 @@ class GroupHealth:
     push_error: str | None = None
     push_error_ms: int | None = None
     unfinished: int | None = None
-    """Messages that the group keeps since it expired (`group_ttl`); None: it has not expired, or that is unknown."""
+    """Number of messages that an expired group (`group_ttl`) keeps. None if the group is not known to have expired."""
 
 
 def of_group(group: GroupHealth, now_ms: int) -> Iterator[Finding]:
@@ -340,7 +340,7 @@ def worst_push(states: Iterable[str | None]) -> str | None:
 
 
 def sorted_findings(findings: Iterable[Finding]) -> Sequence[Finding]:
-    """Return the findings, failures first, otherwise in their order."""
+    """Return the findings: first the failures, then all others, each in the given order."""
     return sorted(findings, key=lambda one: one.state != FAILED)
 
 

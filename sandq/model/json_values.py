@@ -56,7 +56,7 @@ def json_bytes(value: Any) -> bytes:
     """Return the compact JSON text of a value. Raise InvalidRequest if JSON cannot represent it."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError, too
+    except (TypeError, ValueError, RecursionError) as error:  # includes UnicodeEncodeError
         raise InvalidRequest(f"json: {error}") from None
 
 
@@ -134,15 +134,15 @@ def excess_of(body: bytes) -> tuple[str, int] | None:
 def shown_json(value: bytes, cell: bytes | None) -> Any:
     """Return the JSON of a stored value whose headers say that it is JSON; MISSING if it is shown as text or base64.
 
-    A value that is no strict JSON, has too many parts, or is nested too deep is not shown as JSON: producers may store
-    any bytes under any content type, and one such message must not make a response with many messages fail.
+    A value is not shown as JSON if it is not strict JSON, has too many parts, or is nested too deep. Producers may
+    store any bytes under any content type, and one such message must not make a response with many messages fail.
     """
     if not has_json_type(cell) or excess_of(value) is not None:
         return MISSING
     try:
         text = value.decode()
         found = read_strictly(text)
-    except ValueError:  # JSONDecodeError, and UnicodeDecodeError
+    except ValueError:  # includes JSONDecodeError and UnicodeDecodeError
         return MISSING
     return MISSING if _depth_exceeds(found, SHOWN_DEPTH_MOST) or ("\\u" in text and _has_half(found)) else found
 
@@ -210,4 +210,4 @@ def twice(names: Iterable[str]) -> list[str]:
 _DECODER: Final = json.JSONDecoder(
     parse_constant=_refuse_constant, parse_float=_exact, parse_int=_whole, object_pairs_hook=_once
 )
-"""A single decoder, because `json.loads` would make one for each text."""
+"""The only decoder. `json.loads` would make a new decoder for each text."""

@@ -1,6 +1,6 @@
 """Named limits: each bounds one thing that could otherwise grow, and each has a clear error (design: limits).
 
-A node's configuration may change those in `Limits` (`limits:` in its YAML). Formats have further bounds that no
+A node's configuration may change the limits in `Limits` (`limits:` in its YAML). Formats have further bounds that no
 configuration changes: see `FixedLimits`, `batch.MAX_MESSAGES` and `offsets`.
 """
 
@@ -88,7 +88,7 @@ class FixedLimits:
     entry_copied_bytes: int = 16 * _MIB
     grant_messages: int = 1000
     leases_per_consumer: int = 10_000
-    # How often a restarted consumer gets the messages that it held, without counting a new attempt.
+    # Maximum number of times that a restarted consumer gets the messages that it held, without counting a new attempt.
     lease_reclaims: int = 5
     # Messages that a consumer may process concurrently, as it declares when it subscribes.
     handlers: int = 10_000
@@ -133,15 +133,15 @@ class FixedLimits:
     hold_least_ms: int = 1000
     hold_most_ms: int = 366 * 86_400_000
     identities: int = 10_000
-    """Identities of a cluster."""
+    """Maximum number of identities of a cluster."""
     roles: int = 1000
-    """Roles of a cluster, in addition to the built-in roles."""
+    """Maximum number of roles of a cluster, in addition to the built-in roles."""
     grants: int = 100
-    """Grants of an identity or a role."""
+    """Maximum number of grants of an identity or a role."""
     grant_chars: int = 560
     principal_chars: int = 255
     note_chars: int = 200
-    """Characters of the note about an identity."""
+    """Maximum number of characters of the note about an identity."""
 
 
 FIXED = FixedLimits()

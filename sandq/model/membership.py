@@ -19,7 +19,7 @@ class State(Enum):
 
     ALIVE = "alive"
     SUSPECT = "suspect"
-    """It did not answer. It becomes FAILED unless it refutes this in time. Some backends do not use this state."""
+    """The member did not answer. It becomes FAILED unless it answers in time. Some backends do not use this state."""
     LEAVING = "leaving"
     LEFT = "left"
     FAILED = "failed"
@@ -27,8 +27,8 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member. `address`: for gossip. `since_ms`: when this node began to believe `state`, in epoch ms of its
-    clock."""
+    """A member. `address`: for gossip. `since_ms`: time at which this node began to believe `state`, in epoch ms of its
+    own clock."""
 
     name: str
     address: Address

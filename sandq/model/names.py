@@ -32,10 +32,11 @@ NOT_OF_DEFAULT = (
     f" of the tenant {DEFAULT_TENANT!r}: in a fair topic a unique key is one tenant's; say whose it is, where that is "
     "another one (tenant)"
 )
-"""End of an error about a message of a fair topic, named by its unique key without a tenant, or with the default
-tenant."""
+"""Last part of an error about a message of a fair topic that was named by its unique key.
+
+Used if the name had no tenant, or the default tenant."""
 NOT_WITHOUT_KEY = "; a message with a key is named by its key and its unique key (key)"
-"""End of an error about a message outside fair topics, named by its unique key without its key."""
+"""Last part of an error about a message of another topic that was named by its unique key without its key."""
 TENANT_RULE = (
     f"1 to {FIXED.tenant_levels} names of A-Z a-z 0-9 _ - with single dots between them, {FIXED.tenant_bytes} "
     "characters at most, "
@@ -52,7 +53,7 @@ _SHOWN_CHARS = 80
 
 
 def check_name(what: str, name: object) -> str:
-    """Return `name` if it keeps the rule. Raise InvalidName with the rule otherwise. `what`: the kind of thing, as
+    """Return `name` if it keeps the rule. Otherwise raise InvalidName with the rule. `what`: what has the name, such as
     "topic"."""
     if isinstance(name, str) and _NAME.fullmatch(name):
         return name
@@ -65,7 +66,7 @@ def check_name(what: str, name: object) -> str:
 
 
 def check_tenant(text: object) -> str:
-    """Return `text` if it is the name of a tenant. Raise InvalidRequest with the rule otherwise."""
+    """Return `text` if it is the name of a tenant. Otherwise raise InvalidRequest with the rule."""
     if not isinstance(text, str):
         raise InvalidRequest(f"tenant: text is expected, not {type(text).__name__}")
     if len(text) > FIXED.tenant_bytes or not _TENANT.fullmatch(text):

@@ -74,8 +74,8 @@ def _check(what: str, value: int, maximum: int) -> None:
 
 
 def _checked(offset: bytes) -> bytes:
-    """Return an offset of the right length. Raise InvalidRequest otherwise. The most frequent functions check the
-    length themselves, and call this one for the error."""
+    """Return `offset` if it has the right length. Otherwise raise InvalidRequest. The most frequent functions check the
+    length themselves, and call this function only for the error."""
     if len(offset) != OFFSET_BYTES:
         raise InvalidRequest(f"an offset has {OFFSET_BYTES} bytes, not {len(offset)}")
     return offset
@@ -133,7 +133,7 @@ def shift(offset: bytes, n: int) -> bytes:
 
 
 def behind(offset: bytes) -> bytes:
-    """Return the least greater offset of the same partition, even if it belongs to the next entry or millisecond. Raise
+    """Return the next possible offset of the same partition, even if it belongs to the next entry or millisecond. Raise
     InvalidRequest if there is none."""
     number = int.from_bytes(_checked(offset), "big") + PLACE_STEP
     if number >> 8 * OFFSET_BYTES:
@@ -154,8 +154,8 @@ def distance(base: bytes, offset: bytes) -> int | None:
 
 
 def of_partition(offset: bytes, partition: int) -> bytes:
-    """Return the least offset of a partition that is not below `offset`, which may be of any partition. Return `offset`
-    itself if there is none."""
+    """Return the lowest offset of a partition that is not below `offset`, which may be of any partition. Return
+    `offset` itself if there is none."""
     number = int.from_bytes(_checked(offset), "big")
     found = (number & ~PARTITION_MAX) | partition
     if found < number:

@@ -58,7 +58,7 @@ class DeadLetterTopic(NamedTuple):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> DeadLetterTopic | None:
-        """Read it from the record of a topic's settings; None: dead letters stay in their topic."""
+        """Return the destination in the record of a topic's settings. None if dead letters stay in their topic."""
         found = settings.get(DEAD_LETTER)
         return None if found is None else cls(*found)
 

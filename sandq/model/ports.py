@@ -13,7 +13,7 @@ HTTP_PORT: Final = 2108
 PEER_PORT: Final = 9190
 GOSSIP_PORT: Final = 9900
 SQL_PORT: Final = 3306
-"""Default port of MySQL, so that its clients find SQL there."""
+"""Default port of MySQL, to which clients of MySQL connect by default."""
 
 DEFAULT_SERVER: Final = f"{LOCAL_HOST}:{CLIENT_PORT}"
 

@@ -22,7 +22,7 @@ KINDS: Final = (TOKEN, JWT, CERTIFICATE)
 """Kinds of principals that may have an identity."""
 TOKEN_PREFIX: Final = "sandq_"
 TOKEN_BYTES: Final = 32
-"""Random bytes of a token."""
+"""Number of random bytes in a token."""
 HASH_BYTES: Final = 32
 TOKEN_CHARS: Final = 6144
 """Maximum number of characters of a credential; most tokens of an external issuer have a few hundred."""

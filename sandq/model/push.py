@@ -18,7 +18,7 @@ from sandq.model.webhooks import secret_hint, secret_key
 Push = Mapping[str, Any]
 
 CONCURRENCY: Final = 10
-"""Concurrent requests of a group, from each node."""
+"""Default of the maximum number of concurrent requests of a group from each node."""
 CONCURRENCY_MOST: Final = 100
 TIMEOUT_MS: Final = 30_000
 TIMEOUT_LEAST_MS: Final = 1000
@@ -76,7 +76,7 @@ def changed_push(old: Push | None, given: Mapping[str, object]) -> dict[str, Any
 
 
 def check_push(given: Mapping[str, object]) -> None:
-    """Raise InvalidSetting for changes that are invalid whatever the current push is."""
+    """Raise InvalidSetting for changes that would be invalid for any push."""
     changed_push({"url": given.get("url") or "https://unknown", "secrets": ["unknown"]}, given)
 
 

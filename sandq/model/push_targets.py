@@ -28,7 +28,7 @@ _TEXT = re.compile(r"[!-~]+")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+\]")
 _PATTERN = re.compile(r"[a-z0-9.*?_-]{1,253}")
 _TRANSLATED = IPv6Network("64:ff9b::/96")
-"""Prefix of IPv4 addresses behind a gateway (NAT64)."""
+"""IPv6 prefix of IPv4 addresses behind a gateway (NAT64)."""
 _ALSO_SPECIAL: Final = (
     IPv4Network("192.0.0.0/24"),
     IPv4Network("192.88.99.0/24"),

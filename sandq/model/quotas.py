@@ -18,21 +18,21 @@ class Quota:
     """The quotas of an identity. None: not limited."""
 
     connections: int | None = None
-    """Connections to each node."""
+    """Maximum number of connections to each node."""
     requests_per_s: int | None = None
-    """Requests per second to each node."""
+    """Maximum number of requests per second to each node."""
     bytes_per_s: int | None = None
-    """Bytes of requests per second to each node."""
+    """Maximum bytes of requests per second to each node."""
     stored_bytes: int | None = None
-    """Bytes stored in the topics that it owns."""
+    """Maximum bytes stored in the topics that the identity owns."""
     topics: int | None = None
-    """Topics that it owns."""
+    """Maximum number of topics that the identity owns."""
     partitions: int | None = None
-    """Partitions of the topics that it owns."""
+    """Maximum number of partitions of the topics that the identity owns."""
     pending_messages: int | None = None
-    """Messages that are not due yet, in the topics that it owns."""
+    """Maximum number of messages that are not due yet, in the topics that the identity owns."""
     max_delay_ms: int | None = None
-    """How far ahead it may send messages, in ms."""
+    """Maximum delay of the messages that the identity sends, in ms."""
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Self:
@@ -80,7 +80,7 @@ class Quota:
 
 
 NO_QUOTA: Final = Quota()
-"""Quotas of an identity that has none. A single object, so that it is recognized by comparing identities."""
+"""Quotas without any limit. There is only this object, so that `is` recognizes it."""
 NAMES: Final = tuple(field.name for field in fields(Quota))
 """Names of all quotas."""
 

@@ -43,7 +43,7 @@ def rate_text(interval_us: int) -> str:
 
 
 def as_mapping(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, Any]]:
-    """Return the tenants of a topic as a user would write them. `rows`: those of the topic's record."""
+    """Return the tenants of a topic as a user would write them. `rows`: the rows of tenants in the topic's record."""
     found: dict[str, dict[str, Any]] = {}
     for pattern, weight, most, *pace in rows:
         found[pattern] = {"weight": weight, "max_in_flight": most, "rate": None, "burst": None}

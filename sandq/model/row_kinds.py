@@ -1,6 +1,7 @@
 """Keys and fields of the stored rows of each tag, for rows that are one array of MessagePack.
 
-Row formats: docs/storage-format.md. Tags that exist in `partition.rows` are named there; a test compares both.
+Row formats: docs/storage-format.md. Tags are literals here. `partition.rows` has constants for them, and a
+test compares both modules.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ def _is_producer(value: Any) -> bool:
 
 
 _U32_OR_MORE: Final = U64
-"""Epoch of a producer. The epoch of a partition as a producer is a time or greater, and exceeds u32."""
+"""Epoch of a producer. If the producer is a partition, its epoch is at least a time in ms, which exceeds u32."""
 
 
 def _is_answer(packed: bytes) -> bool:
@@ -288,7 +289,7 @@ _READY_EXTRA: Final = array(
     least=6,
 )
 NOTHING: Final = object()
-"""Stands for an empty value."""
+"""Decoded value of a row whose value is empty."""
 
 _NAMED: Final = array(integer(0, 3), OFFSET, optional(array(U64, U64, U64, COUNT)), optional(TIME))
 _OUTBOX_KEY: Final = _length(14)

@@ -4,9 +4,9 @@
     bits 47..62  the chain: a checksum of all earlier batches of the epoch; 0 if the producer keeps none
     bits 0..46   the number, 1, 2, 3, ... within an epoch
 
-RESENT has no effect as long as the partition remembers the producer. If the partition has forgotten it, RESENT
-distinguishes a first batch that was sent before from a new one. The partition keeps
-checksums of the last few batches only. The chain makes their comparison cover all batches: a resent batch counts as the
+RESENT has no effect while the partition remembers the producer. If the partition has forgotten the producer, RESENT
+distinguishes a first batch that was sent before from a new batch. The partition keeps checksums of the last few batches
+only. The chain makes their comparison cover all batches: a resent batch counts as the
 same only if the batches before it are the same, too.
 """
 

@@ -40,7 +40,7 @@ class SettingText(NamedTuple):
     allows_none: bool = False
     choices: tuple[str, ...] = ()
     is_fixed: bool = False
-    """Whether the setting cannot be changed after the topic's creation."""
+    """True if the setting cannot be changed after the topic's creation."""
 
     @property
     def metavar(self) -> str:

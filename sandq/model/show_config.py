@@ -22,7 +22,7 @@ _SIZE_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 SAID_NONE = {("listen", "http")}
-"""Keys for which "none" is a value. Any other key without a value is commented out."""
+"""Keys that may have the value "none". Other keys without a value are commented out."""
 
 
 def effective(config: NodeConfig, text: str | None, environ: Mapping[str, str]) -> Iterator[str]:

@@ -78,8 +78,8 @@ class _Wrong(Exception):
 def decode_chunk(data: bytes) -> list[bytes]:
     """Return the alternating keys and values of a chunk. Raise InvalidRequest if it is malformed or too large.
 
-    The items are read one by one, and the first one that is not bytes raises the error: decoded at once, a chunk of
-    nested arrays would take eighty times its size in memory.
+    The items are read one by one, so that the first item that is not bytes raises the error. If a chunk of nested
+    arrays were decoded at once, it would take eighty times its size in memory.
     """
     if len(data) > CHUNK_BYTES:
         raise InvalidRequest(f"a chunk of {len(data)} bytes; {CHUNK_BYTES} are the limit")

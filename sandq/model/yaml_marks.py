@@ -23,8 +23,8 @@ class TextPosition(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A mistake in the YAML itself. `lost`: it left no value, so the missing value must not be reported as a second
-    mistake."""
+    """A mistake in the YAML itself. `lost`: there is no value because of the mistake, so the missing value must not be
+    reported as a second mistake."""
 
     position: TextPosition
     path: Path
