@@ -1,4 +1,6 @@
-"""One Spark session for all tests here, with two threads and three attempts at a task; brokers are of the tests."""
+"""Provide one Spark session for all tests here, with two threads and three attempts per task.
+
+Brokers belong to single tests."""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ import pytest
 from sandq.spark.jobs.session import home_in_environment, spark_home
 from sandq.testing import Broker, broker
 
-# For every JVM that is started here, also by commands: few of them live long enough for the second compiler, which
-# takes half of their CPU time.
+# These options apply to every JVM of the tests, including those of commands. Few JVMs live long enough to profit from
+# the second compiler, which takes half of their CPU time.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 pyspark = pytest.importorskip("pyspark.sql", reason="the extra sandq[spark] is not installed: make spark")
@@ -39,7 +41,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pyspark.SparkSes
         gateway = session.sparkContext._gateway
         session.stop()
         gateway.shutdown()
-        gateway.proc.stdin.close()  # Java ends with it
+        gateway.proc.stdin.close()  # Java ends when its standard input is closed
         gateway.proc.wait()
 
 
@@ -58,7 +60,7 @@ def _session(place: Path) -> pyspark.SparkSession:
         .config("spark.sql.warehouse.dir", str(place / "warehouse"))
         .config("spark.driver.extraJavaOptions", f"-Dderby.system.home={place}")
         .config("spark.log.level", "ERROR")
-        # Jobs are of few rows: to plan and compile code for them takes longer than to do without.
+        # Jobs have few rows here, so compiling code for them takes longer than it saves.
         .config("spark.sql.codegen.wholeStage", "false")
         .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         .config("spark.sql.adaptive.enabled", "false")
@@ -68,6 +70,6 @@ def _session(place: Path) -> pyspark.SparkSession:
 
 @pytest.fixture
 def node() -> Iterator[Broker]:
-    """A broker in a thread, on the real clock."""
+    """Run a broker in a thread, with the real clock."""
     with broker() as running:
         yield running

@@ -1,4 +1,4 @@
-"""Drivers and executors in processes: kills and repeated tasks lose and double no message."""
+"""Kills of drivers and executors, and repeated tasks, neither lose nor double a message."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def numbers(node: Broker) -> list[int]:
 
 
 def test_a_driver_is_killed_between_a_write_and_its_commit(node: Broker, tmp_path: Path) -> None:
-    """In its third micro-batch, whose rows are all stored by then."""
+    """The driver is killed in its third micro-batch, after all rows of this micro-batch are stored."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -146,7 +146,7 @@ def test_a_driver_is_killed_between_a_write_and_its_commit(node: Broker, tmp_pat
     for number in range(5):
         rows = [{"value": str(n), "key": f"k{n % 50}"} for n in range(1000 * number, 1000 * number + 1000)]
         parquet.write_table(pa.Table.from_pylist(rows), source / f"{number}.parquet")
-        os.utime(source / f"{number}.parquet", (1_700_000_000 + number,) * 2)  # Spark takes the oldest first
+        os.utime(source / f"{number}.parquet", (1_700_000_000 + number,) * 2)  # Spark reads the oldest file first
     checkpoint = tmp_path / "checkpoint"
     command = [sys.executable, "-c", STREAM, node.address, str(source), str(checkpoint)]
     log = tmp_path / "log"
@@ -170,7 +170,7 @@ def test_a_driver_is_killed_between_a_write_and_its_commit(node: Broker, tmp_pat
 
 @pytest.mark.parametrize("packaging", ["py-files", "archives"])
 def test_an_executor_is_killed_during_a_write(node: Broker, tmp_path: Path, packaging: str) -> None:
-    """Another executor repeats its task, and the package is sent to all of them with the program."""
+    """Another executor repeats the task of the killed one. The package is sent to all executors with the program."""
     node.create_topic("t", partitions=2)
     package = tmp_path / "parts"
     package.mkdir()
@@ -213,8 +213,9 @@ def test_an_executor_is_killed_during_a_write(node: Broker, tmp_path: Path, pack
 
 
 def test_a_slow_task_is_run_twice_at_once(node: Broker, tmp_path: Path) -> None:
-    """By speculation, on two workers: for Spark each is a machine, by its loopback address. Neither attempt ends before
-    both are at work. (`test_partition_sender` has the races of two attempts, by seeds.)"""
+    """Spark's speculation runs the task twice, on two workers with different loopback addresses.
+
+    Neither attempt ends before both run. (`test_partition_sender` tests races of two attempts by seeds.)"""
     node.create_topic("t", partitions=2)
     program, marker = tmp_path / "program.py", tmp_path / "attempts"
     marker.mkdir()

@@ -1,5 +1,4 @@
-"""Three brokers in processes of their own, and drivers of Spark: what is killed in the middle of it costs no message
-and doubles none."""
+"""With three broker processes and Spark drivers, kills in the middle of work neither lose nor double a message."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from tests.support.waiting import PATIENCE_S, wait_until
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[ClusterProcess]:
-    """Topics "a" and "b" with a replica on each node."""
+    """Start a cluster with the topics "a" and "b", which have a replica on each node."""
     place = tmp_path / "nodes"
     place.mkdir()
     made = ClusterProcess(place)
@@ -58,7 +57,7 @@ def fill(cluster: ClusterProcess, count: int) -> None:
 
 
 def kill_leader(cluster: ClusterProcess, topic: str) -> str:
-    """SIGKILL to the node that leads partition 0."""
+    """Kill the node that leads partition 0 with SIGKILL. Return its name."""
 
     async def main() -> str:
         async with cluster.connect() as client:
@@ -70,7 +69,7 @@ def kill_leader(cluster: ClusterProcess, topic: str) -> str:
 
 
 class Gate:
-    """Blocks the rows of each task after `after` rows, until it is opened."""
+    """Stops each task after `after` rows until a test opens the gate."""
 
     def __init__(self, place: Path, after: int) -> None:
         self.place = place
@@ -100,7 +99,7 @@ class Gate:
 
 
 def together(work: Callable[[], Any], then: Callable[[], None]) -> Any:
-    """`work`, while `then` is done in a thread: Spark knows its session in this one only."""
+    """Return `work()`, and run `then()` in another thread meanwhile. Spark's session works only in this thread."""
     with ThreadPoolExecutor(1) as pool:
         doing = pool.submit(then)
         found = work()
@@ -150,7 +149,7 @@ def stored(cluster: ClusterProcess, topic: str, count: int) -> list[int]:
                     found = [int(m.value) for part in (0, 1) async for m in client.fetch(topic, part)]
                     if len(found) >= count:
                         return sorted(found)
-                    await trio.sleep(0.1)  # until it is closed up to there
+                    await trio.sleep(0.1)  # `fetch` returns messages only once their time is closed
 
     return trio.run(main)
 
@@ -177,13 +176,14 @@ with jobs.session() as spark:
 
 
 def run_to_end(command: list[str], log: Path) -> None:
-    """Run a driver; again when Spark did not wait for one of its sources to begin."""
+    """Run a driver to its end. If one of its sources starts too late for Spark, run it again."""
     assert any(run_until(command, log, None) for _ in range(START_ATTEMPTS)), log.read_text()
 
 
 def run_until(command: list[str], log: Path, reached: Callable[[], object] | None) -> bool:
-    """Run a driver to its end, and say whether its sources began in time; or kill it, with all that it started, as soon
-    as something is reached."""
+    """Run a driver to its end, and return whether its sources started in time.
+
+    `reached`: once it returns a true value, kill the driver with all its processes, and return True."""
     environ = {**os.environ, "PYTHONPATH": str(Path(sandq.__file__).parents[1])}
     with log.open("wb") as said:
         driver = subprocess.Popen(
@@ -209,7 +209,7 @@ def test_a_driver_is_killed_between_batches_and_commits(spark: Any, cluster: Clu
     archive, checkpoint = tmp_path / "archive", tmp_path / "checkpoint"
     command = [sys.executable, "-c", PROGRAM, servers(cluster), str(archive), str(checkpoint)]
     log = tmp_path / "log"
-    # Whichever of the two is further: it runs yet when it is killed, so one of them at least is in the middle of it.
+    # Kill the driver when both queries have begun. Both of them have much work left, so at least one is in the middle.
     run_until(command, log, lambda: [*archive.glob("topic=a/*/*.parquet")] and (checkpoint / "offsets" / "0").exists())
     last = Path("commits") / "2"
     assert not ((archive / "_checkpoint" / last).exists() and (checkpoint / last).exists())

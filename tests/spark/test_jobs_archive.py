@@ -1,4 +1,4 @@
-"""The jobs archive, sql and replay, one after the other over the same messages."""
+"""The jobs archive, sql and replay run one after the other over the same messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_archive_and_sql(spark: Any, node: Broker, tmp_path: Path) -> None:
     place = str(tmp_path / "archive")
     servers = [node.address]
     fill(node, "welcome_emails", range(300))
-    node.advance("1s")  # what is due in one instant goes whole
+    node.advance("1s")  # messages that are due at the same instant are archived together
     fill(node, "other", range(300, 350))
     fill(node, "welcome_emails", range(350, 400), delay="30h")
     node.advance("1m")
@@ -90,7 +90,7 @@ def test_a_source_that_begins_late(spark: Any, node: Broker, tmp_path: Path, mon
     fill(node, "welcome_emails", range(10))
     node.advance("1m")
     marker, python = tmp_path / "began", tmp_path / "python"
-    # A machine so busy that Spark does not wait long enough, the first time.
+    # Delay the first start of the source, as on a busy machine, for longer than Spark waits.
     python.write_text(
         f"#!/bin/sh\ncase \"$*\" in *streaming_source*) mkdir '{marker}' 2>/dev/null && sleep 11;; esac\n"
         f"exec '{sys.executable}' \"$@\"\n"
@@ -122,8 +122,9 @@ def test_an_archive_that_lost_its_checkpoint(spark: Any, node: Broker, tmp_path:
 
 
 def test_priorities_and_tenants(spark: Any, node: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are archived, also by an archive of a version that did not know them, and are kept when messages are sent
-    again."""
+    """Priorities and tenants are archived, and kept in a replay.
+
+    An archive that an older version began, without these columns, can be continued."""
     for topic, kind in (("t", "fair"), ("again", "fair"), ("ranked", "priority"), ("plain", "timer")):
         with node.client() as client:
             client.admin.create_topic(topic, kind=kind, partitions=2)

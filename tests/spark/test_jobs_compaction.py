@@ -1,4 +1,4 @@
-"""The compaction of an archive: readers notice nothing, and neither does the job archive, wherever it is cut off."""
+"""The compaction of an archive does not disturb readers or the job archive, even if it is cut off at any point."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EACH = 20
 
 @pytest.fixture
 def frequent(spark: Any) -> Iterator[None]:
-    """Spark writes a list of all files with every second micro-batch."""
+    """Let Spark write a list of all files with every second micro-batch."""
     spark.conf.set("spark.sql.streaming.fileSink.log.compactInterval", "2")
     yield
     spark.conf.unset("spark.sql.streaming.fileSink.log.compactInterval")
@@ -56,13 +56,13 @@ def files(place: Path) -> list[str]:
 
 
 class CutOff(Exception):
-    """Instead of the end of the process."""
+    """Simulates the end of the process."""
 
 
 def made(place: Path, each: int = 2, width: int = 0) -> None:
     """Make an archive of five micro-batches with `each` rows each.
 
-    It is as Spark leaves one that lists all files at every second micro-batch."""
+    It has the files of a stream with which Spark lists all files at every second micro-batch (`frequent`)."""
     fields = [field for field in schema(Extra(headers=True, raw=True, rank=True)) if field.name != "topic"]
     day, log = place / "topic=t" / "date=2030-01-01", place / "_spark_metadata"
     day.mkdir(parents=True)
@@ -85,7 +85,7 @@ def made(place: Path, each: int = 2, width: int = 0) -> None:
 def test_a_run_that_is_cut_off_has_changed_nothing(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_day_later: Callable[[], None]
 ) -> None:
-    """Before each thing that it does to the archive."""
+    """Cut the run off before each of its changes of the archive."""
     place = tmp_path / "an [old] {archive}, 50%41"
     made(place)
     reader = archived(spark, str(place)).select("value")
@@ -111,7 +111,7 @@ def test_a_run_that_is_cut_off_has_changed_nothing(
     new = json.loads((place / "_spark_metadata" / "3.compact").read_text().splitlines()[1])["path"].rpartition("/")[2]
     (compacted,) = place.glob(f"topic=t/*/{new}")
     listed = (place / "_spark_metadata" / "3.compact").stat().st_ino
-    # A file that is gone may have had the list's number before it.
+    # A deleted file may have had the same inode number before, so take the last sync of that number.
     of_list = max(at for at, number in enumerate(synced) if number == listed)
     assert synced.index(compacted.stat().st_ino) < of_list, "rows are on the disk before they count"
     rows = archived(spark, str(place))
@@ -126,7 +126,7 @@ def test_a_run_that_is_cut_off_has_changed_nothing(
 
 
 def test_archive_on_another_file_system_is_compacted(spark: Any, tmp_path: Path) -> None:
-    """Another file system is reached through Hadoop alone."""
+    """The job accesses other file systems only through Hadoop."""
     made(tmp_path / "archive")
     spark._jsc.hadoopConfiguration().set("fs.viewfs.mounttable.compaction.link./all", tmp_path.as_uri())
     for one in (tmp_path / "archive" / "_spark_metadata").iterdir():
@@ -142,22 +142,22 @@ def test_invalid_archives_are_not_compacted(spark: Any, tmp_path: Path) -> None:
     made(place)
     with pytest.raises(InvalidRequest, match="keep: at least 10m"):
         jobs.compact_archive(spark, str(place), keep="9m")
-    # The list of a copy names the files of the other one, which would be deleted a day later.
+    # The list in a copy of an archive names the files of the original. A compaction would delete them a day later.
     shutil.copytree(place, tmp_path / "copy")
     with pytest.raises(InvalidRequest, match="names files outside of it"):
         jobs.compact_archive(spark, str(tmp_path / "copy"))
-    # A list that is lost: what it lists would count for nothing.
+    # A list of files is lost. A compaction would lose the files in it.
     (log / "4").rename(log / "5")
     with pytest.raises(InvalidRequest, match="_spark_metadata/4: this list of files is missing"):
         jobs.compact_archive(spark, str(place))
     (log / "5").rename(log / "4")
-    # A file of another version.
+    # A file was written by another version.
     file = next(place.glob("topic=t/*/part-1.parquet"))
     table = parquet.read_table(file)
     parquet.write_table(table.append_column("colour", pa.nulls(2, pa.string())), file)
     with pytest.raises(SandqError, match="columns that this version does not know: colour"):
         jobs.compact_archive(spark, str(place))
-    # One that is broken, and a session that leaves out what it cannot read.
+    # A file is damaged, and the session is configured to skip damaged files.
     file.write_bytes(b"PAR1" + b"x" * 100 + b"PAR1")
     spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
     try:
@@ -172,7 +172,7 @@ def test_invalid_archives_are_not_compacted(spark: Any, tmp_path: Path) -> None:
 def test_a_run_that_takes_too_long(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_day_later: Callable[[], None]
 ) -> None:
-    """A later run deletes the files that it has written, which no list names, so it does not list them any more."""
+    """A later run may delete the files of this run, because no list names them. So this run must fail."""
     place = tmp_path / "archive"
     made(place)
     merged = compaction._Run._merged
@@ -211,7 +211,7 @@ def test_a_replay_that_failed_comes_first(spark: Any, node: Broker, tmp_path: Pa
         jobs.compact_archive(spark, str(place))
     (note,) = (place / "_replays").glob("[!.]*")
     note.unlink()
-    # A file that no list names has no effect: it remains from a run that was cut off, and may be deleted at any time.
+    # A file that no list names is ignored. It remains from a run that was cut off, and may be deleted at any time.
     stray = place / "topic=t" / "date=2030-01-01" / "part-stray.parquet"
     shutil.copy(stray.with_name("part-0.parquet"), stray)
     assert replay("again") == 10
@@ -220,8 +220,9 @@ def test_a_replay_that_failed_comes_first(spark: Any, node: Broker, tmp_path: Pa
 
 @pytest.mark.long
 def test_a_replay_that_is_killed(spark: Any, node: Broker, tmp_path: Path) -> None:
-    """In the middle of it, with all its processes: it is finished by the next one, and nothing is put together before
-    that."""
+    """A replay is killed in the middle, with all its processes.
+
+    The next replay finishes it. Until then, the archive is not compacted."""
     place, each = tmp_path / "archive", 8000
     made(place, each, width=1000)
     node.create_topic("t")
@@ -275,7 +276,7 @@ def test_an_archive_that_is_written_to_meanwhile(
     before, reader = files(place), archived(spark, str(place)).select("value")
     assert len(before) == 4
 
-    # Written to between its last look and its step: what it does counts for nothing.
+    # If the archive is written to between the last check of a compaction and its change, the compaction has no effect.
     merged = compaction._Run._merged
 
     def while_archiving(self: Any, *args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`sandctl pipeline schedule` as people use it: what it prints, and Ctrl-C in the middle of sending."""
+"""`sandctl pipeline schedule` in use: its output, and Ctrl-C while it sends."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from tests.support.waiting import PATIENCE_S, wait_until
 
 AT_MS = instant_ms("2030-06-01T00:00:00Z")
 FILES = 40
-"""Eight of them are a task."""
+"""Number of files. A task reads eight of them."""
 ROWS = 100 * FILES
 STOPPED = "stopped; the rows sent so far stay; run the same command to send the rest"
 
 
 @pytest.fixture
 def args(node: Broker, tmp_path: Path) -> list[str]:
-    """A command that sends ROWS messages to topic "t"."""
+    """Return the arguments of a command that sends ROWS messages to topic "t"."""
     node.create_topic("t", partitions=2)
     for first in range(0, ROWS, ROWS // FILES):
         numbers = range(first, first + ROWS // FILES)
@@ -65,7 +65,7 @@ def wait_for_the_first(node: Broker) -> None:
 def test_interrupted_and_run_again(
     spark: Any, node: Broker, args: list[str], own_handler: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is lost, and nothing is there twice."""
+    """After a restart of the command, each message exists exactly once."""
     monkeypatch.setattr("sandctl.pipeline.running.POLL_S", 0.02)
 
     def interrupt() -> None:
@@ -127,7 +127,7 @@ def test_a_process_with_a_spark_of_its_own(node: Broker, args: list[str]) -> Non
         return subprocess.Popen(
             [sys.executable, "-m", "sandctl", *args, "--master", "local[1]", "-o", "json", *more],
             **{"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True},
-            start_new_session=True,  # the signal is for all of it, as on a terminal
+            start_new_session=True,  # so that the signal reaches all its processes, as on a terminal
         )
 
     process = start()
@@ -136,7 +136,7 @@ def test_a_process_with_a_spark_of_its_own(node: Broker, args: list[str]) -> Non
     output, told = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, output, told.strip()) == (130, "", STOPPED)
     with pytest.raises(ProcessLookupError):
-        while True:  # what Java still does takes a moment
+        while True:  # Java takes a moment to end
             os.killpg(process.pid, 0)
             time.sleep(0.05)
     process = start("--conf", "spark.task.maxFailures=2")

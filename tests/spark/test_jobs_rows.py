@@ -1,4 +1,4 @@
-"""Rows are prepared before they are sent: times follow the common grammar of times, and files are read."""
+"""The job prepares rows before it sends them: it reads files, and parses times by the common grammar."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def expected(text: str) -> int | None:
 
 
 def test_texts_are_read_as_everywhere(spark: Any) -> None:
-    """One grammar: `sandq.model.times` says what each of them is."""
+    """The job parses times as `sandq.model.times` does."""
     seed = random.randrange(2**32)
     chance = random.Random(seed)
     some = [
@@ -69,8 +69,8 @@ def test_texts_are_read_as_everywhere(spark: Any) -> None:
     [
         ("2030-01-31 08:00:00", "2030-01-31T07:00:00Z"),
         ("2030-07-01T08:00:00.5", "2030-07-01T06:00:00.5Z"),
-        ("2030-03-31 02:30:00", "2030-03-31T01:30:00Z"),  # clocks are put forward: as far behind the gap
-        ("2030-10-27 02:30:00", "2030-10-27T00:30:00Z"),  # and back: the first of the two
+        ("2030-03-31 02:30:00", "2030-03-31T01:30:00Z"),  # in the gap of a change forward: moved on by its length
+        ("2030-10-27 02:30:00", "2030-10-27T00:30:00Z"),  # ambiguous after a change back: the first of the two
         ("2030-01-31T08:00:00Z", "2030-01-31T08:00:00Z"),
     ],
 )
@@ -106,7 +106,7 @@ def origin_of(spark: Any, path: Path, kind: str, **options: str) -> Origin:
 
 
 def made(origin: Origin, mapping: dict[str, str], *value_json: str) -> dict[str, Any]:
-    """The message of the first row."""
+    """Return the message of the first row."""
     found = messages(origin, row_mapping(mapping, value_json=value_json), LIMITS)
     return found.frame.select(*(column.alias(name) for name, column in found.columns.items())).first().asDict(True)
 

@@ -1,4 +1,4 @@
-"""The job schedule from files to a broker: each row is sent once, or rejected with all reasons."""
+"""The job schedule sends each row of its files to a broker once, or rejects the row with all reasons."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sandq.spark.jobs.schedule import Allowed
 from sandq.testing import Broker
 
 AT_MS = instant_ms("2030-06-01T00:00:00Z")
-"""Months ahead of the broker's clock."""
+"""Delivery time of the rows: months ahead of the broker's clock."""
 MAPPING = {"value": "body", "deliver_at": "at"}
 
 Schedule = Callable[..., jobs.ScheduleSummary]
@@ -57,7 +57,7 @@ def test_parquet_and_again(schedule: Schedule, node: Broker, tmp_path: Path, mon
             "ttl": [60_000 + number for number in numbers],
             "source": ["shop" if number % 2 else None for number in numbers],
         }
-        # A bracket in a name is a bracket.
+        # Brackets in the name of a file are no pattern.
         pq.write_table(pa.table(table), tmp_path / f"[{name}] {{1}}*.parquet", row_group_size=250)
     mapping = {**MAPPING, "key": "user", "ttl_ms": "ttl", "header.source": "source"}
     stages: list[str] = []
@@ -186,7 +186,7 @@ def test_csv(schedule: Schedule, node: Broker, tmp_path: Path) -> None:
     }
     assert rows["4"]["line"] == "4,too,long,2030-06-01T00:00:00Z,x"
     assert rows["6"]["reasons"] == ["value: missing"] and "not UTF-8" in rows["5"]["reasons"][0]
-    # Another file's headings must be the same ones, else its columns would be taken for others.
+    # All files must have the same headings. Otherwise columns of one file would be read as other columns.
     (tmp_path / "b.csv").write_text("body,id,at,k\nx,9,1900000000000,k\n")
     with pytest.raises(SandqError, match=r"schedule: .*CSV header does not conform"):
         schedule(tmp_path / "a.csv", tmp_path / "b.csv", **more)
@@ -273,7 +273,7 @@ def test_unique_keys(schedule: Schedule, node: Broker, tmp_path: Path) -> None:
     assert sent(node) == [b"1", b"2", b"first"], "those that were there, or came first, stay"
     assert schedule(tmp_path / "a.json", mapping=mapping, on_conflict="replace").sent == 9
     assert sent(node) == [b"6", b"7", b"8"]
-    # Under another name it is another job.
+    # Without the same write id, it is another job.
     with pytest.raises(SandqError, match="sending: ") as caught:
         schedule(tmp_path / "a.json", mapping=mapping, on_conflict="reject")
     assert "stored" in caught.value.__notes__[0]

@@ -1,4 +1,4 @@
-"""The job sql, when the brokers have trimmed what is not archived: it does not pass over that in silence."""
+"""If the brokers have trimmed messages that are not archived, the job sql reports an error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_messages_trimmed_before_archiving_are_reported(
     fill(node, "t", range(10), partition=0)
     node.advance("1m")
     place = str(tmp_path / "archive")
-    # Without its hold, which keeps what is not archived for a week.
+    # Archive without the hold that keeps unarchived messages for a week.
     jobs.archive(spark, ["t"], place, hold="none", servers=[node.address])
     fill(node, "t", range(10, 20), partition=partition)
     node.advance("5h")

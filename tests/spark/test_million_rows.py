@@ -46,7 +46,7 @@ def test_each_job(spark: Any, process: NodeProcess, tmp_path: Path) -> None:
     assert reports[0].sent == COUNT
     place = str(tmp_path / "archive")
     archived = 0
-    while archived < COUNT:  # what is closed when a run begins is in it; the rest is a second or two behind
+    while archived < COUNT:  # a run archives the messages up to its start; the rest closes a second or two later
         reports.append(jobs.archive(spark, ["t"], place, servers=servers))
         archived += reports[-1].messages
     assert archived == COUNT

@@ -1,5 +1,6 @@
-"""The job replay at a rate: that is of the whole job, however many Spark partitions it has. No broker, no waiting: what
-is looked at is when each message would be due."""
+"""The rate of a replay applies to the whole job, with any number of Spark partitions.
+
+The tests need no broker and wait for nothing: they check the computed delivery times."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ PARTS = 7
 
 
 def archive(spark: Any, counts: list[int], spacing: str) -> Any:
-    """As an archive is read: rows in a Spark partition each for the numbers in `counts`, some of them empty. `spacing`:
-    SQL that tells how many seconds after the first one the `place`-th of a partition was due."""
+    """Return the rows of an archive, with one Spark partition for each number of rows in `counts`.
+
+    `spacing`: SQL expression for the delivery time of row `place` of partition `part`, in seconds after the first."""
     from pyspark.sql import functions as F
 
     most = max(counts)
@@ -34,7 +36,7 @@ def archive(spark: Any, counts: list[int], spacing: str) -> Any:
 
 
 def due(rows: Any, **asked: Any) -> list[tuple[int, int, str]]:
-    """(When it is due, partition, offset) of each, in the order of time."""
+    """Return (new delivery time, partition, offset) of each message, by time."""
     found = timed(rows, asked_for(start=START_MS, **asked)).select("due_ms", "partition", "offset").collect()
     return sorted((row.due_ms, row.partition, row.offset) for row in found)
 
@@ -63,9 +65,9 @@ def test_rate_applies_to_the_whole_job(spark: Any, rate: int) -> None:
 
 
 def test_rate_and_shift_are_combined(spark: Any) -> None:
-    """Each message keeps its time where there is room."""
+    """Where the rate allows it, each message keeps its time."""
     rate = 10
-    # Ten seconds with one message each, then twenty at once, in each partition.
+    # Each partition has ten messages at intervals of a minute, and then twenty at once.
     rows = due(archive(spark, [30] * PARTS, "least(place, 10) * 60"), rate=rate, shift=(START_MS // 1000 - OLD_S))
     times = [at_ms for at_ms, _, _ in rows]
     assert len(times) == 30 * PARTS
@@ -78,7 +80,7 @@ def test_rate_and_shift_are_combined(spark: Any) -> None:
 
 
 def test_below_the_rate_nothing_waits(spark: Any) -> None:
-    """Each day's file is a Spark partition, and all but one of them are idle at any time."""
+    """Each Spark partition holds one day, so only one partition has messages at any time."""
     rows = due(archive(spark, [40, 40, 40], "part * 86400 + place * 10"), rate=0.2, shift=(START_MS // 1000 - OLD_S))
     late = [at_ms - START_MS - part * 86_400_000 - int(offset) * 10_000 for at_ms, part, offset in rows]
     assert set(late) == {0}

@@ -1,4 +1,4 @@
-"""The sink through Spark stores each row once, also when tasks fail and streams are started again."""
+"""The sink through Spark stores each row once, even if tasks fail and streams are restarted."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def numbers(node: Broker, topic: str = "t") -> list[int]:
 
 
 ROWS = 24_000
-"""Twice as many bytes as the sink holds back in blocks, chunks and a round: some are sent when one of the last comes"""
+"""Number of rows. They have twice the bytes that the sink buffers, so some are sent before the last rows arrive."""
 
 
 def failing(node: Broker, failed: Path) -> Any:
     """Return the values of the numbers of ROWS rows, by a function that fails once at one of the last rows.
 
-    It fails at the first attempt, once earlier rows are stored, and notes that in a file. The values are large,
-    because Spark transfers them in parts of 64 KiB and record batches of 500 rows, and the sink sends parts of 16
-    MiB."""
+    It fails at the first attempt, after earlier rows are stored, and records that in a file. The values are large,
+    because Spark transfers rows in parts of 64 KiB and record batches of 500 rows, and the sink sends parts of 16 MiB.
+    """
     from pyspark.sql.functions import udf
 
     address = node.address
@@ -171,7 +171,7 @@ def test_mistakes_are_named(
 
 
 def run(spark: Any, node: Broker, source: Path, checkpoint: Path, **options: str) -> None:
-    """A stream of files, one a micro-batch, to its end."""
+    """Run a stream over the files in `source`, one file per micro-batch, to its end."""
     rows = spark.readStream.schema("value STRING, key STRING").option("maxFilesPerTrigger", 1).parquet(str(source))
     stream = writing(rows.writeStream, node, topic="t", checkpointLocation=str(checkpoint), **options)
     query = stream.queryName("sink").trigger(availableNow=True).start()
@@ -179,7 +179,7 @@ def run(spark: Any, node: Broker, source: Path, checkpoint: Path, **options: str
 
 
 def test_restarted_stream_stores_rows_once(spark: Any, node: Broker, tmp_path: Path) -> None:
-    """Its last micro-batch was stored, and Spark does not know: the commit is not in the checkpoint."""
+    """The last micro-batch was stored, but the checkpoint has no commit of it, so Spark repeats it."""
     node.create_topic("t", partitions=3)
     source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
     files = 0
@@ -206,7 +206,7 @@ def test_restarted_stream_stores_rows_once(spark: Any, node: Broker, tmp_path: P
 
 
 def test_rows_of_stream_with_failed_tasks_are_stored_once(spark: Any, node: Broker, tmp_path: Path) -> None:
-    """By the same properties as a replay, a task that is run again is known."""
+    """The sink recognizes a repeated task by the same properties as a replay."""
     node.create_topic("t")
     source = str(tmp_path / "source")
     rows = spark.range(0, ROWS, numPartitions=1)

@@ -1,4 +1,4 @@
-"""The source through Spark."""
+"""The source works through Spark."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_filters_and_columns(spark: Any, node: Broker) -> None:
 
 
 def test_workers_load_pyspark_from_where_it_is_installed(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers do not load it from an archive, which each of them would compile again."""
+    """Workers do not load pyspark from a zip archive, because each worker would compile it again."""
 
     def where(part: Any) -> Any:
         import pyspark
@@ -86,7 +86,7 @@ def test_workers_load_pyspark_from_where_it_is_installed(spark: Any, monkeypatch
     with spark_home(is_local=True) as home:
         assert home is None
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "/another/python")  # which runs what plans a source
+    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "/another/python")  # this Python runs the planning of a source
     with spark_home(is_local=True) as home:
         assert home is None
     monkeypatch.delenv("PYSPARK_DRIVER_PYTHON")

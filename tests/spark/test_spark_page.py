@@ -16,7 +16,7 @@ from tests.support.spark.pipeline_shell import PipelineShell
 
 PAGE = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(sh|python) run\n(.*?)^```\n(?:\n```output\n(.*?)^```)?", PAGE, re.M | re.S)
-"""(language, source, what it prints)."""
+"""(language, source, expected output) of each example."""
 DEFAULT = "127.0.0.1:7170"
 
 

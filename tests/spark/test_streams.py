@@ -1,4 +1,4 @@
-"""Streams through Spark: every message in one micro-batch, across restarts and failures."""
+"""Streams through Spark deliver each message in exactly one micro-batch, across restarts and failures."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.support.waiting import PATIENCE_S
 
 
 class Run:
-    """A query that writes Parquet, run until it has read all there is, as often as a test wants."""
+    """A query that writes Parquet. Each run of the query ends when it has read all available messages."""
 
     def __init__(self, spark: Any, node: Broker, place: Path, **options: Any) -> None:
         self._spark, self._node, self._options = spark, node, options
         self.out, self.checkpoint = str(place / "out"), str(place / "checkpoint")
 
     def once(self, **options: Any) -> list[Any]:
-        """Its progress, a row for each micro-batch. Started again when Spark did not wait for it to begin."""
+        """Run the query and return its progress, one row per micro-batch. If the source starts too late, try again."""
         for _ in range(START_ATTEMPTS - 1):
             with suppress_late():
                 return self._once(**options)
@@ -76,7 +76,7 @@ def test_a_stream_goes_on_from_its_checkpoint(spark: Any, node: Broker, tmp_path
 
 
 def test_a_limit_leaves_nothing_behind_the_watermark(spark: Any, node: Broker, tmp_path: Path) -> None:
-    """One partition has messages over all the time, the other one in the last second of it."""
+    """One partition has messages during ten seconds, the other one only in the last of these seconds."""
     node.create_topic("t", partitions=2)
     begin = node.now()
     with node.client() as client, client.producer("t") as producer:
@@ -173,7 +173,7 @@ def test_messages_that_a_stream_has_not_read_are_not_trimmed(spark: Any, node: B
     node.create_topic("t", delete_on_ack=False, retain="1h")
     run = Run(spark, node, tmp_path, subscribe="t", holdTtl="1d")
     run.once()
-    # Also what comes after a run that found nothing.
+    # The hold also protects messages that become due after a run that found none.
     for first in (0, 100):
         fill(node, "t", range(first, first + 100))
         node.advance("5h")
@@ -200,8 +200,9 @@ def test_stream_after_trim_reports_lost_messages(spark: Any, node: Broker, tmp_p
 
 
 def test_a_topic_changes_under_a_stream(spark: Any, node: Broker, tmp_path: Path) -> None:
-    """Partitions are added while it works: they are read from their beginning. Messages are trimmed while it is at
-    others: it ends, and says so."""
+    """Changes of the topic during a run of the stream.
+
+    Added partitions are read from their beginning. If unread messages are trimmed, the stream ends with an error."""
     node.create_topic("t", partitions=1, delete_on_ack=False, retain="1h")
     got: list[tuple[int, int]] = []
     meanwhile: list[Callable[[], None]] = []
@@ -282,7 +283,7 @@ def test_invalid_options_are_rejected(spark: Any, node: Broker, tmp_path: Path) 
 
 
 def test_stream_from_before_a_clock_reset_fails(spark: Any, node: Broker, tmp_path: Path) -> None:
-    """Its position is invalid now. A new stream reads everything once."""
+    """The position of the stream is invalid after the reset. A new stream reads each message once."""
     node.create_topic("t", delete_on_ack=False)
     fill(node, "t", range(10))
     node.advance("1m")

@@ -1,4 +1,4 @@
-"""The wheels, as a cluster gets them: Spark finds the source by its name, on the driver and on the workers."""
+"""With the wheels in a zip file, as on a cluster, Spark finds the source by its name, on the driver and the workers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ print("ROWS", frame.count())
 
 def test_spark_submit_with_the_wheels(node: Broker, tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    # Spark puts .zip on the path, and passes .whl over; the package sandq is looked for in one place.
+    # Spark puts .zip files on the path, but no .whl files. All parts of the package sandq must be in the same file.
     package = tmp_path / "sandq.zip"
     for project in (".", "packaging/client"):
         subprocess.run(build, cwd=ROOT / project, check=True, capture_output=True)
