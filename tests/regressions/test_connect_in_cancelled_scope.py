@@ -1,5 +1,4 @@
-"""`connect()` never returned if it was entered in a cancelled scope: its shielded background task could not be
-ended."""
+"""If `connect()` was entered in a cancelled scope, it never returned: its shielded background task could not end."""
 
 from __future__ import annotations
 

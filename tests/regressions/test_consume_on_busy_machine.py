@@ -1,4 +1,4 @@
-"""`sandctl consume` missed messages that had been pushed if the machine was busy, and printed nothing."""
+"""On a busy machine, `sandctl consume` missed messages that had been pushed, and printed nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["api", "node"]
 async def test_consume_after_long_step_finds_pushed_messages(
     api: sandq.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandctl.commands.consume, "PAUSE_S", 0.0)  # as if the pushes came just after it
+    monkeypatch.setattr(sandctl.commands.consume, "PAUSE_S", 0.0)  # as if the pushes arrived just after the pause
     monkeypatch.setattr("sandq.client.consumer.subscription.YIELD_S", -1.0)  # as if every step took long
     await api.admin.create_topic("t")
     sent = [b"a", b"b", b"c"]

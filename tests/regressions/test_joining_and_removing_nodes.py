@@ -47,7 +47,7 @@ async def test_node_joining_with_new_disk_installs_no_former_replicas(
     token = trio.lowlevel.current_trio_token()
 
     def one_by_one(self: Applier, tasks: Sequence[Any]) -> None:
-        """Apply each entry alone, as a slow store does, and finish all work that follows from it first."""
+        """Apply entries one by one, as with a slow store. Before the next entry, finish all work that follows."""
         for task in tasks if self in slow else ():
             run(self, [task])
             with suppress(trio.Cancelled, trio.RunFinishedError):
@@ -78,8 +78,7 @@ async def test_node_joining_with_new_disk_installs_no_former_replicas(
 
 
 async def test_start_without_topics_removes_replica_of_deleted_topic(tmp_path: Path) -> None:
-    """The node ended right before it removed the replica; after its next start there was no topic, and it did
-    nothing."""
+    """The node ended right before it removed the replica. After its next start, it had no topic and removed nothing."""
     reached = trio.Event()
 
     async def held_up(*args: Any) -> None:
@@ -103,7 +102,7 @@ async def test_start_without_topics_removes_replica_of_deleted_topic(tmp_path: P
 
 
 async def test_removal_of_last_node_is_rejected(tmp_path: Path) -> None:
-    """Both nodes were removed at once: the rest rejected all changes, and the removal could not be undone."""
+    """Both nodes were removed at once. Then the cluster rejected all changes, and the removal could not be undone."""
     async with found_nodes(tmp_path, "node1", "node2") as nodes:
         await until_holds(lambda: len(nodes.voters("node1")) == 2)
         refused: list[SandqError] = []
@@ -121,7 +120,7 @@ async def test_removal_of_last_node_is_rejected(tmp_path: Path) -> None:
 
 
 async def test_node_that_cannot_write_counts_as_failed(autojump_clock: trio.testing.MockClock) -> None:
-    """Moves to such a node, which still had links, never ended, and 64 of them prevented all other moves."""
+    """Moves to a node that could not write, but still had links, never ended. 64 of them prevented all other moves."""
     bed = Bed("a", "b", "c")
     await bed.tend(1)
     bed.sick.add("c")
@@ -140,7 +139,7 @@ def test_balancing_with_unled_partitions_plans_no_change() -> None:
 
 
 async def test_removal_of_voter_does_not_wait_for_lost_node(autojump_clock: trio.testing.MockClock) -> None:
-    """A lost node was chosen to vote in its place, and never could."""
+    """A lost node was chosen as the new voter, but could never become one."""
     bed = Bed("a", "b", "c", "d", voters=3)
     bed.host.behind = {"d#1"}
     await bed.tend(1)

@@ -67,7 +67,7 @@ def welcomes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 async def until_welcomed(welcomes: Counter[str], name: str) -> None:
     """Wait until a node has welcomed joining nodes several times from now on."""
-    enough = welcomes[name] + 1 + ROUNDS  # the first may be in progress
+    enough = welcomes[name] + 1 + ROUNDS  # the first round may have begun before
     await until_holds(lambda: welcomes[name] >= enough)
 
 
@@ -78,7 +78,7 @@ def lose_welcome(*_: object) -> None:
 async def test_node_with_two_clusters_of_one_name_joins_one(
     tmp_path: Path, clusters: dict[str, Cluster], welcomes: Counter[str]
 ) -> None:
-    """It voted in both clusters with one log, because it also kept the link to the other cluster.
+    """The node voted in both clusters with one log, because it also kept the link to the second cluster.
 
     All clusters use the same names for their metadata group and its members."""
     async with trio.open_nursery() as nursery:
@@ -106,9 +106,9 @@ async def test_node_with_two_clusters_of_one_name_joins_one(
 async def test_node_rejects_log_of_another_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clusters: dict[str, Cluster], welcomes: Counter[str]
 ) -> None:
-    """A node that another cluster counts as a member founded its own cluster, and accepted the log of the other one.
+    """A node that one cluster counts as a member founded its own cluster, and accepted the log of the first cluster.
 
-    This happened while neither knew the cluster of the other."""
+    This happened while neither side knew the cluster of the other side."""
     adopt, beat = Cluster._adopt, HeartbeatCoalescing.beat
     beats: Counter[HeartbeatCoalescing[Group]] = Counter()
 
@@ -142,7 +142,7 @@ async def test_node_rejects_log_of_another_cluster(
 
 
 async def test_directory_of_one_cluster_is_rejected_by_another(tmp_path: Path, clusters: dict[str, Cluster]) -> None:
-    """The directory was given to another cluster without an error."""
+    """A node's data directory became part of another cluster without an error."""
     async with found_nodes(tmp_path, "node1"):
         own = clusters["node1"]._this_node.cluster_uuid
         with pytest.raises(StartupError, match="belongs to cluster"):
@@ -175,7 +175,7 @@ async def test_node_gets_no_welcome_before_registration(
 ) -> None:
     """Two nodes had the same id, and each had a link to another node.
 
-    If the leader changed before one of them was registered, both got a WELCOME. Then both voted under one name."""
+    If the leader changed before one of the two was registered, both got a WELCOME. Then both voted under one name."""
     register = ClusterController.register
     welcomed: list[str] = []
     send = PeerLinks.send
@@ -203,7 +203,7 @@ async def test_node_gets_no_welcome_before_registration(
 
 
 async def test_slow_learner_does_not_block_other_learners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No node became a voter any more: the leader always tried the first learner."""
+    """No further node became a voter, because the leader always tried only the first learner."""
     match_index = Group.match_index
     monkeypatch.setattr(Group, "match_index", lambda self, m: 0 if m == "node2#1" else match_index(self, m))
     async with found_nodes(tmp_path, "node1", "node2") as nodes:
@@ -214,7 +214,7 @@ async def test_slow_learner_does_not_block_other_learners(tmp_path: Path, monkey
 async def test_topic_creation_with_lost_unregistered_voter_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No topic could be created until the voter came back; if its disk was lost, it never did."""
+    """No topic could be created until the voter returned. If its disk was lost, it never returned."""
     call = RaftGroup.call
 
     async def but_node3(self: RaftGroup, command: Any) -> Any:

@@ -16,6 +16,6 @@ def test_lease_of_idle_group_is_one_entry() -> None:
     world.clock.ms += 5000
     for _ in range(20):
         node.drive()
-    leases = group.journal.last_index - before - 1  # without the append
+    leases = group.journal.last_index - before - 1  # do not count the append
     assert node.held
     assert leases == 1, "the leases of both groups in one entry, and none behind it"

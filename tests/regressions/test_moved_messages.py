@@ -1,6 +1,6 @@
-"""A moved message was not found by its id any more after the log was trimmed.
+"""After the log was trimmed, a moved message could not be found by its id.
 
-Its new offset was forgotten together with its row in the log."""
+The partition forgot the new offset of the message together with its row in the log."""
 
 from __future__ import annotations
 

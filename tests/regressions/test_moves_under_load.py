@@ -62,7 +62,7 @@ async def _produce(client: Any) -> None:
 
 
 async def test_partition_moves_with_lost_metadata_answers_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The nodes that had sent the lost requests moved nothing any more."""
+    """The nodes whose requests were lost made no more moves."""
     answer, lost = MetadataBarrier.answer, ["the first", "the second"]
 
     def answers(self: MetadataBarrier, done: Callable[[int | None], None]) -> None:

@@ -1,4 +1,4 @@
-"""Reads and leases returned single-message rows after the batch rows between which they lie."""
+"""Reads and leases returned single-message rows too late: after the batch rows between which they belong."""
 
 from __future__ import annotations
 

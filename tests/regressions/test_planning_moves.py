@@ -31,11 +31,11 @@ from tests.unit.metadata.test_planning import AFTER_MS, T, assigned, node, regis
 @pytest.mark.parametrize(
     ("wanted", "members", "up"),
     [
-        # c is dead and must be replaced; d has all entries, and dies: two of the four members are no majority
+        # d, which has all entries, should replace the dead c. d dies too: two of the four members are no majority
         ("abd", Members(("a#1", "b#1", "c#1"), ("d#1",)), "ab"),
-        # it moves from a to b, which dies
+        # the group moves from a to b, and b dies
         ("b", Members(("a#1",), ("b#1",)), "a"),
-        # it moves from c to b, which dies when it votes: a and c are a majority, a alone of two is none
+        # the group moves from c to b, and b dies as a voter: a and c are a majority of three, but a is none of two
         ("ab", Members(("a#1", "c#1", "b#1")), "ac"),
     ],
 )
@@ -114,14 +114,15 @@ async def test_deposed_leader_reports_no_group_state() -> None:
         shut_replicas=shut_replicas,
         reports=reports,
     )
-    for expected in ([], [], [(1, 2, True)]):  # it asks for the metadata index; it no longer leads; it leads
+    # Round 1 requests the metadata index, round 2 finds the node deposed, and round 3 finds it leading.
+    for expected in ([], [], [(1, 2, True)]):
         async with trio.open_nursery() as nursery:
             await rebalancer._check(nursery)
         assert reported == expected
 
 
 async def test_added_partitions_with_too_few_nodes_are_rejected(tmp_path: Path) -> None:
-    """The node that was asked ended, because it searched the best of no nodes."""
+    """The node that handled the request ended, because it searched for the best node in an empty list."""
     async with found_nodes(tmp_path, *NAMES) as nodes:
         async with nodes.connect("node1") as client:
             await client.admin.create_topic("t", partitions=1, replicas=3)

@@ -28,7 +28,7 @@ async def nodes(tmp_path: Path) -> AsyncIterator[ThreeNodes]:
 
 
 async def test_late_replica_replays_with_first_settings(nodes: ThreeNodes) -> None:
-    """It replayed the log with the current settings, so messages that wait on other replicas were dead on it."""
+    """The late replica replayed the log with the current settings, so waiting messages were dead on this replica."""
     async with nodes.connect() as client:
         await created(nodes, client)
         await nodes.stop("node3")
@@ -47,8 +47,7 @@ async def test_late_replica_replays_with_first_settings(nodes: ThreeNodes) -> No
 async def test_subscribe_during_leader_change_includes_new_partition(
     nodes: ThreeNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stayed without the consumer for ever, which had subscribed only to the partitions that the node led at
-    first."""
+    """The new partition never got the consumer, which had subscribed only to the partitions that the node led first."""
     async with nodes.connect() as client:
         await created(nodes, client, partitions=3)
         for partition in range(3):
@@ -131,7 +130,7 @@ async def test_sweep_removes_rows_of_unneeded_stores(nodes: ThreeNodes) -> None:
 
 
 async def test_topic_creation_before_registration_is_retryable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was rejected permanently ("3 replicas, and 0 nodes are registered") by a cluster that had just formed."""
+    """A cluster that had just formed rejected it permanently ("3 replicas, and 0 nodes are registered")."""
 
     async def later(*_: object) -> None:
         """Register no node yet."""

@@ -61,7 +61,7 @@ def test_ack_with_repeated_ranges_is_cheap() -> None:
 
 
 async def test_group_opening_in_many_partitions_needs_few_syncs(tmp_path: Path) -> None:
-    """Each partition used a commit batch of its own: with many partitions and a slow disk the client timed out."""
+    """Each partition used its own commit batch, so with many partitions and a slow disk the client timed out."""
     plan = Plan()
     (tmp_path / "data").mkdir()
     async with run_node(small_config(tmp_path), files=FaultyFiles(RealFiles(tmp_path / "data"), plan)) as node:

@@ -1,4 +1,4 @@
-"""A batch that is resent after a lost answer meets its own messages, which must not be a conflict of unique keys.
+"""A batch that is resent after a lost answer must not conflict with the unique keys of its own first copy.
 
 This also holds if the partition has forgotten its producer, and would store the batch again."""
 
@@ -23,7 +23,7 @@ def append(bench: Bench, at: int, on_conflict: int, *, sequence: int, producer_i
 
 
 def forget(bench: Bench) -> None:
-    """Let other producers replace this one: there is capacity for one."""
+    """Let other producers replace this one, because the partition remembers only one producer here."""
     bench.apply(0, c.Append(encode({Column.VALUE: [b"x"]}), 5, 1, 1))
     bench.apply(0, c.Append(encode({Column.VALUE: [b"x"]}), 6, 1, 1))
 

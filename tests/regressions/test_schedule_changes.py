@@ -69,8 +69,8 @@ def test_schedule_update_keeps_occurrence_delayed_by_jitter(
     broker.advance((first.occurrence_ms - broker.now_ms()) / 1000)
     assert first.fire_ms > broker.now_ms()
     assert schedules.update("s", value=b"new").fire_ms == first.fire_ms
-    # Without the jitter it is due at once.
-    assert schedules.update("s", jitter=None).next_ms == second.occurrence_ms  # it has just come
+    # Without the jitter, the occurrence is due at once.
+    assert schedules.update("s", jitter=None).next_ms == second.occurrence_ms  # the current occurrence has fired
     assert [(m.value, m.headers["sandq-occurrence"]) for m in group.take(9)] == [(b"new", first.occurrence_ms)]
 
 

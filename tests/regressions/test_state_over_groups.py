@@ -1,4 +1,4 @@
-"""A message that only groups keep had the state of the first of them, and was shown as waiting when it was ready."""
+"""A message that only groups keep had the state of the first group, and was shown as waiting when it was ready."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ async def test_state_over_groups_after_redrive_is_ready(tmp_path: Path) -> None:
         await held.ack()
         assert (await messages.get(message_id)).state == "dead"
         await api.produce("t", b"other")
-        await take(first, 1, ack=False)  # there is no more credit, so the redriven message stays ready
+        await take(first, 1, ack=False)  # this uses the last credit, so the redriven message stays ready
         await api.dead("t", "g").redrive()
         assert (await messages.get(message_id)).state == "ready"

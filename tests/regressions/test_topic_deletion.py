@@ -41,7 +41,7 @@ async def test_topic_deletion_during_request_leaves_node_working(tmp_path: Path,
                 if what == "ack":
                     await client.ack(pushed)
             assert (await other.call(Type.TOPIC_DELETE, "t"))[0] == 0
-            # Timers of the topic were set for the trim and for the end of the lease.
+            # Let the former timers of the topic pass: those of the trim and of the end of the lease.
             for seconds in (1, 601):
                 hand.forward(seconds)
                 await trio.testing.wait_all_tasks_blocked()

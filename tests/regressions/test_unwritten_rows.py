@@ -64,7 +64,7 @@ def test_cancel_after_many_deleted_rows_finds_batch() -> None:
 
 @pytest.mark.parametrize("restart", (False, True))
 def test_size_of_partial_batch_is_same_after_restart(restart: bool) -> None:
-    """It was rounded differently in memory and after a load, so that a lease limited by bytes had other messages."""
+    """The size was rounded differently in memory and after a load, so a lease limited by bytes had other messages."""
     bench = Bench()
     bench.open()
     first = ["a" * 404, *["b" * 30] * 10]
@@ -117,7 +117,7 @@ def test_job_with_reserved_id_is_rejected() -> None:
 
 
 def test_long_job_is_kept_when_it_ends() -> None:
-    """The last jobs to begin were kept, not the last to end, so the job of this caller did not exist any more."""
+    """The partition kept the jobs that began last, not those that ended last. So a long job vanished when it ended."""
     bench = Bench(max_attempts=1)
     bench.open()
     for at in range(3):
