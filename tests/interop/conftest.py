@@ -15,7 +15,9 @@ pytest.register_assert_rewrite("tests.support.gossip.membership_contract")
 
 @pytest.fixture
 def make_agent(tmp_path: Path) -> Iterator[Callable[..., SerfAgent]]:
-    """Makes Serf agents that end with the test: `make_agent(name, tags=...)`, then `await agent.start()`."""
+    """Return a function that makes Serf agents, which end with the test: `make_agent(name, tags=...)`.
+
+    Start each agent with `await agent.start()`."""
     agents: list[SerfAgent] = []
 
     def make(name: str, **options: Any) -> SerfAgent:
@@ -37,7 +39,7 @@ def key(request: pytest.FixtureRequest) -> str | None:
 
 @pytest.fixture
 async def bed(make_agent: Callable[..., SerfAgent], key: str | None) -> AsyncIterator[GossipBed]:
-    """Return a bed of the native backend; the modules of other backends have their own."""
+    """Return a bed of the native backend. Modules of other backends define their own fixture `bed`."""
     async with trio.open_nursery() as nursery:
         yield GossipBed(nursery, make_agent, key)
         nursery.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""docs/examples/typescript and docs/examples/go are generated, built and run by the commands of docs/http.md.
+"""The clients in docs/examples/typescript and docs/examples/go are generated, built and run as in docs/http.md.
 
 The tests need programs and packages of other ecosystems, which a development machine may not have. So `make check`
 does not run them. `tests/integration/http` checks that the document is fit for generators."""
@@ -73,7 +73,7 @@ def test_generated_client_example_runs(tmp_path: Path, node: tuple[int, str], la
     (commands,) = re.findall(rf"^    cd docs/examples/{language}\n((?:    .+\n)+)", PAGE, re.M)
     directory = shutil.copytree(ROOT / "docs" / "examples" / language, tmp_path / language)
     out = ""
-    for number in range(2):  # the second time there is a topic
+    for number in range(2):  # the second time, the topic exists already
         for line in commands.splitlines()[-1 if number else 0 :]:
             command = line.strip().replace("localhost:2108", f"127.0.0.1:{port}")
             out = output(command, directory, SANDQ_TOKEN=token)

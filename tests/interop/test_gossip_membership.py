@@ -1,4 +1,4 @@
-"""The native backend, its members among themselves."""
+"""Members of the native backend keep the promises of `Membership` among themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members of the native backend and real Serf agents in one cluster, in plain text and encrypted."""
+"""Members of the native backend and real Serf agents form one cluster, in plain text or encrypted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_in(state: State) -> Callable[[Member], bool]:
 
 
 async def met(bed: GossipBed, **options: Any) -> tuple[GossipMembership, Follower, SerfAgent]:
-    """`a`, native, and the agent `sa`, which list each other."""
+    """Start the native member `a` and the agent `sa`, and wait until they list each other."""
     sa = await bed.agent("sa", role="web")
     a = await bed.start("a", {"id": "a"}, **options)
     follows = Follower(a.changes())
@@ -127,7 +127,7 @@ async def test_a_native_member_leaves_and_comes_back(bed: GossipBed) -> None:
 
 
 async def test_restart_within_the_failure_timeout_is_alive_again(bed: GossipBed) -> None:
-    """It begins at incarnation 1, and must say more than was said of it before."""
+    """The member begins at incarnation 1, and must announce a higher incarnation than the others know."""
     a, _, sa = await met(bed)
     for run in range(20):
         await a.set_tags({"id": "a", "run": str(run)})
@@ -135,7 +135,7 @@ async def test_restart_within_the_failure_timeout_is_alive_again(bed: GossipBed)
     await bed.kill("a")
     a = await bed.start("a", {"id": "a", "run": "again"}, seeds=[sa.gossip])
     await sa.until("a", "alive", run="again")
-    # Not step by step.
+    # The member jumps to a higher incarnation than the known one, instead of counting up to it.
     assert 1 <= a.counts["refutations"] < 10
     assert (await Follower(a.changes()).until("a", lambda member: member.tags["run"] == "again")).state is State.ALIVE
 
@@ -154,7 +154,7 @@ async def test_an_agent_makes_a_failed_member_leave(bed: GossipBed) -> None:
 
 @pytest.mark.parametrize("key", ["encrypted"], indirect=True)
 async def test_a_leave_that_was_missed(bed: GossipBed) -> None:
-    """Agents and native members do not hear each other for a while; when they do, each side tells who has left."""
+    """Agents and native members are separated by keys for a while. Then each side reports which members have left."""
     a, follows, sa = await met(bed)
     b = await bed.start("b", {"id": "b"}, seeds=[bed.address("a")])
     sb = await bed.agent("sb", joins=sa.gossip)
@@ -180,12 +180,12 @@ async def test_a_leave_that_was_missed(bed: GossipBed) -> None:
     await sa.until("a", "alive")
 
 
-# -- standing still ---------------------------------------------------------------------------------------------------
+# -- stalled processes ------------------------------------------------------------------------------------------------
 
 
 async def test_agent_that_stalls_briefly_is_not_failed(bed: GossipBed) -> None:
     lan = PROFILES["lan"]
-    # Looks often, and is as patient as on a network.
+    # Probe often, but suspect a member for as long as the profile "lan" does.
     timing = dataclasses.replace(QUICK, suspicion_mult=int(lan.suspicion_s(2) / QUICK.probe_interval_s))
     _, follows, sa = await met(bed, timing=timing)
     states: list[State] = []
@@ -218,7 +218,7 @@ async def test_agent_that_stalls_fails_and_is_alive_again(bed: GossipBed) -> Non
         await sa.until(name, "alive")
 
 
-# -- who is not one of us ---------------------------------------------------------------------------------------------
+# -- outsiders --------------------------------------------------------------------------------------------------------
 
 
 async def test_an_agent_of_another_cluster_is_refused(bed: GossipBed) -> None:
@@ -234,7 +234,7 @@ async def test_an_agent_of_another_cluster_is_refused(bed: GossipBed) -> None:
 
 
 async def test_agent_with_name_of_member_ends(bed: GossipBed) -> None:
-    """Serf asks all other members which one is right, and ends if fewer than half confirm it."""
+    """In a name conflict, an agent asks all other members. If fewer than half confirm its address, it ends."""
     a, _, sa = await met(bed)
     with capture_logs() as logs:
         double = await bed.agent("a", joins=bed.address("a"))
@@ -246,7 +246,7 @@ async def test_agent_with_name_of_member_ends(bed: GossipBed) -> None:
 
 
 async def test_two_native_members_of_one_name(bed: GossipBed) -> None:
-    """The second one gets an error, and both stay."""
+    """The second member logs an error, and both members continue."""
     a, _, sa = await met(bed)
     with capture_logs() as logs:
         await bed.start("double", {"id": "a", "store": "another"}, called="a", seeds=[sa.gossip])
@@ -261,7 +261,7 @@ def rejections(logs: list[Any]) -> list[tuple[str, str]]:
     return [(entry["member"], entry["reason"]) for entry in logs if "reason" in entry]
 
 
-# -- what else agents say ---------------------------------------------------------------------------------------------
+# -- other messages of agents-----------------------------------------------------------------------------------------
 
 
 async def test_events_and_queries_do_no_harm(bed: GossipBed) -> None:
@@ -294,7 +294,7 @@ async def test_compressed_state_of_an_agent_is_read(bed: GossipBed, monkeypatch:
     sa = await bed.agent("sa", joins=bed.address("n1"))
     late = await bed.start("late", {"id": "late"})
     assert await late.join([sa.gossip]) == 1
-    # Far more than a datagram carries: it came over a stream.
+    # The data are larger than a datagram, so they arrived over a stream.
     assert max(inflated) > PACKET_BYTES
     everybody = sorted([*names, "sa", "late"])
     for member in (*members, late):

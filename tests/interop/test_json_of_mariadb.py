@@ -1,4 +1,4 @@
-"""The stored answers of `tests/data/sql_json_answers.json` are those of a real MariaDB server."""
+"""A real MariaDB server gives the stored answers of `tests/data/sql_json_answers.json`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def cursor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def test_mariadb_answers_json_queries_as_stored(cursor: Any) -> None:
     wrong = []
     for asked in ASKED:
-        if asked.mysql is None:  # where MySQL differs, a newer MariaDB may follow it
+        if asked.mysql is None:  # skip differences to MySQL, because a newer MariaDB may follow MySQL
             cursor.execute(asked.text_for_mariadb)
             found = [[plain(cell) for cell in row] for row in cursor.fetchall()]
             if found != asked.mariadb:

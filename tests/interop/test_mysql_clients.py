@@ -20,12 +20,12 @@ from tests.support.processes.node import NodeProcess
 from tests.support.waiting import PATIENCE_S, wait_until
 
 CONNECTOR = ("com.mysql:mysql-connector-j:9.4.0", "49ed93c8b2bea9cb0929b85a8a28837b191d0f8eac6919fdcef16e36e2cd53b3")
-"""Connector/J, and the SHA-256 of its file."""
+"""Maven coordinates of Connector/J, and the SHA-256 of its file."""
 REPOSITORY = Path.home() / ".m2" / "repository"
 START = 1_893_456_000
-"""2030-01-01, in seconds: when the first of the messages is due."""
+"""Delivery time of the first message: 2030-01-01, in seconds since 1970."""
 
-# As Grafana's documentation of its MySQL source expands its macros.
+# Queries with macros expanded as in Grafana's documentation of its MySQL source.
 GRAFANA = {
     "time series": "SELECT UNIX_TIMESTAMP(deliver_at) DIV 300 * 300 AS time_sec, state AS metric, COUNT(*) AS value "
     f"FROM messages WHERE topic = 't' AND deliver_at BETWEEN FROM_UNIXTIME({START}) AND FROM_UNIXTIME({START + 3600}) "
@@ -48,7 +48,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.long]
 
 @pytest.fixture(scope="module", params=["one node", "three nodes"])
 def port(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """Where SQL is served, of a cluster with 24 messages in the topic `t`, five minutes apart."""
+    """Return the SQL port of a cluster. Its topic `t` has 24 messages, due at intervals of five minutes."""
     directory = tmp_path_factory.mktemp("nodes")
     number = free_port()
     nodes: NodeProcess | ClusterProcess
@@ -137,7 +137,7 @@ def test_jdbc(port: int, options: str) -> None:
 
 
 def connector() -> Path:
-    """The file of Connector/J, which Maven fetches, and whose sum is known."""
+    """Return the file of Connector/J. Maven downloads it, and its checksum is verified."""
     for program, package in (("java", "default-jre-headless"), ("mvn", "maven")):
         if shutil.which(program) is None:
             pytest.skip(f"`{program}` is not installed: apt-get install {package}")

@@ -1,4 +1,4 @@
-"""Whole nodes find each other through Serf agents: as members of their gossip, and as their clients."""
+"""Whole nodes find each other through Serf agents, as members of the agents' gossip or as clients of the agents."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RPC_AUTH = "a key of the site's"
 
 
 class Nodes(FoundNodes):
-    """Nodes that may end as an operator ends them."""
+    """Nodes that a test can stop cleanly, as an operator does."""
 
     def __init__(self, directory: Path, nursery: trio.Nursery) -> None:
         super().__init__(directory, nursery)

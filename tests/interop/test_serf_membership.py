@@ -1,4 +1,4 @@
-"""The backend `serf` over real Serf agents, encrypted and with a key for their RPC."""
+"""The backend `serf` works over real Serf agents, which are encrypted and require a key for their RPC."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def now_ms() -> int:
 
 
 class SerfBed:
-    """A member is a backend and the agent below it, which has a tag of its own."""
+    """Starts members: a backend, and its Serf agent, which has a tag that the backend must keep."""
 
     def __init__(self, nursery: trio.Nursery, make_agent: Callable[..., SerfAgent]) -> None:
         self._nursery = nursery
@@ -68,7 +68,7 @@ class SerfBed:
         await self.agents[name].kill()
 
     def has_left(self, member: Member) -> bool:
-        """The agent is the site's, and stays."""
+        """Return whether the agent lacks the backend's tags. It stays alive, because it belongs to the site."""
         return member.state is State.ALIVE and member.tags == {"role": "web"}
 
 

@@ -1,4 +1,4 @@
-"""The backend `static`, as far as its members can do what others' do."""
+"""The backend `static` keeps the promises of `Membership` that need no failure detection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.gossip.membership_contract import MembershipContract
 
 
 class StaticBed:
-    """Its members know of a peer that was never there."""
+    """Starts members whose configuration also names a peer that never runs."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
