@@ -80,18 +80,18 @@ COUNT_PRODUCERS_S = 1.0
 ITEM_BYTES = 256
 """Approximate bytes of one item or range of an ack until it is applied."""
 SETTLED_WORK: Final = 4
-"""Cost of applying one byte of an ack, as the bytes of a batch that cost the same. One item costs 1,024."""
+"""Cost of one byte of an ack, in bytes of a batch that costs the same to apply. One item of an ack costs 1,024."""
 REQUEST_BYTES = 64
 """Approximate bytes of a request until it is answered, in addition to its data."""
 ROW_WORK: Final = 64
-"""Cost of applying a single-message row, in addition to its bytes, as the bytes of a batch that cost the same."""
+"""Cost of a single-message row in addition to its bytes, in bytes of a batch that costs the same to apply."""
 
 LISTS_AT_ONCE: Final = 4
-"""Maximum number of lists of groups that are created at the same time for all clients. Each may have 12 MB."""
+"""Maximum number of lists of groups that are created at the same time for all clients. One list may have 12 MB."""
 
 
 _WaitersKey = tuple[str, str, tuple[int, ...]]
-"""Topic, group, and the requested partitions; (): all partitions."""
+"""(topic, group, requested partitions). No partitions: all partitions of the topic."""
 
 
 class Broker:
@@ -222,7 +222,7 @@ class Broker:
             self._check_producers()
         command = c.Append(batch, request.producer_id, request.epoch, request.sequence, request.on_conflict, split)
         size = stored_bytes_of(batch) + REQUEST_BYTES * requests
-        # A message with a row of its own has a minimum cost, even if it is empty.
+        # A single-message row has a minimum cost, even if the message is empty.
         work = size + (ROW_WORK * messages if split else 0)
         leader.raft_group.submit(command, done, size=size, work=work, messages=messages, line=caller.line)
 
@@ -487,8 +487,8 @@ def _check_lease(lease_ms: int, own: TopicLimits | None) -> None:
 
 
 def _waiters_key(request: Lease) -> _WaitersKey:
-    """Return the key of the shared state. Requests for different partitions do not share state, because they would wake
-    each other in vain."""
+    """Return the key of the shared state. Requests for different partitions do not share state: otherwise a message for
+    one request would wake other requests in vain."""
     return request.topic, request.group, tuple(sorted(request.partitions or ()))
 
 

@@ -96,7 +96,7 @@ class Catalog:
 
     @property
     def is_alone(self) -> bool:
-        """Whether this node is the only voter of the metadata and ready, so that its copy is the newest."""
+        """True if this node is the only voter of the metadata and ready, so that its copy is the newest."""
         metadata = self._node_log.metadata
         return metadata.group.is_only_voter and metadata.ready
 
@@ -197,9 +197,10 @@ class Catalog:
     def _unknown(self, claim: SandqError, find: Callable[[], object]) -> SandqError:
         """Return the error for an object that this node does not know.
 
-        It is `claim` if the metadata here is certainly current, else Unsure. `find`: looks up the object again."""
+        The error is `claim` if the metadata here is certainly current, else Unsure. `find` looks up the object
+        again."""
         if self.is_alone:
-            return claim  # no other node could know it
+            return claim  # no other node could know the object
         return Unsure(claim, partial(self._settled, claim, find))
 
     async def _settled(self, claim: SandqError, find: Callable[[], object]) -> SandqError:

@@ -102,7 +102,7 @@ def _queue_of_this_loop() -> _SliceQueue:
 
 
 class Signal:
-    """Wakes all tasks that wait for it now. A `set` while no task waits is lost.
+    """A signal that wakes all tasks that are waiting for it. A `set` while no task waits is lost.
 
     So a task must check its condition and then wait, without an await in between.
     """

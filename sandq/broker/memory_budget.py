@@ -1,7 +1,7 @@
 """The memory budget of a node. Everything that may grow has an account with a share of `limits.memory_bytes`.
 
-A budget delays or refuses something before it is read, proposed or accepted, or it evicts a cache. It never changes the
-results of `apply`, so replicas with different budgets stay equal.
+A budget delays or refuses work before the work is read, proposed or accepted. Or it shrinks a cache. It never changes
+the results of `apply`, so replicas with different budgets stay equal.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RESUME_AT: Final = 7 / 8
 
 
 class Held(Protocol):
-    """The bytes that one use of memory holds, and its share."""
+    """The bytes that one kind of use holds in memory, and its share of the budget."""
 
     @property
     def bytes(self) -> int: ...
@@ -60,7 +60,7 @@ class _Counted:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more should be taken. For any thread."""
+        """True if nothing more should be taken. For any thread."""
         return self.taken + self.read >= self.share_bytes
 
     def take(self, size: int) -> None:

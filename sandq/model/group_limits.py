@@ -60,8 +60,9 @@ def limits_of(settings: Mapping[str, Any]) -> dict[str, GroupLimit]:
 
 
 def next_epoch(settings: Mapping[str, Any]) -> int:
-    """Return the epoch that the next change gets; 0 if there never were limits. Of two records, the record with the
-    greater next epoch is newer."""
+    """Return the epoch that the next change gets; 0 if there never were limits.
+
+    A record with a greater next epoch is newer."""
     found: int = (settings.get(GROUP_LIMITS) or (0,))[0]
     return found
 

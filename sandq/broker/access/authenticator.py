@@ -73,7 +73,8 @@ class Authenticator:
     async def identify(self, token: str | None, certificate: str | None) -> Login | None:
         """Authenticate a client by its token or, without one, by its certificate.
 
-        Return None if neither identifies it. Raise Unauthenticated; Unavailable while this node cannot know the answer.
+        Return None if neither identifies the client. Raise Unauthenticated. Raise Unavailable while this node does not
+        know all identities.
         """
         if token is None and (certificate is None or not self.takes_certificates):
             return None

@@ -1,7 +1,7 @@
 """Create a first token for a cluster without identities: anyone who can read a node's data directory is its
 administrator.
 
-The metadata leader creates it while there are no identities. This is so in a new cluster, in a cluster that enables
+The metadata leader creates the token while there are no identities: in a new cluster, in a cluster that enables
 authentication, and after the last identity was deleted.
 """
 
@@ -31,7 +31,7 @@ log = structlog.get_logger("sandq.access")
 NAME: Final = "admin.token"
 """Name of the file in the data directory."""
 PENDING: Final = f"{NAME}.new"
-"""Name of the file until the cluster knows the token. So the token in `NAME` is always usable."""
+"""Name of the file until the cluster knows the token, so that a token in the file `NAME` is always usable."""
 PRINCIPAL: Final = principal_of(TOKEN, "admin")
 RETRY_S: Final = 1.0
 """Pause in s after a failed attempt."""
@@ -55,7 +55,8 @@ async def give_first_token(
         try:
             if metadata.ready and not view.identities:
                 text = text or token_text(secrets.token_bytes(TOKEN_BYTES))
-                # Write the file first: if the token were lost, its identity would prevent the creation of the next one.
+                # Write the file first: if the token were lost, its identity would prevent the creation of another first
+                # token.
                 await runner.on_maintenance(partial(files.replace, PENDING, f"{text}\n".encode()))
                 fields = {"grants": ["admin"], "secret_hash": token_hash(text), "note": "made at the first start"}
                 await identities.put(IdentityPut(PRINCIPAL, True, fields), NODE)
@@ -79,5 +80,5 @@ async def give_first_token(
 
 
 def _pending(files: Files) -> str:
-    """Return the token whose outcome is unknown; empty if there is none."""
+    """Return the token of which it is unknown whether it was stored; empty if there is none."""
     return files.read(PENDING).decode().strip() if files.exists(PENDING) else ""

@@ -45,7 +45,8 @@ class Identities:
     async def put(self, request: IdentityPut, caller: Caller) -> dict[str, Any]:
         """Create or change an identity. Return it.
 
-        Raise InvalidRequest; Conflict if a new one exists already; NotFound if there is none to change."""
+        Raise InvalidRequest; Conflict if a new identity exists already; NotFound if the identity to change does not
+        exist."""
         principal = check_principal(request.principal)
 
         def command(view: MetadataView) -> m.Command:
@@ -159,7 +160,8 @@ def _changed(
 def _without(grants: Sequence[str], remove: Any) -> list[str]:
     """Return the grants without those in `remove`.
 
-    Raise InvalidRequest if one of them is missing: after a typing error, the grant that should be removed would stay.
+    Raise InvalidRequest if one of them does not exist. Otherwise, after a typing error, the grant that should be
+    removed would stay.
     """
     if not isinstance(remove, list):
         raise InvalidRequest("remove: a list of grants is expected")

@@ -1,8 +1,8 @@
 """Verify tokens of an external issuer (JWT): signature, audience and expiry.
 
 The keys come from a file or a URL. The URL is fetched again when the keys are old, or a token names an unknown key, but
-at most every `FETCH_LEAST_S`. Only asymmetric algorithms are accepted, whatever a token claims: with others, anyone who
-can verify tokens could also forge them.
+at most every `FETCH_LEAST_S`. Only asymmetric algorithms are accepted. With a symmetric algorithm, anyone who can
+verify tokens could also forge them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = structlog.get_logger("sandq.access")
 KEYS_BYTES: Final = 1 << 20
 """Maximum size in bytes of a file or a reply with keys."""
 KEYS: Final = 100
-"""Maximum number of keys used of one set."""
+"""Maximum number of keys that are used from one set."""
 FETCH_S: Final = 5.0
 """Time in s for the issuer to return its keys."""
 FETCH_LEAST_S: Final = 30.0
@@ -180,7 +180,7 @@ class JwtVerifier:
                 with trio.fail_after(FETCH_S):
                     text = await self._fetch(url)
                 keys = _read_keys(text)
-            except Exception as error:  # whatever the URL returns, it is not a fault of this node
+            except Exception as error:  # an error of the URL's content is not a fault of this node
                 log.warning(
                     "the keys of the issuer of tokens could not be read",
                     url=shown_url(url),
@@ -248,7 +248,7 @@ def _read_keys(content: bytes) -> dict[str | None, list[Any]]:
         try:
             key = jwt.PyJWK.from_dict(row)
         except (jwt.PyJWTError, NotImplementedError, TypeError, ValueError):
-            continue  # of an unknown kind, or damaged
+            continue  # the key is of an unknown kind, or damaged
         keys.setdefault(row.get("kid") if isinstance(row.get("kid"), str) else None, []).append(key.key)
     if not keys:
         raise ValueError("it has no key for signatures")

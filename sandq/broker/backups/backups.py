@@ -46,7 +46,7 @@ class Backups:
     # -- backing up -----------------------------------------------------------------------------------------------
 
     async def catch_up(self) -> None:
-        """Wait until this node knows all topics: an unknown one would be missing from a backup. Raise Unavailable."""
+        """Wait until this node knows all topics: an unknown topic would be missing from a backup. Raise Unavailable."""
         with trio.move_on_after(ANSWER_S):
             await self._catalog.catch_up()
             return

@@ -34,7 +34,7 @@ CHECK_S: Final = 5.0
 """Interval in s at which idle exports are dropped."""
 PIECE_ROWS: Final = 2048
 PIECE_BYTES: Final = 512 << 10
-"""Maximum bytes of rows in an answer. A larger row is alone in its answer."""
+"""Maximum bytes of rows in an answer. A row that is larger is sent alone."""
 
 
 class Begun(NamedTuple):

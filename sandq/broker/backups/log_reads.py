@@ -22,7 +22,7 @@ from sandq.raft import GroupJournal
 from sandq.raft.wire import REGULAR
 
 ENTRIES_MOST: Final = 4096
-"""Maximum number of entries in an answer, as they are visited one by one."""
+"""Maximum number of entries in an answer. Entries are visited one by one, which takes time."""
 
 
 class LogPart(NamedTuple):
@@ -113,7 +113,7 @@ def _gone(journal: GroupJournal, after: int, term: int | None, applied: int) -> 
 
 
 def _entries(journal: GroupJournal, after: int, last: int, max_bytes: int, committed: int) -> list[Any]:
-    """Return entries after `after` up to `last`, up to `max_bytes`, or one larger entry.
+    """Return the entries after `after` up to `last`: at most `max_bytes`, or a single larger entry.
 
     For a skipped entry, return its replacement (ADR 46). `committed`: Raft index up to which the log is committed."""
     found: list[Any] = []

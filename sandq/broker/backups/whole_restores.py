@@ -37,7 +37,7 @@ class WholeRestores:
         self._links = links
         self._numbers = count(secrets.randbits(62))  # replies to requests of a previous process match no number
         self._asked: dict[int, tuple[str, Callable[[Sequence[int]], None]]] = {}
-        """The node that was asked, and the callback for its complete groups, by number."""
+        """By number of the request: the node that was asked, and the callback for its complete groups."""
 
     # -- requesting side ------------------------------------------------------------------------------------------
 

@@ -7,9 +7,9 @@
   such nodes see each other, the one with the smallest id founds the cluster, and the others join it.
 - `joins`: it never founds a cluster, and asks to be admitted to one.
 
-Silence never counts as consent: a `meets` or `joins` node waits as long as it knows no other node. Meanwhile an
+Silence never counts as consent: while a `meets` or `joins` node knows no other node, it waits. Meanwhile an
 operator can tell it to found a cluster (`init`). founder_election.py ensures that only one of several linked nodes
-does.
+founds the cluster.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Bootstrap:
 
     async def _on_init(self) -> Beginning:
         await self._init_requested.wait()
-        # If it was admitted at the same moment, it is a member of that cluster.
+        # If this node was admitted at the same moment, it is a member of that cluster.
         return self._joining.welcomed or Beginning(self.founders)
 
     # -- observations ---------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ class Bootstrap:
 
 
 async def _first(*calls: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of the call that finishes first; cancel the others."""
+    """Return the result of the call that finishes first. Cancel all other calls."""
     found: list[T] = []
 
     async def run(call: Callable[[], Awaitable[T]]) -> None:

@@ -1,7 +1,7 @@
 """Know the other nodes: from metadata, from gossip, or from the configuration.
 
-Each node remembers the store UUIDs of the others (`KnownPeers`), so that a node that lost its disk cannot vote under
-its old name.
+Each node remembers the store UUIDs of the other nodes (`KnownPeers`), so that a node that lost its disk cannot vote
+under its old name.
 """
 
 from __future__ import annotations

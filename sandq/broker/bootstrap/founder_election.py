@@ -1,9 +1,9 @@
 """Elect exactly one founder among linked nodes.
 
-A candidate asks every node that it is linked with, and founds the cluster once each of them has agreed. A node refuses
-if it belongs to a cluster, founds one, knows of one, or is a candidate with a smaller id. Any other node agrees. If it
-was a candidate, its candidacy ends. It may become one again, but then it needs the agreement of the node that it has
-agreed with. So two linked nodes never both found a cluster, regardless of the order in which they ask.
+A candidate asks every node with which it is linked, and founds the cluster once all these nodes have agreed. A node
+refuses if it belongs to a cluster, founds one, knows of one, or is a candidate with a smaller id. Any other node
+agrees. If it was a candidate, its candidacy ends. It may become one again, but then it needs the agreement of the node
+that it has agreed with. So two linked nodes never both found a cluster, regardless of the order in which they ask.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FounderElection:
     def __init__(self, own_node: str, links: PeerLinks, knows: Callable[[], bool]) -> None:
         """`knows()`: returns whether this node knows of a cluster."""
         self.decided = False
-        """True if this node founds a cluster or belongs to one. From then on it refuses all candidates."""
+        """True if this node founds a cluster or belongs to one. The node then refuses all candidates."""
         self._own_node = own_node
         self._links = links
         self._knows = knows

@@ -126,8 +126,8 @@ class Joining:
     def welcome(self, metadata: RaftGroup) -> None:
         """Send WELCOME to nodes that ask, once they are registered.
 
-        If several stores appear under a name, only the registered one may act as its member. A registered node is a
-        member for certain: it became one before it was registered."""
+        If several stores appear under a name, only the registered store may act as the member of this name. A
+        registered node is certainly a member, because it became a member before it was registered."""
         view: MetadataView = metadata.status
         for node in sorted(self._asking):
             if self._is_registered(node, view):
@@ -136,7 +136,7 @@ class Joining:
                 self._links.send(node, PeerFrame.WELCOME, body)
 
     def linked_as_registered(self, view: MetadataView) -> list[str]:
-        """Return the linked nodes whose store is the registered one."""
+        """Return the linked nodes whose store is the registered store."""
         return [node for node in sorted(self._links.up) if self._is_registered(node, view)]
 
     def _is_registered(self, node: str, view: MetadataView) -> bool:

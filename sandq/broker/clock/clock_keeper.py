@@ -2,9 +2,10 @@
 
 Nodes ask each other for their clocks. A node whose clock is in alarm hands its groups over to nodes with better clocks.
 
-In a cluster of several nodes, a node accepts no commands until its clock agrees with others. It also accepts none while
-its clock is too far from theirs. So a wrong clock stamps no entries (`reason_to_wait`). This wait ends when nodes with
-better clocks have taken over, or after `COMPARED_WITHIN_S`, so that a node continues if all its peers are unreachable.
+In a cluster of several nodes, a node accepts no commands until its clock agrees with other clocks. It also accepts no
+commands while its clock is too far from them. So a wrong clock stamps no entries (`reason_to_wait`). This wait ends
+when nodes with better clocks have taken over, or after `COMPARED_WITHIN_S`, so that a node continues if all its peers
+are unreachable.
 
 While a group is handed over, it accepts no commands. If no node takes over a group, this node continues to lead it,
 with the alarm, and tries again later. It never asks for a leadership that it has given away. The balancing of leaders
@@ -31,13 +32,13 @@ from sandq.protocol.peer import PeerFrame
 CLOCK_ASK_S: Final = 2.0
 """Interval in s at which peers are asked for their clocks."""
 CLOCK_ASK_EAGER_S: Final = 0.25
-"""The same interval while this node's clock has not agreed with others yet, or is in alarm."""
+"""Interval in s at which peers are asked while this node's clock has not agreed with others yet, or is in alarm."""
 GIVE_UP_PAUSE_S: Final = 15.0
 """Pause in s before a group that no node took over is tried again. During an attempt it accepts no commands."""
 REQUESTS_MOST: Final = round(FRESH_S / CLOCK_ASK_EAGER_S)
 """Maximum number of unanswered requests to one peer.
 
-A reply to an older request would be too old to count. A new request replaces the oldest one."""
+A reply to an older request would be too old to count. A new request replaces the oldest request."""
 TAKE_OVER_S: Final = 10.0
 """Time in s for nodes with better clocks to take over: the election may need several long round trips."""
 NUMBER_BITS: Final = 62
@@ -88,7 +89,7 @@ class ClockKeeper:
         """Time at which the state last became worse. Earlier reports of peers may be outdated."""
         self._held: list[RaftGroup] = []
         self._not_before_s: dict[int, float] = {}
-        """Time before which a group is not handed over again, by group number. Set after a failed attempt."""
+        """By group number: time before which the group is not handed over again. Set after a failed attempt."""
 
     # -- peers ----------------------------------------------------------------------------------------------------
 

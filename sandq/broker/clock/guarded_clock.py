@@ -101,8 +101,8 @@ class GuardedClock:
         """The reason of the alarm; None if there is none.
 
         `OFF`: the peers' clocks differ. `UNCOMPARED`: there are peers, but nothing is certain about their clocks.
-        `WALL`: the wall clock is further away than allowed, and is not followed. `DISPUTED`: as many peers' clocks
-        differ as agree."""
+        `WALL`: the wall clock is further away than allowed, and is not followed. `DISPUTED`: the number of peers'
+        clocks that differ equals the number that agree."""
         if self.peers.off:
             return OFF
         if self.peers.uncompared:
@@ -138,9 +138,10 @@ class GuardedClock:
         return self.peers.waits(self.monotonic_s())
 
     def compare(self) -> int | None:
-        """Compare it with the peers' clocks, and update its state.
+        """Compare this clock with the peers' clocks, and update its state.
 
-        If they confirm a step of the wall clock, follow it and return the step in ms, else return None."""
+        If the peers' clocks confirm a step of the wall clock, follow the step, and return it in ms. Otherwise return
+        None."""
         drift_s = self._wall() - self.now_s()
         now_s = self.monotonic_s()
         followed = self._stepped and self.peers.confirm(drift_s, self._offset, now_s)
@@ -186,7 +187,7 @@ class GuardedClock:
         return int(self.now_s() * 1000)
 
     def seconds_until(self, at_ms: int) -> float:
-        """Return the seconds until `now_ms()` reaches `at_ms`; 0 if it has."""
+        """Return the seconds until `now_ms()` reaches `at_ms`; 0 if it has reached `at_ms` already."""
         return max(0.0, at_ms / 1000 - self.now_s())
 
     def status(self) -> ClockStatus:

@@ -7,13 +7,13 @@ monotonic clock. So it stays valid when this node's guarded clock is slewed or s
 Every node judges only its own clock. The judgements hold for all possible values within the intervals:
 
 - *Off*: the median of all clocks, including its own, is further away than `max_drift`.
-- *Disputed*: as many clocks contradict it as agree, so there is no such median. A clock that has agreed before then
-  takes precedence over one that was just started. If both were just started, neither does.
-- *Agreed*: it is certain that it agrees with a majority of the cluster, including itself.
-- *Uncompared*: there are peers, but it has not agreed for a while.
+- *Disputed*: the number of clocks that contradict this clock equals the number that agree, so there is no such median.
+  Then a clock that has agreed before takes precedence over a clock that was just started.
+- *Agreed*: the clock certainly agrees with a majority of the cluster, including itself.
+- *Uncompared*: there are peers, but the clock has not agreed for a while.
 
-A clock that has not agreed yet, or is off, stamps nothing for a while: it may turn out to be right, or nodes with right
-clocks may take over.
+A clock that has not agreed yet, or is off, stamps nothing for a while. In this time, the other clocks may confirm it,
+or nodes with right clocks may take over.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 SAMPLES_KEPT: Final = 8
-"""Number of samples that are kept of each peer. Its clock lies where the intervals of all samples overlap."""
+"""Maximum number of samples of each peer. The peer's clock lies where the intervals of all its samples overlap."""
 FRESH_S: Final = 10.0
 """Age in s above which a sample or report does not count."""
 COMPARED_WITHIN_S: Final = 10.0
@@ -46,8 +46,7 @@ class Standing(enum.IntEnum):
 
     GOOD = 0
     DOUBTED = 1
-    """The wall clock has jumped away, as many clocks contradict it as agree with it, or too little is known about
-    it."""
+    """The wall clock has jumped away, or half of all clocks contradict this clock, or too little is known."""
     OFF = 2
     """The clock is further from the others than allowed. Nodes also report OFF until their clock is compared."""
 
@@ -123,7 +122,7 @@ class PeerClocks:
         self.nodes = 0
         """Number of nodes in the cluster, including this one; 0 if unknown."""
         self.uncompared = False
-        """True if there are peers, and nothing has been certain about this node's clock for too long."""
+        """True if there are peers, but for too long nothing was certain about this node's clock."""
         self._max_drift_s = max_drift_s
         self._certain_s = now_s
         """Time at which something was last certain, or the first of the current peers was linked."""
@@ -259,7 +258,7 @@ class PeerClocks:
     def median(self, own_base_s: float, now_s: float) -> float | None:
         """Return how far the median of the peers' clocks is ahead of this node's guarded clock, approximately.
 
-        None if none is known."""
+        None if no peer's clock is known."""
         offsets = self.offsets(own_base_s, now_s).values()
         return sum(_medians([offset.middle_s for offset in offsets])) / 2 if offsets else None
 

@@ -12,9 +12,11 @@ import trio
 from sandq.broker.clock.guarded_clock import GuardedClock
 
 LONGEST_SLEEP_S = 1.0
-"""Maximum sleep in s: the guarded clock is slewed meanwhile, and the machine may be suspended."""
+"""Maximum sleep in s. During a sleep, the guarded clock may be slewed, and the machine may be suspended."""
 STALE_LEAST = 64
-"""Number of cancelled timers that stay in the heap. Above that, they are removed once they are the majority."""
+"""Number of cancelled timers that may stay in the heap.
+
+Above this number, cancelled timers are removed once they are the majority."""
 
 
 class Timer:

@@ -42,7 +42,7 @@ class Cluster:
     """This node's membership in its cluster.
 
     `mode`: how the cluster begins. `on_joined` is called when this node has joined a new cluster. `changed`: set by
-    everything that may matter here.
+    every event that may require work here.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Cluster:
 
     @property
     def waits(self) -> bool:
-        """Whether `formed` may take long, as it depends on other nodes."""
+        """True if `formed` may take long, because it depends on other nodes."""
         return self._mode != "alone" and self._node_log.pointers.get(METADATA_GROUP) is None
 
     @property

@@ -46,7 +46,7 @@ _description = attrgetter("addresses", "zone", "weight", "incarnation", "lowest_
 """The part of a node's record, and of the command that writes it, that the node reports itself."""
 
 Report = tuple[int, int, bool]
-"""As reported by the leader of a group about its committed configuration: (group, epoch, whole).
+"""Report of the leader of a group about its committed configuration: (group, epoch, whole).
 
 See `metadata.commands.Settle`."""
 
@@ -80,7 +80,7 @@ class ClusterController:
         self._settled: dict[int, tuple[int, bool]] = {}
         """Latest reports of group leaders that are not recorded yet: epoch and `whole`, by group."""
         self._missing: dict[str, float] = {}
-        """Time since which a node is missing, on trio's clock, by node."""
+        """By node: time since which the node is missing, on trio's clock."""
         self._checked_s = 0.0
         self._not_before_s = 0.0
         """Time before which the metadata is not handed over again, after an attempt that failed."""
@@ -115,7 +115,7 @@ class ClusterController:
             member = own_member(peer.node_id, (*members.voters, *members.learners))
             if member is None:
                 continue
-            # Read it again each time: another node may have led while the previous one was registered.
+            # Read the metadata again each time: another node may have led it while the previous node was registered.
             record = metadata.status.nodes.get(peer.node_id)
             if record is not None and record.store_uuid != peer.store_uuid:
                 continue  # it lost its disk, and waits until it is removed and joins again
@@ -250,7 +250,7 @@ class ClusterController:
 
 
 async def _all(metadata: RaftGroup, commands: Sequence[m.Command]) -> None:
-    """Commit these changes. Refused ones are logged; the next round decides again."""
+    """Commit these changes. Refused changes are logged, and the next round decides again."""
     for command, result in zip(commands, await answers_of([(metadata, c) for c in commands]), strict=True):
         if isinstance(result, SandqError):
             log.info("a change of metadata was refused", change=type(command).__name__, error=result.message)

@@ -1,4 +1,4 @@
-"""Check which topic the dead letters of a topic go to: they may never return to it."""
+"""Check the topic to which the dead letters of a topic go: they must not return to the topic itself."""
 
 from __future__ import annotations
 

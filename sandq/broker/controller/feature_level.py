@@ -44,7 +44,7 @@ class FeatureLevel:
         """Raise the level to the highest one that every node supports. This cannot be undone.
 
         `dry_run`: only return the levels. Raise Conflict if the cluster has that level already; the error names the
-        nodes that support no higher one."""
+        nodes that support no higher level."""
         metadata.check_ready()
         view: MetadataView = metadata.status
         before, after = view.feature_level, self._reachable(metadata)
@@ -64,8 +64,8 @@ class FeatureLevel:
     def _reachable(self, metadata: RaftGroup) -> int:
         """Return the highest level that every node supports.
 
-        Both the registered levels of a node and those that it reports now count: the latter are lower if it runs an
-        older version again. A member that is not registered yet may support less, too."""
+        Both the registered levels of a node and the levels that it reports now count. The reported levels are lower if
+        the node runs an older version again. A member that is not registered yet may support less, too."""
         view: MetadataView = metadata.status
         if self._unregistered(metadata):
             return view.feature_level

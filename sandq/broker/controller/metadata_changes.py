@@ -25,7 +25,7 @@ T = TypeVar("T")
 LEADERS_WAIT_S = 10.0
 """Time in s to wait until all partitions of a new topic have leaders, or a given node leads a partition."""
 OTHERS_WAIT_S = 2.0
-"""Time in s to wait until the other nodes know of a change, before its request is answered."""
+"""Maximum time in s to wait until the other nodes know of a change, before its request is answered."""
 
 
 class MetadataChanges:
@@ -102,7 +102,7 @@ class MetadataChanges:
                     answer.append(await change())
                 finally:
                     self._one.release()
-            except Exception as error:  # also an unexpected error is raised to the caller, and does not stop the node
+            except Exception as error:  # an unexpected error is raised to the caller: it must not stop the node
                 answer.append(error)
             finished.set()
 

@@ -24,7 +24,7 @@ def next_step(
 ) -> Members | str | None:
     """Return the next configuration of a group that `own` leads.
 
-    Return a member if that must lead instead, or None if nothing can or must be done now. `up`: reachable nodes.
+    Return a member if this member must lead instead, or None if nothing can or must be done now. `up`: reachable nodes.
     `able`: nodes that may lead."""
     voters, learners = members
     extra = [learner for learner in learners if learner not in wanted]

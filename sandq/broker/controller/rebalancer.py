@@ -47,8 +47,8 @@ LEADERS_AT_ONCE: Final = 4
 LED_S: Final = 5.0
 """Time in s that a group stays with a new leader before it is handed to its preferred leader.
 
-The preferred node may have handed it over because it stops, and may still be linked. The preferred node must also be
-reachable for this time: a node that has just started may not have all its links, and may not be elected."""
+The preferred node perhaps handed over the group because it stops, and is still linked. The preferred node must also be
+reachable for this time: a node that has just started perhaps lacks some of its links, and would not be elected."""
 HAND_OVER_S: Final = 1.0
 """Time in s to wait for a hand-over."""
 SLICE_GROUPS: Final = 128
@@ -65,7 +65,7 @@ class _Led:
     preferred: str
     """The member that the assignment prefers as leader at `since_s`."""
     fresh_in: int | None = None
-    """The term in which this node's metadata is known to be recent enough for the group."""
+    """The term for which it is certain that this node's metadata is recent enough for the group."""
     busy: bool = False
     """True while a step or a report is in progress."""
     transferring: bool = False
@@ -75,7 +75,7 @@ class _Led:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the metadata is known to be recent enough in this term."""
+        """True if the metadata is certainly recent enough in this term."""
         return self.fresh_in == self.host.group.term
 
     @property
@@ -209,7 +209,7 @@ class Rebalancer:
     async def _report(self, led: _Led) -> None:
         """Report a moved group, once it is certain that this node still leads it.
 
-        A deposed leader that has not noticed may see a configuration that has changed since."""
+        A leader that does not know that it was deposed may see an outdated configuration."""
         host, wanted = led.host, led.wanted
         try:
             await host.confirm_leadership()

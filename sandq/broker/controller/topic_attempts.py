@@ -1,7 +1,7 @@
 """Attempts to create topics on first use.
 
 There is one attempt per name at a time, and no more attempts than topics that may still be created. So a client that
-requests endless names neither waits nor delays other changes.
+requests very many names gets an error at once, and delays no other changes.
 """
 
 from __future__ import annotations

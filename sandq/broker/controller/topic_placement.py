@@ -68,7 +68,7 @@ class TopicPlacement:
 
         Raise InvalidRequest if there are too few nodes; Unavailable while the cluster is being formed."""
         nodes = self._changes.view.nodes
-        # Do not wait for unreachable voters: they might never register.
+        # Do not wait for unreachable voters: perhaps they never register.
         voters = {node_of(member) for member in self._changes.metadata.group.members.voters}
         absent = sorted(voters & self._links.reachable() - nodes.keys())
         if absent:

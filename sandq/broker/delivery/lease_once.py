@@ -63,7 +63,7 @@ class LeaseOnce:
         self._timers = timers
         self._congested = congested
         self._slice = TimeSlice()
-        """Time slice, in which about a hundred partitions are checked: a topic may have thousands of them."""
+        """Time slice, in which about a hundred partitions are checked. A topic may have thousands of partitions."""
         self.asked: dict[PartitionLeader, None] = {}
         """Partitions in which the request has leases, or may get leases."""
 

@@ -57,7 +57,7 @@ class LimitPlan:
         self._used: dict[int, int] = {}
         """Value of `PartitionUse.used` at the last change of the plan, by partition."""
         self._began: dict[int, tuple[int, int]] = {}
-        """Start of the current turn in ms, and the value of `used` at that time, by partition."""
+        """By partition: start of its current turn in ms, and the value of `used` at that time."""
         self._ended_ms: dict[int, int] = {}
         """Time in ms at which the last turn ended, by partition."""
 
@@ -131,7 +131,8 @@ class LimitPlan:
             use = uses[partition]
             has_share = use.in_flight > 0 or use.units > 0
             is_on = has_share and (not may_take or not self._is_over(partition, use, now_ms))
-            # A partition whose turn has just ended comes after all others, even those that never had one.
+            # A partition whose turn has just ended comes after all other partitions, even after those that never had a
+            # turn.
             return not is_on, now_ms if has_share else self._ended_ms.get(partition, 0), partition
 
         return sorted(starved, key=order)[: max(seats, 0)]

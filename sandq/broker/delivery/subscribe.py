@@ -37,7 +37,7 @@ COUNT_S: Final = 1.0
 
 
 class GroupOpenings:
-    """Create groups where they do not exist. Concurrent requests for the same group create it once."""
+    """Create groups in the partitions that lack them. Concurrent requests for the same group create it once."""
 
     def __init__(self, most: int, node_log: NodeLog) -> None:
         """`most`: maximum number of groups on this node, each counted once per partition."""
@@ -137,8 +137,9 @@ def held_by(
     """Return the live leases of a consumer that the consumer does not know, and the partitions to check later (apply
     thread).
 
-    Returns as many leases as its connection may hold; the others expire and are delivered again. In a partition to
-    check later, an entry is half applied, and the loop does not know the leases of that entry yet."""
+    The capacity of the connection limits the number of returned leases. All other leases expire, and their messages
+    are delivered again. In a partition to check later, an entry is half applied, and the loop does not know the leases
+    of this entry yet."""
     found: list[tuple[PartitionLeader, Delivery]] = []
     later: list[PartitionLeader] = []
     left = most_bytes
@@ -160,7 +161,7 @@ def held_by(
 def check_epoch(epoch: int, now_ms: int) -> None:
     """Raise InvalidRequest if a consumer's epoch is far ahead of this node's time, from which clients derive epochs.
 
-    Otherwise no later process could have a higher epoch and take over, as long as this epoch is remembered."""
+    Otherwise no later process could have a higher epoch and take over while this epoch is remembered."""
     most = now_ms + EPOCHS_AHEAD_MS << EPOCH_BITS
     if epoch > most:
         raise InvalidRequest(

@@ -1,8 +1,8 @@
 """Compare the stored rows of a partition's replicas, and name those that differ.
 
 Replicas apply the same entries and must have the same rows. This is checked, because a bit of memory may flip, or a
-version may have a bug. The leader of each partition makes every replica digest its rows as of one entry of the log
-(TAKE_DIGEST). Partitions are compared one after the other, at the rate of disk checks.
+version may have a bug. The leader of each partition makes every replica compute a digest of its rows as of one
+entry of the log (TAKE_DIGEST). Partitions are compared one after the other, at the rate of disk checks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Track which replicas are shut on all nodes, and open the shut replicas of this node again when possible (ADR 46).
 
 Every node reports its shut replicas to all others: on each change, and when a link is made. A leader sends a snapshot
-to a member whose replica is shut. A shut leader hands over to a voter whose replica is not. A replica whose group has
-committed a SKIP of its entry is loaded from its rows again.
+to a member whose replica is shut. A shut leader hands over to a voter whose replica is not shut. A replica whose group
+has committed a SKIP of its entry is loaded from its rows again.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class ShutReport:
 
     @property
     def reached(self) -> int:
-        """Raft index of the last entry that the replica has applied and may have acknowledged, even if its rows lack
-        it.
+        """Raft index of the last entry that the replica has applied and perhaps acknowledged, even if its rows lack the
+        entry.
 
-        0 if the group skipped an entry that the replica applied: then it can no longer lead."""
+        0 if the group skipped an entry that the replica applied: then the replica can no longer lead."""
         if self.step == Step.SKIPPED:
             return 0
         return self.rows_index if self.index is None else self.index - 1

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 CHECK_S = 0.25
 """Interval in s between two checks."""
 GAP_MOST_S = 2 * CHECK_S
-"""Maximum time in s that is counted between two checks. If more has passed, this process itself was stopped, which says
-nothing about the work."""
+"""Maximum time in s that is counted between two checks.
+
+If more time has passed, this process itself was stopped, and the time says nothing about the work."""
 
 
 @dataclass(frozen=True, slots=True)

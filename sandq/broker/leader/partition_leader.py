@@ -39,10 +39,12 @@ RETRY_MS = 50
 PAUSE_MS, DENSE_PAUSE_MS = 3, 8
 """Time span of future messages in one lease, in ms.
 
-A lease is sent when its last message is due, so its first one may be late by this span. The longer span applies while
-messages are so dense that a lease has `DENSE_PER_MS` for each ms."""
+A lease is sent when its last message is due, so its first message may be late by this span. The longer span applies
+while a lease has at least `DENSE_PER_MS` messages for each ms."""
 STORE_MS = 5
-"""A lease is requested at least this long before its last message is due, in ms: storing it rarely takes longer.
+"""Minimum time in ms between the request of a lease and the due time of its last message.
+
+To store a lease rarely takes longer.
 
 A lease is requested earlier if something else, such as an ack, is stored anyway, and all messages of the lease may be
 leased."""
@@ -55,7 +57,7 @@ UPKEEP_PAUSE_MS = 100
 HUNGRY_MS: Final = 5000
 """For a group with limits: time in ms after a LEASE request in which its consumer is expected to ask again."""
 RETURN_MS: Final = 10_000
-"""A consumer that subscribes this soon after a failover (in ms) is assumed to have been subscribed to the previous
+"""Maximum time in ms after a failover in which a new subscriber is assumed to have been subscribed to the previous
 leader.
 
 Messages that became due this long before the failover waited for a leader, not for consumers."""
@@ -84,9 +86,9 @@ class _GroupPump:
         self.consumers: dict[str, Subscription] = {}
         """Subscriptions by consumer."""
         self.queue: OrderedDict[Subscription, None] = OrderedDict()
-        """Subscriptions that may have free credit; the next one to serve is first.
+        """Subscriptions that may have free credit. The subscription to serve next is first.
 
-        The others are not visited, however many there are. They return when credit may be free again
+        All other subscriptions are not visited. They return when credit may be free again
         (`PartitionLeader._credit_freed`)."""
         self.busy = False
         self.asked_ms = 0
@@ -109,7 +111,7 @@ class _GroupPump:
         self.window = 1
         """Number of messages to request at once.
 
-        Applies to requests beyond one grant, and to credit shared with other partitions.
+        It limits requests beyond one grant, and requests with credit that is shared with other partitions.
 
         It doubles after each lease that is filled, and otherwise shrinks to the number granted (slow start). So
         partitions with few ready messages do not reserve credit that others could use."""
@@ -730,7 +732,7 @@ class PartitionLeader:
 
     def _touch(self, names: list[str]) -> None:
         if names:
-            # If this is refused, the next one comes long before a group expires.
+            # If this command is refused, the next one comes long before a group expires.
             with suppress(SandqError):
                 self.raft_group.submit(c.Touch(names), lambda result: None, line=BEHIND)
 

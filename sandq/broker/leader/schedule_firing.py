@@ -33,7 +33,7 @@ log = structlog.get_logger("sandq.broker")
 FIRE_MOST: Final = 256
 """Maximum number of schedules in one command."""
 FIRE_WORK: Final = 8192
-"""Cost of firing one schedule, as bytes of a batch that costs the same."""
+"""Cost of firing one schedule, in bytes of a batch that costs the same."""
 DONE_MOST: Final = 8
 """Maximum number of ranges of future occurrences that a schedule remembers as done."""
 PAUSE_MS: Final = 20

@@ -14,7 +14,7 @@ class DeliveryReceiver(Protocol):
 
     @property
     def congested(self) -> bool:
-        """Whether the connection accepts nothing now."""
+        """True if the connection accepts nothing now."""
 
     def push(self, delivery: Delivery) -> None:
         """Send a lease."""
@@ -58,12 +58,12 @@ class Subscription:
         self._starved: dict[Callable[[Subscription], None], None] = {}
         self.closed = False
         self.moved = False
-        """True if it ended because other nodes lead its partitions now.
+        """True if the subscription ended because other nodes lead its partitions now.
 
         Its consumer will subscribe again, and still holds its leases."""
 
         self.fenced = False
-        """True if it ended because a later process has taken over its consumer's leases.
+        """True if the subscription ended because a later process has taken over the leases of its consumer.
 
         Messages that are still granted to it are given back."""
 

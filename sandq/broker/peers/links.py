@@ -1,8 +1,8 @@
 """The connections of this node with the other nodes of its cluster.
 
 In each pair of nodes, the node with the smaller id dials until there is a link. A pair has one link. A new link
-replaces an existing one: an old half-open connection must not lock the new one out. A stream is a separate connection
-for one large transfer, which either node may open.
+replaces an existing link, because an old half-open connection must not prevent a new link. A stream is a separate
+connection for one large transfer, which either node may open.
 
 A misbehaving peer or connection ends that connection only. An exception from a callback is a fault of this node, and
 ends `run`.
@@ -53,7 +53,7 @@ FIRST_FRAME_S: Final = 1.5
 SOURCES_MOST: Final = 8
 """Maximum number of sources that are remembered for one peer."""
 STREAMS_MOST: Final = 64
-"""Maximum number of open streams that other nodes have opened. Further ones are closed."""
+"""Maximum number of open streams that other nodes have opened. Further streams are closed."""
 PAUSE_S: Final = 0.1
 """First pause between two attempts to connect, in s. The pause doubles with each attempt."""
 PAUSE_MOST_S: Final = 1.0
@@ -153,7 +153,7 @@ class PeerLinks:
     def accepts(self, node_id: str) -> bool:
         """Return whether there is a link with less than `QUEUE_BYTES` queued.
 
-        A link with three times as much is closed."""
+        A link with three times `QUEUE_BYTES` is closed."""
         link = self._links.get(node_id)
         return link is not None and link.accepts
 

@@ -32,8 +32,8 @@ Settle = Callable[[], Awaitable[SandqError]]
 class Unsure(Unavailable):
     """This node does not know whether the requested object exists.
 
-    A caller that can wait gets the final answer from `settled`. Otherwise this error, which says to ask again, is
-    passed on.
+    A caller that can wait gets the final answer from `settled`. A caller that cannot wait passes on this error, which
+    says to ask again.
     """
 
     def __init__(self, claim: SandqError, settle: Settle) -> None:

@@ -14,7 +14,7 @@ from sandq.protocol.peer import PeerFrame
 log = structlog.get_logger("sandq.routes")
 
 Route = tuple[int, int, bool]
-"""As sent: (group, term, whether the sender leads the group and may answer for it)."""
+"""A route as it is sent: (group, term, whether the sender leads the group and may answer for it)."""
 
 
 class Routes:

@@ -1,8 +1,8 @@
 """Secrets that nodes share with each other and with gateways, read from files.
 
-A file contains one secret, or several with a line `---` between them. The node makes its own proofs with the first one,
-and accepts proofs made with any of them. So a secret can be changed while the cluster runs: add the new one after the
-old one on every node, then move it to the front, then remove the old one.
+A file contains one secret, or several with a line `---` between them. The node makes its own proofs with the first
+secret, and accepts proofs made with any of the secrets. So a secret can be changed while the cluster runs: add the new
+one after the old one on every node, then move it to the front, then remove the old one.
 """
 
 from __future__ import annotations

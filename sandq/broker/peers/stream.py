@@ -84,7 +84,7 @@ class PeerStream:
         """True if the owner watches `waits_since` and ends the connection itself: a deadline for each frame is
         expensive."""
         self.waits_since: float | None = None
-        """Time since which bytes are awaited; None if they are not."""
+        """Time since which this connection waits for bytes; None if it does not wait."""
         self.frame_bytes = 0
         """Size of the body that was received last."""
         self._stream = stream

@@ -2,7 +2,7 @@
 
 The applier is synchronous and single-threaded: the node runs it on the apply thread, and a simulation steps it. A long
 entry yields from time to time, and other groups' tasks run within it. So an entry with many messages does not delay a
-group that has a single one.
+group that has a single message.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SLICE_S: Final = 0.002
 UNFINISHED_BYTES: Final = 4 << 20
 """Total bytes of unfinished entries above which no entry yields. A half-applied entry of 1 MB occupies 50 MB."""
 SHARE: Final = 4
-"""After other groups used the thread for a time T, the entry that has yielded gets at least T / `SHARE`.
+"""If other groups used the thread for a time T, the entry that has yielded then runs for at least T / `SHARE`.
 
 Otherwise a steady load of large entries in other groups would keep the entry from ever finishing."""
 HERE_ENTRIES: Final = 8
@@ -64,7 +64,7 @@ class Apply:
     command: bytes
     wanted: bool
     skip: Skip | None = None
-    """Set if the entry is a SKIP of an earlier one."""
+    """Set if the entry is a SKIP of an earlier entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Applier:
         self._stores = stores
         self._publish = publish
         self.steps = 0
-        """Number of steps done. It rises often, so that a watchdog sees progress."""
+        """Number of completed steps. A watchdog sees by it that the applier makes progress."""
         self._unwritten: dict[int, Replica] = {}
         """Replicas with changes that were not written since the last write, by group."""
         self._entries = self._bytes = 0

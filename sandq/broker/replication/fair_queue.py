@@ -19,7 +19,7 @@ BEHIND: Final = object()
 class FairQueue(Generic[T]):
     """A queue of flows; the parameter `line` names the flow.
 
-    A flow with a long queue delays another flow by at most as much work as the other flow has itself, plus one item.
+    A flow with a long queue delays another flow by a limited amount of work: the other flow's own work, plus one item.
     An item without a flow follows everything that waits, and precedes everything that is added later.
     """
 

@@ -23,8 +23,8 @@ class _Behind(Generic[T]):
 class Lanes(Generic[T]):
     """Round-robin queues, one per group.
 
-    However many items a group has, the next item of another group waits for at most one of them. If that item yields,
-    the wait is shorter.
+    The next item of a group waits for at most one item of each other group, even if that group has many items. If that
+    item yields, the wait is shorter.
     """
 
     def __init__(self) -> None:

@@ -120,7 +120,7 @@ class RaftGroup:
 
         A shut replica applies nothing, and only member changes and SKIPs are proposed (ADR 46)."""
         self.reopens = False
-        """True if the group has committed a SKIP that may open the shut replica.
+        """True if the group has committed a SKIP with which the shut replica perhaps opens.
 
         The replica must then be loaded from its rows again."""
         self._shut_in: tuple[ApplyFailure, int, int] | None = None
@@ -438,7 +438,7 @@ class RaftGroup:
         return confirmation
 
     async def confirm_leadership(self) -> None:
-        """Wait until it is certain that this node led when this was called. Raise NotLeader, Unavailable."""
+        """Wait until it is certain that this node led at the time of this call. Raise NotLeader, Unavailable."""
         if not self.is_shut_leader:
             self.check_ready()
         if self.group.is_only_voter:

@@ -24,7 +24,7 @@ TRACEBACK_CHARS: Final = 8000
 ENDLESS_CPU_S: Final = 60.0
 """CPU time without progress after which an entry is given up and its replica is shut.
 
-CPU time rather than elapsed time: an entry that waits for a disk continues once the disk answers."""
+It is CPU time and not elapsed time, because an entry that waits for a disk continues once the disk answers."""
 DESCRIBED_CHARS: Final = 2000
 """Maximum length of a command's description."""
 SHOWN_BYTES, SHOWN_ITEMS = 32, 8
@@ -45,7 +45,8 @@ class AppliedSkipped(Exception):
 class EndlessEntry(BaseException):
     """An entry used too much CPU time without progress: it most likely never ends.
 
-    Not an `Exception`: no handler in `apply` may turn it into a result, as other replicas may not raise it.
+    This is not an `Exception`, so that no handler in `apply` converts it to a result: other replicas perhaps do not
+    raise it.
     """
 
     def __init__(self) -> None:

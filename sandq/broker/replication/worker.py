@@ -66,7 +66,7 @@ class Worker(Generic[T]):
     def interrupt(self, error: type[BaseException]) -> None:
         """Raise an exception in the thread, whichever statement of Python code it executes.
 
-        Use it to stop work that would never end."""
+        Use it to stop work that would otherwise never end."""
         ident = self._thread.ident
         assert ident is not None
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(error))

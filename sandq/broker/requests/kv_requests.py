@@ -22,7 +22,7 @@ T = TypeVar("T")
 KEYS_MOST: Final = 2048
 """Maximum number of keys in one answer. The client requests the rest again."""
 KEYS_OF_WORK: Final = 8
-"""Number of keys that cost as much to look up as one message."""
+"""Number of keys whose look-up costs the same as the look-up of one message."""
 
 
 class KeyPage(NamedTuple):

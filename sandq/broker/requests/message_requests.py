@@ -89,7 +89,7 @@ A forecast is expensive, so a visit ends after few of them."""
 WHY_WORK = 16
 """Units of work of explaining one message for every group."""
 TARGET_WORK: Final = 4096
-"""Cost of looking up a message and changing its state, as the bytes of a batch that costs the same."""
+"""Cost of looking up a message and changing its state, in bytes of a batch that costs the same."""
 ROWS_AT_ONCE: Final = 64
 """Number of group rows that are packed in one time slice."""
 ROW_WORK: Final = 4
@@ -123,8 +123,8 @@ class MessageRequests:
     def move(self, request: Move, caller: Caller, done: Done) -> None:
         """Move or update messages. `done` gets an outcome for each item.
 
-        Moves that exceed the budget of one entry are continued in the next entries. Updates are not, as all of them
-        may take longer than the client waits. Raise InvalidTime."""
+        Moves that exceed the budget of one entry are continued in the next entries. Updates are not continued, because
+        all of them could take longer than the client waits. Raise InvalidTime."""
         items: Sequence[Any] = request.items
         moves = request.read()
         if any([move.priority is not None for move in moves]):

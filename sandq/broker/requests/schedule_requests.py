@@ -67,7 +67,7 @@ COMMAND_BYTES: Final = 512 << 10
 ITEM_BYTES: Final = 512
 """Bytes of a schedule in addition to its message."""
 ITEM_WORK: Final = 8192
-"""Cost of changing a schedule, given as the size in bytes of a batch that is as expensive."""
+"""Cost of changing a schedule, given as the size in bytes of a batch that costs the same."""
 
 _Row = dict[str, Any]
 _Wanted = tuple[str, int | None, settings.Checked, Fields, bool | None]

@@ -14,14 +14,16 @@ from sandq.storage.snapshot import Meta
 KEPT_S = 600.0
 """Time in s for which an unfinished snapshot is kept, so that the sender can continue."""
 RECEIVING_AT_ONCE = 2
-"""Maximum number of snapshots that a node receives at the same time. More are refused, and offered again later."""
+"""Maximum number of snapshots that a node receives at the same time.
+
+Further snapshots are refused, and offered again later."""
 
 
 class NewStore(Sink, Protocol):
     """A sink that can be abandoned."""
 
     def drop(self) -> None:
-        """Abandon it: its rows become garbage. Not called after `finish`."""
+        """Abandon the sink: its rows become garbage. Not called after `finish`."""
         ...
 
 

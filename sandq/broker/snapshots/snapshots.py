@@ -2,7 +2,7 @@
 
 Sending: a view of the rows is taken once all applied entries are written (apply thread). The rows are read in chunks on
 the maintenance thread, and sent over a separate connection. Meanwhile the log keeps the entries after the snapshot, up
-to a budget. If writes outrun the transfer, a new snapshot is taken, and sent at twice the rate and with twice the
+to a budget. If writes outrun the transfer, a new snapshot is taken. It is sent at twice the rate, with twice the
 budget.
 
 Installing: a snapshot is written to a new store that no pointer names until all of it is durable. Then the old replica
@@ -49,7 +49,7 @@ RETRY_MOST_S = 60.0
 RATE_DOUBLINGS = 6
 """Maximum number of times that the rate is doubled for a snapshot that was outrun."""
 STALLED_S = 10.0
-"""Time in s without progress after which a member that has its snapshot is no longer waited for."""
+"""Time in s without progress after which this node stops waiting for a member that has its snapshot."""
 
 
 def needing(host: RaftGroup) -> list[str]:

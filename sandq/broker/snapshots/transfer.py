@@ -35,7 +35,7 @@ SILENCE_S = 60.0
 
 The other side may have to open a store, to wait for its throttle, or to install the snapshot."""
 BURST_S = 0.05
-"""After a pause, a throttle lets pass at once as many bytes as its rate allows in this time, in s."""
+"""Burst after a pause, given as the time in s in which the rate allows this number of bytes."""
 KEY_BYTES = 64 << 10
 """Maximum size of a key to continue after, in bytes."""
 REASON_CHARS = 1024
@@ -133,7 +133,7 @@ class Throttle:
 class Outlet:
     """Resources that all outgoing snapshots of a node share.
 
-    Hold a slot from before a snapshot's rows are fixed until they are released.
+    Take a slot before the rows of a snapshot are fixed. Hold it until they are released.
     """
 
     def __init__(self, bytes_per_s: int) -> None:
