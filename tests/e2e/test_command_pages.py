@@ -184,7 +184,7 @@ def dead_letter(client: sandq.sync.Client) -> str:
     message_id, leases = client.produce("orders", b"x"), client.leases("orders", "billing")
     while True:
         held = leases.take(100, wait="30s")
-        assert held, "the message came to nobody"
+        assert held, "no consumer received the message"
         leases.nack([(message.lease_token, message.offset) for message in held], error="no stock")
         if message_id in {message.id for message in held}:
             client.admin.update_group("orders", "billing")
@@ -225,7 +225,7 @@ def test_command_of_sandctl_page_succeeds(shell: Shell, client: sandq.sync.Clien
             return
     if ASKS.match(line) and "--yes" not in line and "--dry-run" not in line:
         refused = shell.run(ready)
-        assert refused.code == 2 and "--yes" in refused.err, "nobody can be asked here"
+        assert refused.code == 2 and "--yes" in refused.err, "without a terminal, the command cannot prompt"
         ready += " --yes"
     shell(ready)
 

@@ -84,7 +84,7 @@ def test_topics_are_made_shown_purged_and_deleted(console: Console) -> None:
     browser.click("As a table", "[data-chart=due]")
     assert len(browser.driver.find_elements("css selector", "[data-chart=due] .astable tbody tr")) == 2
     axes = len(browser.driver.find_elements("css selector", "[data-chart=due] .u-axis"))
-    assert axes == 2, "one axis of times, and one of messages"
+    assert axes == 2, "one axis for times, and one for messages"
     browser.reads("Nothing was delivered in this time.", "[data-chart=delivered]")
     console.note_command("main")
     browser.click("Topics", "nav")
@@ -246,8 +246,8 @@ def test_dialog_after_change_shows_no_old_count(console: Console) -> None:
         }, 250);
     """)
     browser.run("window.fetch = askedBefore")
-    assert (told, is_disabled) == ("Counting…", True), "of what was chosen before"
-    assert later == 0, "it is counted for a dialog that was left"
+    assert (told, is_disabled) == ("Counting…", True), "the extent must not be that of the former choice"
+    assert later == 0, "a closed dialog must not count messages"
 
 
 def test_dead_letters_are_chosen_redriven_and_purged(console: Console) -> None:
@@ -344,7 +344,7 @@ def test_tenants_are_set_and_settings_changed_with_a_preview(console: Console) -
     said = console.act("Change…", "Change")
     assert "30s" in said and "2m" in said
     assert api("GET", f"/topics/{name}")["settings"]["lease"] == "2m"
-    browser.until(lambda: not browser.text(".changed"), "nothing is marked any more")
+    browser.until(lambda: not browser.text(".changed"), "no change is marked")
     console.go(f"#/topics/{name}/partitions")
     browser.reads("node1", "tbody")
     browser.click("Transfer…", "tbody")
@@ -366,11 +366,11 @@ def test_settings_take_durations_and_sizes_and_show_errors_at_their_fields(conso
     shown = """return [...document.querySelectorAll("main [name^=backoff]")].filter((one) => one.offsetParent).length"""
     assert browser.run(shown) == 5
     browser.run(fill, {"backoff.kind": "none"})
-    assert browser.run(shown) == 1, "without waits nothing else matters"
+    assert browser.run(shown) == 1, "without waits, other back-off fields are omitted"
     browser.run(fill, {"backoff.kind": "linear", "backoff.first": "5 s", "backoff.jitter_percent": "10"})
     assert browser.run(shown) == 4, "a linear wait has no factor"
     browser.run(fill, {"max_message_bytes": "10 MiB", "ttl": "1h", "lease": "30 S"})
-    assert len(browser.driver.find_elements("css selector", ".field.changed")) == 5, "30 S is what it was"
+    assert len(browser.driver.find_elements("css selector", ".field.changed")) == 5, "30 S equals the former value"
     line = console.note_command("main")
     assert "--backoff linear --backoff-first 5s --backoff-jitter 10" in line
     console.act("Change…", "Change")
@@ -518,7 +518,7 @@ def test_backups_are_made_listed_and_verified(console: Console) -> None:
     browser.until(lambda: refreshed(browser, "Verify…"), "it is finished, and listed")
     (made,) = api("GET", "/backups")["backups"]
     assert made["backup_id"] in browser.text("tbody")
-    assert "\u2013" in browser.text("tbody"), "it has no increments, which would reach further"
+    assert "\u2013" in browser.text("tbody"), "the backup has no increments"
     said = console.act("Verify…", "Verify")
     assert "1 topic, 0 increments." in said
     browser.reads("is intact", "#said")

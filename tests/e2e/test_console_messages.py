@@ -222,7 +222,7 @@ def test_dead_letters_are_grouped_by_error_and_narrowed_by_a_click(console: Cons
     above = (
         "return document.querySelector(arguments[0]).compareDocumentPosition(document.querySelector(arguments[1])) & 4"
     )
-    assert browser.run(above, f"{letters} button.primary", f"{letters} table"), "the acts are above the list"
+    assert browser.run(above, f"{letters} button.primary", f"{letters} table"), "the actions are above the list"
     browser.run("document.querySelectorAll(`${arguments[0]} tbody button`)[0].click()", kinds)
     browser.until(lambda: column(browser, "Last error", letters) == ["410 gone"] * 3, "the list is narrowed")
     said = console.act("Redrive…", "Redrive them")

@@ -140,9 +140,9 @@ def test_compose_nodes_form_a_cluster(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in (tmp_path / "secrets").glob("*/*.*")}
     for node in composed.nodes:
         keys = [path.name for path in (tmp_path / "secrets" / node).glob("*-key.pem")]
-        assert keys == [f"{node}-key.pem"], "no node sees the key of another"
+        assert keys == [f"{node}-key.pem"], "no node sees the key of another node"
     composed.script("setup", "authority", **where)
-    assert before == {path: path.read_bytes() for path in before}, "what is there stays"
+    assert before == {path: path.read_bytes() for path in before}, "existing files stay"
     assert not composed.is_healthy("node1")
     composed.start()
     try:
@@ -157,7 +157,7 @@ def test_compose_nodes_form_a_cluster(tmp_path: Path) -> None:
         composed.script("token", "scraped", **of_node1, NODE1=str(tmp_path / "node1"), SERVER=server)
         token = scraped.read_text().strip()
         composed.script("token", "scraped", **of_node1, NODE1=str(tmp_path / "node1"), SERVER=server)
-        assert token == scraped.read_text().strip() and token not in tokens, "what is there stays"
+        assert token == scraped.read_text().strip() and token not in tokens, "existing files stay"
         admin = f"--server {server} --ca secrets/node1/ca.pem --token-file node1/admin.token"
         wait_until(lambda: composed.shell(f"sandctl {admin} cluster nodes -o json").count('"up": true') == 3)
         numbers = composed.shell(
@@ -275,7 +275,7 @@ def test_service_is_installed_from_a_release(tmp_path: Path, dist: Path) -> None
     run(install, tmp_path, PYTHON=sys.executable)
     (root / "etc" / "sandq" / "sandq.yaml").write_text("node: {id: mine}\ncluster: {bootstrap: true}\n")
     run(install, tmp_path, PYTHON=sys.executable)
-    assert "mine" in (root / "etc" / "sandq" / "sandq.yaml").read_text(), "a configuration stays"
+    assert "mine" in (root / "etc" / "sandq" / "sandq.yaml").read_text(), "an existing configuration stays"
     assert (root / "opt" / "sandq.old").is_dir()
     for path in ("opt/sandq", "opt/sandq/bin/sandq", "opt/sandq/lib", "etc/sandq/sandq.yaml"):
         assert (root / path).stat().st_mode & 0o004, "the service runs as another user"

@@ -59,7 +59,7 @@ def test_first_commands_run(shell: Callable[[str], str]) -> None:
     before = time.time()
     shell("echo hi | .venv/bin/sandctl produce t --file - --in 2s")
     printed = shell(".venv/bin/sandctl consume t --group g --max 1")
-    assert printed == "hi\n\n", "its bytes as they are, and a line end"
+    assert printed == "hi\n\n", "the unchanged bytes, and a line end"
     assert time.time() - before >= 2
 
 

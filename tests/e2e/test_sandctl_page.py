@@ -180,7 +180,7 @@ def test_consuming(ctl: Ctl) -> None:
     ctl("topic create archive")
     ctl("produce archive --jsonl", stdin=copied)
     assert ctl("consume archive --group g --max 3").out == "a\nb\nc\n"
-    assert ctl("consume fed --group look").out == "a\nb\nc\n", "what was only looked at was given back"
+    assert ctl("consume fed --group look").out == "a\nb\nc\n", "messages that were only read were given back"
     assert ctl("consume fed --group new --start latest").out == ""
 
 
@@ -281,10 +281,10 @@ def test_measuring(ctl: Ctl) -> None:
     found = ctl.json("bench lateness --messages 200 --rate 400")
     assert (found["messages"], found["early"]) == (200, 0) and found["lateness"]["least_ms"] >= 0
     assert "early" in ctl("bench lateness --messages 20 --rate 400").out
-    assert {row["name"] for row in ctl.json("topic list")} == before, "what it makes it deletes"
+    assert {row["name"] for row in ctl.json("topic list")} == before, "the command deletes the topic that it creates"
     ctl("topic create benched")
     ctl("bench lateness --messages 20 --rate 400 --topic benched")
-    assert ctl("group list benched").err == "none\n", "and its group"
+    assert ctl("group list benched").err == "none\n", "the command deletes its group"
     ctl("produce benched x")
     assert "holds 1 message, " in ctl("bench consume --topic benched", code=1).err
 

@@ -92,7 +92,7 @@ def test_drain_leaves_unbegun_messages_to_others(node: NodeProcess, backend: str
                 assert (row["leased"], row["waiting"], row["ready"]) == (0, 0, 0)
         assert len(ours) == 1
         assert {value for value, _ in theirs} == {b"0", b"1", b"2", b"3", b"4", b"new"} - set(ours)
-        assert {attempt for _, attempt in theirs} == {1}, "what was not begun is no attempt"
+        assert {attempt for _, attempt in theirs} == {1}, "a message that was not begun uses no attempt"
 
     with_deadline(main, backend)
 
@@ -127,7 +127,7 @@ def test_run_across_node_kill_handles_each_message_once(node: NodeProcess, backe
                 tasks.cancel_scope.cancel()
             (row,) = await client.admin.groups("t")
             assert (row["leased"], row["waiting"], row["ready"]) == (0, 0, 0), "all were acked"
-        assert set(seen.values()) == {1}, "leases outlive the node: nothing was handled twice"
+        assert set(seen.values()) == {1}, "leases outlive the node, so no message is handled twice"
 
     with_deadline(main, backend)
 

@@ -91,7 +91,7 @@ def test_node_with_lost_disk_does_not_vote(make_cluster: MakeCluster) -> None:
             await until_answer(
                 client.admin.cluster, lambda info: {row["node"]: row["up"] for row in info["nodes"]} == up
             )
-        assert cluster.nodes[wiped].runs, "it waits to be let in, and says so"
+        assert cluster.nodes[wiped].runs, "the node runs and waits to join again"
 
     trio.run(scenario)
 

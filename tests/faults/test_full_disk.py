@@ -47,7 +47,7 @@ def test_full_disk_with_freed_space_continues(make_node: Callable[..., NodeProce
                 await until_holds(lambda: node.output().count('"event": "ready"') > 1)
                 nursery.cancel_scope.cancel()
             new = await until_answer(lambda: client.produce("t", b"new", delay="1h"))
-            assert FEW <= len(cancels.done) < MESSAGES, "the disk was met on the way"
+            assert FEW <= len(cancels.done) < MESSAGES, "the cancels must meet the full disk"
             kept = {new, *stored} - cancels.tried
             assert await exist(client, kept) == kept and await exist(client, cancels.done) == set()
 

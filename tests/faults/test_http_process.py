@@ -137,7 +137,7 @@ def test_streamed_message_is_acked_after_http_process_kill(served: Served) -> No
     (message,) = served.web.post(f"{group}/lease", json={"wait": "60s"}).json()["messages"]
     assert message["text"] == "next"
     assert served.web.post(f"{group}/ack", content=held).status_code == 200
-    assert served.web.get(group).json()["leased"] == 1, "only what came next is still out"
+    assert served.web.get(group).json()["leased"] == 1, "only the next message is still leased"
 
 
 def test_http_process_ends_only_with_its_node(served: Served) -> None:

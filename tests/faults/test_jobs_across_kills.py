@@ -26,7 +26,7 @@ class Lives:
         self._last: sandq.JobResult | None = None
 
     def progress(self, result: sandq.JobResult) -> None:
-        assert self._last is None or result >= self._last, "what was done stays done"
+        assert self._last is None or result >= self._last, "the progress of a job never decreases"
         self._last = result
 
     @asynccontextmanager
@@ -37,7 +37,7 @@ class Lives:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run, len(kills))
             yield
-            assert read_kills(self._node.directory) == [], "the job was done, and the node had not died in it so often"
+            assert read_kills(self._node.directory) == [], "the job ended before all kills"
 
     async def _run(self, kills: int) -> None:
         for _ in range(kills):
@@ -72,7 +72,7 @@ def test_cancel_and_move_jobs_across_kills_finish(make_node: MakeNode) -> None:
             assert {message_id: message.deliver_at_ms for message_id, message in found.items()} == {
                 message_id: start_ms + number * 10 + 3_600_000 for number, message_id in enumerate(ids)
             }
-            assert {message.moves for message in found.values()} == {1}, "nothing was moved twice"
+            assert {message.moves for message in found.values()} == {1}, "no message was moved twice"
 
             with trio.fail_after(PATIENCE_S):
                 async with lives.until(("cancel", 1), ("cancel", MESSAGES // 16)):

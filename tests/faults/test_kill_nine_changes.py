@@ -73,7 +73,7 @@ class Record:
         if now_ms < fate.earliest_ms - EARLY_MS and (message.id == fate.id or now_ms < fate.due_ms - EARLY_MS):
             self.faults.append(f"{fate.value!r} came {fate.earliest_ms - now_ms:.1f} ms early")
         if message.id in self.acked:
-            self.faults.append(f"{fate.value!r} was acked, and came again")
+            self.faults.append(f"{fate.value!r} was acked, and delivered again")
 
     def has_enough_events(self) -> bool:
         """Return whether enough events of each kind have happened."""
@@ -231,6 +231,6 @@ def test_kills_keep_acknowledged_cancels_and_moves(
     came = record.delivered_ms.keys()
     missing = [fate.value for fate in fates if fate.id not in came and not fate.cancelled and fate.sure]
     assert record.faults == [], f"seed {seed}"
-    assert missing == [], f"seed {seed}: {len(missing)} of {len(fates)} never came"
-    assert record.unsure == 0, "answers that were lost were asked for again"
+    assert missing == [], f"seed {seed}: {len(missing)} of {len(fates)} messages were never delivered"
+    assert record.unsure == 0, "requests with lost answers were repeated"
     assert node.stop() == 0, node.output()

@@ -39,9 +39,9 @@ class Record:
     def deliver(self, message: dict[str, Any]) -> None:
         text = message["text"]
         if time.time() * 1000 < self.due_ms[text] - 1:
-            self.faults.append(f"{text} came early")
+            self.faults.append(f"{text} was delivered early")
         if text in self.acked:
-            self.faults.append(f"{text} was acked and came again")
+            self.faults.append(f"{text} was acked, and delivered again")
 
 
 async def asked(client: httpx.AsyncClient, path: str, body: Any) -> Any:

@@ -79,7 +79,7 @@ class Walk(RuleBasedStateMachine):
         if self.bench.index % self.restarts == 0:
             self.reloaded.restart()
         result, other = self.bench.apply(self.at, command)[0], self.reloaded.apply(self.at, command)[0]
-        assert repr(result) == repr(other), "a partition loaded from its rows answers otherwise"
+        assert repr(result) == repr(other), "a partition loaded from its rows gives another answer"
         assert self.bench.everything() == self.reloaded.everything()
         return result
 
@@ -189,7 +189,7 @@ class Walk(RuleBasedStateMachine):
             texts = [
                 m.fields[Column.VALUE].decode() if Column.VALUE in m.fields else None for m in self.bench.messages(live)
             ]
-            assert texts == self.held[token], "what somebody holds stays as it is"
+            assert texts == self.held[token], "leased messages do not change"
             return
         del self.held[token]
         self.apply(c.Ack([(token, None)]) if how == "ack" else c.Nack([(token, None, 0, None)]))
@@ -215,14 +215,14 @@ class Walk(RuleBasedStateMachine):
         if not hasattr(self, "live"):
             return
         log, status = self.bench.log(), self.bench.status()
-        assert log == [each for each in self.history if each in set(log)], "in order, and nothing else"
+        assert log == [each for each in self.history if each in set(log)], "only these messages, in order"
         assert status.messages == len(log)
         counts = self.bench.machine.log.counts
         assert counts.between(0, 1 << 40, self.bench.view) == len(log)
         replayed: dict[str, str | None] = {key: value for _, key, value in log}
         told = {key: value for key, value in replayed.items() if value is not None}
         assert told == {key: value for key, (_, value, _) in self.live.items()}, (
-            "whoever reads all of it has all values"
+            "a reader of the whole log has all values"
         )
         last = {key: (version, value) for version, key, value in self.history}
         kept = {version for version, _, _ in log}

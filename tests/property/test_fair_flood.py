@@ -82,7 +82,7 @@ class Flood:
         self.held += given
         while len(self.held) > self.rng.randrange(4):
             self.settle(*self.held.pop(0))
-        assert given or self.fails, "there is much, and nothing is given"
+        assert given or self.fails, "messages are ready, but the lease granted none"
         return [tenant for _, tenants in given for tenant in tenants.values()]
 
     def settle(self, token: int, tenants: dict[bytes, str]) -> None:
@@ -122,14 +122,14 @@ class Flood:
 def test_a_quiet_tenant_waits_for_two_of_each_other_at_most(head: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_entries, "HEAD_ENTRIES", head)
     floods = run_each(lambda seed: Flood(seed).run(), range(SEEDS))
-    assert max(flood.longest for flood in floods) > 2, "too little happens"
+    assert max(flood.longest for flood in floods) > 2, "too few messages precede the quiet tenant"
 
 
 def test_quiet_tenant_is_served_if_half_of_the_flood_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "FIXED", replace(FIXED, max_gaps=MAY_WAIT))
     for flood in run_each(lambda seed: Flood(seed, fails=True).run(), range(len(TENANTS))):
         found = flood.bench.machine.groups.named("g")
-        assert MAY_WAIT / 2 <= found.waiting_ranges <= MAY_WAIT, "too little fails, or too much"
+        assert MAY_WAIT / 2 <= found.waiting_ranges <= MAY_WAIT, "too few messages fail, or too many"
         assert found.ready.limits.crowding.stopped
 
 

@@ -190,7 +190,7 @@ def test_holder_of_message_is_the_latest_one(steps: list[Any]) -> None:
             assert holders.find(offset) is holds.get(offset)
     for holder in known:
         holders.drop(holder.ranges, holder)
-    assert len(holders) == 0, "nothing is left of what ended"
+    assert len(holders) == 0, "ended holders leave no entries"
 
 
 # -- heaps ------------------------------------------------------------------------------------------------------------

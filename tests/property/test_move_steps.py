@@ -43,9 +43,9 @@ def test_from_any_members_to_any_others(
         elif step is not None:
             assert is_allowed(members, step, leader, caught_up), (members, step)
             kept = len(set(step.voters) & set(wanted))
-            assert kept >= len(set(members.voters) & set(wanted)), "who is wanted and votes goes on"
+            assert kept >= len(set(members.voters) & set(wanted)), "wanted voters keep their votes"
             if len(step.voters) < len(members.voters):
-                assert set(wanted) <= set(step.voters), "nobody goes before all that come are there"
+                assert set(wanted) <= set(step.voters), "no member leaves before all new members are there"
             members = step
         elif not members.learners:
             break
@@ -89,7 +89,7 @@ def test_moves_with_unreachable_nodes_keep_a_majority(
     if not has_majority(members.voters, up):
         return  # without a majority, no member leads the group
     if not {node_of(member) for member in wanted if member not in voters} <= up:
-        assert set(voters) <= set(members.voters), "nobody goes before all that come are there"
+        assert set(voters) <= set(members.voters), "no member leaves before all new members are there"
     elif has_majority(wanted, up):
         assert is_complete(assigned(wanted), members)
 
@@ -112,8 +112,8 @@ def test_report_has_only_states_unknown_to_metadata() -> None:
     both = Members(("n1#1", "n0#0"))
     assert report_of(assigned(["n0#0", "n1#1"]), both) is True
     assert report_of(assigned(["n0#0", "n1#1"], settled=1), both) is None, "it knows"
-    assert report_of(assigned(["n0#0", "n1#1", "n2#2"]), both) is None, "one is to come, and nobody has gone"
-    assert report_of(assigned(["n0#0", "n1#1", "n2#2"], former=("n3#3",)), both) is False, "who is not wanted has gone"
+    assert report_of(assigned(["n0#0", "n1#1", "n2#2"]), both) is None, "n2 is not a member yet"
+    assert report_of(assigned(["n0#0", "n1#1", "n2#2"], former=("n3#3",)), both) is False, "n3 is not a member"
     learns = Members(("n0#0",), ("n1#1",))
-    assert report_of(assigned(["n0#0", "n1#1"], former=("n3#3",)), learns) is False, "who learns has no vote yet"
-    assert report_of(assigned(["n0#0"], former=("n1#1",)), learns) is None, "who learns takes part"
+    assert report_of(assigned(["n0#0", "n1#1"], former=("n3#3",)), learns) is False, "a learner has no vote yet"
+    assert report_of(assigned(["n0#0"], former=("n1#1",)), learns) is None, "a learner is a member"

@@ -307,7 +307,7 @@ class Walk(Holding):
         shown = self.apply(started)
         self.model.jobs[job_id] = Job(kind, arguments, self.model.index, self.model.now, group=group)
         assert (shown["state"], shown["started_ms"]) == ("running", T + self.model.now)
-        assert self.apply(started) == shown, "again: it is the same job"
+        assert self.apply(started) == shown, "a repeated request refers to the same job"
         if to_its_end:
             self.the_leader_runs_timers(0)
 
@@ -358,7 +358,7 @@ class Walk(Holding):
         end, again = self.at + ms, 0
         while (due := self._due()) is not None and due[0] <= end:
             again = again + 1 if due[0] <= self.at else 0
-            assert again < 300, "it is due again and again, and never done"
+            assert again < 300, "a timer stays due after its command"
             self.at = max(self.at, due[0])
             due[1]()
             self.agrees()
@@ -439,7 +439,7 @@ class Walk(Holding):
                 for lease in mine:
                     assert self.apply(c.Ack([(lease.token, None)])) == [self.model.ack(lease.token, None)]
                 self.agrees()
-            assert all(held.state == "dead" for held in self.model.groups[name].held.values()), "something is left"
+            assert all(held.state == "dead" for held in self.model.groups[name].held.values()), "some messages are left"
             assert not self.model.ahead_of(self.model.groups[name])
         if self.model.groups and self.model.settings["delete_on_ack"]:
             self.job("purge_dead", False, None, None, None, None, None, 0, True)

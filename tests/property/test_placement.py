@@ -27,7 +27,7 @@ def changed(slots: Sequence[Slot], there: Sequence[Candidate], *, even: bool = T
         if not found:
             return list(slots)
         slots = [slot._replace(nodes=tuple(found.get(slot.group, slot.nodes))) for slot in slots]
-    raise AssertionError("it does not come to an end")
+    raise AssertionError("the planning does not end")
 
 
 def loads(slots: Sequence[Slot]) -> Counter[str]:
@@ -88,7 +88,7 @@ def test_a_node_that_leaves_holds_nothing_and_all_is_held(
         held = loads(before)[leaving]
         assert held <= moves(before, after) <= held, "only what it held"
     else:
-        assert after == before, "nobody can take it: it stays where it is"
+        assert after == before, "no node can take the replica, so it stays"
 
 
 @given(nodes, st.integers(1, 4), st.integers(1, 4), st.integers(1, 10))

@@ -114,7 +114,7 @@ class Placing(RuleBasedStateMachine):
         assert taken <= sum(limits)
         if taken < sum(limits):
             left = [name for name in self.model.due if self._is_offered(group, name)]
-            assert left == [], "skipped: there was room, and these are due"
+            assert left == [], "skipped: the lease was not full, and these messages are due"
         return multiple(*[Held(group, lease.token, named[lease.token]) for lease in granted])
 
     def _is_offered(self, group: str, name: str) -> bool:

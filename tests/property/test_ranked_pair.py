@@ -37,7 +37,7 @@ def test_reloaded_partition_equals_living_one(walk: Callable[[int], RankedPair])
         else []
     )
     expected += ["crowded"] if walk is run_with_few_gaps else []
-    assert all(happened[what] for what in expected), f"too little happens: {happened}"
+    assert all(happened[what] for what in expected), f"too few events: {happened}"
 
 
 @pytest.mark.long

@@ -322,7 +322,7 @@ def test_flipped_bit_is_rejected_or_in_last_batch(seed: int) -> None:
             try:
                 damaged_machine.wal = damaged_machine.open()
             except Corruption:
-                assert start == 64, "a torn end was taken for a rotten one"
+                assert start == 64, "a torn end was reported as damage"
                 continue
             damaged_machine.commit(commit_batch_of(rng, damaged_machine.state))
             damaged_machine.power_loss()

@@ -74,7 +74,7 @@ async def test_node_joining_with_new_disk_installs_no_former_replicas(
         assert nodes.running["node3"].broker.node_log.pointers.metadata_index >= began
         parts = [p for t in nodes.running["node3"].broker.metadata.topics.values() for p in t.partitions]
         now = {(p.group, member) for p in parts for member in (*p.members, *p.former)}
-        assert set(installed) <= now, "of a former life"
+        assert set(installed) <= now, "replicas of a former incarnation"
 
 
 async def test_start_without_topics_removes_replica_of_deleted_topic(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ async def test_node_that_cannot_write_counts_as_failed(autojump_clock: trio.test
     assert bed.failed() == {"c"}
     bed.sick.clear()
     await bed.tend(1)
-    assert bed.failed() == set(), "it was mended, and started again"
+    assert bed.failed() == set(), "the node can write again"
 
 
 def test_balancing_with_unled_partitions_plans_no_change() -> None:

@@ -18,4 +18,4 @@ def test_lease_of_idle_group_is_one_entry() -> None:
         node.drive()
     leases = group.journal.last_index - before - 1  # do not count the append
     assert node.held
-    assert leases == 1, "the leases of both groups in one entry, and none behind it"
+    assert leases == 1, "one entry has the leases of both groups, and no further one follows"

@@ -99,7 +99,7 @@ async def test_unsubscribe_during_subscribe_ends_subscription(tmp_path: Path) ->
                 pushed = await client.push()
                 while pushed[1] != 1 or pushed[5] != 1:
                     pushed = await client.push()
-            assert values_of(pushed) == [b"m"], "given back, the attempt not counted"
+            assert values_of(pushed) == [b"m"], "the messages are given back without counting the attempt"
 
 
 async def test_start_without_space_for_next_segment_serves_consumers(tmp_path: Path) -> None:
@@ -137,4 +137,4 @@ async def test_partitions_due_at_one_time_share_commit_batches(tmp_path: Path) -
             with trio.fail_after(PATIENCE_S):
                 while len(got) < 60:
                     got.update(values_of(await client.push()))
-            assert plan.syncs - before < 30, "not a pass for each partition"
+            assert plan.syncs - before < 30, "not one commit batch for each partition"

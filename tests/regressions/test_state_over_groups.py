@@ -27,7 +27,7 @@ async def test_state_over_groups_after_redrive_is_ready(tmp_path: Path) -> None:
         assert (await messages.get(message_id)).state == "leased"
         hand.forward(61)
         await waits_until_trimmed(api)
-        assert (await messages.get(message_id)).state == "leased", "though it is dead for the other group"
+        assert (await messages.get(message_id)).state == "leased", "although it is dead for the other group"
         await held.ack()
         assert (await messages.get(message_id)).state == "dead"
         await api.produce("t", b"other")

@@ -25,7 +25,7 @@ def test_worlds() -> None:
     assert sum(world.changes for world in worlds) > 100
     assert sum(world.given_up for world in worlds) > 20
     assert sum(world.found_off for world in worlds) > 1000
-    assert min(world.stamped for world in worlds) > STEPS / 3, "whoever leads waits for a while, not for long"
+    assert min(world.stamped for world in worlds) > STEPS / 3, "a leader waits only for a short time"
     assert {world.starts_wrong for world in worlds} == {False, True}
 
 

@@ -43,19 +43,19 @@ def run_world(seed: int, steps: int = STEPS, *, moments: bool = True) -> Cluster
 def test_worlds(block: int) -> None:
     worlds = run_each(run_world, range(block * SEEDS // BLOCKS, (block + 1) * SEEDS // BLOCKS))
     for what, least in (("crashes", 20), ("snapshots", 2), ("elections", 10), ("compared", 50)):
-        assert sum(getattr(world, what) for world in worlds) > least, f"too little happens: {what}"
+        assert sum(getattr(world, what) for world in worlds) > least, f"too few events: {what}"
     oracles = [world.clients.oracle for world in worlds]
     assert sum(oracle.deliveries for oracle in oracles) > 3000
     assert sum(oracle.redeliveries for oracle in oracles) > 300
     assert sum(message.cancelled for oracle in oracles for message in oracle.sent.values()) > 5
-    assert sum(len(oracle.together()) for oracle in oracles) > 20, "too little happens: rows of one moment to come"
+    assert sum(len(oracle.together()) for oracle in oracles) > 20, "too few events: batch rows due at one moment"
     assert sum(producer.repeated for world in worlds for producer in world.clients.producers) > 100
 
 
 def test_worlds_with_wrong_clocks() -> None:
     worlds = run_each(run_world, CLOCKS)
     assert all(world.clocks_go_wrong for world in worlds)
-    assert sum(world.resets for world in worlds) > 2, "too little happens: resets"
+    assert sum(world.resets for world in worlds) > 2, "too few events: resets"
 
 
 @pytest.mark.long

@@ -27,7 +27,7 @@ def run_world(seed: int, lives: int = LIVES, *, rises: bool = True) -> World:
         node = world.heal()
     assert world.oracle.missing() == [], "acknowledged messages are lost"
     status = node.host.status
-    assert (status.messages, status.bytes) == (0, 0), "messages every group is done with are still there"
+    assert (status.messages, status.bytes) == (0, 0), "messages are left although all groups are done with them"
     node.check_rows(node.replica)
     return world
 
@@ -50,8 +50,8 @@ MOMENTS = (1, 2, 4, 16)
 
 def test_batches_for_one_moment() -> None:
     together = [message for world in run_each(run_world, MOMENTS) for message in world.oracle.together()]
-    assert len(together) > 100, "too little happens: rows of one moment to come"
-    assert sum(message.cancelled for message in together) > 5, "too little happens: cancels of what is in such rows"
+    assert len(together) > 100, "too few events: batch rows due at one moment"
+    assert sum(message.cancelled for message in together) > 5, "too few events: cancels of messages in batch rows"
 
 
 @pytest.mark.long

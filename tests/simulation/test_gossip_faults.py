@@ -46,7 +46,7 @@ def test_member_failed_by_packet_loss_returns_within_seconds(seed: int) -> None:
     """The network loses a fifth of the datagrams and three fifths of the streams, so one probe in twenty fails."""
     world = acquainted(20, seed, loss=0.2, stream_loss=0.6)
     world.run(120)
-    assert count(world, "probes_failed") > 50, "it is put to the test"
+    assert count(world, "probes_failed") > 50, "enough probes must fail for this test"
     wrong = [line for line in world.history if line[3] == State.FAILED]
     assert len(wrong) <= 3
     for when, who, about, _ in wrong:

@@ -114,7 +114,7 @@ def test_returning_member_is_alive_again(how: str, elsewhere: bool, seed: int) -
     own = back.core.records["n1"]
     assert world.run(30, is_back) < 5.0
     world.run(60)
-    assert is_back(), "nothing old comes up again"
+    assert is_back(), "no old belief returns"
 
 
 def test_another_machine_takes_a_name_only_after_a_long_absence() -> None:
@@ -186,7 +186,7 @@ def test_many_members(count: int) -> None:
     packets = world.packets
     world.run(seconds)
     a_second = (world.packets - packets) / seconds / count
-    assert a_second < 2.5, "a ping and its answer"
+    assert a_second < 2.5, "each member sends about one ping and one answer per second"
     world.crash("n3")
     crashed = world.now
     world.run(0.5)

@@ -46,7 +46,7 @@ def operations_of(world: KeysWorld) -> list[Operation]:
 def test_worlds(block: int) -> None:
     worlds = run_each(run_world, range(block * SEEDS // 3, (block + 1) * SEEDS // 3))
     for what, least in (("crashes", 20), ("snapshots", 0), ("elections", 20), ("compared", 100), ("led_twice", 50)):
-        assert sum(getattr(world, what) for world in worlds) > least, f"too little happens: {what}"
+        assert sum(getattr(world, what) for world in worlds) > least, f"too few events: {what}"
     operations = [operation for world in worlds for operation in operations_of(world)]
     swaps = [op for op in operations if op.kind == "cas" and op.answered is not None]
     for least, found in (
@@ -57,7 +57,7 @@ def test_worlds(block: int) -> None:
         (100, [op for op in operations if op.kind == "delete" and op.answered is not None]),
         (100, [op for op in operations if op.answered is None]),
     ):
-        assert len(found) > least, f"too little is done: {found[:1]}"
+        assert len(found) > least, f"too few operations: {found[:1]}"
     assert sum(world.clients.resent for world in worlds) > 50
     assert sum(world.replayed.compactor.forgotten > offsets.FIRST for world in worlds) > len(worlds) // 2
 

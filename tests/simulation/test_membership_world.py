@@ -57,7 +57,7 @@ def test_topics_of_all_kinds_at_once() -> None:
     worlds = run_each(run_kinds, (1, 4))
     assert all(len(world.stored) > 20 for world in worlds)
     for topic in KindsWorld.topics:
-        assert sum(world.delivered_of[topic] for world in worlds) > 20, f"too little happens: {topic}"
+        assert sum(world.delivered_of[topic] for world in worlds) > 20, f"too few events: {topic}"
     assert sum(world.counts["crashes"] + world.counts["hangs"] + world.counts["cuts"] for world in worlds) > 5
     assert sum(order.overtaken for world in worlds for order in world.orders.values()) > 5
 

@@ -38,7 +38,7 @@ def run_world(seed: int, steps: int = STEPS) -> RaftWorld:
 def test_worlds(block: int) -> None:
     worlds = run_each(run_world, range(block * SEEDS // 10, (block + 1) * SEEDS // 10))
     for what, least in (("crashes", 100), ("snapshots", 100), ("changes", 50), ("reads", 500), ("elections", 80)):
-        assert sum(getattr(world, what) for world in worlds) > least, f"too little happens: {what}"
+        assert sum(getattr(world, what) for world in worlds) > least, f"too few events: {what}"
     assert sum(len(world.acked) for world in worlds) > 5000
 
 

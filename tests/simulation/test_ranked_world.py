@@ -31,16 +31,16 @@ def run_world(seed: int, steps: int = STEPS) -> RankedWorld:
 def test_worlds(block: int) -> None:
     worlds = run_each(run_world, range(block, SEEDS, BLOCKS))
     for what, least in (("crashes", 5), ("elections", 5), ("compared", 15), ("snapshots", 0)):
-        assert sum(getattr(world, what) for world in worlds) > least, f"too little happens: {what}"
+        assert sum(getattr(world, what) for world in worlds) > least, f"too few events: {what}"
     assert {world.topic.kind == FAIR for world in worlds} == {True, False}
     oracles = [world.clients.oracle for world in worlds]
     assert sum(oracle.deliveries for oracle in oracles) > 1000
     assert sum(oracle.redeliveries for oracle in oracles) > 100
     assert sum(message.cancelled for oracle in oracles for message in oracle.sent.values()) > 2
-    assert sum(world.clients.ranked for world in worlds) > 10, "too little happens: other priorities"
+    assert sum(world.clients.ranked for world in worlds) > 10, "too few events: changed priorities"
     orders = [world.clients.order for world in worlds if world.clients.order is not None]
-    assert sum(order.overtaken for order in orders) > 50, "too little happens: messages that go before others"
-    assert sum(oracle.at_most for oracle in oracles) > 2, "too little happens: tenants with all out that they may"
+    assert sum(order.overtaken for order in orders) > 50, "too few events: messages leased before earlier ones"
+    assert sum(oracle.at_most for oracle in oracles) > 2, "too few events: tenants at their limit"
 
 
 @pytest.mark.long

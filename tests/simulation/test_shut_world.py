@@ -37,7 +37,7 @@ def test_worlds_with_entries_that_cannot_be_applied(block: int) -> None:
         ("crashes", 10),
         ("compared", 20),
     ):
-        assert sum(getattr(world, what) for world in worlds) > least, f"too little happens: {what}"
+        assert sum(getattr(world, what) for world in worlds) > least, f"too few events: {what}"
 
 
 @pytest.mark.long

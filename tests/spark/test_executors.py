@@ -164,7 +164,7 @@ def test_a_driver_is_killed_between_a_write_and_its_commit(node: Broker, tmp_pat
     assert numbers(node) == [*range(3000)] and not (checkpoint / "commits" / "2").exists()
     done = subprocess.run([*command, ""], env=environment(), capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
-    assert "BATCHES [2, 3, 4]" in done.stdout, "the third one was written again"
+    assert "BATCHES [2, 3, 4]" in done.stdout, "the third micro-batch was written again"
     assert numbers(node) == [*range(5000)]
 
 

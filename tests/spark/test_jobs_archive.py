@@ -115,7 +115,7 @@ def test_an_archive_that_lost_its_checkpoint(spark: Any, node: Broker, tmp_path:
     rows = jobs.sql(
         spark, "select value from messages", ["t"], archive=str(place), until=START_MS + 5000, servers=[node.address]
     )
-    assert values(rows) == [*range(5)], "what is asked for ends before what is archived"
+    assert values(rows) == [*range(5)], "the requested range ends before the archived one"
     shutil.rmtree(place / "_checkpoint")
     with pytest.raises(InvalidRequest, match=r"its checkpoint .* has 0"):
         jobs.archive(spark, ["t"], str(place), servers=[node.address])
@@ -160,7 +160,7 @@ def test_priorities_and_tenants(spark: Any, node: Broker, tmp_path: Path, monkey
     with node.client() as client:
         client.produce("t", b"30", tenant="tenant-0", priority=30, delay="1h")
     view = jobs.sql(spark, "select * from messages where tenant is not null", ["t"], archive=place, servers=servers)
-    assert ranks(view) == [*new, (30, 30, "tenant-0")], "of the archive, of what is due, and of what is pending"
+    assert ranks(view) == [*new, (30, 30, "tenant-0")], "archived, due and pending messages"
 
     options: dict[str, Any] = {"servers": servers, "where": "cast(cast(value as string) as int) >= 5"}
     for _ in range(2):
@@ -202,7 +202,7 @@ def test_replay(spark: Any, node: Broker, tmp_path: Path) -> None:
     )
     jobs.replay(spark, place, "again", **shifted)
     rows = reading(spark.read, node, subscribe="again", view="pending", includeRaw=True).load().collect()
-    assert sorted(int(row.value) for row in rows) == [*range(0, 100, 2)], "once, however often it runs"
+    assert sorted(int(row.value) for row in rows) == [*range(0, 100, 2)], "each message once, after repeated runs"
     for row in rows:
         number = int(row.value)
         assert bytes(row.key) == b"k%d" % (number % 5)

@@ -115,12 +115,12 @@ def test_a_run_that_is_cut_off_has_changed_nothing(
     of_list = max(at for at, number in enumerate(synced) if number == listed)
     assert synced.index(compacted.stat().st_ino) < of_list, "rows are on the disk before they count"
     rows = archived(spark, str(place))
-    assert values(rows) == values(reader) == [*range(10)], "also by the list of before"
+    assert values(rows) == values(reader) == [*range(10)], "a reader with the former list sees all rows"
     assert [tuple(row) for row in rows.select("topic", "date").distinct().collect()] == [("t", date(2030, 1, 1))]
     # A later run deletes the remaining files of all runs.
     a_day_later()
     done = jobs.compact_archive(spark, str(place))
-    assert (done.before, done.after) == (2, 2) and done.deleted == 4 + 3, "the old ones, and three that were moved"
+    assert (done.before, done.after) == (2, 2) and done.deleted == 4 + 3, "the old files, and three that were moved"
     assert len(files(place)) == 2 and not [*(place / "_compaction").glob("[0-9]*")]
     assert values(archived(spark, str(place))) == [*range(10)]
 
@@ -239,7 +239,7 @@ def test_a_replay_that_is_killed(spark: Any, node: Broker, tmp_path: Path) -> No
                 wait_until(lambda: stored() or job.poll() is not None)
             finally:
                 os.killpg(job.pid, signal.SIGKILL)
-        assert 0 < stored() < 5 * each, "it was to be in the middle"
+        assert 0 < stored() < 5 * each, "the kill must happen in the middle"
     with pytest.raises(InvalidRequest, match="has not ended"):
         jobs.compact_archive(spark, str(place))
     jobs.replay(spark, str(place), "t", servers=[node.address])
@@ -295,7 +295,7 @@ def test_an_archive_that_is_written_to_meanwhile(
     assert done.after < done.before == 6 and done.deleted == 0
     assert sum("compacted-" in line for line in listed.splitlines()) == 1
     assert values(archived(spark, str(place))) == [*range(count)]
-    assert values(reader) == [*range(count - 2 * EACH)], "by the list of before"
+    assert values(reader) == [*range(count - 2 * EACH)], "a reader with the former list sees its rows"
     # A later run deletes the remaining files of all runs, and the archive continues.
     a_day_later()
     done = jobs.compact_archive(spark, str(place))
@@ -304,5 +304,5 @@ def test_an_archive_that_is_written_to_meanwhile(
     rows = archived(spark, str(place))
     assert values(rows) == [*range(count)]
     assert rows.select("topic", "date").distinct().count() == 1
-    assert not [*(place / "_compaction").glob("[0-9]*")], "nothing is left of any run"
+    assert not [*(place / "_compaction").glob("[0-9]*")], "no file of a run is left"
     assert json.loads(listed.splitlines()[-1])["action"] == "add"

@@ -77,7 +77,7 @@ def test_interrupted_and_run_again(
     result = CliRunner().invoke(main, args)
     thread.join()
     assert (result.exit_code, result.stdout, result.stderr.strip()) == (130, "", STOPPED)
-    assert 0 < stored(node) < ROWS, "it was to be in the middle"
+    assert 0 < stored(node) < ROWS, "Ctrl-C must happen in the middle"
     result = CliRunner().invoke(main, args)
     assert result.exit_code == 0, result.output
     messages = node.messages("t")

@@ -270,7 +270,7 @@ def test_unique_keys(schedule: Schedule, node: Broker, tmp_path: Path) -> None:
     with node.client() as client:
         client.produce("t", b"first", unique_key="k0", delay="300d")
     assert schedule(tmp_path / "a.json", mapping=mapping, write_id="keep").sent == 9
-    assert sent(node) == [b"1", b"2", b"first"], "those that were there, or came first, stay"
+    assert sent(node) == [b"1", b"2", b"first"], "existing messages, and the first of equal keys, stay"
     assert schedule(tmp_path / "a.json", mapping=mapping, on_conflict="replace").sent == 9
     assert sent(node) == [b"6", b"7", b"8"]
     # Without the same write id, it is another job.
@@ -300,7 +300,7 @@ def test_changed_rows_with_same_write_id_conflict(schedule: Schedule, tmp_path: 
     (tmp_path / "a.csv").write_text("body,at\n" + "".join(rows[::-1]))
     with pytest.raises(Conflict, match="the rows differ between attempts of a task") as refused:
         schedule(tmp_path / "a.csv", write_id="w")
-    assert not hasattr(refused.value, "__notes__"), "the same again would fail again"
+    assert not hasattr(refused.value, "__notes__"), "a repetition of the command would fail again"
 
 
 def test_foreign_directory_is_not_replaced(schedule: Schedule, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_messages_trimmed_before_archiving_are_reported(
     with pytest.raises(PySparkException, match=rf"partition {partition}: messages .* were trimmed before they were"):
         ask()
     assert ask(fail_on_data_loss=False) == [*range(10), *range(20, 30)]
-    assert ask(since=node.now_ms() - 60_000) == [*range(20, 30)], "what is gone was not asked for"
+    assert ask(since=node.now_ms() - 60_000) == [*range(20, 30)], "the trimmed messages were not requested"
     shutil.rmtree(tmp_path / "archive" / "_checkpoint")
     for wrong, says in ((place, "its checkpoint .* was lost"), (str(tmp_path / "nothing"), "there is no archive")):
         with pytest.raises(InvalidRequest, match=says):

@@ -57,7 +57,7 @@ def test_rate_applies_to_the_whole_job(spark: Any, rate: int) -> None:
     rows = due(archive(spark, counts, "place"), rate=rate)
     assert len(rows) == sum(counts)
     times = [at_ms for at_ms, _, _ in rows]
-    assert times[0] == START_MS, "nothing is early, and the first one is not late"
+    assert times[0] == START_MS, "the first message is neither early nor late"
     assert most_in_a_second(times) <= rate
     for part in range(PARTS):
         offsets = [offset for _, partition, offset in rows if partition == part]
@@ -72,7 +72,7 @@ def test_rate_and_shift_are_combined(spark: Any) -> None:
     times = [at_ms for at_ms, _, _ in rows]
     assert len(times) == 30 * PARTS
     before = [at_ms - START_MS - min(int(offset), 10) * 60_000 for at_ms, _, offset in rows]
-    assert min(before) == 0, "nothing is before its time"
+    assert min(before) == 0, "no message is early"
     assert most_in_a_second(times) == rate
     burst = [at_ms for at_ms, _, offset in rows if int(offset) >= 10]
     assert burst[-1] - burst[0] == 1000 * (len(burst) - 1) // rate, "the burst is spread"

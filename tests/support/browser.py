@@ -160,7 +160,7 @@ class Browser:
             if self.focused().strip() == text:
                 return
             self.keys(Keys.TAB)
-        raise AssertionError(f"Tab does not come to {text!r}")
+        raise AssertionError(f"Tab does not reach {text!r}")
 
     def logged(self) -> list[str]:
         """Return the errors, warnings and violations that the browser logged since the last call."""

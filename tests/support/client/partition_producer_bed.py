@@ -230,7 +230,7 @@ class LaneBed:
             self.answer(len(self.wire.answers))
             self.now += 0.05
             self.partition_producer.pump(self.now)  # the steps are too short for a timeout
-        raise AssertionError("it never comes to an end")
+        raise AssertionError("the producer does not become idle")
 
     # -- results --------------------------------------------------------------------------------------------------
 
@@ -255,4 +255,4 @@ class LaneBed:
             if batch.offsets is not None:
                 assert stored.get(place) == batch.offsets.base, f"batch {place} is not where its receipt says"
             elif not batch.unknown:
-                assert place not in stored, f"batch {place} is said not to be stored, and is"
+                assert place not in stored, f"batch {place} is stored, but reported as not stored"

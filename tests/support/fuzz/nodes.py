@@ -121,7 +121,7 @@ class Fuzz:
                     if answer[0] == Type.REPLY or not _is_passing(answer):
                         return answer
                 await trio.sleep(0.1)
-        raise AssertionError(f"no node does {Type(kind).name} {fields}: {last}")
+        raise AssertionError(f"no node executes {Type(kind).name} {fields}: {last}")
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class Fuzz:
         try:
             return await raw.receive()
         except (ValueError, msgpack.UnpackException) as error:
-            raise AssertionError(f"a node sent what cannot be decoded: {error!r}") from error
+            raise AssertionError(f"a node sent a frame that cannot be decoded: {error!r}") from error
 
     # -- kills ----------------------------------------------------------------------------------------------------
 

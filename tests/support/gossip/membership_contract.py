@@ -67,7 +67,7 @@ class Follower:
             while name not in self.listed or not condition(self.listed[name]):
                 await self.read()
             return self.listed[name]
-        raise AssertionError(f"{name} was never like that in {PATIENCE_S:g} s; listed are {self.listed}")
+        raise AssertionError(f"{name} did not reach the expected state in {PATIENCE_S:g} s; listed are {self.listed}")
 
 
 async def alone(bed: Bed) -> tuple[Membership, Follower]:
@@ -138,7 +138,7 @@ class ClusterContract(MembershipContract):
     async def test_a_third_is_found_through_the_second(self, bed: Bed) -> None:
         _, follows_a, b, _ = await two(bed)
         c = await bed.start("c", {"id": "id of c"})
-        assert await c.join([Address("127.0.0.1", free_port()), bed.address("b")]) == 1, "one seed of two answers"
+        assert await c.join([Address("127.0.0.1", free_port()), bed.address("b")]) == 1, "only one of two seeds answers"
         await follows_a.until("c", lambda member: ours(member) == {"id": "id of c"})
         await Follower(c.changes()).until("a", lambda member: ours(member) == TAGS)
         assert set(b.members()) >= {"a", "b"}

@@ -114,7 +114,7 @@ class SerfAgent:
                 if name in listed and condition(listed[name]):
                     return listed[name]
                 await trio.sleep(_LOOK_S)
-        raise AssertionError(f"{name} was never like that in {PATIENCE_S:g} s; {self.name} lists {listed}")
+        raise AssertionError(f"{name} did not reach the expected state in {PATIENCE_S:g} s; {self.name} lists {listed}")
 
     async def join(self, seed: Address) -> None:
         await self._command("join", str(seed))

@@ -277,7 +277,7 @@ class Bench:
             if due_ms is None or due_ms > max(T + at, self.machine.now_ms):
                 return
             self.upkeep(at)
-        raise AssertionError(f"upkeep is due for ever: {STEPS} steps did not end it")
+        raise AssertionError(f"upkeep stays due: {STEPS} steps did not end it")
 
     # -- state ----------------------------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ class Holding(Producers):
         super()._watch_trim()
         self._holds_agree()
         trimmed = self.model.trimmed
-        assert len(self.bench.status().holds) == len(self._live()), "an upkeep drops those whose time is over"
+        assert len(self.bench.status().holds) == len(self._live()), "an upkeep removes expired holds"
         for above in self._live():
             assert trimmed == before or trimmed <= above, "trimmed beyond a hold"
 

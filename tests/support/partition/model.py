@@ -349,7 +349,7 @@ class Model:
             assert held is None or held.state in ("waiting", "blocked"), f"{name} died while it was {held}"
             assert held is not None or self.messages[name].offset >= group.start, f"{name} was acked, and died"
             if held is None:
-                assert self.ahead_of(group)[0].name == name, f"{name} died, and those before it were passed over"
+                assert self.ahead_of(group)[0].name == name, f"{name} died before earlier messages did"
                 group.start = self.messages[name].offset + b"\0"
             self.bury(group, name, "expired", held or Held(""), held.error if held else None, dead_at)
             seen += 1

@@ -105,7 +105,7 @@ class Bed(RuleBasedStateMachine):
         if self.evicts:
             self.evict()
         result, other = self.bench.apply(self.at, command), self.reloaded.apply(self.at, command)
-        assert repr(result) == repr(other), "a partition loaded from its rows answers otherwise"
+        assert repr(result) == repr(other), "a partition loaded from its rows gives another answer"
         one, another = comparable(self.bench.everything()), comparable(self.reloaded.everything())
         differ = {key: (one.get(key), another.get(key)) for key in one.keys() | another.keys()}
         assert one == another, {key: both for key, both in differ.items() if both[0] != both[1]}
@@ -225,7 +225,7 @@ class Bed(RuleBasedStateMachine):
             in_flight = Counter(key for key in busy if key is not None)
             # The topic's limit, because a group may lower its own limit below the number of leased messages.
             most = model.settings["max_in_flight_per_key"] or 1
-            assert all(count <= most for count in in_flight.values()), "too many of one key at once"
+            assert all(count <= most for count in in_flight.values()), "too many messages of one key are leased at once"
 
     def _tally_agrees(self, state: GroupStatus) -> None:
         """Check that the incremental counts equal counts over all messages."""

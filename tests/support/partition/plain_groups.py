@@ -20,7 +20,7 @@ def check_groups(bench: Bench) -> None:
         assert group.oldest_held == min(held, default=None)
         assert {offset: group.holder_of(offset) for offset in held} == held
         named = {o for lease in group.leases.values() for base, n in lease.ranges for o in offsets.run(base, n)}
-        assert all(group.holder_of(offset) is None for offset in named - held.keys()), "somebody holds what is settled"
+        assert all(group.holder_of(offset) is None for offset in named - held.keys()), "a settled message has a holder"
         assert group.waiting_ranges == sum(len(list(entry.ranges)) for entry in group.waiting.values())
         for consumer in {lease.consumer for lease in group.leases.values()}:
             held_by = [token for token, lease in sorted(group.leases.items()) if lease.consumer == consumer]
@@ -44,7 +44,7 @@ def _check_sums(bench: Bench) -> None:
     assert groups.longest_unused is unused
     told = bench.status()
     again = StatusTable(groups, machine.log.counts, machine.log.state).refresh(machine.now_ms, bench.view)
-    assert list(told.groups) == list(again), "a group is another one than was told"
+    assert list(told.groups) == list(again), "a changed group was not reported"
     assert told.dead == sum(group.dead.total() for group in groups.by_id.values())
     groups._changed[:] = changes
 

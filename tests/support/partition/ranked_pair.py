@@ -249,7 +249,7 @@ class RankedPair:
         if is_due or found.halts or found.paused or self.draw.random() < 0.5:
             return
         given = self.grant(group, 1, 30_000, self.now, self.now + 40)
-        assert not given, "something could be given, and nobody asked"
+        assert not given, "a lease would grant messages, but the status reports none"
         self.happened["rests"] += 1
 
     def statuses(self, group: str) -> list[GroupStatus]:

@@ -141,7 +141,7 @@ class RankedSequence:
             for look_ahead in self.bench.machine.groups.readers():
                 look_ahead.evict()
         results = [bench.apply(self.now, *commands) for bench in self.benches]
-        assert str(results[0]) == str(results[1]), "a partition loaded from its rows answers otherwise"
+        assert str(results[0]) == str(results[1]), "a partition loaded from its rows gives another answer"
         one, another = (comparable(bench.everything()) for bench in self.benches)
         if one != another:
             keys = [key for key in {**one, **another} if one.get(key) != another.get(key)]
@@ -671,7 +671,7 @@ class RankedSequence:
             if due_ms is None or due_ms > max(T + self.now, self.bench.machine.now_ms):
                 return
             self.apply(c.Upkeep())
-        raise AssertionError("upkeep is due for ever")
+        raise AssertionError("upkeep stays due")
 
     # -- checks ---------------------------------------------------------------------------------------------------
 
@@ -697,7 +697,7 @@ class RankedSequence:
         status = self.bench.status()
         assert status.messages == self._count_in_log()
         beside = {key[1:] for key, _ in self.bench.rows(rows.OVERLAY)}
-        assert beside <= {message.offset for message in alive}, "a priority of nobody"
+        assert beside <= {message.offset for message in alive}, "a priority row without a message"
 
     def _count_in_log(self) -> int:
         machine, view = self.bench.machine, self.bench.view
@@ -710,7 +710,7 @@ class RankedSequence:
         found = machine.groups.named(group.name)
         assert found.ready is not None
         for queue in found.ready._queues.values():
-            assert queue.held_bytes == sum(map(bytes_of, queue.entries)), "what it holds is not counted"
+            assert queue.held_bytes == sum(map(bytes_of, queue.entries)), "the held messages are not counted"
         counts = dict.fromkeys((PENDING, LEASED, WAITING, DEAD, ACKED), 0)
         back = due = 0
         for message in self.messages.values():
@@ -721,7 +721,7 @@ class RankedSequence:
             holder = found.holder_of(message.offset)
             in_log = machine.log.find(message.offset, view) is not None
             if held.state in (LEASED, WAITING):
-                assert holder is not None, f"{message.name} is {held.state} in {group.name}, and nobody has it"
+                assert holder is not None, f"{message.name} is {held.state} in {group.name}, but no holder has it"
                 assert isinstance(holder, Lease if held.state == LEASED else Waiting)
                 kept = view.get(rows.of_group(rows.KEPT, found.group_id, message.offset)) is not None
                 assert kept == holder.kept
@@ -782,7 +782,7 @@ class RankedSequence:
             self.now += 5000
             self.apply(c.Clock())
         else:
-            raise AssertionError("something is left")
+            raise AssertionError("some messages are left")
         self._check_end()
 
     def _is_any_left(self) -> bool:

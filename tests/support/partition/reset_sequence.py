@@ -159,10 +159,12 @@ class ResetSequence:
         for lease in granted:
             for message in self.bench.messages(lease):
                 known = self.messages[self._name(message)]
-                assert not known.gone and group not in known.acked | known.dead, f"{known.name} came again to {group}"
+                assert not known.gone and group not in known.acked | known.dead, (
+                    f"{known.name} was redelivered to {group}"
+                )
                 assert message.id == known.id
                 is_early = known.wanted > self.due_until(group) and group not in known.had
-                assert not is_early, f"{known.name} came early to {group}"
+                assert not is_early, f"{known.name} was delivered early to {group}"
                 if known.waits:
                     known.had.add(group)
             self.leases[lease.token] = (group, lease)
@@ -307,9 +309,9 @@ class ResetSequence:
             if message.gone:
                 continue
             for group in self.open:
-                assert group in message.acked | message.dead, f"{message.name} never came to {group}"
+                assert group in message.acked | message.dead, f"{message.name} was never delivered to {group}"
                 at = came.get((group, message.name), 0)
-                assert at <= max(message.by, begun) + LATE, f"{message.name} came to {group} only at {at}"
+                assert at <= max(message.by, begun) + LATE, f"{message.name} was delivered to {group} only at {at}"
         self.compare()
 
 

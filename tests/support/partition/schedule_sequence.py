@@ -180,7 +180,7 @@ class ScheduleSequence:
             assert not (one.paused and one.expected_ms is not None)
             assert one.made is None or one.expected_ms is not None
             sent = [row[0] for row in one.history if row[2] == SENT]
-            assert len({*sent}) == len(sent), "an occurrence is over once"
+            assert len({*sent}) == len(sent), "each occurrence ends once"
             if one.settings.get("count") is not None and one.expected_ms is not None:
                 assert one.fired < one.settings["count"]
         for key, ids in self.delivered.items():

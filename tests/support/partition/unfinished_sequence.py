@@ -254,7 +254,7 @@ class UnfinishedSequence:
             if due_ms is None or due_ms > max(T + self.at, self.bench.machine.now_ms):
                 return
             self.upkeep()
-        raise AssertionError("upkeep is due again and again")
+        raise AssertionError("upkeep stays due")
 
     # -- the record -----------------------------------------------------------------------------------------------
 

@@ -83,9 +83,11 @@ class Record:
         unseen = [value for value, offset in self.stored.items() if offset not in self.delivered.get(value, set())]
         doubled = [value for value, ids in self.delivered.items() if len(ids) > 1]
         assert self.faults == [], f"seed {seed}: {self.faults}"
-        assert unseen == [], f"seed {seed}: {len(unseen)} of {len(self.stored)} acknowledged messages never came"
+        assert unseen == [], (
+            f"seed {seed}: {len(unseen)} of {len(self.stored)} acknowledged messages were not delivered"
+        )
         assert lost == [], f"seed {seed}: {len(lost)} of {len(self.stored)} acknowledged messages were never acked"
-        assert doubled == [], f"seed {seed}: a retry of the producer was stored again"
+        assert doubled == [], f"seed {seed}: a retry of the producer was stored twice"
         assert len(self.stored) >= self.least
 
 

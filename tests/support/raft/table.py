@@ -88,7 +88,7 @@ class Table:
             if not self.queue:
                 return
             self.deliver(only_to=only_to)
-        raise AssertionError("messages go to and fro for ever")
+        raise AssertionError("the members exchange messages without end")
 
     def elect(self, name: str) -> Group:
         """Make a member the leader of the next term."""

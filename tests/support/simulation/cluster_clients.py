@@ -209,7 +209,7 @@ class Producer:
             if isinstance(result, AlreadyStored) and numbered.answered:
                 return  # a late copy of an answered batch
             assert not isinstance(result, SandqError), result
-            assert numbered.first_answer in (None, result), "a batch sent again has another answer"
+            assert numbered.first_answer in (None, result), "a resent batch has another answer"
             self.repeated += numbered.first_answer is not None
             numbered.first_answer = result
             if self._rng.random() >= LOST and not numbered.answered:

@@ -326,7 +326,7 @@ class Writing:
         def done(result: Any) -> None:
             if not isinstance(result, SandqError):
                 assert self.first_answer in (None, result), (
-                    f"a batch sent again has another answer: {self.first_answer}, {result}"
+                    f"a resent batch has another answer: {self.first_answer}, {result}"
                 )
                 self.first_answer = result
             if self.ended:

@@ -101,7 +101,7 @@ class KeysWorld(ClusterWorld):
             self.clients.finish()
         self.compare()
         for key in KEYS:
-            assert any(op.invoked > healed for op in self.clients.histories[key]), "nobody could read in the end"
+            assert any(op.invoked > healed for op in self.clients.histories[key]), "no client could read after healing"
         linearizable.check(self.clients.histories)
         self._check_state(self._replay())
 

@@ -220,7 +220,7 @@ class _Search:
                 continue  # all continuations are possible there, too
             known.append(present.used)
             looked_at += 1
-            assert looked_at < MOST_CONFIGURATIONS, "too much is unknown: nobody can say whether it is linearizable"
+            assert looked_at < MOST_CONFIGURATIONS, "too many unknown answers: the search takes too long"
             self._branch(present._replace(taken=taken), limit, candidates, stack)
         return False
 

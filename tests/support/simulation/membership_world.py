@@ -103,7 +103,7 @@ class Rounds(trio.abc.Instrument):
 
     async def watch(self) -> None:
         await self.too_many.wait()
-        raise AssertionError("a task goes round without waiting for anything")
+        raise AssertionError("a task loops without waiting")
 
 
 class MembershipWorld:

@@ -224,7 +224,7 @@ class Node(Stepped):
 
         def repeated(result: Any) -> None:
             if not isinstance(result, StorageFailed):
-                assert result == [None], "an ack repeated with the same token is answered as the first time"
+                assert result == [None], "a repeated ack with the same token gets the first answer"
 
         self.host.submit(c.Ack([(held.token, what)]), done)
 

@@ -108,19 +108,19 @@ class Oracle:
             now_ms = self.clock.ms
             sent = self.sent.get(payload)
             assert sent is not None, f"{payload!r} was never sent"
-            assert not sent.cancelled, f"{payload!r} was cancelled and comes"
+            assert not sent.cancelled, f"{payload!r} was cancelled, but is delivered"
             assert now_ms >= sent.not_before_ms, f"{payload!r} is {sent.not_before_ms - now_ms} ms early"
-            assert now_ms >= offsets.deliver_ms(offset), f"{payload!r} comes before its place in the log"
+            assert now_ms >= offsets.deliver_ms(offset), f"{payload!r} is delivered before its position in the log"
             if not sent.moving and not sent.vague and not sent.placed_anew:
-                assert sent.offset in (None, offset), f"{payload!r} is at another offset than its producer was told"
+                assert sent.offset in (None, offset), f"{payload!r} has another offset than the answer to its producer"
                 assert sent.seen_at in (None, offset) or sent.offset, f"{payload!r} was stored twice"
                 sent.seen_at = offset
-            assert payload not in self.acked[group], f"{payload!r} was acked in {group} and comes again"
+            assert payload not in self.acked[group], f"{payload!r} was acked in {group}, but is delivered again"
             holder = self._holder(group, payload)
             self._check_limits(group, sent)
             if holder is not None and holder[0] != delivery.token and not self.seeks[group]:
                 assert holder[1] <= self.clock.reached_ms, f"{payload!r} is leased twice at once in {group}"
-                assert delivery.token > holder[0], f"{payload!r} comes with an older token"
+                assert delivery.token > holder[0], f"{payload!r} is delivered with an older token"
             self.holders[group, payload] = (delivery.token, delivery.deadline_ms, delivery.consumer)
             self.deliveries += 1
             self.redeliveries += (group, payload) in self.seen
@@ -143,11 +143,11 @@ class Oracle:
             return
         if self.ordered and sent.key is not None:
             others = self._held(group, sent, lambda other: other.key == sent.key)
-            assert len(others) < self.per_key, f"{others!r} and {sent.payload!r} of one key are out at once"
+            assert len(others) < self.per_key, f"{others!r} and {sent.payload!r} of one key are leased at once"
         most = self.per_tenant(sent.tenant)
         if most is not None:
             others = self._held(group, sent, lambda other: other.tenant == sent.tenant)
-            assert len(others) < most, f"{others!r} and {sent.payload!r} of tenant {sent.tenant!r} are out at once"
+            assert len(others) < most, f"{others!r} and {sent.payload!r} of tenant {sent.tenant!r} are leased at once"
             self.at_most += len(others) == most - 1
 
     def _held(self, group: str, sent: Sent, is_alike: Callable[[Sent], bool]) -> list[bytes]:

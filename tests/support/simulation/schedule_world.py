@@ -95,7 +95,7 @@ class ScheduleWorld(MembershipWorld):
                         found.add(result["id"])
                     except SandqError as error:
                         self.note(f"no trigger: {error.message}")
-        assert len(found) <= 1, "a trigger is one message, however often it is asked for"
+        assert len(found) <= 1, "a repeated trigger must store only one message"
         self.stored |= {b"t" + one for one in found}
         self.counts["triggers"] += len(found)
 

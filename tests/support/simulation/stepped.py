@@ -194,7 +194,7 @@ class Stepped:
         live.log.garbage.take()  # also a value of the process
         assert loaded.status(view) == live.status(view)
         known = [[(key, one.row()) for key, one in part.producers._known.items()] for part in (loaded, live)]
-        assert known[0] == known[1], "a partition loaded from rows knows other producers, or forgets in another order"
+        assert known[0] == known[1], "a partition loaded from its rows knows other producers, or in another order"
         for group_id, group in live.groups.by_id.items():
             twin = loaded.groups.by_id[group_id]
             assert twin.row() == group.row()
