@@ -93,7 +93,7 @@ def main(source: Path | None, reminders: Path, seconds: float | None, no_kill: b
     sys.exit(code)
 
 
-# Reminders, and the kill of a leader.
+# Without --input: the scene with reminders, in which a leader is killed.
 
 
 def _with_reminders(path: Path, seconds: float | None, kill: bool) -> Run:

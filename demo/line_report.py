@@ -136,7 +136,7 @@ class LineLedger:
 
 
 def faults(ledger: LineLedger) -> list[str]:
-    """Return the broken promises; empty if the broker kept all of them."""
+    """Return a text for each promise that the broker broke. Empty if it kept all promises."""
     found = []
     if ledger.lost > 0:
         found.append(f"{ledger.lost:,} lost: sent, and never delivered ({_named(ledger.numbers(), ledger.lost)})")

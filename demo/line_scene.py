@@ -36,7 +36,7 @@ HELD = 2000
 UNCONFIRMED = 10_000
 BEHIND_MS = 250.0
 QUIET_S = 1.0
-"""Time in s to wait at the end, in case that a line is delivered a second time."""
+"""Time in s to wait at the end, to notice lines that are delivered a second time."""
 _TOGETHER = 50
 _WAITS = 50
 _TICK_S = 0.02
@@ -109,7 +109,7 @@ async def start(scene: LineScene) -> None:
 
 
 async def send_all(scene: LineScene, client: sandq.Client) -> None:
-    """Read and send line after line; record the broker's response to each."""
+    """Read and send line after line; record the broker's response to each line."""
     ledger = scene.ledger
     sender, receiver = anyio.create_memory_object_stream[tuple[int, sandq.Receipt]](UNCONFIRMED)
     began_ms = now_ms()
@@ -164,7 +164,7 @@ async def confirm(ledger: LineLedger, receiver: anyio.abc.ObjectReceiveStream[tu
 
 
 async def work(scene: LineScene, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-    """Receive lines when they are due, and ack each."""
+    """Receive lines when they are due, and ack each line."""
     credit = max(1, min(HELD, HELD_BYTES // max(1, scene.survey.longest_bytes)))
     async with (
         sandq.connect(scene.node.address, name="worker") as client,

@@ -225,7 +225,7 @@ class Verdict:
 
     @property
     def faults(self) -> list[str]:
-        """Return the broken promises; empty if the broker kept all of them."""
+        """Return a text for each promise that the broker broke. Empty if it kept all promises."""
         checks = (
             (self.lost, "{} lost: stored but never delivered"),
             (self.early, "{} delivered before their time"),

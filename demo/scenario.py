@@ -34,12 +34,12 @@ CREDIT = 200
 HANDLING_S = 0.02
 """Time that a worker takes for a reminder. Because of it, workers are handling reminders when a leader is killed."""
 KILL_PART = 1 / 3
-"""Share of delivered reminders after which a leader is killed."""
+"""A leader is killed once this share of the reminders was delivered."""
 AWAY_PART = 0.1
 """Time until the killed node starts again, as a share of the demo's time. Counts from the new leaders on."""
 FOURTH = "node4"
 JOIN_PART = 1 / 2
-"""Share of delivered reminders after which the fourth node starts. It also waits until the killed node is back."""
+"""The fourth node starts once this share of the reminders was delivered, and the killed node is back."""
 SETTLE_S = 60.0
 """Time limit for the fourth node to get its share."""
 LOOK_S = 0.1

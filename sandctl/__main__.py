@@ -21,7 +21,7 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
 
 
 def run() -> None:
-    """Run the command, and end the process with its exit code. Do not return."""
+    """Run the command, and end the process with its exit code. This function never returns."""
     from sandctl.interrupts import FirstOnly
     from sandctl.main import main
 

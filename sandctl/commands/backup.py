@@ -119,7 +119,7 @@ def create(
     rate: int | None,
     backup_key: str | None,
 ) -> None:
-    """Back up all topics to URL, each partition as it is at one moment.
+    """Back up all topics to URL. Each partition is saved as it is at one moment.
 
     \b
       sandctl backup create /backups

@@ -60,7 +60,7 @@ def init(yes: bool) -> None:
       sandctl cluster init --server node1:7170
 
     Use it if all nodes have seeds and wait, because no node is configured to found the cluster (cluster.bootstrap). The
-    other nodes join. This cannot be undone: nodes of another cluster with the same name never join this one.
+    other nodes join. This cannot be undone: nodes of another cluster with the same name never join this cluster.
     """
     if not yes:
         need_yes("founding a cluster cannot be undone")

@@ -75,7 +75,7 @@ def add(name: str, is_used: bool, is_replaced: bool) -> None:
 @name_argument
 @common_options
 def use(name: str) -> None:
-    """Use the context NAME, unless a command names a different one.
+    """Use the context NAME, unless a command names a different context.
 
     \b
       sandctl context use prod

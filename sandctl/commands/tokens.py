@@ -69,7 +69,7 @@ def rotate(name: str, expires: timedelta | datetime | None, never: bool, out: st
     \b
       sandctl token rotate billing --expires 90d --out billing.token
 
-    To replace a token without a gap, create a second one, give it to the programs, and revoke the first.
+    To replace a token without a gap, create a second token, give it to the programs, and revoke the first token.
     """
     _check_out(out)
     changed: dict[str, Any] = {"expires": expiry(expires, never)} if never or expires is not None else {}

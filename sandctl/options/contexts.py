@@ -84,7 +84,7 @@ def _context(found: Any) -> Context:
 
 
 def write_contexts(contexts: Contexts) -> Path:
-    """Save these contexts in place of the old ones, and return the path."""
+    """Replace the saved contexts by these contexts, and return the path."""
     file = contexts_file()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     named = {name: asdict(one) for name, one in contexts.named.items()}

@@ -104,7 +104,7 @@ def read_private(file: Path) -> bytes | None:
 
 
 def write_logins(logins: dict[str, str]) -> Path:
-    """Save these tokens in place of the old ones, and return the path."""
+    """Replace the saved tokens by these tokens, and return the path."""
     file = login_file()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_private(file, json.dumps(logins, indent=2) + "\n")

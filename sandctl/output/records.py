@@ -40,7 +40,7 @@ def dead_record(letter: DeadLetter, *, value: bool) -> dict[str, Any]:
 
 
 def entry_record(entry: Entry, *, value: bool = True) -> dict[str, Any]:
-    """Return a key of a compacted topic with its value; without value and headers unless `values` is true."""
+    """Return a key of a compacted topic. With `values`, include its value and headers."""
     from sandq.client.json_format import entry_json
 
     return entry_json(entry, value=value)

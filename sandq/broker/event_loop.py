@@ -50,7 +50,7 @@ class TimeSlice:
         self.left = SHARED_WORK if queue.is_busy else SLICE_WORK
 
     async def spend(self, work: int) -> None:
-        """Count `work` units. If the slice is used up, queue for the next one."""
+        """Count `work` units. If the slice is used up, queue for the next slice."""
         self.left -= work
         if self.left <= 0:
             await self.end()
@@ -59,13 +59,13 @@ class TimeSlice:
 class _SliceQueue:
     """Resumes one queued task per iteration of the loop.
 
-    A task that resumes wakes the next one, which then runs in the next iteration.
+    A task that resumes wakes the next task, which then runs in the next iteration.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[anyio.Event] = deque()
         self.is_busy = False
-        """True while a woken task has not resumed yet. When it resumes, it wakes the next one."""
+        """True while a woken task has not resumed yet. When it resumes, it wakes the next task."""
 
     async def wait(self) -> None:
         mine = anyio.Event()

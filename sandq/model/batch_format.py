@@ -65,7 +65,7 @@ _PADDING = [bytes(-n % 8) for n in range(8)]
 
 
 class Column(IntEnum):
-    """Column ids. PERSISTED: never change one."""
+    """Column ids. PERSISTED: never change an id."""
 
     VALUE = 1
     KEY = 2
@@ -173,7 +173,7 @@ def pack_ints(code: Literal["i", "q"], numbers: Sequence[int]) -> bytes:
 
 
 def _validity(cells: Sequence[object]) -> bytes:
-    # To parse a binary literal takes linear time, and a tenth of the time for setting single bits.
+    # Parse a binary literal: this takes linear time, and a tenth of the time of setting single bits.
     bits = "".join(["0" if cell is None else "1" for cell in reversed(cells)])
     return int(bits, 2).to_bytes((len(cells) + 7) // 8, "little")
 
@@ -213,7 +213,7 @@ def _encode_ints(column: int, cells: Sequence[Any]) -> Encoded:
 
 
 def check_times(column: int, numbers: Sequence[int]) -> tuple[int, int]:
-    """Return (least, greatest) of a column of times. Raise InvalidRequest if one does not fit 48 bits."""
+    """Return (least, greatest) of a column of times. Raise InvalidRequest if a time does not fit 48 bits."""
     least, greatest = min(numbers), max(numbers)
     if least < 0 or greatest > DELIVER_MS_MAX:
         wrong = least if least < 0 else greatest

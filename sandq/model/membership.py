@@ -46,7 +46,7 @@ class Change:
 
 
 class Changes(Protocol):
-    """Batches of changes. The first batch has every known member, each later one has the changes since the previous
+    """Batches of changes. The first batch has every known member, each later batch has the changes since the previous
     batch.
 
     A slow reader gets several changes of one member as a single change, so that changes do not pile up. Iterate and

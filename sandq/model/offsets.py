@@ -103,7 +103,8 @@ def unpack(offset: bytes) -> Parts:
 
 
 def pack_run(times_ms: Sequence[int], index: int, place: int, partition: int) -> list[bytes]:
-    """Return the offsets of messages at consecutive places. `place`: the first one. `times_ms`: their times (u48)."""
+    """Return the offsets of messages at consecutive places. `place`: place of the first message. `times_ms`: times of
+    the messages (u48)."""
     if not times_ms:
         return []
     pack(times_ms[0], index, place, partition)
@@ -164,7 +165,8 @@ def of_partition(offset: bytes, partition: int) -> bytes:
 
 
 def run(base: bytes, count: int) -> list[bytes]:
-    """Return `count` offsets: `base`, and each following place. Raise InvalidRequest if the last one does not fit."""
+    """Return `count` offsets: `base`, and each following place. Raise InvalidRequest if the last offset does not
+    fit."""
     if count <= 0:
         return []
     shift(base, count - 1)  # checks both ends

@@ -326,8 +326,8 @@ class Group:
     def heartbeat(self) -> None:
         """Send a heartbeat to all members with the next tick. Call on a leader only."""
         self._core._SyncObj__newAppendEntriesTime = 0  # the library then sends in the next tick
-        # The library sends nothing to paused members. Resume each one whose window has free space. Send an ALIVE to the
-        # others, so that they do not start an election.
+        # The library sends nothing to paused members. Resume each member whose window has free space. Send an ALIVE to
+        # the other members, so that they do not start an election.
         for node in sorted(self._transport.paused, key=lambda node: str(node.id)):
             self._transport.resume(node)
             if node in self._transport.paused:

@@ -353,7 +353,7 @@ class GroupCommit:
     def _take_decided(self, group: Group, entry: Committed, ready: list[Committed], held: list[Committed]) -> None:
         """Append an entry to `ready`, with the replacement as its command if a SKIP replaces it.
 
-        Append it to `held` instead while a SKIP of this entry or an earlier one is not committed."""
+        Append it to `held` instead while a SKIP of this entry or of an earlier entry is not committed."""
         journal, committed = group.journal, group.commit_index
         undecided = journal.undecided(committed)
         if undecided is not None and undecided <= entry.index:

@@ -130,7 +130,7 @@ def leader_is_fresh(is_leader: bool, heard_s: float, now_s: float) -> bool:
 
 
 def is_up_to_date(journal: GroupJournal, last: int, last_term: int) -> bool:
-    """L5: return whether a candidate's log is at least as up to date as this one (Raft paper, section 5.4.1).
+    """L5: return whether a candidate's log is not behind this member's log (Raft paper, section 5.4.1).
 
     Used for pre-votes; the library checks it for votes."""
     return (last_term, last) >= (journal[-1][2], journal.last_index)

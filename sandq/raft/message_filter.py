@@ -32,7 +32,7 @@ class MessageFilter:
         takes_entries: Callable[[], bool],
     ) -> None:
         self.barriers: dict[str, int] = {}
-        """By member: a reset counts only in a reply to this message number or a higher one (guard L2)."""
+        """By member: a reset counts only in a reply to a message with this number or a higher number (guard L2)."""
         self.tried: set[str] = set()
         """Members for which this leader has tried its first kept entry (guard L3)."""
         self.heard_s = -guards.MAX_ELECTION_S

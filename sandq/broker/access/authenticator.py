@@ -27,7 +27,7 @@ OFF, ACCEPT, REQUIRE = range(len(AUTHENTICATION))
 FRESH_S: Final = 10.0
 """Maximum age in s of the metadata by which a client is authenticated."""
 ASK_S: Final = 2.0
-"""Time in s for the metadata leader to reply, and for this node to catch up."""
+"""Time limit in s for the metadata leader to reply, and for this node to catch up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class Identities:
             others = [name for name, one in view.identities.items() if one.secret_hash == given and name != principal]
             if given is not None and others:
                 # Nodes might take this token for different identities. After one of them was revoked, the token would
-                # still be valid for the other one.
+                # still be valid for the other identity.
                 raise Conflict(
                     f"{others[0]} has this token already: a token belongs to one identity", principal=others[0]
                 )

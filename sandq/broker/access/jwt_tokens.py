@@ -33,7 +33,7 @@ KEYS_BYTES: Final = 1 << 20
 KEYS: Final = 100
 """Maximum number of keys that are used from one set."""
 FETCH_S: Final = 5.0
-"""Time in s for the issuer to return its keys."""
+"""Time limit in s for the issuer to return its keys."""
 FETCH_LEAST_S: Final = 30.0
 """Minimum time in s between two attempts to fetch the keys."""
 KEPT_S: Final = 600.0

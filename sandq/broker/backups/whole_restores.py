@@ -21,7 +21,7 @@ from sandq.model.errors import Conflict, Unavailable
 from sandq.protocol.peer import PeerFrame
 
 ANSWER_S: Final = 5.0
-"""Time in s for all other nodes to reply."""
+"""Time limit in s for all other nodes to reply."""
 NAMED: Final = 8
 """Maximum number of partitions named in an error message."""
 

@@ -4,7 +4,7 @@
 - `named`: it founds a cluster with the nodes in its configuration. All of them must be linked, as an
   unreachable node may belong to a cluster. None of them may belong to a cluster yet.
 - `meets`: it founds a cluster once it has met another node without one, or joins the cluster of that node. If several
-  such nodes see each other, the one with the smallest id founds the cluster, and the others join it.
+  such nodes see each other, the node with the smallest id founds the cluster, and the others join it.
 - `joins`: it never founds a cluster, and asks to be admitted to one.
 
 Silence never counts as consent: while a `meets` or `joins` node knows no other node, it waits. Meanwhile an

@@ -23,7 +23,7 @@ ASKS: Final = "asks"
 AGREES: Final = "agrees"
 REFUSES: Final = "refuses"
 ANSWER_S: Final = 3.0
-"""Time in s for all nodes to agree."""
+"""Time limit in s for all nodes to agree."""
 POLL_S: Final = 0.1
 """Interval in s at which new links are checked."""
 

@@ -40,7 +40,7 @@ REQUESTS_MOST: Final = round(FRESH_S / CLOCK_ASK_EAGER_S)
 
 A reply to an older request would be too old to count. A new request replaces the oldest request."""
 TAKE_OVER_S: Final = 10.0
-"""Time in s for nodes with better clocks to take over: the election may need several long round trips."""
+"""Time limit in s for nodes with better clocks to take over: the election may need several long round trips."""
 NUMBER_BITS: Final = 62
 GUARDED_US_MOST: Final = (1 << 48) * 1000
 """Maximum clock value in a frame, in µs. Delivery times have 48 bits of milliseconds."""
@@ -234,7 +234,7 @@ class ClockKeeper:
     # -- tasks ----------------------------------------------------------------------------------------------------
 
     async def run(self, hosts: Callable[[], Iterable[RaftGroup]]) -> None:
-        """Compare clocks, and hand over the groups in `hosts()`, which returns all groups here, until cancelled."""
+        """Compare clocks and hand over groups until cancelled. `hosts()` returns all groups on this node."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._ask_often)
             nursery.start_soon(self._give_up_often, hosts)

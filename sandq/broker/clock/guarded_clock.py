@@ -49,9 +49,9 @@ class ClockStatus:
     reason: str | None = None
     """Reason of the alarm."""
     median_ms: int | None = None
-    """Median of the peers' guarded clocks minus this one, in ms. None if no peer's clock is known now."""
+    """Median of the peers' guarded clocks minus this clock, in ms. None if no peer's clock is known now."""
     peers: Mapping[str, int] = field(default_factory=dict)
-    """Each peer's guarded clock minus this one, in ms, by node id."""
+    """By node id: the peer's guarded clock minus this clock, in ms."""
 
 
 class GuardedClock:

@@ -101,7 +101,7 @@ class _Peer:
         fresh = [(s.base_s, s.error_at(now_s)) for s in self.samples if now_s - s.asked_s <= FRESH_S]
         if not fresh:
             return None
-        # All ranges overlap: a sample that contradicts an earlier one replaces all earlier ones.
+        # All ranges overlap: a sample that contradicts an earlier sample replaces all earlier samples.
         return Interval(max([base_s - e_s for base_s, e_s in fresh]), min([base_s + e_s for base_s, e_s in fresh]))
 
 

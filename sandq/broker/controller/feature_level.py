@@ -1,4 +1,4 @@
-"""Raise the feature level of the cluster once every node supports a higher one, automatically or on request."""
+"""Raise the feature level of the cluster once every node supports a higher level, automatically or on request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FeatureLevel:
     """The feature level of the cluster, on the metadata leader."""
 
     def __init__(self, directory: PeerDirectory, *, rises_by_itself: bool = True) -> None:
-        """`rises_by_itself`: raise the level as soon as all nodes support the next one.
+        """`rises_by_itself`: raise the level once all nodes support the next level.
 
         If False, only the level of a cluster without topics rises: it has no data that an older version would read."""
         self._directory = directory

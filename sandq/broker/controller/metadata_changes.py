@@ -91,7 +91,7 @@ class MetadataChanges:
         return result
 
     async def run(self, change: Callable[[], Awaitable[T]]) -> T:
-        """Run a change from start to end, after the earlier ones, even if the caller is gone."""
+        """Run a change from start to end, after all earlier changes, even if the caller is gone."""
         answer: list[T | Exception] = []
         finished = trio.Event()
 

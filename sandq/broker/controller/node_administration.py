@@ -111,7 +111,7 @@ class NodeAdministration:
             )
 
     async def rebuild(self, request: Rebuild, caller: Caller) -> None:
-        """Make a node drop its replica of a partition and get a new one from the others.
+        """Make a node drop its replica of a partition, and get a new replica from the other nodes.
 
         Return when the group continues without the old replica and the assignment of the new one is recorded. Raise
         UnknownTopic, UnknownPartition; InvalidRequest if the node does not hold the partition, or holds its only

@@ -50,7 +50,7 @@ LED_S: Final = 5.0
 The preferred node perhaps handed over the group because it stops, and is still linked. The preferred node must also be
 reachable for this time: a node that has just started perhaps lacks some of its links, and would not be elected."""
 HAND_OVER_S: Final = 1.0
-"""Time in s to wait for a hand-over."""
+"""Maximum time in s to wait for a hand-over."""
 SLICE_GROUPS: Final = 128
 """Number of groups that are checked in one time slice."""
 

@@ -68,7 +68,7 @@ class LeaseOnce:
         """Partitions in which the request has leases, or may get leases."""
 
     async def run(self) -> list[Taken]:
-        """Lease due messages. If none are due, wait up to `wait_ms` for the first ones."""
+        """Lease due messages. If none are due, wait up to `wait_ms` for messages."""
         for leader in self._leaders:
             if leader.limits_wanted:
                 leader.note_asked(self._request.group)

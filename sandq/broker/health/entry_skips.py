@@ -174,7 +174,7 @@ def _named(request: EntrySkip) -> str:
 
 
 def _chosen(request: EntrySkip, failure: ApplyFailure) -> Sequence[int] | None:
-    """Return the positions of the commands to skip: the named ones, or the one that failed. None: all."""
+    """Return the positions of the commands to skip: the named commands, or the command that failed. None: all."""
     if request.commands is not None or failure.command is None:
         return request.commands
     return (failure.command,)

@@ -215,7 +215,7 @@ class NodeHealth:
         self._stalled = reason
 
     def _send_report(self) -> None:
-        """Report to all nodes that this one is sick. They infer its recovery from its silence."""
+        """Report to all nodes that this node is sick. If the reports stop, they assume that it has recovered."""
         own, now_s = self._own(), trio.current_time()
         if own is None or now_s - self._sent_s < REPORT_S:
             return

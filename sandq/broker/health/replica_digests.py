@@ -37,7 +37,7 @@ ROUND_S: Final = 86_400.0
 FIRST_S: Final = 60.0
 """Pause in s between the start and the first round."""
 ANSWER_S: Final = 3600.0
-"""Time in s that other nodes have to answer: they read all rows, at a bounded rate."""
+"""Time limit in s for answers of other nodes. They read all rows, at a bounded rate."""
 CHECK_S: Final = 1.0
 """Interval in s at which a comparison in progress checks whether it can end."""
 VIEWS_MOST: Final = 4

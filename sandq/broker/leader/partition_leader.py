@@ -146,8 +146,8 @@ class PartitionLeader:
 
         `on_status` is called with each status, even if another node leads. `cluster_level()`: feature level of the
         cluster, as far as this node knows. `attended`: set of the topic's partitions here with a subscription or a
-        watcher; this one adds and removes itself. `on_limits` is called with this leader if limits of groups may have
-        to be divided differently, `on_outbox` if there are messages to send to other partitions. `highest_level`:
+        watcher; this partition adds and removes itself. `on_limits` is called with this leader if limits of groups may
+        have to be divided differently, `on_outbox` if there are messages to send to other partitions. `highest_level`:
         highest feature level that this node's version supports."""
         self.raft_group = raft_group
         self._on_status = on_status
@@ -377,7 +377,7 @@ class PartitionLeader:
     # -- leasing --------------------------------------------------------------------------------------------------
 
     def pump(self, name: str, *, is_along: bool = False) -> None:
-        """Lease messages that are due, or set a timer for the next one.
+        """Lease messages that are due, or set a timer for the next message.
 
         `is_along`: something else is stored anyway."""
         self._along_ms.pop(name, None)
@@ -732,7 +732,7 @@ class PartitionLeader:
 
     def _touch(self, names: list[str]) -> None:
         if names:
-            # If this command is refused, the next one comes long before a group expires.
+            # If this command is refused, the next command follows long before a group expires.
             with suppress(SandqError):
                 self.raft_group.submit(c.Touch(names), lambda result: None, line=BEHIND)
 

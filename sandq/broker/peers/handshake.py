@@ -42,7 +42,7 @@ UUID_CHARS: Final = 64
 VERSION_CHARS: Final = 64
 ADDRESSES_MOST: Final = 8
 MESSAGE_CHARS: Final = 500
-"""Maximum length of a refusal's message; a longer one from a peer is cut off."""
+"""Maximum length of a refusal's message; a longer message of a peer is cut off."""
 
 LINK: Final = "link"
 """Purpose of the single connection of a pair of nodes. The node with the smaller id dials."""
@@ -329,7 +329,7 @@ def _check_levels(own: PeerIdentity, theirs: PeerIdentity) -> None:
 class _Proofs:
     """The proofs of one handshake; each includes both openings.
 
-    If there are several secrets, `secret` is the one that the other side has proved.
+    If there are several secrets, `secret` is the secret that the other side has proved.
     """
 
     def __init__(self, secrets: Sequence[bytes], hello: bytes, challenge: bytes) -> None:

@@ -22,7 +22,7 @@ from sandq.protocol.peer import PeerFrame
 from sandq.raft import ReadDone
 
 ANSWER_S = 2.0
-"""Seconds for the metadata leader to reply, and for this node to catch up."""
+"""Time limit in s for the metadata leader to reply, and for this node to catch up."""
 
 NUMBER_BITS = 62
 

@@ -9,7 +9,7 @@ from sandq.protocol.peer import PeerFrame
 from sandq.raft.wire import size_of
 
 FRAME_BYTES: Final = 4 << 20
-"""Size in bytes from which a frame is sent and the next one begins."""
+"""Once a frame has this size in bytes, it is sent, and a new frame begins."""
 
 
 def send_messages(send: Callable[[str, int, Any], object], node: str, messages: Sequence[Any]) -> None:

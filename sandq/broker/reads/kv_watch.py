@@ -175,7 +175,7 @@ async def _until_news(host: RaftGroup, watchers: dict[_Watcher, None]) -> None:
 
 
 def _scan(host: RaftGroup, asked: Sequence[_Watcher]) -> list[outcome.Outcome[Changes]]:
-    """Return the changes for these watchers, in order, and at least for the first one. Runs on the apply thread.
+    """Return the changes for these watchers, in order, and at least for the first watcher. Runs on the apply thread.
 
     Stops after `VISIT_BYTES` of rows were scanned.
     """

@@ -198,7 +198,7 @@ class LinearizableReads:
         """Answer all queries. `certain_s`: time up to which their state includes everything acknowledged."""
         while asked:  # a visit answers only some of the queries: it has limits of work, of bytes and of each client
             try:
-                # Do not keep the answers in a variable: it would hold them until the next ones come.
+                # Do not keep the answers in a variable: it would hold them in memory until the next answers.
                 self._settle(key, await _Visit(key.host, asked).run_on(self._runner), certain_s)
             except Exception as error:
                 self._refuse(key, asked, error)

@@ -1,4 +1,4 @@
-"""Resubmit moves and nacks that one entry did only in part.
+"""Resubmit moves and nacks of which one entry did only a part.
 
 One entry rewrites a limited number of bytes of stored messages. The rest of a command is submitted again until it is
 done.

@@ -1,4 +1,4 @@
-"""Choose the log that a replica starts with: the one in the WAL, or the one that its store was installed with."""
+"""Choose the log with which a replica starts: the log in the WAL, or the log with which its store was installed."""
 
 from __future__ import annotations
 

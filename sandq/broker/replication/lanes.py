@@ -57,7 +57,7 @@ class Lanes(Generic[T]):
     def slice(self, goes_on: Callable[[], bool]) -> Iterator[T]:
         """Yield the next items while `goes_on()`, at least one if there is any.
 
-        An item counts as done when the caller asks for the next one."""
+        An item counts as done when the caller asks for the next item."""
         while self._behind or self._lanes:
             if self._behind and not self._behind[0].left:
                 yield self._behind.popleft().item

@@ -1,6 +1,6 @@
 """Keep the part of a leader's log that a member needs after a snapshot, within a budget.
 
-Without these entries, the member would need another snapshot as soon as it has installed this one. Without a budget, a
+Without these entries, the member would need another snapshot after it has installed this snapshot. Without a budget, a
 leader whose writes are faster than the transfer would keep all new entries, in memory and on disk.
 """
 

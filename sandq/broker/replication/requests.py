@@ -61,7 +61,7 @@ class Requests:
         """Bytes of requests that are proposed and not answered."""
         self.unapplied_work = 0
         self._entries = 0
-        """Number of entries proposed so far; also the number of the last one."""
+        """Number of entries proposed up to now; also the number of the last entry."""
         self._expiring = (0, 0, 0)
         """Number of proposed entries, commit index and number of added requests, as of the last `expire`."""
 

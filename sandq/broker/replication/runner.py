@@ -295,7 +295,7 @@ class Runner:
                 last = trio.current_time()
 
     def _has_log_grown(self) -> bool:
-        """Return whether enough was written since the last checkpoint to make the next one due now.
+        """Return whether a checkpoint is due, because enough was written since the last checkpoint.
 
         The log is kept in memory, too."""
         return self.node_log.bytes_since_checkpoint >= self._checkpoint_bytes
@@ -378,7 +378,7 @@ class Runner:
 
     def _write_rows(self, signals: Iterable[bool]) -> None:
         """Write queued rows. For the rows thread."""
-        self._are_rows_queued = False  # before checking for rows: rows handed over after this line queue the next call
+        self._are_rows_queued = False  # before the check for rows: later rows then queue another call
         stores = self.node_log.stores
         while stores.progress is not None:
             stores.write_one()
@@ -533,7 +533,7 @@ class _Reply(Generic[T]):
         self._is_given_up = False
 
     def settle(self, result: outcome.Outcome[T]) -> None:
-        """Set the outcome. Only the first one counts."""
+        """Set the outcome. Later outcomes are ignored."""
         if self._event.is_set() or self._is_given_up:
             if isinstance(result, outcome.Value):
                 self._late(result.value)

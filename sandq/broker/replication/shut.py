@@ -54,7 +54,7 @@ class EndlessEntry(BaseException):
 
 
 class UnknownLevel(StartupError):
-    """The feature level of the metadata is one that this version does not support."""
+    """This version does not support the feature level of the metadata."""
 
 
 STOPS_NODE: Final = (StorageFailed, ClosedError, StoresDamaged, LogGap, UnknownLevel)

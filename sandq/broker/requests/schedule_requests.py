@@ -483,7 +483,7 @@ def _shown(schedule: Schedule) -> _Row:
 def _shown_at(schedule: Schedule, is_cancelled: bool, now_ms: int) -> _Row:
     """Return a schedule as a row of an answer, with the next occurrence that will be delivered.
 
-    If the message of its next occurrence was cancelled, the occurrence after that is the next one."""
+    If the message of its next occurrence was cancelled, the row has the occurrence after that."""
     row = _shown(schedule)
     if not is_cancelled or schedule.expected_ms is None:
         return row

@@ -217,7 +217,7 @@ class Snapshots:
     async def _offer(self, view: _View, node: str, sending: Sending, times: int) -> Answer:
         """Send a snapshot over several connections if necessary.
 
-        A new connection continues where the last one ended."""
+        A new connection continues where the previous connection ended."""
 
         async def read(after: bytes | None) -> Chunk:
             chunk = await self._runner.on_maintenance(partial(view.exporter.chunk, after))

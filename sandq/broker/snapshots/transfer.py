@@ -39,7 +39,7 @@ BURST_S = 0.05
 KEY_BYTES = 64 << 10
 """Maximum size of a key to continue after, in bytes."""
 REASON_CHARS = 1024
-"""Maximum length of a reason; a longer one is cut."""
+"""Maximum length of a reason; a longer reason is cut."""
 
 
 class _Field(NamedTuple):

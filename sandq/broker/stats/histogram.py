@@ -23,7 +23,7 @@ class Histogram:
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """Counts by bound; the last one is above every bound."""
+        """Counts by bound. The last count is for values above every bound."""
         self.total = 0.0
 
     def observe(self, value: float, weight: int = 1) -> None:

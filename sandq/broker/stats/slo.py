@@ -21,7 +21,7 @@ TAKE_S: Final = 10.0
 WRITE_S: Final = 300.0
 """Interval in s at which the file is written. A node that is killed loses at most this much."""
 LAST_WRITE_S: Final = 2.0
-"""Time in s to wait for the last write at the end."""
+"""Maximum time in s to wait for the last write at the end."""
 
 
 class LatenessSlo:

@@ -136,7 +136,7 @@ class SloBook:
         try:
             bounds, since_ms, minutes, hours = small_file.decode(kept, MAGIC, VERSION, NAME)
             if bounds != BOUNDS_US:
-                return  # written by another version: start over
+                return  # another version wrote the file: start over
             self.since_ms = min(int(since_ms), now_ms)
             self._minutes.load(minutes, now_ms)
             self._hours.load(hours, now_ms)
