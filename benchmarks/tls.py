@@ -42,7 +42,7 @@ def certified(setting: Setting) -> Iterator[Settings]:
 
 
 def batches(setting: Setting, settings: Settings) -> Measured:
-    """Run the row produce_100."""
+    """Run the load of the row `produce_100` with these settings of the node."""
     count = setting.count(1200, 60)
     with node_with(setting, TOPIC, PARTITIONS, node_settings=settings) as node:
         to = links([node.port], CONNECTIONS, PARTITIONS)

@@ -1,4 +1,4 @@
-"""Messages that become due: scheduled before, and received."""
+"""Loads of scheduled messages: measure how late consumers receive them."""
 
 from __future__ import annotations
 

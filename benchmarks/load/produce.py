@@ -17,7 +17,7 @@ Links = Sequence[tuple[int, Sequence[int]]]
 CHUNK = 1000
 """Number of batches that `many` holds in memory."""
 NUMBER_BYTES = 8
-"""Number at the start of a value, for `numbered`."""
+"""Size of the number at the start of each value, in bytes, if values are numbered."""
 
 
 def closed(

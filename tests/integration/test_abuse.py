@@ -41,12 +41,11 @@ MB = 1 << 20
 BATCHES, BATCH_BYTES = 8, 256 << 10
 PING_ID = 2**40
 CALLS = 8
-"""Name of the victim's topic."""
 ABUSERS = 3
 SLACK_BYTES = 40 * MB
 """Tolerance on top of an account: a reply of one step for each thread, and the minimum of every connection."""
 ABUSER_BYTES = 48 * MB
-"""Memory of one abuser itself, in bytes: twenty batches of 1 MiB, twice."""
+"""Memory that one abuser itself may use, in bytes: two copies of twenty batches of 1 MiB."""
 PING_ROUNDS = 8
 """Maximum median of loop iterations per PING of the victim: receive, handle, send, receive. Small requests do not wait
 in a queue."""

@@ -1,5 +1,7 @@
-"""Lateness figures of the client, HTTP and frames. They survive a restart of the node, and report the state of the
-clock."""
+"""Lateness figures, as the client, HTTP and the binary protocol return them.
+
+They survive a restart of the node, and report the state of the clock.
+"""
 
 from __future__ import annotations
 

@@ -57,6 +57,7 @@ def messages(origin: Origin, mapping: RowMapping, limits: MessageValidation) -> 
 
     Raises InvalidSetting if a column does not exist, or if its type cannot be converted.
     """
+    # The fields of the files, then the columns of the messages, then the checks.
     wanted = {
         name: origin.headers(of) if name == "headers" else origin.field(of) for name, of in mapping.columns.items()
     }
@@ -76,6 +77,7 @@ def messages(origin: Origin, mapping: RowMapping, limits: MessageValidation) -> 
     own = _checks(fields, columns, mapping, limits)
     checks = [*broken, *(Check(check.text, is_whole & check.failed) for check in own)]
     frame, failed = _staged(frame, "check", {str(at): _true(check.failed) for at, check in enumerate(checks)})
+    # For the report: whether each named column of the files has a value.
     named = {**mapping.columns, **{f"{HEADER}{name}": of for name, of in mapping.headers.items()}}
     return Messages(
         frame,

@@ -101,7 +101,11 @@ class Router:
             yield topic, block.take(chosen), lambda row, chosen=chosen: first + chosen[row].as_py()  # type: ignore[misc]
 
     def _partitions(self, record: TopicRecord, rows: Any, number: Number, rotation: int) -> Any:
-        """Return the partition of every row (int32)."""
+        """Return the partition of every row (int32): that of its column `partition`, or that of its tenant or key, or
+        the rotating one.
+
+        Report rows whose column `partition` names no partition, or not the one to which their tenant or key belongs.
+        """
         initial = record.initial_partitions
         rotated = pa.scalar(rotation % initial, pa.int32())
         names = rows.schema.names
@@ -127,6 +131,7 @@ class Router:
                 "column, the key chooses the partition"
             ),
         )
+        # The column whose partition the named partition must not contradict.
         bound = {COMPACTED: "key", FAIR: "tenant"}.get(record.kind, "unique_key")
         if bound in chosen:
             wanted = pc.coalesce(*chosen.values())

@@ -28,9 +28,9 @@ from sandq.model.piece import Piece
 from sandq.spark.source.options import PLAIN, Extra
 
 BATCH_ROWS: Final = 10_000
-"""Number of rows from which a record batch is returned; it may have more, because pieces are not split."""
+"""A record batch is returned once it has at least this many rows. It may have more, because pieces are not split."""
 BATCH_BYTES: Final = 16 << 20
-"""Bytes of pieces from which a record batch is returned, so that Arrow's 32-bit offsets suffice."""
+"""A record batch is returned once its pieces have at least this many bytes, so that Arrow's 32-bit offsets suffice."""
 TIMES: Final = pa.timestamp("us", tz="UTC")
 HEADERS: Final = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 HEADERS_RAW: Final = "headers"

@@ -38,7 +38,8 @@ Start = Mapping[str, Any]
 BEGINNING: Final = offset_model.pack(1, 0, 0, 0)
 """Start of a stream in a partition of which nothing was trimmed yet.
 
-It is above the smallest offset, which readers do not check for trimmed messages.
+It is greater than the smallest offset. For a range from the smallest offset, readers do not report trimmed messages;
+for a range from here they do.
 """
 RENEWALS: Final = 10
 """Number of renewals of a hold within its time to live."""

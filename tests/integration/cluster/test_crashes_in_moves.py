@@ -144,7 +144,9 @@ def holds(serving: Serving, name: str) -> bool:
 
 
 async def stopped_at(nodes: FoundNodes, halt: Halt, record: Record) -> str:
-    """Drain the preferred leader of partition 0, and stop the node that reaches the point. Return its name."""
+    """Drain the preferred leader of partition 0 until a node reaches the point of `halt`. Stop that node.
+
+    Return the name of the node."""
     await until_holds(lambda: len(record.acked) > moved.LEAST)
     await checkpoint(nodes)
     first = moved.all_partitions(next(iter(nodes.running.values())))[0]

@@ -25,7 +25,7 @@ T = 1_800_000_000_000
 
 
 class Table:
-    """A metadata group on a table: entries pass through their encoding, rows are kept."""
+    """The metadata state machine with its rows in a dict. Each entry is encoded and decoded before it is applied."""
 
     def __init__(self) -> None:
         self.rows: dict[bytes, bytes] = {}

@@ -104,5 +104,5 @@ def offline(client: FakeClient) -> Ctl:
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the terminal be interactive: `input` is the typed text."""
+    """Make sandctl ask for confirmation, as on a terminal. `input` is the typed text."""
     monkeypatch.setattr("sandctl.options.confirmation.can_ask", lambda: True)

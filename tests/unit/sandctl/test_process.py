@@ -411,7 +411,7 @@ def test_consume_ends_when_the_server_has_no_ready_messages(ctl: Any, server: An
     ],
 )
 def test_interrupted_twice_at_once(spawn: Any, server: FakeServer, args: list[str], gap_s: float) -> None:
-    """A bouncing key, or a terminal and a parent, can send the signal twice at once. It counts as one Ctrl-C."""
+    """The signal can arrive twice: a key bounces, or terminal and parent both send it. It counts as one Ctrl-C."""
     process = spawn(*args, change=f"sandctl.interrupts.IMPATIENT_S = {2 * PATIENCE_S}")
     wait_until(lambda: server.produced or server.subscribed or (args[0] == "produce" and server.of_type(Type.METADATA)))
     process.send_signal(signal.SIGINT)

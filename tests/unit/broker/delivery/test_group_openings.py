@@ -152,8 +152,8 @@ async def test_group_limit_counts_openings_and_ignores_removed_groups(
     assert all(led.asked[2:] == ["c"] for led in partitions)
 
 
-async def test_groups_that_are_there_are_no_more_than_they_were(nursery: trio.Nursery) -> None:
-    """On a node with more groups than the limit."""
+async def test_existing_group_opens_on_a_node_above_the_limit(nursery: trio.Nursery) -> None:
+    """The limit counts new groups only: an existing one opens even on a node that has more groups than the limit."""
     partitions: Any = [Led(number, nursery) for number in range(5)]
     for led in partitions:
         led.status.groups["g"] = SimpleNamespace(is_paused=False)

@@ -141,7 +141,7 @@ def test_refused_ack_without_await_releases_the_lease(with_client: Any, caplog: 
 
 @pytest.mark.parametrize("kind", [Type.ACK_THEN, Type.NACK])
 def test_refused_message_is_not_acked_with_the_rest_of_its_lease(with_client: Any, caplog: Any, kind: Type) -> None:
-    """Once the rest was acked as the whole lease, so the broker also acked the refused message."""
+    """The rest must not be acked as the whole lease: the broker would ack the refused message, too."""
 
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=10) as subscription:

@@ -94,7 +94,7 @@ class TestRetention:
         assert bench.status().messages == 0
 
     def test_delayed_messages_are_trimmed_by_age(self) -> None:
-        """Only the log itself requests an upkeep at their due time."""
+        """There is no group. The partition must request an upkeep when the message becomes due, and none before."""
         bench = Bench(delete_on_ack=False, retain="10m")
         bench.append("m", due=[10 * HOUR])
         _run_upkeep(bench, 0, 9 * HOUR)

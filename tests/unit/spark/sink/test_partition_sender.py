@@ -262,7 +262,7 @@ async def test_two_attempts_at_once(cluster: FakeCluster, seed: int, again: bool
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("after", [1, 9])
 async def test_concurrent_attempt_with_changed_rows_is_detected(cluster: FakeCluster, after: int, again: bool) -> None:
-    """The other attempt stored more rows than known. Only its last chunk is compared."""
+    """The other attempt stores rows after this one has asked what is stored. Only its last chunk is compared."""
     mine, other = rows(range(2000)), rows(range(1999, -1, -1))
     await write(cluster, mine[:2])
     calls, count = cluster.request, 0
