@@ -41,7 +41,7 @@ _TOGETHER = 50
 _WAITS = 50
 _TICK_S = 0.02
 _GOLDEN = 0.6180339887498949
-"""Inverse of the golden ratio. The fractional parts of its multiples are spread evenly, however many there are."""
+"""Inverse of the golden ratio. The fractional parts of its multiples are spread evenly, for any number of multiples."""
 
 
 @dataclass

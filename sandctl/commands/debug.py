@@ -171,7 +171,7 @@ async def _collect(client: Client) -> tuple[dict[str, Any], dict[str, str]]:
 
     admin = client.admin
     parts["cluster"] = info = await admin.cluster()
-    # First the requests that succeed whatever is wrong with the cluster; a waiting node may know only itself.
+    # Begin with the requests that succeed even if the cluster has a fault. A waiting node may know only itself.
     up = {str(row["node"]): bool(row.get("up")) for row in info.get("nodes") or ()}
     for node in up or (None,):
         name = f"nodes/{node or info.get('node')}"

@@ -159,7 +159,7 @@ def seek(topic: str, name: str, to: str | int, yes: bool) -> None:
       sandctl group seek orders billing --to -2h
       sandctl group seek orders billing --to 2030-01-31T08:00:00Z --yes
 
-    If the group moves back, messages that it acked after the new position are delivered again, as long as they are
+    If the group moves back, messages that it acked after the new position are delivered again if they are still
     stored. If it moves forward, skipped messages count as acked. Leases of its consumers are revoked.
     """
     if not yes:

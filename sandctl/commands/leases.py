@@ -193,7 +193,7 @@ def dead(
     chosen: _Chosen,
     error: str | None,
 ) -> None:
-    """Turn messages into dead letters of the group now, with the reason "rejected", whatever attempts they have left.
+    """Turn messages into dead letters of the group now, with the reason "rejected", even if they have attempts left.
 
     \b
       sandctl lease dead orders 01HN7K2B6R0000000001000000 --group billing --error "410 gone"

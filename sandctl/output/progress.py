@@ -56,7 +56,7 @@ class Progress:
         self.tell(text)
 
     def tell(self, text: str) -> None:
-        """Show the progress in words, at most as often as people can read."""
+        """Show the progress in words, but not faster than people can read."""
         now = time.monotonic()
         if not self._wanted or now - self._shown_at < _SHOW_S:
             return

@@ -1,4 +1,4 @@
-"""Tables for people, as wide as the terminal.
+"""Tables for people, with the width of the terminal.
 
 In a pipe or a file, each row is one line of any length. On a terminal that is too narrow, headings are folded between
 words, and columns that may be cut (values, errors, keys) get narrower, down to a limit. If that is not enough, each row

@@ -53,7 +53,8 @@ class OpenTopic(NamedTuple):
 
 
 class Catalog:
-    """Find topics and partitions. Errors distinguish missing objects from those that this node may not know yet."""
+    """Find topics and partitions. Errors distinguish objects that do not exist from objects that this node perhaps does
+    not know yet."""
 
     def __init__(
         self,

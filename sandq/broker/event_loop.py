@@ -24,8 +24,8 @@ Fewer than `SLICE_WORK`, so that short requests, such as a produce, do not wait 
 class TimeSlice:
     """The time slice of a task: cooperative scheduling on one event loop.
 
-    A task with much work queues for its next slice. One queued task runs per iteration of the loop, however many are
-    queued, so tasks with little work do not wait for the queue. Work is counted, not timed, so it is the same on every
+    A task with much work queues for its next slice. Only one queued task runs per iteration of the
+    loop, so tasks with little work do not wait for the queue. Work is counted, not timed, so it is the same on every
     machine.
 
         time_slice.left -= 8

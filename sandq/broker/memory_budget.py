@@ -103,7 +103,7 @@ class Account(_Counted):
         self._shares: WeakValueDictionary[str, SourceShare] = WeakValueDictionary()
 
     def of(self, source: str) -> SourceShare:
-        """Return the share of a source (`sandq/model/sources.py`). It exists as long as a caller keeps it."""
+        """Return the share of a source (`sandq/model/sources.py`). It exists while a caller keeps a reference to it."""
         share = self._shares.get(source)
         if share is None:
             share = self._shares[source] = SourceShare(self)

@@ -250,7 +250,7 @@ class Batch:
         checked.
 
         `max_bytes` bounds the size of a compressed body once decompressed. Raise InvalidRequest (TooLarge), and nothing
-        else, whatever the bytes are.
+        else, for any bytes.
         """
         header = peek(data)
         raw = data if type(data) is bytes else bytes(data)

@@ -365,7 +365,7 @@ CODES = frozenset(_BY_CODE)
 
 
 def from_wire(code: str, message: str, retriable: bool, details: Mapping[str, object] | None) -> SandqError:
-    """Return the error that an error frame describes. Never raises, whatever the peer sent.
+    """Return the error that an error frame describes. Never raises, even if the frame is malformed.
 
     `retriable`: as the peer sent it. It takes precedence over the attribute of the error's class, because a newer
     broker may know better whether the error is retriable.

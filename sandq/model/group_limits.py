@@ -70,8 +70,8 @@ def next_epoch(settings: Mapping[str, Any]) -> int:
 def with_newest_limits(now: Mapping[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Return the record `settings`, but with the group limits of `now` if these limits are newer.
 
-    The sender of `settings` may not know the newer limits yet. If the limits were removed and added again, a group
-    could use twice the deliveries that they allow.
+    The sender of `settings` perhaps does not know the newer limits yet. If the limits were removed and added again, a
+    group could use twice the deliveries that they allow.
     """
     return {**settings, GROUP_LIMITS: now[GROUP_LIMITS]} if next_epoch(settings) < next_epoch(now) else settings
 

@@ -41,7 +41,7 @@ class ProposalFailed(enum.Enum):
     REFUSED = "refused"
     """A membership change that is not allowed now; the entry was not appended."""
     UNKNOWN = "unknown"
-    """This member lost leadership; the entry may or may not be committed later."""
+    """This member lost leadership. It is unknown whether the entry will be committed."""
     LOST = "lost"
     """The entry can never be committed: another entry is committed at its index, or an entry of a later term is
     committed below it."""

@@ -1,8 +1,8 @@
 """Judge this node's guarded clock by the guarded clocks of the other nodes. No side effects.
 
-A peer's clock was read at some time between the request and the reply. So its value lies in an interval as wide as the
-round trip, and within the overlap of all recent intervals. An interval is stored as the distance from this node's
-monotonic clock. So it stays valid when this node's guarded clock is slewed or set.
+A peer's clock was read at some time between the request and the reply. So its value lies in an interval with the width
+of the round trip, and within the overlap of all recent intervals. An interval is stored as the distance from this
+node's monotonic clock. So it stays valid when this node's guarded clock is slewed or set.
 
 Every node judges only its own clock. The judgements hold for all possible values within the intervals:
 

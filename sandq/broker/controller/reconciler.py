@@ -105,7 +105,7 @@ class Reconciler:
 
     async def _follow(self) -> None:
         view = self._catalog.view
-        # A record is replaced whenever it changes, so unchanged topics need not be visited, however many there are.
+        # A record is replaced whenever it changes, so unchanged topics need not be visited.
         done = self._done if self._done is not None else {}
         changed = [topic for name, topic in view.topics.items() if done.get(name) is not topic]
         if changed or done.keys() - view.topics.keys() or self._done is None:

@@ -208,7 +208,7 @@ class OutboxSender:
         """Return the topic of a batch. Raise UnknownTopic once it is certain that it was deleted; else Unavailable."""
         found = self._find(target)
         if found is None:
-            # This node may not know the topic yet.
+            # Perhaps this node does not know the topic yet.
             await self._catalog.catch_up()
             found = self._find(target)
         if found is None:

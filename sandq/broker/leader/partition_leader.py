@@ -409,7 +409,7 @@ class PartitionLeader:
         along_ms = max(group.next_ms + pause_ms - ahead_ms, group.not_before_ms)
         wake_ms = max(group.next_ms - ahead_ms, group.not_before_ms)
         if pump.asked_ms <= now_ms:  # the clock was not set back
-            # Dense messages are leased together: a lease for each ms costs as much as one for several ms.
+            # Dense messages are leased together: a lease for one ms has the same cost as a lease for several ms.
             latest_ms = group.next_ms + min(pause_ms, ahead_ms) - STORE_MS
             wake_ms = max(wake_ms, latest_ms if pump.is_dense else min(pump.asked_ms + pause_ms, latest_ms))
         if wake_ms > now_ms and not (is_along and along_ms <= now_ms):

@@ -250,7 +250,7 @@ class PeerLinks:
     # The side that dials.
 
     async def _keep_linked(self, node_id: str) -> None:
-        """Keep a link with a node for as long as it is a peer."""
+        """Keep a link with a node while it is a peer."""
         pause_s = PAUSE_S
         while node_id in self._peers:
             lived_s = 0.0

@@ -26,7 +26,7 @@ WRITE_BYTES: Final = 64 << 10
 """Bytes of commands after which rows are written.
 
 When one of the limits `WRITE_*` is reached, the rows are handed over at once, otherwise after a short pause (`rest`). A
-write costs about as much as applying a small entry."""
+write has about the cost of applying a small entry."""
 WRITE_ROWS: Final = 1000
 """Number of changed rows of one replica after which rows are written."""
 WRITE_ROW_BYTES: Final = 1 << 20
@@ -172,7 +172,7 @@ class Applier:
         self._run(tasks, _Run(began_s=time.perf_counter()))
 
     def run_here(self, tasks: Sequence[Apply | Ask]) -> int:
-        """Run the first tasks on a thread that must not wait, as long as they are few, small and need no disk.
+        """Run the first tasks on a thread that must not wait, if they are few, small and need no disk.
 
         Return their number."""
         run = _Run(began_s=time.perf_counter(), is_here=True)

@@ -473,7 +473,7 @@ class NodeLog:
     def _may_propose(self, host: RaftGroup) -> bool:
         """Return whether a group may propose more.
 
-        It may not while much of its proposed work is unapplied, or many of its current and future rows are unwritten.
+        It must wait while much of its proposed work is unapplied, or many of its current and future rows are unwritten.
         The group is ticked again once it may."""
         prefix = store_prefix(host.replica.store)
         has_work = host.requests.unapplied_work < UNAPPLIED_WORK

@@ -235,7 +235,7 @@ class RaftGroup:
     def hand_over(self, nodes: Collection[str]) -> None:
         """Stop accepting commands, and transfer leadership to a member on one of these nodes.
 
-        The member with the longest log takes over as soon as it has all of it. Call this repeatedly until this node
+        The member with the longest log takes over once it has the whole log. Call this repeatedly until this node
         leads no more; call `stay` to give up."""
         self._leaving = True
         voters = [m for m in self.group.members.voters if node_of(m) in nodes and m != self.group.member]
