@@ -112,15 +112,22 @@ def bounds_of(
     for condition in conditions:
         for part in conjuncts(condition):
             try:
-                is_understood = _add(found, part, column_of, evaluate)
+                is_understood = _add_condition(found, part, column_of, evaluate)
             except (ValueError, TypeError):
                 is_understood = False
             if not is_understood:
+                # "" if the condition has no column, or columns of other tables.
                 found.rest |= {column_of(column) or "" for column in part.find_all(exp.Column)} or {""}
     return found
 
 
-def _add(found: Bounds, part: exp.Expr, column_of: Callable[[exp.Expr], str | None], evaluate: Evaluate) -> bool:
+def _add_condition(
+    found: Bounds, part: exp.Expr, column_of: Callable[[exp.Expr], str | None], evaluate: Evaluate
+) -> bool:
+    """Add one condition to the bounds.
+
+    Return False if a bound cannot express the condition: the caller notes its columns in `rest`.
+    """
     part = _bare(part)
     if isinstance(part, (exp.EQ, *_RANGES)):
         kind: Any = type(part)
@@ -130,14 +137,16 @@ def _add(found: Bounds, part: exp.Expr, column_of: Callable[[exp.Expr], str | No
             column, right, kind = column_of(right), left, _MIRRORED[kind]
         if column is None or not is_constant(right):
             return False
-        return _compare(found._at(column), kind, evaluate(right, column))
+        return _add_comparison(found._at(column), kind, evaluate(right, column))
     if isinstance(part, exp.Between):
         column = column_of(_bare(part.this))
         low, high = part.args["low"], part.args["high"]
         if column is None or not (is_constant(low) and is_constant(high)):
             return False
         bound = found._at(column)
-        return _compare(bound, exp.GTE, evaluate(low, column)) & _compare(bound, exp.LTE, evaluate(high, column))
+        return _add_comparison(bound, exp.GTE, evaluate(low, column)) & _add_comparison(
+            bound, exp.LTE, evaluate(high, column)
+        )
     if isinstance(part, (exp.In, exp.Or)):
         equal = _equal_values(part, column_of, evaluate)
         if equal is None:
@@ -185,7 +194,11 @@ def _equal_values(
     return None
 
 
-def _compare(bound: Bound, kind: Any, value: Any) -> bool:
+def _add_comparison(bound: Bound, kind: Any, value: Any) -> bool:
+    """Restrict the bound of a column by one comparison with a constant.
+
+    Return True: the bound expresses the whole condition.
+    """
     if value is None:  # no comparison with NULL is true
         bound.among([])
     elif kind is exp.EQ:
@@ -198,6 +211,7 @@ def _compare(bound: Bound, kind: Any, value: Any) -> bool:
 
 
 def _bare(part: exp.Expr) -> exp.Expr:
+    """Remove the brackets around an expression."""
     while isinstance(part, exp.Paren):
         part = part.this
     return part

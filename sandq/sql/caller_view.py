@@ -47,6 +47,7 @@ def access_from_cluster(client: Client) -> AskAccess:
 
 
 async def _whoami(client: Client) -> Access | None:
+    """Return the rights of the client's token; None if it may do everything."""
     try:
         found = await client.admin.whoami()
     except InvalidRequest as error:
@@ -79,7 +80,7 @@ class CallerView:
     # -- listings -------------------------------------------------------------------------------------------------
 
     async def topics(self, groups: Collection[str] | None = None) -> list[TopicRecord]:
-        """Return the topics that the caller may read. `groups`: topics of which it may read one of these groups."""
+        """Return the topics that the caller may read. With `groups`: those of which it may read one of these groups."""
         records = await self._client.admin.list_topics()
         if groups is None:
             return [record for record in records if self.may_read(record.name)]
@@ -122,7 +123,7 @@ class CallerView:
         return await call_leader(cluster_of(self._client), request)
 
     async def page(self, topic: str, partition: int, start: str, end: str | None) -> FetchReply:
-        """Return the first messages of a range of a partition's log, with pending ones."""
+        """Return the first page of a range of a partition's log, including the part that is not closed yet."""
         self.check(topic)
         return await self._client.page(topic, partition, start, end, pending=True)
 

@@ -97,6 +97,7 @@ class Catalog:
         return self._made[name]
 
     def _table_rows(self) -> list[tuple[Any, ...]]:
+        """Return the rows of `tables`."""
         rows: list[tuple[str | None, ...]] = [
             ("def", table.database, table.name, "BASE TABLE", "sandq", table.comment) for table in TABLES.values()
         ]
@@ -108,6 +109,7 @@ class Catalog:
         return [(*row[:5], 10, "Dynamic", *nothing * 10, COLLATION, None, "", row[5]) for row in rows]
 
     def _column_rows(self) -> list[tuple[Any, ...]]:
+        """Return the rows of `columns`: columns of sandq's tables, then columns of information_schema."""
         rows: list[tuple[Any, ...]] = []
         for table in TABLES.values():
             for place, column in enumerate(table.columns, 1):
@@ -148,6 +150,7 @@ class Catalog:
 
 
 def _made(columns: str, rows: Sequence[Sequence[Any]]) -> Any:
+    """Return a table. `columns`: names of columns; a name that ends with # is a whole number, others are texts."""
     names = columns.split()
     schema = pa.schema([(name.rstrip("#"), _INT if name.endswith("#") else _TEXT) for name in names])
     arrays = [pa.array([row[place] for row in rows], field.type) for place, field in enumerate(schema)]

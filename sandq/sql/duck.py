@@ -20,7 +20,7 @@ from sandq.sql.slots import StatementSlots
 
 T = TypeVar("T")
 _AGAIN_S: Final = 0.05
-"""Interval of repeated interrupts: DuckDB ignores an interrupt that comes before the query has begun."""
+"""Interval of repeated interrupts, in seconds: DuckDB ignores an interrupt that comes before the query has begun."""
 _BATCH_ROWS: Final = 8192
 
 
@@ -89,6 +89,7 @@ class Duck:
             self.is_broken = True
 
     def _check(self, rows: int, size: int) -> None:
+        """Raise SqlError (1104) if a result has too many rows or bytes."""
         budget = self._budget
         if rows > budget.result_rows:
             raise SqlError(TOO_BIG_SELECT, f"more than {budget.result_rows:,} rows (result_rows): add a LIMIT")

@@ -52,12 +52,14 @@ _Made = Callable[[re.Match[str]], tuple[int, str]]
 
 
 def _type(text: str) -> str:
+    """Replace DuckDB's names of types in a text."""
     for pattern, name in _TYPES:
         text = re.sub(rf"\b(?:{pattern})", name, text)
     return text.lower() if text.isupper() else text
 
 
 def _candidates(found: re.Match[str]) -> str:
+    """Return the names that DuckDB suggests, as a question."""
     names = re.findall(r'"([^"]+)"', found["known"] or "")
     return f": did you mean {' or '.join(names)}?" if names else ""
 
@@ -171,6 +173,7 @@ def translated_text(text: str) -> SqlError:
 
 
 def _by_message(message: str, number: int) -> SqlError:
+    """Translate a message by the first pattern that it contains; otherwise keep it, without its list of candidates."""
     message = message[:_CHARS]
     for pattern, made in _MESSAGES:
         found = re.search(pattern, message)
@@ -180,6 +183,7 @@ def _by_message(message: str, number: int) -> SqlError:
 
 
 def _number_of(error: duckdb.Error) -> int:
+    """Return MySQL's number for an error whose message has no translation."""
     if isinstance(error, duckdb.CatalogException):
         return UNKNOWN_FUNCTION
     return SYNTAX if isinstance(error, (duckdb.ParserException, duckdb.BinderException)) else UNKNOWN

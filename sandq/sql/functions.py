@@ -70,7 +70,7 @@ def replace_functions(tree: exp.Expr, facts: Facts) -> exp.Expr:
         kind = json_types.kind_of(node)
         made = json_values.with_json(node)
         if made is node:
-            made = _replaced(node, facts)
+            made = _translated(node, facts)
         if made is node:
             made = bounded(node)
             if made is not node:
@@ -119,7 +119,11 @@ def _check_copies(tree: exp.Expr) -> None:
         sizes[id(node)] = size
 
 
-def _replaced(node: exp.Expr, facts: Facts) -> exp.Expr:
+def _translated(node: exp.Expr, facts: Facts) -> exp.Expr:
+    """Translate one operator or function; return the same node if DuckDB has it, too.
+
+    Raise SqlError (1305) if it is not allowed.
+    """
     if isinstance(node, exp.Collate):
         inner: exp.Expr = node.this
         return inner
@@ -131,7 +135,7 @@ def _replaced(node: exp.Expr, facts: Facts) -> exp.Expr:
     if isinstance(node, exp.Bracket):
         raise unknown("[]")
     if isinstance(node, exp.IntDiv):
-        # Each copying operator around this one copies the copies again.
+        # DuckDB copies the divisor, and nested DIVs copy the copies: `_check_copies` limits them.
         divisor = exp.Nullif(this=node.expression, expression=exp.Literal.number(0))
         quotient = exp.Div(this=exp.paren(node.this, copy=False), expression=divisor)
         whole = _call("trunc", exp.cast(quotient, "DOUBLE", copy=False))
@@ -198,6 +202,7 @@ def timestamp(value: datetime) -> exp.Expr:
 
 
 def _fixed(node: exp.Expr, kind: str, facts: Facts) -> exp.Expr:
+    """Return the value of a function whose value is the same for all rows, as a literal."""
     if kind in ("CurrentDate", "UtcDate"):
         return exp.cast(exp.Literal.string(facts.now.date().isoformat()), "DATE")
     if kind in ("CurrentTime", "UtcTime", "Localtime"):
@@ -214,6 +219,7 @@ def _fixed(node: exp.Expr, kind: str, facts: Facts) -> exp.Expr:
 
 
 def _anonymous(node: exp.Anonymous, facts: Facts) -> exp.Expr:
+    """Translate a function for which the parser has no class."""
     name = str(node.this).upper()
     if name in ("DATABASE", "SCHEMA"):
         return exp.Null() if facts.database is None else exp.Literal.string(facts.database)
@@ -275,8 +281,11 @@ _LONG: Final = 65_536
 """Maximum number of characters that REPEAT, SPACE or a function that pads may create."""
 
 
-def _long(node: exp.Expr, facts: Facts) -> exp.Expr:
-    """Translate a function that creates long texts from short ones, whose memory DuckDB does not count."""
+def _check_count(node: exp.Expr, facts: Facts) -> exp.Expr:
+    """Return a call of REPEAT, SPACE or a function that pads. Raise SqlError unless its number is a small constant.
+
+    DuckDB does not count the memory of the texts that these functions create. Calls within each other are refused, too.
+    """
     of = node.this if isinstance(node, (exp.Repeat, exp.Pad)) else None
     count = node.this if isinstance(node, exp.Space) else node.args.get("times", node.expression)
     is_known = isinstance(count, exp.Literal) and (number := whole_number(count.name)) is not None and number <= _LONG
@@ -313,6 +322,7 @@ def _from_unixtime(node: exp.Expr, facts: Facts) -> exp.Expr:
 
 
 def _time_of(seconds: Any) -> exp.Expr:
+    """Return the expression for the time that is this many seconds after 1970."""
     micros = exp.cast(
         exp.Mul(this=exp.cast(seconds.copy(), "DOUBLE"), expression=exp.Literal.number(1_000_000)), "BIGINT"
     )
@@ -323,7 +333,7 @@ _TYPED: Final[dict[str, Callable[[Any, Facts], exp.Expr]]] = {
     "SubstringIndex": lambda node, facts: _substring_index(node.this, node.args["delimiter"], node.args["count"]),
     **dict.fromkeys(_OF_TIMES_NAMES.split(), _of_times),
     "TimestampDiff": _timestamp_diff,
-    **dict.fromkeys(("Repeat", "Space", "Pad"), _long),
+    **dict.fromkeys(("Repeat", "Space", "Pad"), _check_count),
     **dict.fromkeys(("Length", "ByteLength"), lambda node, facts: _length(node)),
     "Upper": lambda node, facts: _call("upper", exp.cast(node.this.copy(), "VARCHAR")),
     "Lower": lambda node, facts: _call("lower", exp.cast(node.this.copy(), "VARCHAR")),
@@ -355,9 +365,11 @@ _NAMED: Final[dict[str, Callable[..., exp.Expr]]] = {
 
 
 _CUTS: Final = 3
+"""Maximum number of calls of SUBSTRING_INDEX within each other."""
 
 
 def _substring_index(text: Any, by: Any, count: Any) -> exp.Expr:
+    """Translate SUBSTRING_INDEX: split the text at `by`, keep the first (or last) parts, and join these again."""
     number = f"-{count.this.name}" if isinstance(count, exp.Neg) else count.name
     if not (isinstance(by, exp.Literal) and by.is_string and whole_number(number.removeprefix("-")) is not None):
         raise SqlError(UNKNOWN_FUNCTION, "FUNCTION SUBSTRING_INDEX is called with a text and a number alone")

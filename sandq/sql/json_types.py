@@ -67,6 +67,10 @@ def results_of(node: exp.Expr) -> list[exp.Expr]:
 
 
 def _kind(node: exp.Expr, columns: _Columns) -> str | None:
+    """Return the kind of an expression, from the stored kinds of its parts; None for other kinds.
+
+    The kind of a query is the kind of its only column.
+    """
     if isinstance(node, exp.Column):
         return columns.kind(node)
     if isinstance(node, (exp.JSONExtract, exp.ParseJSON, exp.JSONObject, exp.JSONArray, exp.JSONKeys)):
@@ -114,10 +118,11 @@ class _Columns:
             found = self._in_select(select, column.name.lower(), column.table.lower(), 0)
             if found is not None:
                 return found or None
+            # Outside WHERE, a name may also be the alias of a result, as in ORDER BY and HAVING.
             if not column.table and not column.find_ancestor(exp.Where):
                 for part in select.expressions:
                     if isinstance(part, exp.Alias) and part.alias.lower() == column.name.lower():
-                        return self._projected(part, 0)
+                        return self._kind_of_result(part, 0)
             select = select.find_ancestor(exp.Select)
         return None
 
@@ -125,11 +130,12 @@ class _Columns:
         """Return the kind of a column of a query's tables; "" for other kinds; None if there is no such column."""
         key = id(select), name, table
         if key not in self._known:
-            self._known[key] = None
-            self._known[key] = self._searched(select, name, table, depth)
+            self._known[key] = None  # ends the search in a recursive WITH
+            self._known[key] = self._search_sources(select, name, table, depth)
         return self._known[key]
 
-    def _searched(self, select: exp.Select, name: str, table: str, depth: int) -> str | None:
+    def _search_sources(self, select: exp.Select, name: str, table: str, depth: int) -> str | None:
+        """Search the tables of a query for a column, as `_in_select`; "" if the queries are nested too deeply."""
         if depth > _DEPTH:
             return ""
         for source in _sources(select):
@@ -141,23 +147,29 @@ class _Columns:
         return None
 
     def _in_source(self, source: exp.Expr, name: str, depth: int) -> str | None:
+        """Return the kind of a column of one table or subquery of a FROM. See `_in_select` for the result.
+
+        Columns of subqueries are followed to the expressions of their SELECT.
+        """
         query: Any = source.this if isinstance(source, exp.Subquery) else None
         names = [one.name.lower() for one in source.args["alias"].columns] if source.args.get("alias") else []
         if isinstance(source, exp.Table):
-            part = _named_query(source)
+            part = _query_of_with(source)
             if part is None:
                 table = find_table(source.db or self._database or SANDQ, source.name)
                 column = None if table is None else table.column(name)
-                return None if column is None else _of_kind(column.kind)
+                return None if column is None else _kind_of_table_column(column.kind)
             query = part.this
             names = names or [one.name.lower() for one in part.args["alias"].columns]
         while isinstance(query, (exp.SetOperation, exp.Subquery)):
             query = query.this
         if not isinstance(query, exp.Select):
             return None
-        if names:
-            place = names.index(name) if name in names else len(query.expressions)
-            return self._projected(query.expressions[place], depth) or "" if place < len(query.expressions) else None
+        if names:  # names of the columns after the alias: `AS t (a, b)`
+            index = names.index(name) if name in names else len(query.expressions)
+            return (
+                self._kind_of_result(query.expressions[index], depth) or "" if index < len(query.expressions) else None
+            )
         for part in query.expressions:
             if isinstance(part, exp.Star) or (isinstance(part, exp.Column) and isinstance(part.this, exp.Star)):
                 found = self._in_select(
@@ -166,10 +178,11 @@ class _Columns:
                 if found is not None:
                     return found
             elif part.alias_or_name.lower() == name:
-                return self._projected(part, depth) or ""
+                return self._kind_of_result(part, depth) or ""
         return None
 
-    def _projected(self, part: exp.Expr, depth: int) -> str | None:
+    def _kind_of_result(self, part: exp.Expr, depth: int) -> str | None:
+        """Return the kind of an expression in the list of a SELECT; None for other kinds."""
         inner: Any = part.this if isinstance(part, exp.Alias) else part
         known = kind_of(inner)
         if known is not None or depth > _DEPTH:
@@ -182,11 +195,12 @@ class _Columns:
         return _kind(inner, self)
 
 
-def _of_kind(kind: Kind) -> str:
+def _kind_of_table_column(kind: Kind) -> str:
     return JSON if kind is Kind.JSON else NUMBER if kind in _NUMBERS else ""
 
 
 def _sources(select: exp.Select) -> Iterator[exp.Expr]:
+    """Return the tables and subqueries in FROM and JOIN."""
     found = select.args.get("from_") or select.args.get("from")
     if found is not None:
         yield found.this
@@ -196,7 +210,7 @@ def _sources(select: exp.Select) -> Iterator[exp.Expr]:
         yield join.this
 
 
-def _named_query(table: exp.Table) -> exp.CTE | None:
+def _query_of_with(table: exp.Table) -> exp.CTE | None:
     """Return the query to which a WITH gives this name."""
     if table.db:
         return None

@@ -86,6 +86,7 @@ def call(name: str, *arguments: Any) -> exp.Expr:
 
 
 _BOUND: Final = "mysql_bound"
+"""Name of the lambda parameter of `_bind`."""
 
 
 def _bind(value: exp.Expr, make: Callable[[exp.Expr], exp.Expr]) -> exp.Expr:
@@ -110,11 +111,11 @@ def parts_of(node: exp.Expr) -> int:
 def with_json(node: exp.Expr) -> exp.Expr:
     """Translate an operator over JSON; return the same node if no part of it is JSON. Its parts may be changed."""
     if isinstance(node, _COMPARED):
-        return _compared(node)
+        return _translate_comparison(node)
     if isinstance(node, exp.In):
-        return _among(node)
+        return _translate_in(node)
     if isinstance(node, exp.Between):
-        _keys(node, ("this", "low", "high"))
+        _replace_by_keys(node, ("this", "low", "high"))
     elif isinstance(node, _ARITHMETIC + _SUMMED):
         for name in ("this", "expression"):
             node.set(name, _as_number(node.args.get(name)))
@@ -126,29 +127,30 @@ def with_json(node: exp.Expr) -> exp.Expr:
     elif isinstance(node, _PATTERNS) and is_json(node.this):
         node.set("this", exp.cast(node.this, "VARCHAR", copy=False))
     elif isinstance(node, exp.Ordered):
-        _order(node)
+        _translate_order(node)
     elif isinstance(node, (exp.Max, exp.Min)) and is_json(node.this) and not node.expressions:
         name = "arg_max" if isinstance(node, exp.Max) else "arg_min"
-        return _marked(call(name, node.this, _key(node.this.copy())), JSON)
+        return _with_kind(call(name, node.this, _key(node.this.copy())), JSON)
     elif isinstance(node, exp.GroupConcat) and is_json(node.this):
         node.set("this", exp.cast(node.this, "VARCHAR", copy=False))
     elif isinstance(node, exp.Nullif) and (is_json(node.this) or is_json(node.expression)):
         is_equal = exp.EQ(this=_key(node.this.copy()), expression=_key(node.expression))
         return exp.Case(ifs=[exp.If(this=is_equal, true=exp.Null())], default=node.this)
     elif isinstance(node, _CHOICES):
-        _choice(node)
+        _translate_choice(node)
     elif isinstance(node, exp.Cast) and is_json(node.this):
-        return _cast(node)
+        return _translate_cast(node)
     return node
 
 
-def _marked(node: exp.Expr, kind: str | None) -> exp.Expr:
+def _with_kind(node: exp.Expr, kind: str | None) -> exp.Expr:
+    """Store the kind of an expression, and return the expression."""
     set_kind(node, kind)
     return node
 
 
 def _key(node: exp.Expr) -> exp.Expr:
-    """Return the key by which a value is compared."""
+    """Return the key by which MySQL compares a value with JSON. SQL's NULL stays NULL."""
     if is_json(node):
         return call("mysql_json_key", node)
     if isinstance(node, exp.Literal) and node.is_string:
@@ -158,13 +160,19 @@ def _key(node: exp.Expr) -> exp.Expr:
     return call("mysql_json_key", call("to_json", node))
 
 
-def _keys(node: exp.Expr, names: tuple[str, ...]) -> None:
+def _replace_by_keys(node: exp.Expr, names: tuple[str, ...]) -> None:
+    """Replace these arguments by their keys if one of them is JSON."""
     if any(is_json(node.args.get(name)) for name in names):
         for name in names:
             node.set(name, _key(node.args[name]))
 
 
-def _compared(node: exp.Expr) -> exp.Expr:
+def _translate_comparison(node: exp.Expr) -> exp.Expr:
+    """Translate a comparison.
+
+    If a side is JSON, compare the keys of both sides, which have MySQL's order. A text that is extracted from JSON is
+    compared with a number as DOUBLE.
+    """
     left, right = node.this, node.expression
     for part, other in ((left, right), (right, left)):
         if is_json(part) and isinstance(other, (exp.Any, exp.All, exp.Tuple)):
@@ -172,7 +180,7 @@ def _compared(node: exp.Expr) -> exp.Expr:
                 UNKNOWN_FUNCTION, f"JSON is not compared with {type(other).__name__.upper()}: use IN, or ->> for a text"
             )
     if is_json(left) or is_json(right):
-        _keys(node, ("this", "expression"))
+        _replace_by_keys(node, ("this", "expression"))
         return node
     for name, other in (("this", right), ("expression", left)):
         if kind_of(node.args[name]) == TEXT and kind_of(other) == NUMBER:
@@ -180,7 +188,11 @@ def _compared(node: exp.Expr) -> exp.Expr:
     return node
 
 
-def _among(node: exp.In) -> exp.Expr:
+def _translate_in(node: exp.In) -> exp.Expr:
+    """Translate IN. If a side is JSON, compare the keys of both sides.
+
+    `IN (SELECT v ...)` becomes `IN (SELECT key of v FROM (SELECT v ...))`.
+    """
     query = node.args.get("query")
     if query is None:
         if is_json(node.this) or any(is_json(part) for part in node.expressions):
@@ -201,6 +213,7 @@ def _among(node: exp.In) -> exp.Expr:
 
 
 def _as_number(part: Any) -> Any:
+    """Return the argument of an operator for numbers: JSON and texts from JSON as DOUBLE."""
     if is_json(part):
         return call("mysql_json_number", part)
     if isinstance(part, exp.Expr) and kind_of(part) == TEXT:
@@ -209,12 +222,14 @@ def _as_number(part: Any) -> Any:
 
 
 def _as_truth(part: Any) -> Any:
+    """Return JSON as a condition: its number is not 0."""
     if not is_json(part):
         return part
     return exp.paren(exp.NEQ(this=call("mysql_json_number", part), expression=exp.Literal.number(0)), copy=False)
 
 
-def _order(node: exp.Ordered) -> None:
+def _translate_order(node: exp.Ordered) -> None:
+    """Order JSON by its keys, in ORDER BY of a query, a window or an aggregate."""
     select = node.find_ancestor(exp.Query, exp.AggFunc)
     if isinstance(select, exp.AggFunc):
         if select.find(exp.Distinct) is None and is_json(node.this):
@@ -224,21 +239,25 @@ def _order(node: exp.Ordered) -> None:
         return  # DuckDB can order these only by columns of the result
     part: Any = node.this
     if isinstance(part, exp.Literal) and not part.is_string and part.name.isdigit():
-        place = int(part.name) - 1
-        if node.find_ancestor(exp.Window) is None and 0 <= place < len(select.expressions):
-            chosen = select.expressions[place]
+        index = int(part.name) - 1  # ORDER BY 2: the second column of the result
+        if node.find_ancestor(exp.Window) is None and 0 <= index < len(select.expressions):
+            chosen = select.expressions[index]
             if is_json(chosen):
-                node.set("this", _marked(exp.column(chosen.alias_or_name, quoted=True), JSON))
+                node.set("this", _with_kind(exp.column(chosen.alias_or_name, quoted=True), JSON))
                 node.set("this", _key(node.this))
         return
     if is_json(part):
         node.set("this", _key(part))
 
 
-def _choice(node: exp.Expr) -> None:
-    """Convert JSON results of IF, CASE or COALESCE to texts if others are not JSON; convert CASE's values to keys."""
+def _translate_choice(node: exp.Expr) -> None:
+    """Translate IF, CASE, COALESCE, GREATEST and LEAST.
+
+    If only some of their results are JSON, convert all results to text; GREATEST and LEAST of JSON always compare
+    texts. `CASE value WHEN ...` with JSON compares by keys (`_key`).
+    """
     if isinstance(node, exp.If):
-        node.set("this", _as_truth(node.this) if not _is_compared(node) else node.this)
+        node.set("this", _as_truth(node.this) if not _is_when_of_value(node) else node.this)
         if isinstance(node.parent, exp.Case):
             return
     if isinstance(node, exp.Case):
@@ -254,12 +273,13 @@ def _choice(node: exp.Expr) -> None:
             part.replace(exp.cast(part.copy(), "VARCHAR", copy=False))
 
 
-def _is_compared(node: exp.If) -> bool:
+def _is_when_of_value(node: exp.If) -> bool:
     """Return whether an expression is a WHEN of `CASE value WHEN ...`."""
     return isinstance(node.parent, exp.Case) and node.parent.this is not None
 
 
-def _cast(node: exp.Cast) -> exp.Expr:
+def _translate_cast(node: exp.Cast) -> exp.Expr:
+    """Translate CAST of JSON to a type. A value that does not fit becomes NULL."""
     kind = node.to.this
     if kind == exp.DataType.Type.JSON:
         return node
@@ -304,6 +324,7 @@ def path_text(path: Any) -> str | None:
     return "".join(parts)
 
 
+# MySQL's `[last]` and `[last-1]` are `[#-1]` and `[#-2]` in DuckDB.
 _LAST: Final = re.compile(r"\[\s*last\s*(?:-\s*(\d{1,9})\s*)?\]")
 
 
@@ -311,10 +332,10 @@ def extract(json_value: exp.Expr, path: Any) -> exp.Expr:
     """Return JSON_EXTRACT with one path; the values of a path with * become an array."""
     text = path_text(path)
     if text is None:
-        return _marked(call("json_extract", json_value, path), JSON)
+        return _with_kind(call("json_extract", json_value, path), JSON)
     found = call("json_extract", json_value, exp.Literal.string(text))
     outside = "".join(text.split('"')[::2])
-    return _marked(call("mysql_json_list", found) if "*" in outside else found, JSON)
+    return _with_kind(call("mysql_json_list", found) if "*" in outside else found, JSON)
 
 
 def json_extract(node: exp.Expr) -> exp.Expr:
@@ -330,15 +351,16 @@ def json_extract(node: exp.Expr) -> exp.Expr:
         def values(value: exp.Expr) -> exp.Expr:
             return call("mysql_json_found", exp.Array(expressions=[extract(value.copy(), path) for path in paths]))
 
-        found = _marked(_bind(node.this, values), JSON)
-    return _marked(call("mysql_json_unquote", found), TEXT) if isinstance(node, exp.JSONExtractScalar) else found
+        found = _with_kind(_bind(node.this, values), JSON)
+    return _with_kind(call("mysql_json_unquote", found), TEXT) if isinstance(node, exp.JSONExtractScalar) else found
 
 
-def _of(json_value: exp.Expr, path: Any) -> exp.Expr:
+def _at_path(json_value: exp.Expr, path: Any) -> exp.Expr:
+    """Return the value at a path; the whole value if `path` is None."""
     return json_value if path is None else extract(json_value, path)
 
 
-def _candidate(node: Any) -> Any:
+def _value_of_literal(node: Any) -> Any:
     """Return the value of a JSON literal."""
     if isinstance(node, (exp.Cast, exp.ParseJSON)):
         node = node.this
@@ -368,16 +390,22 @@ def json_contains(target: exp.Expr, candidate: exp.Expr, path: Any = None) -> ex
     """Translate JSON_CONTAINS."""
     if isinstance(candidate, exp.Null):
         return exp.Null()
-    value = _candidate(candidate)
-    return _bind(_of(target, path), lambda bound: _contains(bound, value, 0))
+    value = _value_of_literal(candidate)
+    return _bind(_at_path(target, path), lambda bound: _contains(bound, value, 0))
 
 
 def _literal_key(value: Any) -> exp.Expr:
+    """Return the key of a JSON value that the statement contains."""
     text = exp.Literal.string(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
     return call("mysql_json_key", exp.cast(text, "JSON", copy=False))
 
 
 def _contains(target: exp.Expr, value: Any, depth: int) -> exp.Expr:
+    """Return the condition that `target` contains the JSON value `value` (JSON_CONTAINS).
+
+    An array is contained if each of its elements is, an object if each of its members is, a scalar if it is equal
+    to `target` or to one of its elements. `depth`: number of arrays and objects around `value`.
+    """
     if depth > _INSIDE:
         raise SqlError(UNKNOWN_FUNCTION, f"FUNCTION JSON_CONTAINS takes arrays and objects {_INSIDE} deep at most")
     if isinstance(value, list):
@@ -385,7 +413,7 @@ def _contains(target: exp.Expr, value: Any, depth: int) -> exp.Expr:
             _some_element(target, one, depth) if isinstance(one, list) else _contains(target.copy(), one, depth + 1)
             for one in value
         ]
-        return _by_type(target, {"ARRAY": _all(parts)})
+        return _by_type(target, {"ARRAY": _conjunction(parts)})
     if isinstance(value, dict):
         parts = []
         for name, one in value.items():
@@ -393,7 +421,7 @@ def _contains(target: exp.Expr, value: Any, depth: int) -> exp.Expr:
                 raise SqlError(UNKNOWN_FUNCTION, 'FUNCTION JSON_CONTAINS takes no name with " or \\ in it')
             inner = call("json_extract", target.copy(), exp.Literal.string(f'$."{name}"'))
             parts.append(exp.Coalesce(this=_contains(inner, one, depth + 1), expressions=[exp.false()]))
-        cases = {"OBJECT": _all(parts)}
+        cases = {"OBJECT": _conjunction(parts)}
         if not target.name.startswith(_ELEMENT):  # an element of an array is searched one level deep
             cases["ARRAY"] = _some_element(target, value, depth)
         return _by_type(target, cases)
@@ -401,9 +429,11 @@ def _contains(target: exp.Expr, value: Any, depth: int) -> exp.Expr:
 
 
 _ELEMENT: Final = "mysql_element"
+"""Beginning of the names of lambda parameters for the elements of an array."""
 
 
-def _all(parts: list[exp.Expr]) -> exp.Expr:
+def _conjunction(parts: list[exp.Expr]) -> exp.Expr:
+    """Join conditions by AND; without conditions, return TRUE."""
     found: exp.Expr = exp.true()
     for part in parts:
         found = exp.And(this=found, expression=part)
@@ -421,7 +451,7 @@ def _some_element(target: exp.Expr, value: Any, depth: int) -> exp.Expr:
 
 
 def _by_type(target: exp.Expr, cases: dict[str, exp.Expr], otherwise: exp.Expr | None = None) -> exp.Expr:
-    """Return the condition for the value's JSON type, or `otherwise`; NULL for NULL."""
+    """Return CASE: the condition for the JSON type of `target`, `otherwise` for other types, NULL for NULL."""
     unknown = exp.If(this=exp.Is(this=target.copy(), expression=exp.Null()), true=exp.Null())
     ifs = [unknown]
     for name, condition in cases.items():
@@ -433,7 +463,7 @@ def _by_type(target: exp.Expr, cases: dict[str, exp.Expr], otherwise: exp.Expr |
 def json_overlaps(left: exp.Expr, right: exp.Expr) -> exp.Expr:
     """Translate JSON_OVERLAPS with a literal on one side."""
     target, literal = (left, right) if not isinstance(left, exp.Literal) else (right, left)
-    value = _candidate(literal)
+    value = _value_of_literal(literal)
     if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(one, (list, dict)) for one in value)):
         raise SqlError(UNKNOWN_FUNCTION, "FUNCTION JSON_OVERLAPS takes a literal of scalars on one side")
     values = value if isinstance(value, list) else [value]
@@ -456,7 +486,7 @@ def json_contains_path(target: exp.Expr, which: exp.Expr, *paths: exp.Expr) -> e
     def has(bound: exp.Expr) -> exp.Expr:
         found: exp.Expr | None = None
         for path in paths:
-            one = exp.paren(exp.Not(this=exp.Is(this=_of(bound.copy(), path), expression=exp.Null())), copy=False)
+            one = exp.paren(exp.Not(this=exp.Is(this=_at_path(bound.copy(), path), expression=exp.Null())), copy=False)
             found = one if found is None else (exp.Or if word == "one" else exp.And)(this=found, expression=one)
         return _by_type(bound, {}, found)
 
@@ -469,7 +499,7 @@ def json_value(node: exp.JSONValue) -> exp.Expr:
     returning = node.args.get("returning")
     if isinstance(returning, exp.DataType):
         return exp.TryCast(this=text, to=returning.copy())
-    return _marked(text, TEXT)
+    return _with_kind(text, TEXT)
 
 
 def member_of(node: exp.JSONArrayContains) -> exp.Expr:
@@ -484,16 +514,16 @@ def json_keys(node: exp.JSONKeys) -> exp.Expr:
     def names(bound: exp.Expr) -> exp.Expr:
         return _by_type(bound, {"OBJECT": call("to_json", call("json_keys", bound.copy()))}, exp.Null())
 
-    return _marked(_bind(_of(node.this, node.args.get("expression")), names), JSON)
+    return _with_kind(_bind(_at_path(node.this, node.args.get("expression")), names), JSON)
 
 
 NAMED: Final[dict[str, Callable[..., exp.Expr]]] = {
-    "JSON_UNQUOTE": lambda text: _marked(call("mysql_json_unquote", text), TEXT),
-    "JSON_LENGTH": lambda value, path=None: call("mysql_json_length", _of(value, path)),
+    "JSON_UNQUOTE": lambda text: _with_kind(call("mysql_json_unquote", text), TEXT),
+    "JSON_LENGTH": lambda value, path=None: call("mysql_json_length", _at_path(value, path)),
     "JSON_CONTAINS": json_contains,
     "JSON_OVERLAPS": json_overlaps,
     "JSON_CONTAINS_PATH": json_contains_path,
-    "JSON_ARRAY": lambda *parts: _marked(bounded(exp.JSONArray(expressions=list(parts))), JSON),
+    "JSON_ARRAY": lambda *parts: _with_kind(bounded(exp.JSONArray(expressions=list(parts))), JSON),
     "JSON_QUOTE": lambda text: exp.cast(call("to_json", exp.cast(text, "VARCHAR", copy=False)), "VARCHAR", copy=False),
     "JSON_VALID": lambda text: call("json_valid", exp.cast(text, "VARCHAR", copy=False)),
 }

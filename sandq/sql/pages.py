@@ -74,7 +74,11 @@ def columns_of(piece: Piece, topic: str, partition: int, names: Sequence[str]) -
 
 
 class _Maker:
-    """Makes the columns of a piece one by one."""
+    """Makes the columns of a piece one by one. The method `_NAME` makes the column NAME of the table `messages`.
+
+    `spans`: positions of the messages that exist, as half-open ranges. `whole`: all messages exist. `keeps_values`: the
+    query needs the values, so the columns may share the memory of the batch.
+    """
 
     def __init__(
         self, piece: Piece, batch: Batch, spans: list[Span], whole: bool, count: int, keeps_values: bool
@@ -173,6 +177,7 @@ class _Maker:
             raise MovedMessages
 
     def _deliver_at(self) -> Any:
+        """Return the delivery times: the times in the offsets. Consecutive offsets have the same time."""
         offsets = self._piece.offsets
         if len(offsets) == _BYTES:
             return times(offset_model.deliver_ms(offsets).to_bytes(8, "little") * self._count, self._count)
@@ -185,10 +190,12 @@ class _Maker:
         return times(self._chosen(created, 8), self._count)
 
     def _chosen(self, column: bytes, size: int) -> bytes:
+        """Return the entries of a column, of `size` bytes each, for the messages that exist."""
         return column if self._whole else b"".join([column[first * size : stop * size] for first, stop in self._spans])
 
 
 def _spans(piece: Piece, count: int) -> list[Span]:
+    """Return the positions of the messages of a piece that exist, as half-open ranges."""
     if piece.live is None:
         return [(0, count)]
     spans = [(first, first + length) for first, length in piece.live]
@@ -198,6 +205,7 @@ def _spans(piece: Piece, count: int) -> list[Span]:
 
 
 def _check(piece: Piece, count: int) -> None:
+    """Raise ProtocolError if a column of the piece does not have one entry per message."""
     for what, column, size in (
         ("offsets", piece.offsets if len(piece.offsets) != _BYTES else None, _BYTES),
         ("ids", piece.ids, _BYTES),
@@ -221,6 +229,7 @@ def texts_array(offsets: bytes, count: int) -> Any:
 
 
 def _texts(data: bytes, count: int) -> Any:
+    """Return a column of offsets as text, from their joined texts."""
     bounds = pa.py_buffer(pack_ints("i", range(0, (count + 1) * CHARS, CHARS)))
     return pa.Array.from_buffers(pa.string(), count, [None, bounds, pa.py_buffer(data)])
 
@@ -278,6 +287,7 @@ def _refuse(constant: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    """Return a value in which bytes, infinity and NaN are replaced, because JSON does not have them."""
     if isinstance(value, dict):
         return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):

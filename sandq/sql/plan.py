@@ -26,8 +26,8 @@ _ORDERED: Final = ("deliver_at", "offset")
 class Planned:
     """The plan of a query.
 
-    `query` uses the tables in `scans` and `catalog` by their names there. `replaced`: the tables of the statement, with
-    these names and the needed columns.
+    `scans`, `catalog`: the fetched and the fixed tables, by their names in DuckDB's query. `replaced`: for each table
+    of the statement its node, such a name, and the needed columns (None: all).
     """
 
     query: exp.Expr
@@ -81,6 +81,7 @@ def plan(tree: exp.Expr, database: str | None, evaluate: Evaluate, catalog: Cata
     for kind in (exp.Lateral, exp.Unnest, exp.TableSample, exp.MatchRecognize, exp.Pivot):
         if tree.find(kind) is not None:
             raise not_supported(kind.__name__.upper())
+    # `SELECT *` needs all columns; COUNT(*) needs none.
     is_star = any(not isinstance(star.parent, exp.Count) for star in tree.find_all(exp.Star))
     for join in tree.find_all(exp.Join):
         method = join.method.upper()
@@ -91,14 +92,14 @@ def plan(tree: exp.Expr, database: str | None, evaluate: Evaluate, catalog: Cata
         is_star |= method == "NATURAL"  # NATURAL joins by all columns that both tables have
     planned = Planned(tree, {}, {}, [])
     names = {node.name.lower() for node in tree.find_all(exp.Identifier)}
-    own = "t"
-    while any(name.startswith(own) and name[len(own) :].isdigit() for name in names):
-        own += "_"  # the query uses this name already, so the rows need a different name
+    prefix = "t"
+    while any(name.startswith(prefix) and name[len(prefix) :].isdigit() for name in names):
+        prefix += "_"  # the query uses a name like this, so the fetched tables need different names
     resolved = [(table, _resolve(table, database, catalog)) for table in tables]
     _strip_databases(tree, tables)
     known = {id(node): table for node, table in resolved}
     for number, (node, table) in enumerate(resolved):
-        name = f"{own}{number}"
+        name = f"{prefix}{number}"
         if isinstance(table, Table):
             scan = _scan(tree, node, table, names, is_star, evaluate, known)
             planned.scans[name] = scan
@@ -158,7 +159,7 @@ def _resolve(node: exp.Table, database: str | None, catalog: Catalog) -> Table |
 
 
 def _strip_databases(tree: exp.Expr, tables: list[exp.Table]) -> None:
-    """Shorten `sandq.messages.topic` to `messages.topic`, because the table is replaced by one with that alias."""
+    """Shorten `sandq.messages.topic` to `messages.topic`, because a subquery with this alias replaces the table."""
     for column in tree.find_all(exp.Column):
         column.set("db", None)
         column.set("catalog", None)
@@ -179,6 +180,11 @@ def _scan(
     evaluate: Evaluate,
     known: dict[int, Table | str],
 ) -> Scan:
+    """Return the scan of one table of the statement.
+
+    It has the needed columns and the bounds from WHERE and ON. It has a LIMIT only if the bounds are equivalent to
+    WHERE, because DuckDB would otherwise remove rows afterwards. `known`: the tables of the statement, by node.
+    """
     needed: dict[str, None] = {}
     for column in table.columns:
         if is_star or column.name in names:
@@ -229,6 +235,7 @@ def _cheapest(table: Table) -> Column:
 
 
 def _sources(select: exp.Select) -> Iterator[exp.Expr]:
+    """Return the tables and subqueries in FROM and JOIN."""
     found = select.args.get("from_") or select.args.get("from")
     if found is not None:
         yield found.this
@@ -245,6 +252,7 @@ def _is_shared(select: exp.Select, name: str) -> bool:
 
 
 def _conditions(select: exp.Select) -> Iterator[exp.Expr]:
+    """Return WHERE and the ON of inner joins. The ON of an outer join does not remove rows."""
     where = select.args.get("where")
     if where is not None:
         yield where.this
@@ -254,7 +262,7 @@ def _conditions(select: exp.Select) -> Iterator[exp.Expr]:
 
 
 def _limit(tree: exp.Expr, select: exp.Select, tables: int) -> int | None:
-    """Return the number of rows of its table that are enough for a query; None if that is unknown."""
+    """Return how many rows of its only table are enough for a query (LIMIT and OFFSET); None if that is unknown."""
     if tree is not select or tables != 1 or select.args.get("limit") is None:
         return None
     if any(
@@ -272,7 +280,7 @@ def _limit(tree: exp.Expr, select: exp.Select, tables: int) -> int | None:
 
 
 def _is_by_time(select: exp.Select, order: exp.Expr, column_of: Callable[[exp.Expr], str | None]) -> bool:
-    """Return whether a query orders rows as messages are stored."""
+    """Return whether a query orders rows in the order of the log: by `deliver_at` or `offset`, ascending."""
     ordered = order.expressions
     name = column_of(ordered[0].this)
     if len(ordered) != 1 or ordered[0].args.get("desc") or name not in _ORDERED:
@@ -297,6 +305,7 @@ def _subquery(node: exp.Expr, name: str, columns: list[Column] | None) -> exp.Ex
 
 
 def _aliased(select: exp.Select, node: exp.Expr) -> exp.Expr:
+    """Return a subquery with the alias, the joins and the pivots of the table that it replaces."""
     alias = exp.TableAlias(this=exp.to_identifier(node.alias or node.name, quoted=True))
     subquery = exp.Subquery(this=select, alias=alias)
     for name in ("joins", "pivots"):

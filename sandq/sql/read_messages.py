@@ -33,9 +33,11 @@ from sandq.sql.scan import Scan, check_count, is_id
 
 
 async def messages(view: CallerView, scan: Scan, held: Held) -> Any:
+    """Return the messages of all topics of a scan."""
     found: list[Any] = []
     rows = 0
     for topic in await topics_of(view, scan.bounds.of("topic")):
+        # With ORDER BY, each topic may have all of the first rows. So each topic is read up to the whole limit.
         left = None if scan.limit is None or scan.is_ordered else scan.limit - rows
         if left is not None and left <= 0:
             break
@@ -46,15 +48,21 @@ async def messages(view: CallerView, scan: Scan, held: Held) -> Any:
 
 
 async def _messages_of(view: CallerView, topic: str, scan: Scan, limit: int | None, held: Held) -> Any:
-    named = scan.by_name
-    if named == "id":
-        return await _named(view, topic, scan, [(name, {}) for name in scan.bounds.of("id").values or ()], held)
-    if named == "unique_key":
-        names, are_all = await _unique_names(view, topic, scan)
-        if are_all:
-            return await _named(view, topic, scan, names, held)
+    """Read the messages of one topic in the cheapest way.
+
+    By id or unique key (GET) if the query names messages. As pages of the log (FETCH) if no column needs the state. As
+    a list (LIST) for few rows, or for states other than delayed. Otherwise as a list of due messages and pages of later
+    messages.
+    """
+    column = scan.by_name
+    if column == "id":
+        return await _by_names(view, topic, scan, [(name, {}) for name in scan.bounds.of("id").values or ()], held)
+    if column == "unique_key":
+        names, names_cover_all = await _unique_names(view, topic, scan)
+        if names_cover_all:
+            return await _by_names(view, topic, scan, names, held)
         if names:
-            return await _named_and_listed(view, topic, scan, names, held)
+            return await _by_names_and_listed(view, topic, scan, names, held)
     if scan.by_page:
         return await _pages(view, topic, scan, limit, held)
     states = scan.bounds.of("state").values
@@ -113,13 +121,13 @@ def _fits(name: Any, least: int, most: int) -> bool:
     return isinstance(name, str) and least <= len(name.encode()) <= most
 
 
-async def _named_and_listed(view: CallerView, topic: str, scan: Scan, names: Sequence[_Name], held: Held) -> Any:
+async def _by_names_and_listed(view: CallerView, topic: str, scan: Scan, names: Sequence[_Name], held: Held) -> Any:
     """Read messages by unique keys without knowing their keys.
 
     Messages without a key are looked up by their unique key; messages with a key are found in a list.
     """
     wide = replace(scan, needed=tuple(dict.fromkeys([*scan.needed, "id", "unique_key"])))
-    named = await _named(view, topic, wide, names, held)
+    named = await _by_names(view, topic, wide, names, held)
     listed = await _listed(view, topic, wide, None, held)
     is_wanted = pa.compute.is_in(listed["unique_key"], pa.array([name["unique_key"] for _, name in names]))
     is_known = pa.compute.is_in(listed["id"], named["id"].combine_chunks())
@@ -127,7 +135,8 @@ async def _named_and_listed(view: CallerView, topic: str, scan: Scan, names: Seq
     return pa.concat_tables([named, listed]).select(list(scan.needed))
 
 
-async def _named(view: CallerView, topic: str, scan: Scan, names: Sequence[_Name], held: Held) -> Any:
+async def _by_names(view: CallerView, topic: str, scan: Scan, names: Sequence[_Name], held: Held) -> Any:
+    """Look up messages by their names. Messages that do not exist are left out."""
     check_count(len(names))
     messages = view.messages(topic)
 
@@ -155,26 +164,28 @@ async def _listed(view: CallerView, topic: str, scan: Scan, limit: int | None, h
         return empty(scan.table, scan.needed)
     from_ms = offset_model.deliver_ms(start)
     # Lists are bounded by whole milliseconds. For an offset within a millisecond, other messages are removed here.
-    is_within = any(start[6:]) or (end is not None and any(end[6:]))
+    is_filtered = any(start[6:]) or (end is not None and any(end[6:]))
     until_ms = TIME_MAX_MS if end is None else min(offset_model.deliver_ms(end) + bool(any(end[6:])), TIME_MAX_MS)
     prefixes = [
         None if prefix is None else prefix.encode() for prefix in (prefix_of(of("key")), prefix_of(of("unique_key")))
     ]
     values = not {"value", "text"}.isdisjoint(scan.needed)
     states = of("state").values
-    chosen = (None,) if states is None or not set(states) <= set(LISTED_STATES) else tuple(states)
+    # (None,): one list of messages in all states.
+    listed_states = (None,) if states is None or not set(states) <= set(LISTED_STATES) else tuple(states)
 
     async def of_partition(partition: int, most: int | None = limit) -> list[Any]:
         found: list[Any] = []
-        for state in chosen:
+        for state in listed_states:
             after, rows = None, 0
             while most is None or rows < most:
-                count = PAGE_MAX if most is None or is_within else min(most - rows, PAGE_MAX)
+                # A full page if some of its messages may be removed.
+                count = PAGE_MAX if most is None or is_filtered else min(most - rows, PAGE_MAX)
                 request = List(
                     topic, partition, state, from_ms, until_ms, prefixes[0], count, after, values, prefixes[1]
                 )
                 maps, after = page(await view.ask_leader(request), _map)
-                if is_within:
+                if is_filtered:
                     maps = [row for row in maps if start <= _offset(row) and (end is None or _offset(row) < end)]
                 found.append(_of_maps(scan, topic, partition, maps, held))
                 rows += len(maps)
@@ -230,9 +241,11 @@ def _of_maps(scan: Scan, topic: str, partition: int, maps: Sequence[Mapping[str,
 _MS: Final = {"deliver_at": "deliver_ms", "created_at": "created_ms", "due_at": "due_ms", "moved_at": "moved_ms"}
 _TEXTS: Final = {"key": "key", "unique_key": "unique_key", "text": "value"}
 _SAME: Final = {"state", "value", "moves", "size", "ttl_ms"}
+"""Columns that have the name and the value of a field."""
 
 
 def _of_map(name: str, kind: Any, topic: str, partition: int, maps: Sequence[Mapping[str, Any]], count: int) -> Any:
+    """Convert one field of the messages to a column."""
     if name == "topic":
         return pa.repeat(topic, count)
     if name == "partition":
@@ -309,7 +322,7 @@ def _range(scan: Scan) -> tuple[bytes, bytes | None]:
 
 
 def _behind(offset: bytes) -> bytes:
-    """Return the next offset. For the last offset return itself: no message can have its time."""
+    """Return the next offset. For the largest offset, return the offset itself: no message can have its time."""
     try:
         return offset_model.behind(offset)
     except InvalidRequest:
@@ -317,10 +330,10 @@ def _behind(offset: bytes) -> bytes:
 
 
 async def tasks(view: CallerView, scan: Scan, held: Held) -> Any:
-    """Read rows of the tables of the database `z4`: delayed messages only, because a due message is no task there."""
+    """Return the rows of z4's table `task`: only delayed messages, because in z4 a due message is no task."""
     inner = scan.of_messages()
     bounds = inner.bounds
-    if inner.by_name is None:
+    if inner.by_name is None:  # otherwise GET reads messages in all states, and the filter below removes the others
         bounds.columns["state"] = Bound(values=("delayed",))
     needed = tuple(dict.fromkeys([*inner.needed, "state"]))
     table = await messages(view, Scan(inner.table, bounds, needed, scan.limit, scan.is_ordered), held)
@@ -330,6 +343,7 @@ async def tasks(view: CallerView, scan: Scan, held: Held) -> Any:
 
 
 def _of_stored(one: StoredMessage, needed: Iterable[str]) -> Row:
+    """Convert a message of the client to a row."""
     special: dict[str, Callable[[StoredMessage], Any]] = {
         "key": lambda one: text_of(one.key),
         "key_bytes": lambda one: one.key,

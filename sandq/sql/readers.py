@@ -37,7 +37,7 @@ async def read(view: CallerView, scan: Scan, held: Held) -> Any:
 
 
 def as_they_are(table: Any, columns: Sequence[tuple[str, Column]]) -> Any:
-    """Rename the columns of rows, and check columns with JSON."""
+    """Return fetched rows as the result of a query: rename the columns. A `json` that is no JSON becomes NULL."""
     arrays = []
     for _, column in columns:
         array = table.column(column.needs[0] if column.needs else column.name)
@@ -48,6 +48,7 @@ def as_they_are(table: Any, columns: Sequence[tuple[str, Column]]) -> Any:
 
 
 async def _dead_letters(view: CallerView, scan: Scan, held: Held) -> Any:
+    """Return the dead letters of all groups of a scan that the caller may read."""
     of = scan.bounds.of
     since, until = span_of(of("dead_at"))
     reasons = of("reason").values
@@ -64,7 +65,7 @@ async def _dead_letters(view: CallerView, scan: Scan, held: Held) -> Any:
     for topic in await topics_of(view, of("topic"), of("group")):
         for group in await groups_of(view, topic, of("group")):
             if named is None and not view.may_read(topic, group):
-                continue  # of a topic that the statement does not name, only groups that the caller may read exist
+                continue  # the statement does not name the topic: leave out groups that the caller may not read
             rows = view.dead_letters(topic, group).list(**options)
             found.append(await gathered(scan, _if_known(rows), lambda one: _of_dead(one, scan.needed), held))
     return pa.concat_tables(found) if found else empty(scan.table, scan.needed)
@@ -98,7 +99,10 @@ def _of_dead(one: Any, needed: Iterable[str]) -> Row:
 
 
 async def _leases(view: CallerView, scan: Scan, held: Held) -> Any:
-    """Return leased and waiting messages, with a row for each group in which a message has such a state."""
+    """Return leased and waiting messages, with a row for each group in which a message has such a state.
+
+    List the messages in these states, then ask for the state of each message in each group (WHY).
+    """
     of = scan.bounds.of
     since, until = span_of(of("deliver_at"))
     states = of("state").values
@@ -128,6 +132,10 @@ async def _leases(view: CallerView, scan: Scan, held: Held) -> Any:
 
 
 def _of_groups(found: Mapping[str, Any], wanted: Bound, states: tuple[Any, ...] | None) -> list[Row]:
+    """Return a row of `leases` for each group that has leased the message or will retry it.
+
+    `found`: the reply of WHY for the message. `wanted`, `states`: bounds of the columns `group` and `state`.
+    """
     rows: list[Row] = []
     for group in found["groups"]:
         if group["state"] not in ("leased", "waiting") or (states is not None and group["state"] not in states):
@@ -149,6 +157,7 @@ def _of_groups(found: Mapping[str, Any], wanted: Bound, states: tuple[Any, ...] 
 
 
 async def _keys(view: CallerView, scan: Scan, held: Held) -> Any:
+    """Return keys of compacted topics, with their values."""
     of = scan.bounds.of
     key = of("key")
     found = []
@@ -195,6 +204,7 @@ def _of_entry(topic: str, needed: Iterable[str], one: Any) -> Row:
 
 
 async def _schedules(view: CallerView, scan: Scan, held: Held) -> Any:
+    """Return the schedules of topics. Compacted topics have none."""
     wanted = scan.bounds.of("topic").values
     kinds = {record.name: record.kind for record in await view.topics()}
     topics = [name for name, kind in kinds.items() if kind != COMPACTED and (wanted is None or name in wanted)]
@@ -219,6 +229,10 @@ def _of_schedule(one: Any, needed: Iterable[str]) -> Row:
 
 
 async def _groups(view: CallerView, scan: Scan, held: Held) -> Any:
+    """Return a row for each group of a topic, from its rows of all partitions.
+
+    Counts are summed. A consumer may have all partitions, so `consumers` is the largest number of a partition.
+    """
     topics = await topics_of(view, scan.bounds.of("topic"))
 
     async def of_topic(topic: str) -> list[Row]:
@@ -241,6 +255,10 @@ async def _groups(view: CallerView, scan: Scan, held: Held) -> Any:
 
 
 async def _topic_rows(view: CallerView, scan: Scan, held: Held) -> Any:
+    """Return a row for each topic. Ask for its counters only if the query needs them.
+
+    Counters are NULL if some partition has no leader.
+    """
     counted = ("messages", "delayed", "dead", "keys", "bytes")
     wanted = scan.bounds.of("topic").values
     records = [one for one in await view.topics() if wanted is None or one.name in wanted]
@@ -264,6 +282,7 @@ async def _topic_rows(view: CallerView, scan: Scan, held: Held) -> Any:
 
 
 async def _partitions(view: CallerView, scan: Scan, held: Held) -> Any:
+    """Return the rows of all partitions of the scan's topics."""
     topics = await topics_of(view, scan.bounds.of("topic"))
 
     async def of_topic(topic: str) -> list[dict[str, Any]]:
@@ -276,6 +295,7 @@ async def _partitions(view: CallerView, scan: Scan, held: Held) -> Any:
 
 
 async def _nodes(view: CallerView, scan: Scan, held: Held) -> Any:
+    """Return the nodes of the cluster."""
     found = await view.cluster()
     leader = found.get("metadata_leader")
     rows = [row | {"metadata_leader": row.get("node") == leader} for row in found.get("nodes") or ()]
@@ -283,6 +303,10 @@ async def _nodes(view: CallerView, scan: Scan, held: Held) -> Any:
 
 
 async def _forecast(view: CallerView, scan: Scan, held: Held) -> Any:
+    """Return the forecasts of each topic and unit.
+
+    A forecast begins now. It ends at the upper bound of `starts_at`, or after `_DEFAULT_UNITS` units.
+    """
     of = scan.bounds.of
     units = of("unit").values
     _, until = span_of(of("starts_at"))
@@ -291,14 +315,15 @@ async def _forecast(view: CallerView, scan: Scan, held: Held) -> Any:
         for unit in ("minute",) if units is None else units:
             if unit not in _UNITS_MS:
                 continue
-            count = _COUNT
+            count = _DEFAULT_UNITS
             if until is not None:
                 now_ms = (await view.forecast(topic, unit, 1)).now_ms
-                count = max(1, (until - now_ms) // _UNITS_MS[unit] + 2)
-                if count > _MOST:
+                count = max(1, (until - now_ms) // _UNITS_MS[unit] + 2)  # the first and the last unit may be partial
+                if count > _MOST_UNITS:
                     raise SqlError(
                         TOO_BIG_SELECT,
-                        f"the forecast has at most {_MOST:,} rows of a {unit}: bound starts_at, or take a longer unit",
+                        f"the forecast has at most {_MOST_UNITS:,} rows of a {unit}: "
+                        "bound starts_at, or take a longer unit",
                     )
             found = await view.forecast(topic, unit, count)
             messages, scheduled = dict(found.buckets), dict(found.scheduled)
@@ -315,12 +340,15 @@ async def _forecast(view: CallerView, scan: Scan, held: Held) -> Any:
     return table_of(scan, rows, held)
 
 
-_COUNT: Final = 60
-_MOST: Final = 3600
+_DEFAULT_UNITS: Final = 60
+"""Number of units of a forecast without an upper bound."""
+_MOST_UNITS: Final = 3600
+"""Maximum number of units of a forecast."""
 _UNITS_MS: Final = {"second": 1000, "minute": 60_000, "hour": 3_600_000}
 
 
 async def _queues(view: CallerView, scan: Scan, held: Held) -> Any:
+    """Return the topics as z4's queues. Ask for the cursors of groups only if the query needs them."""
     wanted = scan.bounds.of("id").values
     records = [one for one in await view.topics() if wanted is None or one.name in wanted]
 

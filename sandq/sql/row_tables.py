@@ -71,6 +71,7 @@ async def topics_of(view: CallerView, bound: Bound, groups: Bound | None = None)
 
 
 async def groups_of(view: CallerView, topic: str, bound: Bound) -> list[str]:
+    """Return the groups that a statement names, otherwise all groups of the topic."""
     if bound.values is not None:
         return [str(name) for name in bound.values]
     return sorted({str(row["group"]) for row in await view.groups(topic)})
@@ -86,6 +87,7 @@ def prefix_of(bound: Bound) -> str | None:
 
 
 async def gathered(scan: Scan, rows: AsyncIterator[Any], made: Callable[[Any], Row], held: Held) -> Any:
+    """Convert rows to a table, in batches. Raises SqlError (`Held`) if there are too many."""
     tables, waiting = [], []
     async for row in rows:
         waiting.append(made(row))
@@ -97,11 +99,13 @@ async def gathered(scan: Scan, rows: AsyncIterator[Any], made: Callable[[Any], R
 
 
 def schema_of(table: Table, needed: Sequence[str]) -> Any:
+    """Return the needed columns of a table as a schema of Arrow."""
     columns = [table.column(name) for name in needed]
     return pa.schema([(column.name, column.kind.value.arrow) for column in columns if column is not None])
 
 
 def table_of(scan: Scan, rows: Sequence[Row], held: Held) -> Any:
+    """Convert rows to a table with the needed columns, and count them."""
     schema = schema_of(scan.table, scan.needed)
     arrays = [_array([row.get(field.name) for row in rows], field.type) for field in schema]
     table = pa.Table.from_arrays(arrays, schema=schema)
@@ -123,6 +127,7 @@ async def each(ask: Callable[[Any], Awaitable[Any]], items: Sequence[Any]) -> li
     answers: list[Any] = [None] * len(items)
     if len(items) == 1:
         return [await ask(items[0])]
+    # Workers take positions from one shared iterator.
     failed: list[Exception] = []
     positions = iter(range(len(items)))
 

@@ -19,7 +19,9 @@ FEW: Final = 200
 Listing costs more per message, but less before the first one.
 """
 ALLOW: Final = "sandq_allow_full_scan"
+"""Variable with which a session allows queries that read a whole topic."""
 
+# By column of z4's table `task`: the column of `messages`.
 _OF_TASK: Final = {
     "queue": "topic",
     "id": "id",
@@ -94,7 +96,7 @@ class Scan:
         }
 
     def check(self, *, allow_full: bool) -> None:
-        """Raise SqlError (1104) if the scan would read one or all topics completely by accident."""
+        """Raise SqlError (1104) if the scan would read a whole topic, or all topics, and the statement has no LIMIT."""
         if not self.table.needs_bounds or self.limit is not None or allow_full:
             return
         topic = "queue" if self.table.is_of_tasks else "topic"
@@ -130,13 +132,14 @@ def is_exact(scan: Scan) -> bool:
     """Return whether the bounds are equivalent to WHERE. Then the LIMIT of the query can end the scan early."""
     if scan.bounds.rest:
         return False
+    # By table: columns whose bounds the requests apply exactly.
     exact: dict[str, tuple[str, ...]] = {
         "messages": ("topic", "partition", "id", "offset", "deliver_at", "state"),
         "keys": ("topic", "partition"),
         "dead_letters": ("topic", "group"),
         "leases": (),
     }
-    # not for z4's table `task`: messages that are not delayed are removed after reading
+    # z4's table `task` has no exact columns: messages that are not delayed are removed after reading.
     of_table = exact.get(scan.table.name, ())
     for name, bound in scan.bounds.columns.items():
         if name not in of_table or bound.prefix is not None:

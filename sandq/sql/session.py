@@ -165,6 +165,7 @@ class Session:
             return None
 
     def _seconds(self, tree: exp.Expr) -> float:
+        """Return the time limit of a statement, in s. Remove the hints from the statement."""
         seconds = self.variables.seconds(self._budget)
         for hint in tree.find_all(exp.Anonymous):
             if (
@@ -180,6 +181,7 @@ class Session:
         return seconds
 
     async def _answer(self, tree: exp.Expr) -> Answer:
+        """Run a parsed statement and return its result."""
         if isinstance(tree, exp.Query):
             return Answer(await self._query(tree))
         if isinstance(tree, exp.Show):
@@ -223,6 +225,10 @@ class Session:
         return Facts(self._now(), self.database, self._user, VERSION, self._connection)
 
     async def _query(self, tree: exp.Expr) -> Any:
+        """Run a query: plan it, check its scans, read their rows with the caller's rights, and run DuckDB's query.
+
+        If the rows of the only scan are already the result, DuckDB is not needed.
+        """
         async with self._ducks.one(self._owner) as duck:
             planned = await self._plan(tree, duck)
             for scan in planned.scans.values():
@@ -243,12 +249,18 @@ class Session:
         """Plan a query in a thread, because evaluating a bound may take long."""
 
         def work() -> Planned:
-            return self._planned(replace_functions(self._with_variables(_named(tree)), self._facts()), duck)
+            return self._planned(replace_functions(self._with_variables(_name_columns(tree)), self._facts()), duck)
 
         return await in_thread(duck, work)
 
     def _planned(self, tree: exp.Expr, duck: Duck) -> Planned:
+        """Plan a query. Constants in its conditions are evaluated by DuckDB."""
+
         def evaluate(part: exp.Expr, kind: str) -> Any:
+            """Return a constant as a value of a column of this kind: times as microseconds.
+
+            Raise ValueError if it cannot be a bound.
+            """
             text = duckdb_text(part)
             if isinstance(part, exp.Literal) and part.is_string and kind not in _CAST:
                 return part.name
@@ -265,6 +277,7 @@ class Session:
         return plan(tree, self.database, evaluate)
 
     def _with_variables(self, tree: exp.Expr) -> exp.Expr:
+        """Replace variables (`@@name`, `@name`) by their values."""
         if tree.find(exp.SessionParameter, exp.Parameter) is None:
             return tree
 
@@ -278,6 +291,10 @@ class Session:
         return tree.transform(replaced)
 
     async def _describe(self, tree: exp.Describe) -> Any:
+        """Return the columns of a table, or for a query the plan of its scans (EXPLAIN).
+
+        `refused`: the error with which the query would be rejected, because a scan is not bounded.
+        """
         target = tree.this
         if isinstance(target, exp.Table):
             return described(target, self.database)
@@ -304,6 +321,7 @@ class Session:
     # ------------------------------------------------------------------------------------------------- SHOW
 
     async def _show(self, tree: exp.Show) -> Any:
+        """Return the rows of a SHOW. DuckDB applies its LIKE and WHERE to the rows."""
         what = tree.name.upper()
         if what == "PROCESSLIST":
             return rows_of("Id# User Host db Command Time# State Info", self._processes())
@@ -330,6 +348,7 @@ class Session:
     # -------------------------------------------------------------------------------------------------- SET
 
     async def _set(self, tree: exp.Set) -> None:
+        """Set variables of the session. Character sets and transactions are accepted and ignored."""
         for item in tree.expressions:
             kind = item.text("kind").upper()
             if kind in ("NAMES", "CHARACTER SET", "TRANSACTION"):
@@ -352,6 +371,7 @@ class Session:
             self.variables.set(left.name, value)
 
     async def _value(self, part: exp.Expr) -> Any:
+        """Return the value on the right side of an assignment; run a query for an expression."""
         if isinstance(part, (exp.Column, exp.Var)):
             return part.name
         if isinstance(part, exp.Literal):
@@ -375,10 +395,13 @@ async def _parsed(text: str) -> exp.Expr | None:
 
 
 _LONG: Final = 2000
+"""Number of characters from which a statement is parsed in a thread."""
 _WHATEVER_ITS_PARAMETERS: Final = (
     *(UNKNOWN_TABLE, UNKNOWN_DATABASE, UNKNOWN_FUNCTION, NO_DATABASE, INTERRUPTED, TIMED_OUT),
 )
+"""Numbers of errors that a statement has for all values of its parameters."""
 _OWN_MOST: Final = 100
+"""Maximum number of user variables (`@name`)."""
 
 
 def _raise_set(rest: str) -> None:
@@ -401,11 +424,12 @@ def _literal(value: Any) -> exp.Expr:
 
 
 def _lowered(like: Any) -> exp.Expr:
+    """Return a LIKE pattern in lower case."""
     text = like.name if isinstance(like, exp.Expr) else str(like).strip("'")
     return exp.Literal.string(text.lower())
 
 
-def _named(tree: exp.Expr) -> exp.Expr:
+def _name_columns(tree: exp.Expr) -> exp.Expr:
     """Name the columns of a query's result as MySQL does: by the text of their expressions. Changes the query."""
     select: Any = tree
     while isinstance(select, exp.SetOperation):

@@ -108,6 +108,7 @@ def described(node: exp.Table, database: str | None) -> Any:
 
 
 def _database(show: exp.Show, database: str | None) -> str:
+    """Return the database of a SHOW."""
     of = (show.text("db") or database or "").lower()
     if not of:
         raise SqlError(NO_DATABASE, "No database selected: USE sandq")
@@ -117,12 +118,14 @@ def _database(show: exp.Show, database: str | None) -> str:
 
 
 def _names(database: str) -> list[str]:
+    """Return the names of a database's tables."""
     if database == INFORMATION_SCHEMA:
         return [name.upper() for name in CATALOG.names]
     return [name for of, name in TABLES if of == database]
 
 
 def _table(show: exp.Show, database: str | None) -> Table | str:
+    """Return the table of a SHOW, as `_find` does."""
     target = show.args.get("target")
     if isinstance(target, exp.Table):
         return _find((target.db or show.text("db") or database or "").lower(), target.name)
@@ -134,6 +137,7 @@ def _table(show: exp.Show, database: str | None) -> Table | str:
 
 
 def _find(database: str, name: str) -> Table | str:
+    """Return a table; its name if it belongs to information_schema. Raises SqlError if it does not exist."""
     if not database:
         raise SqlError(NO_DATABASE, "No database selected: USE sandq")
     name = name.lower()
@@ -146,6 +150,7 @@ def _find(database: str, name: str) -> Table | str:
 
 
 def _columns(table: Table | str, *, is_full: bool) -> Any:
+    """Return the rows of SHOW COLUMNS. `is_full`: with the additional columns of SHOW FULL COLUMNS."""
     rows: list[tuple[Any, ...]] = []
     if isinstance(table, str):
         for field in CATALOG.table(table).schema:
@@ -164,6 +169,7 @@ def _columns(table: Table | str, *, is_full: bool) -> Any:
 
 
 def _create(table: Table | str) -> Any:
+    """Return the row of SHOW CREATE TABLE."""
     if isinstance(table, str):
         raise not_supported("SHOW CREATE TABLE of information_schema")
     lines = [f"  `{one.name}` {one.kind.value.column} DEFAULT NULL COMMENT '{one.comment}'" for one in table.columns]

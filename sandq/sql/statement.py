@@ -45,7 +45,7 @@ def parse(text: str) -> exp.Expr | None:
     except (SqlglotError, RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
         if first in _WRITING_COMMANDS:
             raise SqlError(READ_ONLY, _INSTEAD) from None
-        raise SqlError(SYNTAX, f"You have an error in your SQL syntax: {_where(error)}") from None
+        raise SqlError(SYNTAX, f"You have an error in your SQL syntax: {_describe_error(error)}") from None
     if not found:
         return None
     if len(found) > 1:
@@ -117,6 +117,7 @@ _STEPS: Final = 100
 
 
 def _parsed(text: str) -> list[exp.Expr | None]:
+    """Parse a text. Raises SqlError if that takes too many steps, and errors of sqlglot."""
     dialect = MySQL()
     tokens = dialect.tokenize(text)
     parser = _Bounded(dialect=dialect)
@@ -141,6 +142,7 @@ _DIGITS: Final = 20
 
 
 def _depth(text: str) -> int:
+    """Return the maximum depth of round brackets."""
     depth = most = 0
     for character in text:
         if character == "(":
@@ -152,6 +154,7 @@ def _depth(text: str) -> int:
 
 
 def _command_of(text: str) -> str:
+    """Return the first word of a text in lower case, after comments and brackets; "" if there is none."""
     text = text.lstrip(" \t\r\n;(")
     while text.startswith(("/*", "--", "#")):
         end = text.find("*/") + 2 if text.startswith("/*") else text.find("\n") + 1
@@ -161,7 +164,8 @@ def _command_of(text: str) -> str:
     return text.split(None, 1)[0].lower().rstrip(";") if text else ""
 
 
-def _where(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
+    """Return what is wrong in a statement, with the line and the column if the parser reports them."""
     if isinstance(error, RecursionError):
         return "it nests too deep"
     details = getattr(error, "errors", None)

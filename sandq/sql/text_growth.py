@@ -17,7 +17,7 @@ from sqlglot import exp
 from sandq.sql.errors import TOO_LARGE_RESULT, SqlError
 
 TEXT_BYTES: Final = 4 << 20
-"""Maximum bytes of the result of such a call: twice HEX of the largest message."""
+"""Maximum bytes of the result of such a call. HEX of the largest message has half as many."""
 _VALUE_BYTES: Final = 64
 """Bytes of a number, a time or a truth value as text."""
 _OTHER_TIMES: Final = 4
@@ -135,18 +135,21 @@ def _product(left: exp.Expr, right: exp.Expr) -> exp.Expr:
 
 
 Sizes = tuple[Size, Callable[[], exp.Expr]] | None
-"""Bytes of a call's result if they are known, otherwise an expression for them. None if the result cannot have more
-bytes than the arguments."""
+"""Maximum bytes of a call's result: as a number, and as a function that returns an expression for them.
+
+The function is used if the number is None. `Sizes` is None if the result cannot have more bytes than the arguments.
+"""
 
 
 def _of_replace(node: Any) -> Sizes:
     text, old, new = node.this, node.expression, node.args.get("replacement")
     if new is None:
         return None
-    return _growing(text, old, new)
+    return _of_replaced_text(text, old, new)
 
 
-def _growing(text: Any, old: Any, new: Any) -> Sizes:
+def _of_replaced_text(text: Any, old: Any, new: Any) -> Sizes:
+    """Return the size of a text in which `new` replaces `old`; None if `new` is not longer than `old`."""
     old_size, new_size = size_of(old), size_of(new)
     if _is_text(old) and _is_text(new) and new_size is not None and old_size and new_size <= old_size:
         return None
@@ -158,12 +161,19 @@ def _is_text(node: Any) -> bool:
 
 
 def _of_regexp_replace(node: Any) -> Sizes:
+    """Return the size of REGEXP_REPLACE."""
     new = node.args.get("replacement")
-    # Each character of the replacement may insert a whole match, and there may be one match more than characters.
+    # Upper bound. A text of n bytes has at most n + 1 matches (empty ones included). A character of
+    # the replacement is inserted once per match. A reference (`\\1`) inserts at most n bytes, because matches do not
+    # overlap.
     return None if new is None else _multiplied(node.this, new)
 
 
 def _multiplied(text: Any, by: Any) -> Sizes:
+    """Return the upper bound `(bytes of text + 1) * (bytes of by + 1)`.
+
+    It holds if `by` is inserted at most once before each character and once at the end.
+    """
     sizes = size_of(text), size_of(by)
     if sizes[0] is not None and sizes[1] is not None:
         return (sizes[0] + 1) * (sizes[1] + 1), exp.Null
@@ -178,6 +188,7 @@ def _multiplied(text: Any, by: Any) -> Sizes:
 
 
 def _of_sum(parts: Sequence[Any], times: int = 1) -> Sizes:
+    """Return the sum of the sizes of `parts`, multiplied by `times`."""
     sizes = [size_of(part) for part in parts]
     known = [size for size in sizes if size is not None]
     if len(known) == len(sizes):

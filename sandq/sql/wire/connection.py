@@ -61,11 +61,11 @@ PASSWORD_BYTES: Final = 16 * 1024
 GREETING_BYTES: Final = 64 * 1024
 """Maximum bytes of a packet from a client that has not authenticated yet."""
 HELLO_S: Final = 10.0
-"""Time for a client to authenticate."""
+"""Maximum time for a client to authenticate, in seconds."""
 SEND_S: Final = 60.0
-"""Time for a client to receive one part of its rows."""
+"""Maximum time for a client to receive one part of its rows, in seconds."""
 IDLE_S: Final = 8 * 3600.0
-"""Time without a command after which a connection is closed."""
+"""Time without a command after which a connection is closed, in seconds."""
 _RECEIVE: Final = 64 * 1024
 
 Connect = Callable[[str | None], AbstractAsyncContextManager[Client]]
@@ -88,7 +88,7 @@ class Settings:
     """Returns the connection with a number."""
     connections: Callable[[], Sequence[Connection]] = field(default=tuple)
     sending_bytes: int = 0
-    """Bytes of results that are being sent to clients; the limit is `result_bytes` for each concurrent query."""
+    """Bytes of results that are being sent to clients. The limit is `result_bytes * queries` of the budget."""
 
 
 class Left(Exception):
@@ -96,7 +96,7 @@ class Left(Exception):
 
 
 class Connection:
-    """Serves one client, as the module's docstring describes."""
+    """Serves one client: authenticates it, then runs its commands one after another."""
 
     def __init__(self, stream: ByteStream, number: int, settings: Settings, peer: str = "") -> None:
         self.number = number
@@ -150,6 +150,7 @@ class Connection:
     # -------------------------------------------------------------------------------------------- authentication
 
     async def _serve(self) -> None:
+        """Authenticate the client and run its commands, until it disconnects."""
         try:
             with anyio.fail_after(HELLO_S):
                 hello, token = await self._begin()
@@ -173,6 +174,7 @@ class Connection:
 
     @asynccontextmanager
     async def _session_of(self, hello: Hello, token: str | None) -> AsyncIterator[Session]:
+        """Open a client of the cluster with the token, and yield a session that uses the client."""
         async with self._settings.connect(token) as client:
             ask_access = access_from_cluster(client)
             access = await ask_access()
@@ -214,6 +216,11 @@ class Connection:
         return hello, await self._password(hello, nonce)
 
     async def _password(self, hello: Hello, nonce: bytes) -> str | None:
+        """Return the password of a client; None if it has none.
+
+        Without TLS, a password is refused. Over TLS, ask for the password itself: the client's first reply has only a
+        digest of it.
+        """
         auth = hello.auth
         if hello.plugin != packets.CACHING_SHA2 and hello.plugin is not None:
             await self._send([packets.auth_switch(nonce)])
@@ -237,6 +244,7 @@ class Connection:
     # --------------------------------------------------------------------------------------------- commands
 
     async def _commands(self, session: Session) -> None:
+        """Run commands one after the other, until the client quits or sends none for `IDLE_S`."""
         while True:
             self.doing = "Sleep"
             self._sequence = 0
@@ -310,12 +318,17 @@ class Connection:
         return found[0]
 
     def _kill(self, number: int, only_query: bool) -> None:
+        """Cancel the statement of a connection with the same token, or close that connection."""
         other = self._settings.find(number)
         if other is None or not hmac.compare_digest(other.owner, self.owner):
             raise SqlError(1094, f"Unknown thread id: {number}; you may end only your own connections")
         other.kill(only_query=only_query)
 
     async def _send_rows(self, table: Any, encode: Callable[[Any], Any]) -> None:
+        """Send the rows of a result; OK if `table` is None.
+
+        Raise SqlError if results of too many bytes are being sent at the same time. A single result is always accepted.
+        """
         if table is None:
             await self._send([packets.ok()])
             return
@@ -333,6 +346,7 @@ class Connection:
             settings.sending_bytes -= size
 
     async def _send_table(self, table: Any, encode: Callable[[Any], Any]) -> None:
+        """Send the definitions of columns, the rows in batches, and the end."""
         ends = not self._capabilities & Can.DEPRECATE_EOF
         columns = rows.columns_of(table.schema)
         head = [packets.lenenc(len(columns)), *[column.definition() for column in columns]]
@@ -366,6 +380,7 @@ class Connection:
         await self._send([packets.eof()])
 
     async def _field_list(self, session: Session, data: bytes) -> None:
+        """Send the definitions of a table's columns (COM_FIELD_LIST)."""
         table = _text(Reader(data).until_null()).replace("`", "")
         answer: Answer = await self._while_here(lambda: session.run(f"SELECT * FROM `{table}` LIMIT 0"))
         columns = rows.columns_of(rows.shortened(answer.table).schema)
@@ -374,6 +389,7 @@ class Connection:
     # ----------------------------------------------------------------------------------- prepared statements
 
     async def _prepare(self, session: Session, data: bytes) -> None:
+        """Store a statement, and send its number and the definitions of its parameters and columns."""
         if len(self._statements) >= STATEMENTS:
             raise SqlError(TOO_MANY_STATEMENTS, f"more than {STATEMENTS} prepared statements: close some")
         held = sum(statement.chars for statement in self._statements.values())
@@ -395,12 +411,13 @@ class Connection:
         await self._send(found)
 
     async def _columns(self, session: Session, statement: Statement) -> list[rows.WireColumn]:
-        """Return the columns of a statement without its parameters; none if they depend on the parameters."""
+        """Return the columns of a statement, with NULL for each parameter; [] if they depend on the parameters."""
         text = _joined(statement, [None] * statement.parameters)
         schema = await self._while_here(lambda: session.columns(text))
         return [] if schema is None else rows.columns_of(schema)
 
     def _statement(self, reader: Reader) -> Statement:
+        """Return the prepared statement whose number is next in the request."""
         number = reader.number(4)
         statement = self._statements.get(number)
         if statement is None:
@@ -408,6 +425,7 @@ class Connection:
         return statement
 
     async def _execute(self, session: Session, data: bytes) -> None:
+        """Run a prepared statement with the parameters in the request."""
         reader = Reader(data)
         statement = self._statement(reader)
         text = _joined(statement, packets.read_execute(statement, reader))
@@ -471,6 +489,7 @@ class Connection:
                 return found
 
     async def _have(self, count: int) -> None:
+        """Receive until the buffer has at least `count` bytes."""
         while len(self._received) < count:
             # Until the client is authenticated, read no more than the packet: the next bytes may belong to TLS.
             await self._receive(_RECEIVE if self._session is not None else count - len(self._received))
@@ -496,6 +515,7 @@ class Connection:
             return
 
     def _status(self) -> Sequence[tuple[str, str]]:
+        """Return the rows of SHOW STATUS."""
         cipher = version = ""
         if self._tls is not None:
             found = self._tls.extra(TLSAttribute.cipher)
@@ -507,6 +527,7 @@ class Connection:
         ]
 
     def _processes(self) -> list[tuple[Any, ...]]:
+        """Return the rows of SHOW PROCESSLIST: the connections with the same token."""
         return [one.process() for one in self._settings.connections() if hmac.compare_digest(one.owner, self.owner)]
 
 
@@ -541,6 +562,7 @@ def parts_of(text: str) -> tuple[str, ...]:
 
 
 def _joined(statement: Statement, values: Sequence[Any]) -> str:
+    """Return the text of a prepared statement with these values as literals."""
     parts = [statement.parts[0]]
     for value, part in zip(values, statement.parts[1:], strict=True):
         parts += [packets.literal(value), part]
@@ -548,6 +570,7 @@ def _joined(statement: Statement, values: Sequence[Any]) -> str:
 
 
 def _first(group: BaseExceptionGroup[Any]) -> BaseException:
+    """Return the first error in a group, and in the groups within it."""
     found: BaseException = group
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]

@@ -16,7 +16,7 @@ from typing import Any, Final
 from sandq.sql.errors import SqlError
 
 MAX_PAYLOAD: Final = 0xFFFFFF
-"""Size from which a payload is split into several packets."""
+"""Maximum size of a packet's payload. A payload of this size or more is split into several packets."""
 NONCE_BYTES: Final = 20
 UTF8MB4: Final = 45
 BINARY: Final = 63
@@ -359,6 +359,7 @@ _INTS: Final = {Type.TINY: 1, Type.SHORT: 2, Type.YEAR: 2, Type.LONG: 4, Type.IN
 
 
 def _parameter(reader: Reader, kind: int, unsigned: bool) -> Any:
+    """Decode one parameter by its type (`Type`)."""
     if kind in _INTS:
         return reader.number(_INTS[Type(kind)], signed=not unsigned)
     if kind == Type.FLOAT:
@@ -386,6 +387,7 @@ def _parameter(reader: Reader, kind: int, unsigned: bool) -> Any:
 
 
 def _time(reader: Reader) -> datetime.datetime | None:
+    """Decode a date or a time of day; None for MySQL's zero date."""
     if not reader.left:
         return None
     parts = [reader.number(2), reader.number(1), reader.number(1)]
@@ -399,6 +401,7 @@ def _time(reader: Reader) -> datetime.datetime | None:
 
 
 def _duration(reader: Reader) -> str:
+    """Decode a duration (TIME) as text, in hours, minutes and seconds."""
     if not reader.left:
         return "00:00:00"
     sign = "-" if reader.number(1) else ""

@@ -43,6 +43,7 @@ def columns_of(schema: Any) -> list[WireColumn]:
 
 
 def _column(name: str, kind: Any) -> WireColumn:
+    """Return the column of MySQL for a column of Arrow."""
     if pa.types.is_boolean(kind) or kind == pa.int8():
         return WireColumn(name, Type.TINY, BINARY, 4, 0)
     if kind in (pa.int16(), pa.int32(), pa.uint8(), pa.uint16()):
@@ -104,7 +105,10 @@ def _batches(table: Any) -> Iterator[Any]:
 
 
 def _pieces(batch: Any) -> Iterator[Any]:
-    """Split a batch into parts of at most BYTES_AT_ONCE, because encoding needs twice as much memory again."""
+    """Split a batch into parts of at most BYTES_AT_ONCE.
+
+    Encoding a part needs additional memory of about twice its size.
+    """
     if batch.num_rows == 1 or batch.nbytes <= BYTES_AT_ONCE:
         yield batch
         return
@@ -118,7 +122,7 @@ def _texts(array: Any) -> list[bytes]:
     count = len(array)
     if array.null_count == count:
         return [_NULL] * count
-    if count >= _WORTH and (pa.types.is_string(array.type) or pa.types.is_timestamp(array.type)):
+    if count >= _MIN_ROWS_FOR_REPEATS and (pa.types.is_string(array.type) or pa.types.is_timestamp(array.type)):
         known = array.dictionary_encode()
         if len(known.dictionary) * 4 <= count:
             cells = [*_encoded(known.dictionary), _NULL]
@@ -126,11 +130,12 @@ def _texts(array: Any) -> list[bytes]:
     return _encoded(array)
 
 
-_WORTH: Final = 100
+_MIN_ROWS_FOR_REPEATS: Final = 100
 """Minimum number of rows for which the search for repeated cells is worth its cost."""
 
 
 def _encoded(array: Any) -> list[bytes]:
+    """Encode cells as length-encoded texts."""
     return [
         _NULL if cell is None else (_LENGTHS[len(cell)] if len(cell) < 251 else lenenc(len(cell))) + cell
         for cell in _as_bytes(array)
@@ -138,6 +143,7 @@ def _encoded(array: Any) -> list[bytes]:
 
 
 def _as_bytes(array: Any) -> list[bytes | None]:
+    """Return each cell as bytes, as the text format shows it; None for NULL."""
     kind = array.type
     if pa.types.is_null(kind):
         return [None] * len(array)
@@ -168,6 +174,7 @@ def _null_maps(batch: Any) -> list[bytes]:
 
 
 def _binary(array: Any, kind: Type) -> list[bytes]:
+    """Encode cells in the binary format. A NULL has no bytes: it is in the row's bitmap (`_null_maps`)."""
     pack = _PACKERS.get(kind)
     if pack is None:
         return [b"" if cell == _NULL else cell for cell in _texts(array)]
@@ -219,8 +226,10 @@ def framed(payloads: list[bytes], sequence: int) -> tuple[bytes, int]:
 
 
 def _framed_in_parts(payloads: list[bytes], sequence: int) -> tuple[bytes, int]:
+    """Return payloads as packets. A payload ends with its first packet of less than 0xFFFFFF bytes."""
     found = bytearray()
     for payload in payloads:
+        # "+ 1": after full packets only, an empty packet marks the end.
         for start in range(0, len(payload) + 1, 0xFFFFFF):
             part = payload[start : start + 0xFFFFFF]
             found += (len(part) | sequence << 24).to_bytes(4, "little") + part
