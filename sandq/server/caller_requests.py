@@ -118,8 +118,9 @@ class CallerRequests:
 
     @contextmanager
     def waits(self, size: int) -> Iterator[None]:
-        """Count a request that waits for an event, and the memory that it needs beyond `WAITING_BYTES`. Raise
-        Overloaded."""
+        """Count a request that waits for an event, and the memory that it holds: `WAITING_BYTES` and `size` bytes.
+
+        Raise Overloaded."""
         if self._waiting.is_full:
             raise Overloaded("too many requests wait for messages or changes here; ask again in a moment")
         size += WAITING_BYTES
@@ -167,6 +168,9 @@ class CallerRequests:
             self._later.append((requests, work))
 
     async def _one_after_the_other(self, requests: int, work: Callable[[], Awaitable[None]]) -> None:
+        """Do this work, then the work that is queued, until the queue is empty.
+
+        `requests`: number of requests that `work` does together."""
         time_slice = TimeSlice()
         while True:
             await work()

@@ -42,15 +42,16 @@ log = structlog.get_logger("sandq.server")
 CROWDED_RECEIVE_BYTES = 4096
 """Bytes per receive while clients wait for memory for large frames."""
 HELLO_S = 10.0
+"""Maximum time until the client is let in, in seconds."""
 HELLO_BYTES = 8192
 """Maximum size of the first frame, and of each frame before the client is let in, in bytes."""
 FRAME_S = 10.0
 FRAME_BYTES_PER_S = 512 << 10
-"""An incomplete frame must be complete after `FRAME_S`, plus a second for each `FRAME_BYTES_PER_S` of its size.
+"""An incomplete frame must be complete after `FRAME_S` seconds, plus a second for each `FRAME_BYTES_PER_S` of its size.
 
 Time in which this node does not read the connection does not count."""
 FRAME_WORK_BITS = 4
-"""A frame costs a unit of work, plus one for each 16 bytes, which is about the size of an item; except PRODUCE."""
+"""A frame costs a unit of work, plus a unit for each 16 bytes (about the size of an item). PRODUCE costs one unit."""
 RECEIVE_BITS: Final = 12
 """Each 4,096 received bytes cost a unit of work, in addition to the work of their frames."""
 _PRODUCE = int(Type.PRODUCE)
@@ -185,6 +186,7 @@ class Connection:
         structlog.contextvars.bind_contextvars(principal=caller.principal)
 
     async def run(self, make_session: Callable[[Connection], Session]) -> None:
+        """Serve the client until it disconnects, breaks the protocol, or is too slow. Then release all memory."""
         self._session = make_session(self)
         self.output.on_drained = self._session.drained
         asking.set(self._requests.own)
@@ -234,6 +236,14 @@ class Connection:
         self.output.cut_off()
 
     async def _read(self) -> None:
+        """Receive bytes and handle their frames, until the client ends the stream or breaks the protocol.
+
+        Each iteration:
+
+        1. Wait until the socket is readable. If more bytes probably are there, end the time slice instead.
+        2. Receive and decode bytes.
+        3. Parse and handle frames, at most as many at a time as the time slice has units of work.
+        4. Apply back-pressure: wait while too much is unsent or unanswered, or for memory for a large frame."""
         reader = FrameReader(self._limits.frame_bytes, first_frame_bytes=HELLO_BYTES, defer_bytes=LARGE_BYTES)
         stats, incoming = self._stats, self._requests.own.incoming
         output, wire = self.output, self.output.wire
@@ -251,6 +261,7 @@ class Connection:
                     with self._frame_deadline_paused():
                         await self.time_slice.end()
                 size = CROWDED_RECEIVE_BYTES if incoming.is_waited_for else RECEIVE_BYTES
+                # A wire that is behind (TLS) has received bytes that it has not decoded yet: read no more of them.
                 data = b"" if wire.is_behind else os.read(self._fd, size)
             except BlockingIOError:
                 more = False
@@ -286,7 +297,7 @@ class Connection:
                         break
                     received_bytes = reader.buffered_bytes
                     most = max(self.time_slice.left, SHARED_WORK)
-                    frames = reader.feed(b"", most)
+                    frames = reader.feed(b"", most)  # parse further frames from the bytes that it already has
                 self._session.handled()
             except WrongPort as error:
                 self._wrong_port(error)
@@ -433,11 +444,13 @@ class Connection:
             self._reserved_bytes = 0
 
     async def _greeting_deadline(self) -> None:
+        """End the connection if the client is not let in within `HELLO_S`."""
         await trio.sleep(HELLO_S)
         if not self._session.greeted:
             self.end(ProtocolError(f"no HELLO within {HELLO_S:.0f} s"))
 
     def _wrong_port(self, error: WrongPort) -> None:
+        """Answer a client of a different protocol. A client of HTTP gets a response that names the HTTP port."""
         if error.details.get("speaks") != "http":
             self.send_error(0, error)
             return

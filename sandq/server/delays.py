@@ -69,6 +69,9 @@ def delay_of_request(frame: Frame, now_ms: int) -> int:
 
 
 def _delays(frame: Frame, now_ms: int) -> Iterator[int]:
+    """Yield how far ahead a request sends messages, in ms: each delay, or each time minus `now_ms`.
+
+    The frame is not validated, so each type is checked here."""
     fields = frame[2:]
     if frame[0] == Type.JOB_START:
         arguments = fields[4] if len(fields) > 4 and type(fields[4]) is dict else {}

@@ -53,6 +53,7 @@ class LineWriter:
             return self._changed.wait_for(lambda: not self._queued, seconds)
 
     def _run(self, descriptor: int) -> None:
+        """Write queued lines one after the other. Runs in the thread."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._lines)
@@ -64,6 +65,9 @@ class LineWriter:
                 self._changed.notify_all()
 
     def _put(self, descriptor: int, data: bytes) -> bool:
+        """Write a line to the descriptor. Return whether it was written.
+
+        After a line that was written in part, the next line begins with a line feed."""
         rest = memoryview(b"\n" + data if self._torn else data)
         try:
             while rest:

@@ -171,8 +171,9 @@ class OpenRequests:
             structlog.contextvars.bind_contextvars(gateway=own.caller.address)
 
     def waits(self, size: int) -> AbstractContextManager[None]:
-        """Count a request that waits for an event, and the memory that it needs beyond `WAITING_BYTES`. Raise
-        Overloaded."""
+        """Count a request that waits for an event, and the memory that it holds: `WAITING_BYTES` and `size` bytes.
+
+        Raise Overloaded."""
         return self.current.waits(size)
 
     def start(self, request_id: int, work: Callable[[], Awaitable[Answer]], wait_s: float = 0.0) -> None:
@@ -232,6 +233,9 @@ class OpenRequests:
         timeout_s: float,
         deadline_s: float,
     ) -> None:
+        """Run `work` and send its replies. If it fails or takes too long, send an error to each of the requests.
+
+        An `Unsure` error means that the outcome is not known yet: wait until it is settled."""
         if not self._output.is_open:
             return  # the connection has ended while the request was queued
         failure: SandqError = TimedOut(f"not done within {timeout_s:g} s: the outcome is unknown")

@@ -209,6 +209,7 @@ class Overview:
         return PackedArray(len(rows), rows), msgpack.packb(SLOT_S * 1000), msgpack.packb(LATENESS)
 
     def _row(self, topic: OpenTopic) -> TopicRow:
+        """Return the row of a topic in the overview."""
         record, summed = topic.record, self._sums(topic)
         numbers, track = summed.numbers, self._tracks.get(topic.record.number)
         lately = _IDLE if track is None else track.within(RATE_SAMPLES)
@@ -233,6 +234,9 @@ class Overview:
         )
 
     def _sums(self, topic: OpenTopic) -> _Summed:
+        """Return the sums over the partitions of a topic, and the rows of its groups with the largest backlog.
+
+        They are computed again only if the status of a partition has changed."""
         seen, number = self._metrics.topic_seen(topic), topic.record.number
         known = self._summed.get(number)
         if known is not None and _is_same(known.partitions, seen.partitions):

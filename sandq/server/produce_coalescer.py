@@ -149,6 +149,7 @@ class ProduceCoalescer:
                 self._hand_on(of_partition)
 
     def _hand_on(self, gathered: _Gathered) -> None:
+        """Produce gathered batches as one merged batch. If that fails, produce each batch for itself."""
         fields, ids = gathered.alike[0], gathered.ids
         if len(ids) > 1:
             try:

@@ -8,7 +8,10 @@ from typing import Final
 
 Buffer = bytes | memoryview
 JOINED_BUFFERS: Final = 16
-"""Buffers above this number that are sent together are joined: copying costs less than many small buffers."""
+"""Maximum number of buffers in one gather write.
+
+More buffers are first joined into one, because a copy costs less than many small buffers.
+"""
 
 
 class SendQueue:

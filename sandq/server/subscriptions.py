@@ -94,6 +94,7 @@ class Subscriptions:
             await time_slice.spend(1 + len(left) // PARTITIONS_OF_WORK)
 
     def subscribe(self, request_id: int, request: Subscribe) -> None:
+        """Open a subscription. Raise SandqError if the request is invalid, or exceeds a limit."""
         if request.subscription_id in self._subscriptions or request.subscription_id in self._opening:
             raise Conflict(f"subscription {request.subscription_id} exists already on this connection")
         check_name("group", request.group)
@@ -134,6 +135,7 @@ class Subscriptions:
         return encode_reply(request_id, partitions)
 
     def lease(self, request_id: int, request: Lease) -> None:
+        """Lease messages once (LEASE): wait for them if the request says so, push them, and reply with their number."""
         if request_id in self._leasing:
             raise Conflict(f"request {request_id} is in progress already on this connection")
         self._count_work(request.topic)
@@ -176,6 +178,10 @@ class Subscriptions:
         return self._connection.waits(LISTENING_BYTES * len(partitions))
 
     def unsubscribe(self, request_id: int, request: Unsubscribe) -> None:
+        """End a subscription, or a LEASE with this request id.
+
+        Cancel a LEASE in progress. Give back the messages of a LEASE that is already answered. If a subscription is
+        still being opened, wait until it is open, then end it."""
         take = self._leasing.get(request.subscription_id)
         if take is not None:
             take.cancel()

@@ -89,6 +89,9 @@ class ClientServer:
             await trio.serve_listeners(self._serve, listeners, handler_nursery=nursery)
 
     async def _serve(self, stream: trio.SocketStream) -> None:
+        """Serve an accepted connection: give it a slot, do the TLS handshake, and carry its frames.
+
+        If all slots are used, only clients on this machine may get a spare slot."""
         stats = self._stats
         caller = Caller(ANONYMOUS, _peer(stream))
         source = source_of_caller(caller)
@@ -123,6 +126,7 @@ class ClientServer:
     async def _carry(
         self, stream: trio.SocketStream, caller: Caller, session: TlsSession | None, has_slot: bool
     ) -> None:
+        """Run a connection after its handshake, until it ends."""
         stats = self._stats
         if not has_slot and not self._has_spare_slot():  # other connections may have come during the handshake
             await self._refuse(stream, source_of_caller(caller), session)

@@ -44,6 +44,7 @@ class TopicRecords:
         return encoded
 
     async def _encode(self, record: Topic, time_slice: TimeSlice) -> bytes:
+        """Encode a record as a map in MessagePack, one member after the other, in time slices."""
         packer, leader = msgpack.Packer(autoreset=False), self._routes.leader
         packer.pack_map_header(7 if record.owner is None else 8)
 

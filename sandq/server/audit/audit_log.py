@@ -141,11 +141,13 @@ class AuditLog:
         self._add(line)
 
     def _note_collapsed(self, *, all_of_them: bool = False) -> None:
+        """Add a line for lines that were left out because of their owner's budget, with their number."""
         for (owner, request, result), count in self._budgets.ended(all_of_them=all_of_them):
             about = {"principal": _short(owner), "request": _short(request), "result": _short(result), "count": count}
             self._add(self._line({"request": LINES_COLLAPSED, "about": about}))
 
     def _is_within_rate(self, owner: str) -> bool:
+        """Count a frequent request; return whether its owner, and all owners together, are below their rates."""
         second = int(self._second())
         if second != self._frequent_second:
             self._frequent_second = second
@@ -156,6 +158,7 @@ class AuditLog:
         return True
 
     def _line(self, fields: Mapping[str, Any]) -> bytes:
+        """Return a line of the log: JSON with the time, the node and these fields."""
         head = {"time": format_instant(self._now_ms()), "node": self._node_id}
         text = json.dumps({**head, **fields}, ensure_ascii=False, separators=(",", ":"))
         if not text.isprintable():
@@ -164,6 +167,7 @@ class AuditLog:
         return text.encode() + b"\n"
 
     def _add(self, line: bytes) -> None:
+        """Queue a line for the thread that writes. If the queue is full, the line is lost and counted."""
         with self._changed:
             if self._is_closed or self._queued_bytes + len(line) > self._queued_limit:
                 self._lose(1)
@@ -183,6 +187,9 @@ class AuditLog:
     # -- in the thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """Write queued lines until the log is closed.
+
+        A line that reports the number of lost lines is written first, once writing works again."""
         files = self._files
         assert files is not None
         has_failed = False
@@ -219,6 +226,9 @@ class AuditLog:
         return lines
 
     def _wrote(self, lines: list[bytes], unreported: int, *, is_lost: bool) -> None:
+        """Note that lines were written or lost.
+
+        `unreported`: number of lost lines that the first line reports; 0 if there is no such line."""
         own = lines[1:] if unreported else lines
         self._queued_bytes -= sum(map(len, own))
         if is_lost:
@@ -292,6 +302,7 @@ class _About:
         self._left = chars
 
     def shown(self, value: Any, depth: int = 0) -> Any:
+        """Return a copy of a value that is short enough for the log. "…" replaces omitted parts."""
         if value is None or isinstance(value, bool | int):
             self._left -= 8
             return value

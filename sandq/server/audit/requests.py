@@ -62,6 +62,7 @@ class RequestAudit:
             self._end(request_id, NO_ANSWER)
 
     def _end(self, request_id: int, result: str) -> None:
+        """Write the line of a request that has ended, if it is audited."""
         act = self.acts.pop(request_id, None)
         if act is None or self._audit is None:
             return

@@ -39,6 +39,7 @@ async def _audit_list(context: Context, request: AuditList) -> tuple[list[str], 
 
 
 def _audit_note(context: Context, request: AuditNote) -> None:
+    """Write a line to the audit log for a request that a gateway has refused itself."""
     if not context.gateway_proof.is_given:
         raise Forbidden("AUDIT_NOTE: only a gateway that has proved itself (PROVE) reports what it refused")
     if context.info.audit is not None:
@@ -69,6 +70,7 @@ _TOPICS_OF_WORK: Final = 32
 
 
 async def _slo(context: Context, request: Slo) -> dict[str, Any]:
+    """Return the lateness objective of the node, and the topics with the most late deliveries."""
     slo = context.info.slo
     if slo is None:
         raise Conflict(f"node {context.info.node_id} has no lateness objective (slo)")

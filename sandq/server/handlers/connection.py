@@ -51,6 +51,9 @@ def _on_behalf(context: Context, frame: Frame) -> None:
 
 
 async def _metadata(context: Context, request: Metadata) -> Packed:
+    """Return the nodes, and the records of the named topics; without names, of all topics that the caller sees.
+
+    Raise Forbidden if the caller may not see a named topic."""
     names, broker, time_slice = request.topics, context.broker, context.connection.time_slice
     access = context.entrance.access  # a gateway filters by its callers' rights itself
     records = []
@@ -71,6 +74,7 @@ async def _metadata(context: Context, request: Metadata) -> Packed:
 
 
 async def _names(context: Context, request: TopicNames) -> list[str]:
+    """Return the names of topics that match one of the patterns and that the caller sees, up to `most` names."""
     time_slice = context.connection.time_slice
     await time_slice.spend(sum(map(len, request.patterns)) // PATTERN_CHARS)
     pattern, access = TopicPattern(request.patterns), context.entrance.access

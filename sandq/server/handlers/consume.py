@@ -29,6 +29,9 @@ def _settled(kind: type[S]) -> Route:
         return _in_parts(context, frame, work)
 
     async def _in_parts(context: Context, frame: Frame, work: int) -> None:
+        """Settle a request of many items in parts. Parse all parts first, so that an invalid request changes nothing.
+
+        `_Answers` sends the reply when the last part is done."""
         time_slice, parts = context.connection.time_slice, []
         for first, part in _parts(frame[4], work):
             try:

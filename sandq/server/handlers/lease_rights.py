@@ -37,6 +37,9 @@ def guard_groups(handler: Handler, topic_of_lease: TopicOfLease) -> Handler:
 
 
 async def _of_some_groups(context: Context, frame: Frame, handler: Handler, access: Access, topic: str) -> None:
+    """Handle a request for a caller who may consume only some groups: look up the groups of its leases.
+
+    If the caller may not consume one of these groups, raise Forbidden. Leases that are not known are lost."""
     request: Any = REQUESTS[frame[0]].parse(frame)
     tokens = [request.token] if frame[0] == Type.ACK_THEN else [item[0] for item in request.items]
     groups = await context.broker.groups_of_leases(request.group_number, request.partition, tokens)
@@ -58,6 +61,7 @@ async def _of_some_groups(context: Context, frame: Frame, handler: Handler, acce
 
 
 def _settle_the_others(context: Context, frame: Frame, request: Any, unknown: set[int]) -> None:
+    """Settle the items whose leases are known. The reply has the result "lost" for the positions in `unknown`."""
     lost: Any = None if frame[0] == Type.EXTEND else []
     items = [item for at, item in enumerate(request.items) if at not in unknown]
 

@@ -114,6 +114,9 @@ def _check_lease(context: Context, access: Access, frame: Frame) -> None:
 
 
 def _topic_of_lease(context: Context, frame: Frame) -> str | None:
+    """Return the topic of the partition that a request about leases names by its number; None if there is none.
+
+    Raise InvalidRequest if the frame has no such number."""
     number = frame[2] if len(frame) > 2 else None
     if type(number) is not int:
         REQUESTS[frame[0]].parse(frame)

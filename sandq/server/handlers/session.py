@@ -74,6 +74,9 @@ class ClientSession:
         return self._context.gateway_proof.is_given
 
     def handle(self, frame: Frame) -> Awaitable[None] | None:
+        """Start a request: check it, and call the handler of its type. Until the client is let in, only greet it.
+
+        A request other than PRODUCE first starts the gathered PRODUCE requests, so that they keep their order."""
         kind = frame[0]
         if kind != _PRODUCE:
             self._flush_produces()
@@ -110,6 +113,7 @@ class ClientSession:
         return self._gather(frames, first, most, requests, mark)
 
     async def _greet(self, frame: Frame) -> None:
+        """Handle the first frame (HELLO, or PROVE of a gateway). Raise ProtocolError for any other frame."""
         entrance, kind = self._context.entrance, Type.PROVE if self._context.entrance.must_prove else Type.HELLO
         if frame[0] != kind:
             begins = "a connection begins" if kind == Type.HELLO else "a gateway goes on after HELLO"

@@ -530,7 +530,9 @@ class UpdateIn(MoveIn):
     )
 
     def changes(self) -> dict[str, Any]:
-        """Return value and headers as arguments of `Messages.update`; empty if only time or priority change."""
+        """Return the new value and the new headers as arguments of `Messages.update`.
+
+        Empty if only the time or the priority changes."""
         given = _without_nulls(self)
         changes: dict[str, Any] = {}
         if not given.keys().isdisjoint(("text", "value", "json")):

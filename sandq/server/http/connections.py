@@ -115,6 +115,7 @@ class _Connection(HttpToolsProtocol):
     # -- lifecycle ---------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
+        """Accept a connection if it has a slot. Otherwise answer 503 and close it."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(UNSENT_BYTES, 0)
         if self.client is None:
@@ -141,6 +142,7 @@ class _Connection(HttpToolsProtocol):
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Release everything that the connection holds, and report to its requests that the client has gone."""
         self._server.lost(self)
         self._server.refused -= self._is_refused
         self._is_refused = False
@@ -203,6 +205,7 @@ class _Connection(HttpToolsProtocol):
         return bool(self.pipeline)
 
     def data_received(self, data: bytes) -> None:
+        """Parse received bytes, or keep them while an earlier request is in progress."""
         if self._has_ended or self._refusal is not None:
             return
         if self._must_wait or self._ahead:
@@ -212,12 +215,14 @@ class _Connection(HttpToolsProtocol):
         self._read_on_or_not()
 
     def _read_on_or_not(self) -> None:
+        """Stop reading while too many bytes wait behind the request in progress."""
         if len(self._ahead) > AHEAD_BYTES:
             self.flow.pause_reading()
         elif self.pipeline:
             self.flow.resume_reading()  # so that a disconnection is noticed while requests wait
 
     def _parse(self, data: bytes) -> None:
+        """Parse received bytes in slices. Bytes behind an unfinished request are kept in `_ahead`."""
         for start in range(0, len(data), SLICE_BYTES):
             if self._must_wait:
                 self._ahead += data[start:]
@@ -230,6 +235,7 @@ class _Connection(HttpToolsProtocol):
             self._end_after(self._deadlines.head_s)
 
     def _parse_slice(self, data: bytes) -> None:
+        """Parse a slice of received bytes; answer with an error if they are no valid HTTP."""
         self._unseen_bytes += len(data)
         try:
             self.parser.feed_data(data)
@@ -285,6 +291,7 @@ class _Connection(HttpToolsProtocol):
             raise _Refusal(431, f"more than {HEADERS_MOST} headers")
 
     def on_headers_complete(self) -> None:
+        """Check the head of a request, then let uvicorn start the request."""
         if self.parser.get_http_version() not in ("1.0", "1.1"):
             raise _Refusal(505, "this server supports HTTP 1.1")
         names = [name for name, _ in self.headers]
@@ -320,6 +327,7 @@ class _Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
+        """Go on with the next request of the connection, or close the connection if it has ended."""
         if self._has_ended and not self.pipeline and not self.transport.is_closing():
             self.transport.close()
         super().on_response_complete()

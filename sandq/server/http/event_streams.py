@@ -133,6 +133,7 @@ class _EventStream(Response):
             await send_events(error_event(error))
 
     async def _send_unsent(self, send_events: Callable[[bytes], Awaitable[None]], hold: Hold) -> None:
+        """Send the unsent messages as events, about `PIECE_BYTES` at a time. `hold` counts the memory of values."""
         unsent = self._unsent
         while unsent:
             piece, count = b"", 0

@@ -35,6 +35,7 @@ def further_mistakes(body: Any, members: Set[str]) -> Iterator[tuple[str, Invali
 
 
 def _of_topic(body: Mapping[str, Any]) -> Iterator[tuple[str, InvalidRequest]]:
+    """Yield the mistakes in the body of a topic: its name, and each of its settings."""
     try:
         check_name("topic", body.get("name", TIMER))
     except InvalidRequest as error:

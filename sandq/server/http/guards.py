@@ -358,6 +358,9 @@ class Guard:
             await exchange.read_body(headers, CONTROL_BYTES, "it carries no messages")
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes], has_slot: bool) -> None:
+        """Raise Refused if a request must not reach the application.
+
+        The reason may be its encoding, too many connections or requests, or a host or an origin that is not allowed."""
         rules = self._rules
         encoding = headers.get(b"content-encoding", b"identity").decode("latin-1").strip().lower()
         if encoding not in ("", "identity"):
@@ -396,6 +399,7 @@ class Guard:
             raise Refused(403, "FOREIGN_ORIGIN", "pages of other sites may not open streams of this node")
 
     def _report(self, scope: Scope, exchange: _Exchange, seconds: float) -> None:
+        """Count a request that has ended, and log it."""
         route = scope.get("route")
         path: str = getattr(route, "path", "(none)")
         status = exchange.status or problems.CLIENT_GONE
@@ -537,6 +541,7 @@ class _Exchange:
         return await self._receive()
 
     async def send(self, message: Message) -> None:
+        """Send a message of the response: add headers, drop the body for HEAD, and count the memory that it holds."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [
@@ -554,6 +559,7 @@ class _Exchange:
         await self._send(message)
 
     async def refuse(self, scope: Scope, refused: Refused) -> None:
+        """Respond with an error, and close the connection."""
         response = problems.problem(
             self.request_id,
             refused.status,

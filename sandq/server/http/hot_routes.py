@@ -38,6 +38,8 @@ class HotRoutes:
             await self._app(scope, receive, send)
             return
         route, names = found
+        # If the first message has the whole body, and it is valid, handle it here. Otherwise the application handles
+        # the request, and receives this message again.
         message: Message | None = await receive()
         body = _parsed(route, message or {})
         if body is not None:
@@ -84,6 +86,7 @@ def _parsed(route: APIRoute, message: Message) -> Any:
 
 
 async def _respond(route: APIRoute, request: Request, arguments: dict[str, Any]) -> Response:
+    """Call the endpoint of a route, and return its response: its result as JSON, or a problem."""
     try:
         found = await route.endpoint(request, **arguments)
     except SandqError as error:

@@ -135,6 +135,9 @@ class HttpLogins:
             event.set()
 
     async def _identify(self, key: bytes, token: str | None, certificate: str | None) -> HttpCaller | None:
+        """Ask a node who has these credentials. Return None for an anonymous caller.
+
+        Raise Revoked if the node rejects them."""
         if (refused := self._cluster.refused) is not None and not self._cluster.connections():
             raise not_let_in(refused)
         try:

@@ -26,7 +26,7 @@ _BEARER = {
 }
 _FORMATS = {"integer": "int64", "number": "double"}
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-_OF_SCHEMAS = ("anyOf", "oneOf", "allOf")
+_COMBINATIONS = ("anyOf", "oneOf", "allOf")
 _NULL = {"type": "null"}
 
 
@@ -34,7 +34,7 @@ def completed(document: dict[str, Any]) -> dict[str, Any]:
     """Add examples of bodies, error responses and security, and make all schemas fit for generators."""
     schemas = document["components"]["schemas"]
     for schema in schemas.values():
-        _tidy(schema)
+        _simplify_schema(schema)
     for path, operations in document["paths"].items():
         for operation in operations.values():
             _complete(operation, schemas)
@@ -52,35 +52,36 @@ def _secure(operation: dict[str, Any], is_for_everybody: bool) -> None:
 
 
 def _complete(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """Add examples and error responses to an operation, and simplify its schemas."""
     operation_id = operation["operationId"]
     name = operation_id[0].upper() + operation_id[1:]
     for parameter in operation.get("parameters", ()):
-        parameter["schema"] = _given(parameter["schema"])
-        _tidy(parameter["schema"])
+        parameter["schema"] = _without_null(parameter["schema"])
+        _simplify_schema(parameter["schema"])
     for status, response in operation["responses"].items():
         if str(status)[0] in "45":
             response["content"] = _PROBLEM
         elif "content" in response:
-            _tidy_content(response["content"], f"{name}Answer", schemas)
+            _simplify_content(response["content"], f"{name}Answer", schemas)
     if "requestBody" in operation:
         content = operation["requestBody"]["content"]
-        content["application/json"]["schema"] = _given(content["application/json"]["schema"])
-        _tidy_content(content, f"{name}In", schemas)
+        content["application/json"]["schema"] = _without_null(content["application/json"]["schema"])
+        _simplify_content(content, f"{name}In", schemas)
         content["application/json"]["example"] = BODIES[operation_id]
 
 
-def _tidy_content(content: dict[str, Any], name: str, schemas: dict[str, Any]) -> None:
+def _simplify_content(content: dict[str, Any], name: str, schemas: dict[str, Any]) -> None:
     """Replace a union by a named schema: `name`, or the name of an equal schema."""
     for media in content.values():
         schema = media.get("schema", {})
-        _tidy(schema)
-        if not schema.keys().isdisjoint(_OF_SCHEMAS):
+        _simplify_schema(schema)
+        if not schema.keys().isdisjoint(_COMBINATIONS):
             schema_name = next((other for other, known in schemas.items() if known == schema), name)
             schemas.setdefault(schema_name, schema)
             media["schema"] = {"$ref": f"#/components/schemas/{schema_name}"}
 
 
-def _given(schema: dict[str, Any]) -> dict[str, Any]:
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     """Remove null from the schema of an optional body or parameter: it is present or not, but never null."""
     kinds = schema.get("anyOf", ())
     if _NULL not in kinds:
@@ -90,7 +91,11 @@ def _given(schema: dict[str, Any]) -> dict[str, Any]:
     return {**kinds[0], **rest} if len(kinds) == 1 else {"anyOf": kinds, **rest}
 
 
-def _tidy(schema: dict[str, Any]) -> None:
+def _simplify_schema(schema: dict[str, Any]) -> None:
+    """Simplify a schema and its inner schemas for generators of clients, in place.
+
+    Remove titles, add formats of 64 bits, write the bounds of integers as integers, and omit
+    `additionalProperties: true` (the default). The module's docstring has the reasons."""
     schema.pop("title", None)
     if (kind := schema.get("type")) in _FORMATS:
         schema.setdefault("format", _FORMATS[kind])
@@ -98,7 +103,7 @@ def _tidy(schema: dict[str, Any]) -> None:
         schema.update({name: int(schema[name]) for name in _BOUNDS if name in schema})
     if "properties" in schema and schema.get("additionalProperties") is True:
         del schema["additionalProperties"]
-    inner = [*schema.get("properties", {}).values(), *(one for name in _OF_SCHEMAS for one in schema.get(name, ()))]
+    inner = [*schema.get("properties", {}).values(), *(one for name in _COMBINATIONS for one in schema.get(name, ()))]
     inner += [schema[name] for name in ("items", "additionalProperties") if isinstance(schema.get(name), dict)]
     for one in inner:
-        _tidy(one)
+        _simplify_schema(one)

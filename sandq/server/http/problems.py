@@ -175,6 +175,10 @@ def mistakes_of(request: Request, error: SandqError) -> list[dict[str, str | Non
 
 
 def _mistake_in(request: Request, parameters: Mapping[str, Any], text: str, in_settings: bool) -> dict[str, str | None]:
+    """Return an entry of `errors` for the text of a mistake, which begins with the name of the wrong part.
+
+    `in_settings`: the text is about a setting of a topic. The name shows whether the part is in the path, the query or
+    the body."""
     if in_settings:
         path, _, message = text.partition(": ")
         return mistake(f"body.settings.{path}" if message else "body.settings", message or text)
@@ -231,6 +235,9 @@ def clear_tracebacks_of(mistakes: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _invalid(request: Request, found: Sequence[Mapping[str, Any]], body: Any) -> Response:
+    """Return the response to a request that does not fit its schema.
+
+    `found`: the mistakes that pydantic found. Mistakes that only sandq's own checks find are added."""
     body_type = _body_type(request.scope.get("route"))
     known = set[str]() if body_type is None else _members_of(body_type)
     errors = [mistake(_where(one["loc"]), _problem_of(one), *_near(one, known)) for one in found[:ERRORS_SHOWN]]
@@ -290,6 +297,7 @@ def _problem_of(one: Mapping[str, Any]) -> str:
 
 
 def _http_error(request: Request, error: HTTPException) -> Response:
+    """Return the response to an error of the framework: no such route, or a wrong method."""
     request_id = request.state.request_id
     path = request.url.path[:_SHOWN_CHARS]
     if error.status_code == 404:

@@ -80,6 +80,9 @@ class SqlProcesses:
             ) from None
 
     async def _run_statement(self, statement: Mapping[str, Any], until_s: float) -> bytes:
+        """Run a statement in an idle process, or in a new one. Return its result as JSON.
+
+        An idle process may have ended: then try the next. If a new process ends, the statement is the cause."""
         while True:
             process = self._idle.pop() if self._idle else await self._started()
             is_new, is_done = not process.runs, False
@@ -104,6 +107,7 @@ class SqlProcesses:
             return answer[1]
 
     async def _started(self) -> _SqlProcess:
+        """Start a process and send it its settings. Raise Unavailable if it cannot be started."""
         # The process must find modules where this one finds them, whatever the current directory contains.
         path = os.pathsep.join([entry or os.getcwd() for entry in sys.path])
         # Arrow's own allocator reserves a GiB of address space, which would count against the memory limit.

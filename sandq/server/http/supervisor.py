@@ -152,6 +152,10 @@ class Supervisor:
                 await self._ended.wait()
 
     async def _run_all(self, began: trio.Event) -> None:
+        """Run the HTTP process, and start it again when it ends, until the node stops.
+
+        The pause before a start doubles while processes end early. After `FAILED_STARTS` processes that never served,
+        close the sockets, so that clients are refused at once."""
         back_off_s, failed_starts = BACK_OFF_FIRST_S, 0
         while True:
             began_s = trio.current_time()
@@ -174,6 +178,7 @@ class Supervisor:
             self.status.restarts[ended.why] += 1
 
     async def _run_one(self, began: trio.Event) -> _End:
+        """Run one process until it ends. Return why it has ended."""
         self._served = self._has_spoken = False
         self._unanswered, self._hung = 0, None
         try:
@@ -237,6 +242,7 @@ class Supervisor:
             self._kill(process, f"it has read nothing for {SILENT_S:g} s")
 
     async def _listen(self, process: Process) -> None:
+        """Handle the messages of the process: lines of JSON on its standard output."""
         assert process.stdout is not None
         kept = b""
         try:
@@ -251,6 +257,7 @@ class Supervisor:
             self._kill(process, "it does not speak the protocol of this node")
 
     async def _on_message(self, process: Process, message: Any) -> None:
+        """Handle one message of the process: it serves, its report, or a request for metrics."""
         self._has_spoken, self._unanswered = True, 0
         match message:
             case {"serves": _}:

@@ -53,6 +53,7 @@ class HttpThread:
         return 0 if self.running is None else self.running.guard.in_progress
 
     def _run(self) -> None:
+        """Serve HTTP in this thread as the first message of the node orders, and report the exit code at the end."""
         code = 0
         begin = self._node.first().get("begin")
         if begin is not None:

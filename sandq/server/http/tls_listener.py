@@ -72,6 +72,7 @@ class TlsListener:
                     tasks.start_soon(self._let_in, accepted, make)
 
     async def _let_in(self, accepted: socket.socket, make: Make) -> None:
+        """Do the TLS handshake of an accepted connection, and start its protocol. Close the socket if that fails."""
         try:
             source = source_of(str(accepted.getpeername()[0]))
             async with self.handshakes.slot(source) as slot:

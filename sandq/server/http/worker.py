@@ -172,6 +172,9 @@ def run(begin: Begin, node: NodeInput, send: Send, on_running: Callable[[Running
 
 
 async def _serve(begin: Begin, node: NodeInput, send: Send, on_running: Callable[[RunningApp], object] | None) -> None:
+    """Serve HTTP with the settings of `begin`, until the node orders the end or has ended itself.
+
+    `node`: the messages of the node. `send`: sends a message to the node."""
     requests, account = HttpRequests(), Account(begin.limits.memory_bytes * HTTP_SHARE)
     quotas = QuotaMeters(anyio.current_time)
     reports = ReportedNode(send, requests, account, quotas, begin.stale_s, bytes.fromhex(begin.gateway_secret))
@@ -216,6 +219,7 @@ async def _end_with_node(node: ReportedNode, scope: anyio.CancelScope) -> None:
 
 
 def _settings(begin: Begin, certificates: Certificates | None, *, requires_tls: bool) -> HttpSettings:
+    """Return the settings of the application."""
     own = {"own_hosts": begin.own_hosts, "own_names": begin.own_names}
     inside = None if certificates is None else nodes_tls(certificates, begin.own_hosts, begin.own_names)
     return HttpSettings(

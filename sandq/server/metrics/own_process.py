@@ -1,4 +1,8 @@
-"""Metrics of this process (`process_*`), even if /proc shows only processes (ProcSubset=pid of systemd)."""
+"""Metrics of this process (`process_*`).
+
+They also work if /proc contains nothing but processes, so that the boot time cannot be read (ProcSubset=pid of
+systemd).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from prometheus_client import ProcessCollector
 
 
 class OwnProcess(ProcessCollector):
-    """A `ProcessCollector` that also works if the boot time is unreadable. The base class reports nothing then."""
+    """A `ProcessCollector` that also works if the boot time is unreadable: the base class would report nothing."""
 
     def _boot_time(self) -> float:
         try:

@@ -50,6 +50,7 @@ class TopicNumbers:
         self.messages = self.delayed = self.schedules = self.outbox = self.keys = self.bytes = 0
 
     def see(self, topic: TopicSeen) -> None:
+        """Add the numbers of a topic's partitions."""
         for status, came_due, *_ in topic.partitions:
             self.counted = [one + more for one, more in zip(self.counted, status.counted, strict=True)]
             self.messages += status.messages
@@ -111,6 +112,7 @@ class GroupNumbers:
         """Messages that it keeps in the partitions where it has expired; None if it has expired in none."""
 
     def see(self, partition: PartitionSeen, group: GroupStatus) -> None:
+        """Add the numbers of the group in one partition."""
         status, came_due, consumers, soon = partition
         self.ready += group.ready + came_due
         self.delayed += max(status.later - came_due, 0)
@@ -219,6 +221,7 @@ class _Groups:
         self.found: dict[tuple[str, str], GroupNumbers] = {}
 
     def see(self, topic: str, partitions: Sequence[PartitionSeen]) -> None:
+        """Add the groups of a topic. Groups above the limit are added to one sum per topic."""
         of_topic: dict[str, GroupNumbers] = {}
         for partition in partitions:
             for group in partition.status.groups:
