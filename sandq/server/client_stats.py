@@ -13,7 +13,7 @@ from sandq.protocol.frames import Type
 from sandq.server.caller_requests import CallerRequests
 
 LOGGED_PER_S = 10
-"""Warnings per second about all connections: a hostile client cannot fill the disk with log lines."""
+"""Maximum number of warnings per second about all connections, so that a hostile client cannot fill the disk."""
 OTHER = "other"
 OURS = frozenset({SandqError.code, StorageFailed.code, Corruption.code, TimedOut.code})
 """Codes of errors that are the node's fault, not the client's."""

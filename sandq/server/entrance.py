@@ -104,10 +104,11 @@ class Entrance:
                 "SANDQ_TOKEN, sandctl --token-file), or a client certificate that it knows"
             )
         if login is not None:
-            self._use(login)
+            self._admit(login)
         self.is_in = True
 
     def _admit_founder(self) -> None:
+        """Admit an anonymous client on this machine before there is a cluster. Raise Unavailable for other clients."""
         caller = self._connection.caller
         if not is_loopback(host_of(caller)):
             reason = self._cluster.waiting()
@@ -117,7 +118,8 @@ class Entrance:
         self._logins.add(self)
         self._connection.log_in(replace(caller, access=_FOUNDERS), None)
 
-    def _use(self, login: Login) -> None:
+    def _admit(self, login: Login) -> None:
+        """Admit the client with the rights of its login, and count the connection against the quota of its identity."""
         caller, access = self._connection.caller, self._authenticator.access_of(login)
         if login.quota is not NO_QUOTA:
             self._quotas.connect(login.principal, login.quota)

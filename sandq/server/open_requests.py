@@ -28,8 +28,9 @@ from sandq.server.output import Answer, Output
 REFUSAL_WORK = 16
 """Units of work of an error reply."""
 CALLERS: Final = 4096
-"""Callers for whom a gateway may have requests in progress at a time. Requests of further callers count as the
-gateway's own."""
+"""Maximum number of callers for whom a gateway may have requests in progress at a time.
+
+Requests of further callers count as the gateway's own."""
 
 
 class OpenRequests:
@@ -211,6 +212,7 @@ class OpenRequests:
     async def _listen(
         self, scope: trio.CancelScope, sender: CallerRequests, done: Callable[[], Awaitable[None]]
     ) -> None:
+        """Run a request that waits for an event, until it is done or `scope` is cancelled."""
         with scope:
             try:
                 await done()
@@ -253,7 +255,7 @@ class OpenRequests:
             self.send_error(request_id, failure)
 
     def refuse(self, request_id: int, refusal: SandqError) -> None:
-        """Answer a failed request; if the error is `Unsure`, once the outcome is certain."""
+        """Answer a failed request. If the error is `Unsure`, wait until the outcome is certain."""
 
         async def work() -> bytes:
             raise refusal

@@ -23,11 +23,11 @@ from sandq.server.wire import PlainWire, Transform, TransformedWire, Wire
 
 SEND_BYTES = 262_144
 FLUSH_BYTES: Final = 1 << 20
-"""Bytes that are sent with one system call, if the socket accepts them. The rest follows in pieces of `SEND_BYTES`."""
+"""Maximum bytes that are sent with one system call. The rest follows in pieces of `SEND_BYTES`."""
 SEND_STALL_S = 30.0
 """A client that does not accept a piece of `SEND_BYTES` within this time is disconnected, in seconds."""
 CROWDED_STALL_S = 2.0
-"""`SEND_STALL_S` while other clients get no replies because too many bytes wait to be sent."""
+"""Replaces `SEND_STALL_S` while other clients get no replies because too many bytes wait to be sent."""
 ANSWERS_GRANTED_BYTES = 16 << 10
 """Bytes of unsent replies that every connection may have, even if the memory for replies is used up."""
 UNSENT_BYTES: Final = 1 << 20

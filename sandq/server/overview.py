@@ -86,14 +86,14 @@ class TopicTrack:
             counted = leader.raft_group.status.counted
             before = self._counted.get(leader.raft_group.number)
             seen[leader.raft_group.number] = counted
-            if before is None or before is counted:
+            if before is None or before is counted:  # newly led, or unchanged
                 continue
             stored += max(counted.stored - before.stored, 0)
             acked += max(counted.acked - before.acked, 0)
             died += max(_died(counted) - _died(before), 0)
         stats = topic.stats
         sent, lateness = 0, _IDLE.lateness
-        is_new = stats is not self._stats
+        is_new = stats is not self._stats  # the topic was reopened: count from the next sample on
         if not is_new and stats.sent > self._sent:
             sent = stats.sent - self._sent
             lateness = tuple([now - then for now, then in zip(stats.lateness.counts, self._lateness, strict=True)])
@@ -106,6 +106,7 @@ class TopicTrack:
         self._add(done, now_ms)
 
     def _add(self, done: Done, now_ms: int) -> None:
+        """Add counts of events to the current slot of the history. If its time is over, first begin a new slot."""
         slot_ms = now_ms // (SLOT_S * 1000) * SLOT_S * 1000
         if slot_ms != self._slot_ms:
             if self._slot is not _IDLE:
@@ -275,8 +276,9 @@ def _with_push(group: GroupRow, here: PushState | None) -> GroupRow:
 
 
 def _is_same(before: Sequence[PartitionSeen], now: Sequence[PartitionSeen]) -> bool:
-    """Return whether nothing was published since. Compares identities: statuses are large, and each new one is a new
-    object."""
+    """Return whether no partition has published a new status between two views.
+
+    Statuses are compared by identity: they are large, and each new status is a new object."""
     return len(before) == len(now) and all(
         one.status is other.status and one.came_due == other.came_due and one.consumers == other.consumers
         for one, other in zip(before, now, strict=True)

@@ -116,6 +116,7 @@ class QuotaMeters:
             meter.bytes_full_at = _charged(meter.bytes_full_at, self._clock(), size / bytes_per_s, False)
 
     def _check(self, meter: Meter, principal: str, name: str, most: int, wait_s: float) -> None:
+        """Raise QuotaExceeded if a bucket admits nothing for `wait_s` seconds. `name`: the quota; `most`: its value."""
         if wait_s <= _LEAST_S:
             return
         meter.refused += 1
@@ -176,6 +177,7 @@ class QuotaMeters:
             meter.refused += refused
 
     def _meter(self, principal: str) -> Meter:
+        """Return the meter of a principal; create it with full buckets if there is none."""
         meter = self.meters.get(principal)
         if meter is None:
             if len(self.meters) >= self._most:

@@ -82,6 +82,7 @@ class RequestRates:
         self._full_at[key] = full_at + requests * interval_s
 
     def _key(self, topic: str, interval_us: int, caller: Caller, now: float) -> _Key:
+        """Return the key of a client's bucket; the key of the topic's shared bucket if there are too many buckets."""
         key = topic, interval_us, source_of_caller(caller), caller.principal
         if key in self._full_at or len(self._full_at) < self._clients:
             return key

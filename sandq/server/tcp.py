@@ -89,7 +89,7 @@ class ClientServer:
             await trio.serve_listeners(self._serve, listeners, handler_nursery=nursery)
 
     async def _serve(self, stream: trio.SocketStream) -> None:
-        """Serve an accepted connection: give it a slot, do the TLS handshake, and carry its frames.
+        """Serve an accepted connection: give it a slot, do the TLS handshake, and handle its frames.
 
         If all slots are used, only clients on this machine may get a spare slot."""
         stats = self._stats
@@ -116,14 +116,14 @@ class ClientServer:
                 log.exception("a handshake ended with an unexpected error", not_logged_before=held_back)
         else:
             self._greeting.pop(stream, None)
-            await self._carry(stream, caller, session, has_slot)
+            await self._run_connection(stream, caller, session, has_slot)
         finally:
             self._greeting.pop(stream, None)
             if has_slot:
                 self._slots.give(source)
             log.debug("a client has gone")
 
-    async def _carry(
+    async def _run_connection(
         self, stream: trio.SocketStream, caller: Caller, session: TlsSession | None, has_slot: bool
     ) -> None:
         """Run a connection after its handshake, until it ends."""
@@ -176,6 +176,7 @@ class ClientServer:
             await trio.aclose_forcefully(stream)
 
     def _requires_tls(self, head: bytes) -> bytes:
+        """Return the reply to a client without TLS: an error frame, or a response if the client speaks HTTP."""
         if head == FRAME_HEAD:
             return encode_error(0, WrongPort(f"this port requires TLS: {_TLS_REMEDY}", speaks=PLAIN))
         text = f"This is sandq's client port, and requires TLS: {_TLS_REMEDY}.\n"

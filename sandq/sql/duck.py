@@ -28,6 +28,7 @@ class Duck:
     """A database in memory, for one query at a time."""
 
     def __init__(self, budget: Budget) -> None:
+        """Create the database. Its queries cannot reach files, extensions or Python variables, nor change that."""
         self._budget = budget
         self.is_broken = False
         config: dict[str, str | bool | int | float | list[str]] = {
@@ -160,6 +161,7 @@ async def in_thread(duck: Duck, work: Callable[[], T]) -> T:
     result: Any = None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(interrupt_when_cancelled)
+        # The thread itself cannot be cancelled: wait until the interrupt has ended its query.
         with anyio.CancelScope(shield=True):
             try:
                 result = await anyio.to_thread.run_sync(work)

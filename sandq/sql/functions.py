@@ -46,7 +46,7 @@ _FIXED: Final = frozenset(_FIXED_NAMES.split())
 
 
 class Facts:
-    """Values of functions without arguments: the user, the database, the time."""
+    """The values that functions without arguments return: the user, the database, the time."""
 
     def __init__(self, now: datetime, database: str | None, user: str, version: str, connection: int) -> None:
         """`now`: UTC, without a zone."""
@@ -67,6 +67,7 @@ def replace_functions(tree: exp.Expr, facts: Facts) -> exp.Expr:
     root, parts = tree, 0
     # Children first, because the translation of a call contains its translated arguments.
     for node in reversed(list(root.dfs())):
+        # The first of three steps that changes a node translates it: JSON, functions, limits of long texts.
         kind = json_types.kind_of(node)
         made = json_values.with_json(node)
         if made is node:
@@ -80,7 +81,7 @@ def replace_functions(tree: exp.Expr, facts: Facts) -> exp.Expr:
                     raise SqlError(TOO_LARGE, _TOO_LARGE)
         if made is node:
             continue
-        if json_types.kind_of(made) is None:
+        if json_types.kind_of(made) is None:  # the operators around the node need its kind
             json_types.set_kind(made, kind)
         if node is root:
             root = made
@@ -177,10 +178,12 @@ class _Bounded(DuckDB.Generator):  # type: ignore[misc]  # it is Any to mypy
 
 
 PARTS: Final = 3 * STATEMENT_NODES
+"""Maximum number of parts of a translated statement, including copies that DuckDB makes."""
 BOUNDED_PARTS: Final = PARTS
 """Maximum number of parts that all bounded calls of a statement have together; nested calls count repeatedly."""
 _TOO_LARGE: Final = "the statement has operators or functions that make it too large: simplify it"
 TEXT_CHARS: Final = 4 * STATEMENT_BYTES
+"""Maximum number of characters of DuckDB's SQL for a statement."""
 
 
 def duckdb_text(tree: exp.Expr) -> str:
@@ -262,7 +265,7 @@ def _unix_timestamp(node: exp.Expr, facts: Facts) -> exp.Expr:
     return _seconds_of(time)
 
 
-_OF_TIMES_NAMES: Final = """
+_FUNCTIONS_OF_TIMES: Final = """
 Year Quarter Month Week WeekOfYear Day DayOfMonth DayOfWeek DayOfYear Hour Minute Second Dayname Monthname LastDay
 TimestampDiff DateDiff DatetimeDiff DateAdd DateSub TimestampAdd TimestampSub DateTrunc TimestampTrunc TimeToStr
 """
@@ -331,7 +334,7 @@ def _time_of(seconds: Any) -> exp.Expr:
 
 _TYPED: Final[dict[str, Callable[[Any, Facts], exp.Expr]]] = {
     "SubstringIndex": lambda node, facts: _substring_index(node.this, node.args["delimiter"], node.args["count"]),
-    **dict.fromkeys(_OF_TIMES_NAMES.split(), _of_times),
+    **dict.fromkeys(_FUNCTIONS_OF_TIMES.split(), _of_times),
     "TimestampDiff": _timestamp_diff,
     **dict.fromkeys(("Repeat", "Space", "Pad"), _check_count),
     **dict.fromkeys(("Length", "ByteLength"), lambda node, facts: _length(node)),

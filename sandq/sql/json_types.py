@@ -211,7 +211,7 @@ def _sources(select: exp.Select) -> Iterator[exp.Expr]:
 
 
 def _query_of_with(table: exp.Table) -> exp.CTE | None:
-    """Return the query to which a WITH gives this name."""
+    """Return the query of a WITH that a table name means; None if the name means a real table."""
     if table.db:
         return None
     node: Any = table.parent

@@ -61,12 +61,12 @@ MACROS: Final = (
 
 KEY_PARTS: Final = 60
 """Number of parts by which the key of a JSON value increases the counted size of a statement."""
-_COMPARED: Final = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ, exp.NullSafeNEQ)
+_COMPARISONS: Final = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ, exp.NullSafeNEQ)
 _ARITHMETIC: Final = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod, exp.Neg)
 _SUMMED: Final = (exp.Sum, exp.Avg, exp.Stddev, exp.StddevPop, exp.StddevSamp, exp.Variance, exp.VariancePop)
 _CHOICES: Final = (exp.If, exp.Case, exp.Coalesce, exp.Greatest, exp.Least)
 _PATTERNS: Final = (exp.Like, exp.RegexpLike, exp.RegexpILike)
-_INSIDE: Final = 4
+_MOST_DEPTH: Final = 4
 """Maximum depth of arrays and objects in the second argument of JSON_CONTAINS."""
 
 
@@ -101,7 +101,7 @@ def parts_of(node: exp.Expr) -> int:
     """Return the number of parts that an operator's keys or a JSON literal's values add to a statement."""
     if isinstance(node, exp.Anonymous) and str(node.this).upper() in _BY_VALUE:
         return VALUE_PARTS * sum(1 + part.name.count(",") for part in node.expressions if isinstance(part, exp.Literal))
-    if isinstance(node, (*_COMPARED, exp.Between)):
+    if isinstance(node, (*_COMPARISONS, exp.Between)):
         return 2 * KEY_PARTS if any(is_json(part) for part in node.iter_expressions()) else 0
     if isinstance(node, exp.In):
         return KEY_PARTS if any(is_json(part) for part in node.iter_expressions()) else 0
@@ -110,7 +110,7 @@ def parts_of(node: exp.Expr) -> int:
 
 def with_json(node: exp.Expr) -> exp.Expr:
     """Translate an operator over JSON; return the same node if no part of it is JSON. Its parts may be changed."""
-    if isinstance(node, _COMPARED):
+    if isinstance(node, _COMPARISONS):
         return _translate_comparison(node)
     if isinstance(node, exp.In):
         return _translate_in(node)
@@ -406,8 +406,8 @@ def _contains(target: exp.Expr, value: Any, depth: int) -> exp.Expr:
     An array is contained if each of its elements is, an object if each of its members is, a scalar if it is equal
     to `target` or to one of its elements. `depth`: number of arrays and objects around `value`.
     """
-    if depth > _INSIDE:
-        raise SqlError(UNKNOWN_FUNCTION, f"FUNCTION JSON_CONTAINS takes arrays and objects {_INSIDE} deep at most")
+    if depth > _MOST_DEPTH:
+        raise SqlError(UNKNOWN_FUNCTION, f"FUNCTION JSON_CONTAINS takes arrays and objects {_MOST_DEPTH} deep at most")
     if isinstance(value, list):
         parts = [
             _some_element(target, one, depth) if isinstance(one, list) else _contains(target.copy(), one, depth + 1)

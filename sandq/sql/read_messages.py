@@ -109,7 +109,7 @@ async def _unique_names(view: CallerView, topic: str, scan: Scan) -> tuple[list[
     within = of(column).values
     if record.kind == FAIR and (within is None or len(within) != 1):
         return [], False
-    if within is None:
+    if within is None:  # these names find only messages without a key
         return [(None, {"unique_key": name}) for name in unique_keys], not unique_keys
     within = tuple(one for one in within if _fits(one, 0, DEFAULT.key_bytes))
     check_count(len(unique_keys) * len(within))  # before the pairs are created, because there may be very many
@@ -309,6 +309,7 @@ def _range(scan: Scan) -> tuple[bytes, bytes | None]:
     end = None if until is None else offset_model.pack(until, 0, 0, 0)
     bound = scan.bounds.of("offset")
     texts = [text for text in (bound.values or ()) if is_id(text)]
+    # Several offsets: read the range that contains all of them. DuckDB removes the others.
     low = min(texts) if texts else bound.low if is_id(bound.low) else None
     high = max(texts) if texts else bound.high if is_id(bound.high) else None
     if low is not None:
@@ -333,7 +334,7 @@ async def tasks(view: CallerView, scan: Scan, held: Held) -> Any:
     """Return the rows of z4's table `task`: only delayed messages, because in z4 a due message is no task."""
     inner = scan.of_messages()
     bounds = inner.bounds
-    if inner.by_name is None:  # otherwise GET reads messages in all states, and the filter below removes the others
+    if inner.by_name is None:  # GET reads messages in all states: only the filter below removes the others
         bounds.columns["state"] = Bound(values=("delayed",))
     needed = tuple(dict.fromkeys([*inner.needed, "state"]))
     table = await messages(view, Scan(inner.table, bounds, needed, scan.limit, scan.is_ordered), held)

@@ -36,7 +36,7 @@ async def read(view: CallerView, scan: Scan, held: Held) -> Any:
     return await _READERS[scan.table.name](view, scan, held)
 
 
-def as_they_are(table: Any, columns: Sequence[tuple[str, Column]]) -> Any:
+def as_result(table: Any, columns: Sequence[tuple[str, Column]]) -> Any:
     """Return fetched rows as the result of a query: rename the columns. A `json` that is no JSON becomes NULL."""
     arrays = []
     for _, column in columns:
@@ -84,6 +84,7 @@ async def _if_known(rows: AsyncIterator[Any]) -> AsyncIterator[Any]:
 
 
 def _of_dead(one: Any, needed: Iterable[str]) -> Row:
+    """Convert a dead letter to a row."""
     special: dict[str, Callable[[Any], Any]] = {
         "key": lambda one: text_of(one.key),
         "key_bytes": lambda one: one.key,
@@ -190,6 +191,7 @@ async def _keys(view: CallerView, scan: Scan, held: Held) -> Any:
 
 
 def _of_entry(topic: str, needed: Iterable[str], one: Any) -> Row:
+    """Convert a key's entry to a row."""
     special: dict[str, Callable[[Any], Any]] = {
         "topic": lambda one: topic,
         "key": lambda one: text_of(one.key),
@@ -216,6 +218,7 @@ async def _schedules(view: CallerView, scan: Scan, held: Held) -> Any:
 
 
 def _of_schedule(one: Any, needed: Iterable[str]) -> Row:
+    """Convert a schedule to a row."""
     special: dict[str, Callable[[Any], Any]] = {
         "key": lambda one: text_of(one.key),
         "text": lambda one: text_of(one.value),

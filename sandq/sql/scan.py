@@ -58,7 +58,7 @@ class Scan:
         return Scan(MESSAGES, bounds, needed, self.limit, self.is_ordered)
 
     def within(self, column: str) -> Scan:
-        """Return a copy with separate bounds that may be changed, including bounds of `column`."""
+        """Return a copy whose bounds may be changed without changing this scan. It has bounds of `column`."""
         columns = {name: replace(bound) for name, bound in self.bounds.columns.items()}
         columns.setdefault(column, Bound())
         return replace(self, bounds=Bounds(columns, set(self.bounds.rest)))
@@ -109,6 +109,7 @@ class Scan:
                 self.of_messages().by_name
             )
             states = of("state").values
+            # Few messages are leased or wait for their next attempt, so their states are a bound, too.
             is_bounded |= states is not None and {"leased", "waiting"}.issuperset(states)
             if not is_bounded:
                 other = "" if self.table.is_of_tasks else " or offset"

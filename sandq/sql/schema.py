@@ -41,7 +41,7 @@ class Kind(Enum):
 class Column:
     """A column of a table.
 
-    `made_of`: the SQL expression of DuckDB that computes it from other columns, if it is not fetched.
+    `made_of`: the expression of DuckDB that computes the column from other columns. None if the column is fetched.
     """
 
     name: str
@@ -49,12 +49,16 @@ class Column:
     comment: str
     made_of: str | None = None
     needs: tuple[str, ...] = ()
-    """The columns from which it is computed."""
+    """The columns that `made_of` uses."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table. `pushed`: columns whose bounds are sent to the cluster. `needs_bounds`: queries must have bounds."""
+    """A table.
+
+    `pushed`: columns whose bounds are sent to the cluster. `needs_bounds`: a query without bounds is refused,
+    because it would read too much.
+    """
 
     database: str
     name: str

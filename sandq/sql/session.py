@@ -200,7 +200,7 @@ class Session:
                 raise SqlError(SYNTAX, "KILL: a connection's number is expected")
             return Answer(kill=(number, tree.text("kind").upper() == "QUERY"))
         if isinstance(tree, (exp.Transaction, exp.Commit, exp.Rollback)):
-            return Answer()
+            return Answer()  # without effect: all statements only read
         if isinstance(tree, exp.Command):
             return Answer(await self._command(tree))
         raise SqlError(SYNTAX, "SELECT, SHOW, DESCRIBE, EXPLAIN, SET, USE or KILL is expected (docs/sql.md)")
@@ -242,7 +242,7 @@ class Session:
             alone = planned.columns_alone()
             if alone is not None:
                 (table,) = tables.values()
-                return readers.as_they_are(table, alone)
+                return readers.as_result(table, alone)
             return await in_thread(duck, lambda: duck.run(planned.text(), tables))
 
     async def _plan(self, tree: exp.Expr, duck: Duck) -> Planned:

@@ -66,6 +66,7 @@ class NodeDump:
         return self._last
 
     def _make(self) -> dict[str, Any]:
+        """Make a new dump."""
         rows, count = tasks()
         return {
             "process": self._process(),

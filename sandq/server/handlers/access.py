@@ -24,6 +24,7 @@ from sandq.server.quota_meters import Meter, QuotaMeters
 
 
 async def _identify(context: Context, request: Identify) -> tuple[Any, ...]:
+    """Return the identity with these credentials; without credentials, the identity of the caller."""
     authenticator = context.info.authenticator
     if request.token is not None and request.certificate is not None:
         raise InvalidRequest("IDENTIFY: give a token or the name of a certificate, not both")

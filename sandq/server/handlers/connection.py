@@ -23,6 +23,7 @@ PATTERN_CHARS: Final = 16
 
 
 async def _hello(context: Context, request: Hello) -> tuple[Any, ...]:
+    """Authenticate the client, and return the version, the id and the limits of this node."""
     if context.entrance.is_in:
         # Requests in progress belong to the first identity: a second one must not continue them.
         raise InvalidRequest("HELLO comes once: connect again to use other credentials")
@@ -38,6 +39,7 @@ def _prove(context: Context, request: Prove) -> None:
 
 
 def _on_behalf(context: Context, frame: Frame) -> None:
+    """Set the caller of the requests that a gateway sends next."""
     context.gateway_proof.require()
     context.kv_gets.flush()  # the gathered requests belong to the previous caller
     try:

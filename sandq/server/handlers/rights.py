@@ -137,6 +137,7 @@ LEASE_TOPICS: Final = 1024
 
 
 def _sending_ack(context: Context, access: Access, frame: Frame) -> None:
+    """Check the lease, and the right to produce to the topic of each message that the ack sends."""
     _check_lease(context, access, frame)
     messages = frame[6] if len(frame) > 6 else None
     for row in messages if type(messages) is list else ():
@@ -298,6 +299,8 @@ def guarded_for_gateways(handlers: Mapping[int, Handler]) -> dict[int, Handler]:
 
 
 def _guard(check: Check, handler: Handler) -> Handler:
+    """Return a handler that checks the rights of restricted connections first."""
+
     def handle(context: Context, frame: Frame) -> Any:
         access = context.entrance.access
         if access is not None:

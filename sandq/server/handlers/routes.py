@@ -185,6 +185,7 @@ def framed(kind: type[Request], handle: Handler) -> Route:
 
 
 def _reply(request_id: int, result: Any) -> Answer:
+    """Encode the reply for the result of a handler, as the docstring of the module describes."""
     if result is None:
         return encode_reply(request_id)
     if type(result) is Log:

@@ -10,7 +10,7 @@ SEND_BYTES = 262_144
 SEND_STALL_S = 30.0
 """A client that does not accept a piece of `SEND_BYTES` within this time is disconnected, in seconds."""
 CROWDED_STALL_S = 2.0
-"""`SEND_STALL_S` while other requests wait for memory because clients do not accept their responses."""
+"""Replaces `SEND_STALL_S` while other requests wait for memory because clients do not accept their responses."""
 HEAD_S = 10.0
 """Maximum time from the first bytes of a request's head to its end, in seconds."""
 HEAD_BYTES: Final = 16_384

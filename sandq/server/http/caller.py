@@ -38,8 +38,8 @@ async def _nothing() -> None:
 class HttpCaller:
     """The caller of a request.
 
-    `access`: its rights; None: it may do everything. `until_revoked`: waits until these are no longer valid, and raises
-    the reason."""
+    `access`: its rights; None: it may do everything. `until_revoked`: waits until the rights are no longer valid, then
+    raises the reason."""
 
     principal: str
     access: Access | None

@@ -137,7 +137,7 @@ class Watcher:
         self._names: set[str] = set()
         self._cluster = b""
         self.number = 0
-        """Number of the last view that it was sent."""
+        """Number of the last view whose changes were sent to the watcher."""
 
     def events(self, view: ClusterView) -> Iterator[bytes]:
         """Yield events with all changes of a view since the last one that the watcher was sent."""
@@ -147,9 +147,9 @@ class Watcher:
             yield _event("cluster", cluster)
         names = {name for name in view.rows if may_read(self._access, name)}
         if gone := sorted(self._names - names):
-            yield from _pieces("gone", [packed(name) for name in gone])
+            yield from _events_of_rows("gone", [packed(name) for name in gone])
         changed = [row for name, (at, row) in view.rows.items() if name in names and self._is_new(name, at)]
-        yield from _pieces("topics", changed)
+        yield from _events_of_rows("topics", changed)
         yield _event("look", packed({"at": when(view.overview.now_ms), "over_ms": view.overview.over_ms}))
         self._names, self.number = names, view.number
 
@@ -186,7 +186,8 @@ def may_read(access: Access | None, topic: str) -> bool:
     return access is None or access.allows(Right.READ, topic)
 
 
-def _pieces(name: str, rows: list[bytes]) -> Iterator[bytes]:
+def _events_of_rows(name: str, rows: list[bytes]) -> Iterator[bytes]:
+    """Yield events with these rows, each event with about `EVENT_BYTES`."""
     piece: list[bytes] = []
     size = 0
     for row in rows:

@@ -73,7 +73,7 @@ class _Connection(HttpToolsProtocol):
     end."""
 
     def __init__(self, server: HttpServer, requires_tls: bool = False) -> None:
-        """`requires_tls`: the client must use TLS and does not. The connection only sends it this error."""
+        """`requires_tls`: the client must use TLS but does not, so the connection only sends this error."""
         self._requires_tls = requires_tls
         super().__init__(server.config, server.state, {}, asyncio.get_running_loop())
         self._server = server
@@ -359,6 +359,9 @@ class _Connection(HttpToolsProtocol):
             self._server.open.set_idle(self, True)
 
     def _check_stall(self) -> None:
+        """Disconnect the client if it has accepted less than `SEND_BYTES` for too long. Otherwise check again later.
+
+        If other requests wait for memory, the client has less time."""
         unsent, now = self.transport.get_write_buffer_size(), self.loop.time()
         if unsent <= self._unsent - SEND_BYTES:
             self._unsent, self._unsent_since = unsent, now
@@ -453,6 +456,7 @@ class HttpServer:
                 await self._end()
 
     async def _end(self) -> None:
+        """End all connections in steps, each with its time, until none is left."""
         self._is_ending = True
         for step, seconds in self._steps():
             for connection in self._connections():

@@ -109,6 +109,7 @@ class _EventStream(Response):
             await self._give_back()
 
     async def _serve(self, send: Send, hold: Hold) -> None:
+        """Send events until the client disconnects, the server stops, or the caller's rights are revoked."""
         # Unavailable means that the server stops: the client can settle its messages through another server.
         with suppress(Unavailable):
             try:

@@ -255,7 +255,7 @@ class Guard:
                 await self._serve(scope, headers, exchange)
                 return
             with on_behalf_of(origin[0], caller.principal, caller.consumes):
-                await self._counted(caller, scope, headers, exchange)
+                await self._count_and_serve(caller, scope, headers, exchange)
         except Refused as refused:
             refused.headers = {**refused.headers, **self._for_page(headers)}
             await exchange.refuse(scope, refused)
@@ -302,7 +302,7 @@ class Guard:
             state[NOTES] = lambda call, error: notes.refused(address, principal, call, error, request_id)
         return caller
 
-    async def _counted(
+    async def _count_and_serve(
         self, caller: HttpCaller, scope: Scope, headers: dict[bytes, bytes], exchange: _Exchange
     ) -> None:
         """Count a request against the caller's quota, and serve it. Raise Refused."""

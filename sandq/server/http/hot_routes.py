@@ -60,6 +60,7 @@ class HotRoutes:
         await self._app(scope, receive_again, send)
 
     def _find(self, scope: Scope) -> tuple[APIRoute, dict[str, str]] | None:
+        """Return the route for a request, and the parameters in its path; None if FastAPI must handle the request."""
         if scope["type"] != "http" or scope["method"] != "POST" or scope["query_string"]:
             return None
         if b"%" in scope["raw_path"]:

@@ -1,4 +1,4 @@
-"""Identify the callers of HTTP requests. Nodes do it (IDENTIFY), and their answers are cached for half a second.
+"""Identify the callers of HTTP requests. Nodes identify them (IDENTIFY), and the answers are cached for half a second.
 
 off      callers may do everything, with or without credentials; a wrong token is refused all the same
 accept   callers with credentials are restricted to their rights

@@ -58,7 +58,7 @@ def wants_ndjson(request: Request) -> bool:
 
 
 async def as_ndjson(request: Request, rows: AsyncIterator[T], shown: Callable[[T], Found]) -> Response:
-    """Return a response with one line per row. An error before the first row is raised; a later one is the last
+    """Return a response with one line per row. Raise an error before the first row; a later error becomes the last
     line."""
     return _NdjsonResponse(request, rows, await anext(rows, None), lambda row: _encode(shown(row)))
 

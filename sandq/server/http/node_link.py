@@ -129,6 +129,7 @@ class NodeInput:
             self._hand_on({GONE: True}, b"")
 
     def _read(self) -> None:
+        """Read messages until the input ends. Runs in the thread."""
         with self._file:
             for line in self._file:
                 message = json.loads(line)

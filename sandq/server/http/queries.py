@@ -43,8 +43,7 @@ class HttpSql:
         """Create the runner of statements.
 
         `section`: None if SQL is off. `servers`: client ports of nodes. `tls`: see `HttpSettings.sql_tls`.
-        `gateway_secret`:
-        proves to nodes that this server may send requests for other callers."""
+        `gateway_secret`: proves to nodes that this server may send requests for other callers."""
         self._section = section
         self._servers = servers
         self._tls = tls
@@ -54,8 +53,8 @@ class HttpSql:
     async def run(self, caller: HttpCaller | None, address: str, statement: Statement) -> bytes:
         """Run a statement, and return its result as JSON: `columns`, `rows` and `more`.
 
-        The statement reads only data that the caller may read. `caller`: None if it may do everything. `address`: of
-        the client. Raise InvalidRequest, Forbidden or TimedOut; Conflict if SQL is off, or its libraries are not
+        The statement reads only data that the caller may read. `caller`: None if it may do everything. `address`: the
+        client's. Raise InvalidRequest, Forbidden or TimedOut; Conflict if SQL is off, or its libraries are not
         installed."""
         section = self._section
         if section is None:

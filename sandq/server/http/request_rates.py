@@ -58,7 +58,7 @@ class RateGate:
 
 
 def _topic_of(scope: Scope) -> str | None:
-    """Return the topic whose rate a request counts for; None if none."""
+    """Return the topic whose request rate applies to a request; None if no rate applies."""
     if scope["type"] != "http":
         return None
     found = _RATED.fullmatch(scope["path"])

@@ -105,11 +105,11 @@ async def known_query(request: Request) -> None:
         for name in sorted(set(names) - known)
     ]
     if found:
-        also, body = await _also(request)
+        also, body = await _other_mistakes(request)
         raise RequestValidationError([*found, *also], body=body)
 
 
-async def _also(request: Request) -> tuple[list[Any], Any]:
+async def _other_mistakes(request: Request) -> tuple[list[Any], Any]:
     """Return the other mistakes of a request whose query is wrong, and its body, so that all are reported at once."""
     route = request.scope["route"]
     _, found = request_params_to_args(route.dependant.query_params, request.query_params)

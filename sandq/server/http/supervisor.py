@@ -27,17 +27,18 @@ from sandq.server.quota_meters import QuotaMeters
 log = structlog.get_logger("sandq.http")
 
 STOP_S: Final = 15.0
-"""Time for a process to end after `stop`, in seconds: more than its requests and their responses have (`Deadlines`)."""
+"""Time for a process to end after `stop`, in seconds. Its requests and their responses have less (`Deadlines`)."""
 START_S: Final = 120.0
-"""Time for a process to load its modules and to send its first message, on a machine that is busy with other work."""
+"""Time for a process to load its modules and to send its first message, in seconds. Long enough for a busy machine."""
 SILENT_S: Final = 30.0
-"""Time without a message after which a process that has sent one is taken for hung. A working process answers each
-push."""
+"""Time without a message after which a process that has sent a first message counts as hung, in seconds.
+
+A working process answers each push, and the node pushes more often."""
 BACK_OFF_FIRST_S: Final = 0.1
 BACK_OFF_MOST_S: Final = 5.0
-"""Longest time between two starts; it doubles from `BACK_OFF_FIRST_S`."""
+"""Longest pause before a start, in seconds. The pause doubles from `BACK_OFF_FIRST_S`."""
 STEADY_S: Final = 60.0
-"""A process that lived this long resets the back-off."""
+"""A process that runs for this time resets the back-off, in seconds."""
 FAILED_STARTS: Final = 3
 """Starts in a row that served nothing, after which the sockets are closed between two attempts."""
 RECEIVE_BYTES: Final = 65_536
@@ -45,7 +46,7 @@ FAULT: Final = "a fault of sandq; the node's log has it"
 
 
 class Node(Protocol):
-    """The state of the node that is reported to the process. `info.NodeState`; `StartingNode` until that exists."""
+    """The state of the node that is reported to the process: first `StartingNode`, then `info.NodeState`."""
 
     def failure(self) -> str | None: ...
 
@@ -233,6 +234,7 @@ class Supervisor:
             return [None, FAULT, FAULT]
 
     async def _send(self, process: Process, data: bytes) -> None:
+        """Send a message to the process. Kill the process if it does not read for `SILENT_S`."""
         assert process.stdin is not None
         with trio.move_on_after(SILENT_S) as scope:
             async with self._sending:

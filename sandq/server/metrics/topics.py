@@ -107,9 +107,9 @@ class GroupNumbers:
         self.oldest_ms: int | None = None
         self.soon: list[int] = []
         self.limits: list[Limited] = []
-        """State of the group's limits in each partition, if it has any."""
+        """State of the group's limits in each partition. Empty if the group has no limits."""
         self.unfinished: int | None = None
-        """Messages that it keeps in the partitions where it has expired; None if it has expired in none."""
+        """Number of unfinished messages in partitions where the group has expired; None if it has expired nowhere."""
 
     def see(self, partition: PartitionSeen, group: GroupStatus) -> None:
         """Add the numbers of the group in one partition."""
@@ -136,6 +136,7 @@ class GroupNumbers:
             self.oldest_ms = oldest_ms
 
     def add(self, other: GroupNumbers) -> None:
+        """Add the numbers of other groups."""
         for name in ("ready", "delayed", "leased", "waiting", "dead", "consumers"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.paused |= other.paused
@@ -190,6 +191,7 @@ class Board:
         return by_topic, groups.found
 
     def _labels(self, topics: Sequence[TopicSeen]) -> dict[int, str]:
+        """Return the label of each topic, by number. New topics get their own label up to `_topics` labels."""
         self._labelled &= {topic.number for topic in topics}
         labels: dict[int, str] = {}
         for topic in topics:
@@ -200,6 +202,7 @@ class Board:
         return labels
 
     def _sum_of(self, others: Iterable[TopicNumbers]) -> TopicNumbers:
+        """Return the sum of topics without a label, including the counters of deleted topics."""
         total = TopicNumbers()
         total.add_counts(self._gone)
         for numbers in others:

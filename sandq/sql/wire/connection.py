@@ -107,6 +107,7 @@ class Connection:
         self.is_authenticated = False
         """Whether the cluster has accepted the token."""
         self.doing = "Connect"
+        """State of the connection for SHOW PROCESSLIST: Connect, Sleep or Query."""
         self._stream = stream
         self._settings = settings
         self._received = bytearray()

@@ -340,7 +340,7 @@ def read_execute(statement: Statement, reader: Reader) -> list[Any]:
     if not count:
         return []
     nulls = reader.take((count + 7) // 8)
-    if reader.number(1):
+    if reader.number(1):  # a client sends the types at the first execution, and when they have changed
         statement.types = [(reader.number(1), bool(reader.number(1) & 0x80)) for _ in range(count)]
     if len(statement.types) != count:
         raise Malformed("the types of parameters are not known")

@@ -98,6 +98,7 @@ class Server:
 
 
 async def _refuse(stream: SocketStream, reason: str) -> None:
+    """Send the error that there are too many connections, for at most `_CLOSE_S`."""
     error = SqlError(TOO_MANY_CONNECTIONS, f"Too many connections: {reason}")
     data, _ = rows.framed([packets.error(error)], 0)
     with anyio.move_on_after(_CLOSE_S):
