@@ -42,7 +42,8 @@ LOG_BYTES: Final = 512 * MIB
 NODE_BYTES: Final = 110 * MIB
 """Memory of an empty node."""
 PENDING_BYTES: Final = ((1_000_000, 40), (math.inf, 12))
-"""(number of messages, bytes per message): memory of the pending messages with their own time, in the whole cluster.
+"""Memory of pending messages with delivery times of their own, summed over the cluster, in steps: (up to this number of
+messages, bytes per message).
 
 Messages up to the first number (`pending_1m`) need more memory than all further ones (`pending_10m`)."""
 GROUP_BYTES: Final = 24 << 10

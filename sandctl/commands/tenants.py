@@ -68,8 +68,8 @@ def set_(
     burst: int | None,
     remove: bool,
 ) -> None:
-    """Change weight and limits of tenants of TOPIC: of one tenant by its name, of all whose names begin alike (acme.*),
-    or of all (*).
+    """Change weight and limits of tenants of TOPIC: of one tenant by its name, of all with a prefix (acme.*), or of all
+    (*).
 
     \b
       sandctl tenant set mails acme --weight 3

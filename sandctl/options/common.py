@@ -100,7 +100,7 @@ def _keep_file(context: click.Context, parameter: click.Parameter, value: str | 
 
 
 def common_options(command: F) -> F:
-    """Add `--server`, `--output` and `--timeout`, before or after the command's name."""
+    """Add `--server`, `--output` and `--timeout` to a command. They are accepted before and after its name."""
     return timeout_option(options_of_all(command))
 
 
@@ -119,7 +119,10 @@ def timeout_option(command: F) -> F:
 
 
 def options_of_all(command: F) -> F:
-    """Add `--server`, `--token-file`, `--insecure`, `--output` and TLS options, before or after the command's name."""
+    """Add `--server`, `--token-file`, `--insecure`, `--output` and TLS options.
+
+    They are accepted before and after the name of the command.
+    """
     command = tls_options(command)
     command = click.option(
         "--insecure",
@@ -169,7 +172,10 @@ def options_of_all(command: F) -> F:
 
 
 def tls_options(command: F) -> F:
-    """Add `--tls`, `--ca`, `--cert` and `--cert-key`, before or after the command's name; `--key` is a message's."""
+    """Add `--tls`, `--ca`, `--cert` and `--cert-key`. They are accepted before and after the name of the command.
+
+    `--key` is not among them: it is the key of a message.
+    """
     for name, what in (
         ("cert-key", "Private key of the certificate, if it is not in the same file."),
         ("cert", "Your client certificate, PEM."),

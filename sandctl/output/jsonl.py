@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sandq.client import LeasedMessage, Message
 
 LINE_BYTES_MAX = 256 << 20
-"""Limit on reading ahead for the end of a line, or of a file that is one message."""
+"""Maximum size of an input line, or of a file that is sent as one message, in bytes. It bounds the memory for input."""
 
 
 class BadLine(Exception):

@@ -29,14 +29,13 @@ is restored. PERSISTED."""
 DEFAULT_TENANT = "default"
 """Tenant of a message in a fair topic, if the message names none."""
 NOT_OF_DEFAULT = (
-    f" of the tenant {DEFAULT_TENANT!r}: in a fair topic a unique key is one tenant's; say whose it is, where that is "
-    "another one (tenant)"
+    f" of the tenant {DEFAULT_TENANT!r}: in a fair topic a unique key belongs to one tenant; if the message has "
+    "another tenant, give it (tenant)"
 )
-"""Last part of an error about a message of a fair topic that was named by its unique key.
-
-Used if the name had no tenant, or the default tenant."""
+"""Suffix of the error for a message that was not found in a fair topic, if the client gave its unique key, and no
+tenant or the default tenant."""
 NOT_WITHOUT_KEY = "; a message with a key is named by its key and its unique key (key)"
-"""Last part of an error about a message of another topic that was named by its unique key without its key."""
+"""Suffix of the same error in other topics, if the client gave the unique key without the key."""
 TENANT_RULE = (
     f"1 to {FIXED.tenant_levels} names of A-Z a-z 0-9 _ - with single dots between them, {FIXED.tenant_bytes} "
     "characters at most, "

@@ -1,8 +1,9 @@
 """Convert many offsets to text at once: 26 characters each, concatenated, as the data of an Arrow column.
 
 `offsets.to_text` takes 1.6 us per offset, which would be most of the cost of reading a message. Here no Python code
-runs per message. A run is joined from blocks that differ in two characters only. A column is split into groups of five
-bits by arithmetic on one large integer.
+runs per message. A *run* is a range of consecutive offsets. Up to 256 consecutive texts differ in two characters only,
+so their common parts are joined with a table of these characters. A column is split into groups of five bits by
+arithmetic on one large integer.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def texts_of_column(column: bytes) -> bytes:
         for place in range(_BYTES):
             lanes[CHARS - _BYTES + place :: CHARS] = part[place::_BYTES]
         number = int.from_bytes(lanes, "big")
-        # Moving group n by 3 * n bits in total puts groups of five bits into bytes of eight, one character each.
+        # Group n of five bits, counted from the lowest, must move up by 3 * n bits. Then each group is in a byte of its
+        # own, which becomes one character. Each step moves half of the groups by `step * 3` bits.
         for step, mask in zip(_STEPS, _masks(), strict=True):
             upper = number & mask
             number ^= upper ^ upper << step * 3

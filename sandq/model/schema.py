@@ -130,7 +130,7 @@ def mistakes_of(error: ValidationError, model: type[BaseModel]) -> Iterator[Mist
         where = tuple(found["loc"])
         kind, given = found["type"], found["input"]
         if kind == "extra_forbidden":
-            what = _removed(model, where) or "unknown key" + _did_you_mean(model, where)
+            what = _removal_note(model, where) or "unknown key" + _did_you_mean(model, where)
             yield Mistake(where, what, key_is_wrong=True)
         elif kind == "missing":
             yield Mistake(where, "is required")
@@ -143,7 +143,8 @@ def mistakes_of(error: ValidationError, model: type[BaseModel]) -> Iterator[Mist
             yield Mistake(where, f"{_shown(given)} {said}" if said != found["msg"] else f"{said} (given {given!r})")
 
 
-def _removed(model: type[BaseModel], where: tuple[str | int, ...]) -> str | None:
+def _removal_note(model: type[BaseModel], where: tuple[str | int, ...]) -> str | None:
+    """Return the text about a key that an earlier version had (`Section.removed`). None for other keys."""
     section = model_at(model, where[:-1])
     return section.removed.get(str(where[-1])) if section is not None and issubclass(section, Section) else None
 

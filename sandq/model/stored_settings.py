@@ -81,7 +81,11 @@ def _as_written(record: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 def _plain(field: str, value: Any) -> Any:
     """Return a value of a record as a user writes it. Text is refused where the record has numbers, because text of
-    digits would pass as a number."""
+    digits would pass as a number.
+
+    Users write null as 'none', and a record has nil. So the text 'none' is refused, except in `_CHOICES`, where it is a
+    value.
+    """
     is_text = field in _TEXTS
     if value is not None and type(value) not in ((str,) if is_text else (int, bool)):
         raise _refused(field, f"{_shown(value)} is no value of it")

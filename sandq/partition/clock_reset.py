@@ -174,7 +174,9 @@ class ClockResets:
     def advance(self, step: Step) -> None:
         """Do a bounded part of the reset."""
         if step.index == self._begun:
-            return  # a message that this entry has stored has the entry's index, and would count as placed again
+            # Start with the next entry. Other commands of this entry may have stored messages: with this entry as the
+            # begin, these would count as placed again, and be skipped.
+            return
         if self._phases[self._current().phase](step):
             state = self._current()
             self.state = state._replace(phase=state.phase + 1, position=b"")

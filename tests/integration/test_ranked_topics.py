@@ -106,7 +106,7 @@ async def test_tenants_have_unique_keys_of_their_own(api: sandq.Client) -> None:
         with pytest.raises(sandq.errors.NotFound, match="of unique key 'k' of tenant gamma"):
             await messages.cancel(unique_key="k", tenant="gamma")
         for look in (messages.cancel, messages.get, messages.why):
-            with pytest.raises(sandq.errors.NotFound, match=r"of the tenant 'default': .* say whose it is") as missed:
+            with pytest.raises(sandq.errors.NotFound, match=r"of the tenant 'default': .* give it") as missed:
                 await look(unique_key="other")
             assert missed.value.details["tenant"] == "default"
         with pytest.raises(sandq.errors.NotFound) as gone:

@@ -140,7 +140,8 @@ class PeerClocks:
         """Register a linked peer."""
         if not self._peers:
             self._certain_s = now_s
-            # Links that come and go must not restart the wait each time.
+            # A link that fails and returns must not restart the wait for a comparison (`waits`) each time: this node
+            # would never stamp anything.
             if now_s - self._restarted_s > 2 * COMPARED_WITHIN_S:
                 self._restarted_s = self._unsure_s = now_s
         self._peers.setdefault(node, _Peer())
@@ -268,7 +269,7 @@ _HERE: Final = Interval(0.0, 0.0)
 
 
 def _median_intervals(intervals: Collection[Interval]) -> tuple[Interval, Interval]:
-    """Return the ranges of the lower and the upper median, wherever in its range each clock is."""
+    """Return the interval of the lower median, and of the upper median, of clocks that are somewhere in `intervals`."""
     lows = _medians([interval.low_s for interval in intervals])
     highs = _medians([interval.high_s for interval in intervals])
     return Interval(lows[0], highs[0]), Interval(lows[1], highs[1])

@@ -28,7 +28,10 @@ log = structlog.get_logger("sandq.backup")
 
 
 class TopicRestores:
-    """Topics to which a backup is restored. All methods raise the errors of `MetadataChanges`."""
+    """Creates topics for a restore, and opens them when all their partitions are complete. Until then they are *shut*.
+
+    All methods raise the errors of `MetadataChanges`.
+    """
 
     def __init__(self, changes: MetadataChanges, topics: TopicAdministration, restores: WholeRestores) -> None:
         self._changes = changes

@@ -26,7 +26,7 @@ class PartitionUse(NamedTuple):
     leased: int
     """Number of messages in flight."""
     in_flight: int
-    """Maximum number of messages in flight that is planned for it."""
+    """The partition's current share of `max_in_flight`: the target that was last set for it."""
     units: int
     """Units of the rate."""
     used: int

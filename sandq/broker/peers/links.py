@@ -120,7 +120,7 @@ class PeerLinks:
         self._up: dict[str, Peer] = {}
         self._slots = PeerSlots(self._sources)
         self._addresses: dict[str, tuple[Address, frozenset[str]]] = {}
-        """Address of each peer, and the sources to which the address was resolved."""
+        """By peer: its address, and the sources (`source_of`) to which it was resolved, or that its links had."""
         self._streams = 0
         self._logged: set[tuple[str, str]] = set()
 

@@ -26,8 +26,8 @@ FRAME_BYTES: Final = 64 << 20
 
 RAFT frames are the largest: less than `raft_frames.FRAME_BYTES` of messages, then a message with less than
 `raft.core.MAX_APPEND_BYTES` of entries plus one entry. The size of an entry depends on the configuration of the node
-that wrote it (`limits.frame_bytes`, `limits.entry_bytes`), and nodes of all versions send it again. With a lower limit
-here, a replica of such a partition could never catch up."""
+that wrote it (`limits.frame_bytes`, `limits.entry_bytes`), and any later leader sends it to replicas that lack it. With
+a lower limit here, such a replica could never catch up."""
 ARRAY_ITEMS: Final = 1 << 20
 MAP_ITEMS: Final = 1 << 16
 RECEIVE_BYTES: Final = 64 << 10

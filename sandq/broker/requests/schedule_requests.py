@@ -54,10 +54,10 @@ EXISTS, CONFLICT, NOT_FOUND = "exists", "conflict", "not_found"
 ROUNDS_MOST: Final = 50
 """Maximum number of rounds in which schedules are read and planned, if they change in every round."""
 WAITING_ROUNDS: Final = 25
-"""Number of rounds in which schedules that are due wait until they have fired.
+"""Number of rounds in which a put leaves out schedules that are due, so that they can fire first.
 
-If they were changed before they fire, occurrences would be missed. Usually they fire in a moment. They do not if the
-disk is full or this node does not know their time zone."""
+If they were changed earlier, occurrences would be missed. Later rounds change them even if they have not fired: they do
+not fire if the disk is full, or if this node does not know their time zone."""
 RETRY_S: Final = 0.02
 """Pause in s before a schedule that is firing is read again."""
 COMMAND_ITEMS: Final = 256

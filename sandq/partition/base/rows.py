@@ -435,7 +435,11 @@ def is_apart(value: bytes) -> bool:
 
 
 def extra_of(message_id: bytes, light: Fields, fields: Fields | None = None) -> Extra:
-    """Return the values of a message that the log needs. `fields`: all fields, if `light` may lack the tenant."""
+    """Return the `Extra` of a message.
+
+    `light`: the fields that the log needs (`needed_of`). `fields`: all fields of the message, if `light` may lack the
+    tenant.
+    """
     tenant = (light if fields is None else fields).get(Column.TENANT)
     ttl_ms, unique_key = light.get(Column.TTL_MS), light.get(Column.UNIQUE_KEY)
     return Extra(message_id, ttl_ms, unique_key, light.get(Column.ORDERING_HASH), tenant, light.get(Column.KEY_DIGEST))

@@ -154,7 +154,9 @@ class Ledger:
         """Return the share of a partition. None if the share may not be changed now."""
         share = self.shares.get(partition)
         if share is None and partition >= max(self.limit.partitions, 1):
-            share = NEW  # the partition was added later: it knew the limits before it had messages
+            # The partition was added after the limits were set, so it has no messages that the ledger does not know: it
+            # needs no report before its first share.
+            share = NEW
         return share if share is not None and share.confirmed else None
 
     def _aimed(self, share: Share, in_flight: int, units: int, now_us: int) -> Share:

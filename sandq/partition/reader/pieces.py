@@ -147,7 +147,7 @@ class MessageReader:
                 del ahead[key]
                 alone = [(base, value)]
             else:
-                row, message = self._find(view, base)
+                row, message = self._find_row(view, base)
                 if message is not None:
                     alone = [message]
                 elif has_others and row is not None and overlays.between(view, base, count):
@@ -193,7 +193,7 @@ class MessageReader:
             yield from kept_messages(view, ranges, kept_of)
             return
         for base, count in ranges:
-            row, message = self._find(view, base)
+            row, message = self._find_row(view, base)
             if message is not None:
                 yield message
                 continue
@@ -212,7 +212,11 @@ class MessageReader:
         if self._row is not None and self._row.base == base:
             self._row, self._batch, self._fields, self._wanted = None, None, None, None
 
-    def _find(self, view: View, offset: bytes) -> tuple[_BatchRow | None, Message | None]:
+    def _find_row(self, view: View, offset: bytes) -> tuple[_BatchRow | None, Message | None]:
+        """Find the log row of a message. Return (batch row, None), or (None, message) for a single-message row.
+
+        The last batch row stays cached, because the next messages are often in it. Raises Corruption if no row exists.
+        """
         row = self._row
         if row is not None and _holds(row, offset):
             return row, None
@@ -220,7 +224,7 @@ class MessageReader:
         value = self._ahead.pop(key, None)
         if value is None:
             value = view.get(key)
-        if value is None:
+        if value is None:  # the message is not the first one of its batch row
             found = row_holding(view, offset)
             if found is None:
                 raise Corruption(f"the log row of leased offset {offsets.to_text(offset)} is gone")

@@ -108,7 +108,10 @@ class TenantScheduler:
     """The turns of one group in one partition."""
 
     def __init__(self, weight_of: Callable[[str], int]) -> None:
-        """`weight_of(path)` returns the weight of a tenant, or of a common beginning of names: 1 or more."""
+        """`weight_of(path)` returns the weight, at least 1, of a node of the tree.
+
+        `path`: the name of a tenant, or a prefix that several names share (`acme` for `acme.a` and `acme.b`).
+        """
         self._weight_of = weight_of
         self._root = Node("", None)
         self._leaves: dict[str, Node] = {}

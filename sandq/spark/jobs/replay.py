@@ -249,7 +249,7 @@ def timed(rows: DataFrame, asked: Replayed) -> DataFrame:
     from pyspark.sql.window import Window
 
     order = ("deliver_at", "topic", "partition", "offset")
-    wanted = _wanted(asked)
+    wanted = _times_before_rate(asked)
     if asked.rate is None:
         return rows.sortWithinPartitions(*order).withColumn("due_ms", wanted)
     step = F.lit(1000 / asked.rate)
@@ -261,8 +261,11 @@ def timed(rows: DataFrame, asked: Replayed) -> DataFrame:
     )
 
 
-def _wanted(asked: Replayed) -> Column:
-    """Return the delivery times without a rate."""
+def _times_before_rate(asked: Replayed) -> Column:
+    """Return the delivery times (ms; null: immediately) before a rate spreads them.
+
+    With `shift_ms`, they are the old times plus the shift, but not before `start_ms`.
+    """
     from pyspark.sql import functions as F
 
     start = F.lit(asked.start_ms).cast("bigint")

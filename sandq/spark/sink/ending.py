@@ -22,12 +22,12 @@ from sandq.model.errors import Unavailable
 
 log = logging.getLogger("sandq.spark")
 
-_NAME: Final = "infile"
+_INPUT_VARIABLE: Final = "infile"
 
 
 def check_ended() -> None:
     """Raise Unavailable if the rows of the task in this thread were cut off. Call it after the last row."""
-    stream = _stream()
+    stream = _worker_input()
     if stream is None:
         log.warning("with this release of Spark, a writer cannot detect that its rows were cut off")
     elif not stream.peek(1):
@@ -37,10 +37,14 @@ def check_ended() -> None:
         )
 
 
-def _stream() -> Any:
+def _worker_input() -> Any:
+    """Return the input stream of Spark's Python worker: a local variable of its `main`, found by walking up the stack.
+
+    None if no frame has it.
+    """
     frame = sys._getframe()
     while frame is not None:
-        found = frame.f_locals.get(_NAME)
+        found = frame.f_locals.get(_INPUT_VARIABLE)
         if hasattr(found, "peek"):
             return found
         frame = frame.f_back  # type: ignore[assignment]

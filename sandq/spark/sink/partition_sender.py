@@ -180,7 +180,10 @@ class PartitionSender(BatchSender[NumberedBatch]):
 
     @property
     def _is_certain(self) -> bool:
-        """Whether all delivered chunks are certainly stored, because no earlier attempt stored more chunks."""
+        """Whether this attempt has confirmed at least as many chunks as the broker had stored before.
+
+        Until then an earlier attempt may have stored more chunks, with other rows: all may have to be written again.
+        """
         return self._known is not None and self._confirmed >= self._known
 
     @property

@@ -24,7 +24,9 @@ KILLS = "kills.json"
 
 
 def write_kills(directory: Path, kills: list[tuple[str, int]]) -> None:
-    """Set the kills of the node in this directory. The file is replaced atomically, so each read list is complete."""
+    """Write the planned kills, (kind of job, messages handled), for the node in this directory.
+
+    The file is replaced atomically, so each read list is complete."""
     new = directory / f"{KILLS}.new"
     new.write_text(json.dumps(kills))
     new.replace(directory / KILLS)

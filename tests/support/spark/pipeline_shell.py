@@ -82,7 +82,7 @@ class PipelineShell(Shell):
     def _answer(self, asking: socket.socket) -> None:
         data, descriptors, _, _ = socket.recv_fds(asking, 1 << 20, 2)
         if not data:
-            return  # the shell line has ended
+            return  # `wait` connected without sending anything: the shell has ended
         args, directory = json.loads(data)
         self.ran.append(" ".join(args[:2]))
         with contextlib.ExitStack() as stack:

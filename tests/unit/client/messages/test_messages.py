@@ -224,7 +224,7 @@ def test_set_priority(with_client: Any) -> None:
             [[named, None, False, 7]],
             [[named, 60_000, True, 7]],
         ]
-        with pytest.raises(NotFound, match=r"no message of unique key 'other' of the tenant 'default': .*say whose"):
+        with pytest.raises(NotFound, match=r"no message of unique key 'other' of the tenant 'default': .*give it"):
             await messages.set_priority(unique_key="other", priority=1)
         with pytest.raises(NotFound, match=r"no message of unique key 'other' of tenant acme$"):
             await messages.set_priority(unique_key="other", tenant="acme", priority=1)
