@@ -100,16 +100,16 @@ def set_level(level: str) -> None:
     if not _before:
         _before.append((_now[0], structlog.get_config()["wrapper_class"], logging.getLogger().level))
     number = getattr(logging, level.upper())
-    _use(level, structlog.make_filtering_bound_logger(number), max(number, logging.WARNING))
+    _apply_level(level, structlog.make_filtering_bound_logger(number), max(number, logging.WARNING))
 
 
 def reset_level() -> None:
     """Restore the configured level."""
     if _before:
-        _use(*_before.pop())
+        _apply_level(*_before.pop())
 
 
-def _use(level: str, wrapper: Any, of_libraries: int) -> None:
+def _apply_level(level: str, wrapper: Any, of_libraries: int) -> None:
     _now[:] = [level]
     verbose.switch(level == "debug")
     structlog.configure(wrapper_class=wrapper)

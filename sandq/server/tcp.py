@@ -188,7 +188,7 @@ class ClientServer:
     async def _refuse(self, stream: trio.SocketStream, source: str, session: TlsSession | None) -> None:
         """Close a connection that gets no slot, after an attempt to send the error."""
         self._stats.refused += 1
-        reply = encode_error(0, Overloaded(f"{self._why_none(source)}: {_REMEDY}"))
+        reply = encode_error(0, Overloaded(f"{self._why_refused(source)}: {_REMEDY}"))
         with suppress(OSError):
             os.write(stream.socket.fileno(), reply if session is None else session.encode((reply,)))
         await trio.aclose_forcefully(stream)
@@ -219,7 +219,7 @@ class ClientServer:
         oldest.end_at_once(Overloaded(f"a later connection from this machine has the slot of this one: {_REMEDY}"))
         return True
 
-    def _why_none(self, source: str) -> str:
+    def _why_refused(self, source: str) -> str:
         """Explain why there is no slot for a connection from a source."""
         slots = self._slots
         if slots.has_share(source):

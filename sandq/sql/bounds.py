@@ -71,7 +71,8 @@ class Bound:
 class Bounds:
     """Bounds by column.
 
-    `rest`: columns with further conditions in WHERE; "" stands for conditions on no column or on several columns.
+    `rest`: columns with further conditions in WHERE. "" stands for a condition without a column, or with a column of
+    another table.
     """
 
     columns: dict[str, Bound] = field(default_factory=dict)

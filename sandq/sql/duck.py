@@ -28,7 +28,7 @@ class Duck:
     """A database in memory, for one query at a time."""
 
     def __init__(self, budget: Budget) -> None:
-        """Create the database. Its queries cannot reach files, extensions or Python variables, nor change that."""
+        """Create the database. Its queries cannot reach files, extensions or Python variables, or change settings."""
         self._budget = budget
         self.is_broken = False
         config: dict[str, str | bool | int | float | list[str]] = {

@@ -190,7 +190,7 @@ def _number_of(error: duckdb.Error) -> int:
 
 
 def syntax_text(description: str) -> str:
-    """Return the parser's message without its own names of tokens."""
+    """Return the parser's message without the parser's names of tokens."""
     if description.startswith("Required keyword"):
         return "something is missing"
     if description.startswith("Invalid expression"):

@@ -30,7 +30,7 @@ Span = tuple[int, int]
 
 
 class MovedMessages(Exception):
-    """Raised if messages of a page were moved, because a page does not contain the number of moves."""
+    """A query needs the number of moves, but a page has moved messages without this number."""
 
 
 _OF_BATCH: Final = {

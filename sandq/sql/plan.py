@@ -42,9 +42,11 @@ class Planned:
         return duckdb_text(self.query)
 
     def columns_alone(self) -> list[tuple[str, Column]] | None:
-        """Return the names and columns of the result if the rows of the only scan are the result: the scan returns
-        exactly the rows that match WHERE, and nothing is computed from them. Return None if DuckDB must evaluate the
-        query."""
+        """Return the names and columns of the result if DuckDB is not needed; None if DuckDB must evaluate the query.
+
+        DuckDB is not needed if the only scan returns exactly the rows that match WHERE, and nothing is computed from
+        these rows.
+        """
         select = self.query
         if len(self.replaced) != 1 or not isinstance(select, exp.Select) or len(self.scans) != 1:
             return None

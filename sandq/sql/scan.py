@@ -65,7 +65,7 @@ class Scan:
 
     @property
     def by_name(self) -> str | None:
-        """The column whose values name single messages, `id` or `unique_key`; None if there is none."""
+        """The column by whose values the query names single messages: `id` or `unique_key`. None if it names none."""
         return next((name for name in ("id", "unique_key") if self.bounds.of(name).values is not None), None)
 
     @property

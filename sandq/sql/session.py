@@ -160,7 +160,7 @@ class Session:
         try:
             return await self._within(self._seconds(tree), work)
         except SqlError as error:
-            if error.number in _WHATEVER_ITS_PARAMETERS:
+            if error.number in _INDEPENDENT_OF_PARAMETERS:
                 raise
             return None
 
@@ -396,10 +396,10 @@ async def _parsed(text: str) -> exp.Expr | None:
 
 _LONG: Final = 2000
 """Number of characters from which a statement is parsed in a thread."""
-_WHATEVER_ITS_PARAMETERS: Final = (
+_INDEPENDENT_OF_PARAMETERS: Final = (
     *(UNKNOWN_TABLE, UNKNOWN_DATABASE, UNKNOWN_FUNCTION, NO_DATABASE, INTERRUPTED, TIMED_OUT),
 )
-"""Numbers of errors that a statement has for all values of its parameters."""
+"""Numbers of errors that do not depend on the parameters of a statement."""
 _OWN_MOST: Final = 100
 """Maximum number of user variables (`@name`)."""
 

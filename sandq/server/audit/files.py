@@ -49,7 +49,7 @@ class AuditFiles:
             if self._fd is None:
                 self._open()
             if self._size and self._size + len(data) > self._file_bytes:
-                self._begin_another()
+                self._begin_next_file()
             assert self._fd is not None
             rest = memoryview(b"\n" + data if self._is_torn else data)
             while rest:
@@ -78,7 +78,8 @@ class AuditFiles:
         self._fd, self._number, self._size = fd, number, os.fstat(fd).st_size
         self._is_torn = bool(self._size) and os.pread(fd, 1, self._size - 1) != b"\n"
 
-    def _begin_another(self) -> None:
+    def _begin_next_file(self) -> None:
+        """Begin the next file, and delete the oldest files beyond the limit."""
         self.close()
         self._begin(self._number + 1)
         for number in self._numbers()[: -self._files]:

@@ -28,10 +28,11 @@ def threads() -> list[dict[str, Any]]:
 
 def stack_of(frame: FrameType | None) -> list[str]:
     """Return the frames of a thread, innermost first."""
-    return list(islice(_outwards(frame), FRAMES))
+    return list(islice(_positions_outwards(frame), FRAMES))
 
 
-def _outwards(frame: FrameType | None) -> Iterator[str]:
+def _positions_outwards(frame: FrameType | None) -> Iterator[str]:
+    """Yield the position in the code of each frame, innermost first."""
     while frame is not None:
         yield _position(frame.f_globals.get("__name__"), frame.f_code, frame.f_lineno)
         frame = frame.f_back

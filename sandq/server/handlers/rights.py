@@ -178,7 +178,7 @@ def _identify(context: Context, access: Access, frame: Frame) -> None:
         access.check(SECURITY)
 
 
-def _and_cluster(kind: Type, *rights: Right, topic: str = "topic") -> Rule:
+def _of_topic_and_cluster(kind: Type, *rights: Right, topic: str = "topic") -> Rule:
     """Require `cluster`, and these rights on the topic: the request reads or writes all of it."""
     plain = _of_topic(kind, *rights, topic=topic)
 
@@ -194,7 +194,7 @@ _T = Type
 
 def _restore_open() -> Rule:
     """Require the rights of the other requests of a restore, and `produce` on a dead letter topic."""
-    plain, at = _and_cluster(_T.RESTORE_OPEN, MANAGE, PRODUCE), _position(_T.RESTORE_OPEN, DEAD_LETTER_TOPIC)
+    plain, at = _of_topic_and_cluster(_T.RESTORE_OPEN, MANAGE, PRODUCE), _position(_T.RESTORE_OPEN, DEAD_LETTER_TOPIC)
 
     def check(context: Context, access: Access, frame: Frame) -> None:
         plain.check(context, access, frame)
@@ -271,9 +271,15 @@ RULES: Final[Mapping[int, Rule]] = {
         )
     },
     _T.BACKUP_TOPICS: Rule("`cluster`; it shows topics with some right", _global(CLUSTER).check),
-    **{kind: _and_cluster(kind, READ) for kind in (_T.BACKUP_BEGIN, _T.BACKUP_READ, _T.BACKUP_END, _T.BACKUP_LOG)},
-    _T.RESTORE_TOPIC: _and_cluster(_T.RESTORE_TOPIC, MANAGE, PRODUCE, topic="name"),
-    **{kind: _and_cluster(kind, MANAGE, PRODUCE) for kind in (_T.RESTORE_BEGIN, _T.RESTORE_ROWS, _T.RESTORE_END)},
+    **{
+        kind: _of_topic_and_cluster(kind, READ)
+        for kind in (_T.BACKUP_BEGIN, _T.BACKUP_READ, _T.BACKUP_END, _T.BACKUP_LOG)
+    },
+    _T.RESTORE_TOPIC: _of_topic_and_cluster(_T.RESTORE_TOPIC, MANAGE, PRODUCE, topic="name"),
+    **{
+        kind: _of_topic_and_cluster(kind, MANAGE, PRODUCE)
+        for kind in (_T.RESTORE_BEGIN, _T.RESTORE_ROWS, _T.RESTORE_END)
+    },
     _T.RESTORE_OPEN: _restore_open(),
 }
 """The rule of each request type."""

@@ -127,7 +127,7 @@ class Counts(Body):
     replicationFactor: _Count | None = None
 
     @model_validator(mode="after")
-    def _once(self) -> Self:
+    def _check_aliases(self) -> Self:
         for ours, theirs in (("partitions", "numPartitions"), ("replicas", "replicationFactor")):
             if getattr(self, ours) is not None and getattr(self, theirs) is not None:
                 raise ValueError(f"{ours} and {theirs} mean the same: give one of them")
@@ -161,7 +161,7 @@ class TopicUpdate(Counts):
     settings: dict[str, Any] = {}
 
     @model_validator(mode="after")
-    def _something(self) -> TopicUpdate:
+    def _check_not_empty(self) -> TopicUpdate:
         if not self.settings and self.counts() == (None, None):
             raise ValueError("nothing to change: give settings, partitions or replicas")
         return self

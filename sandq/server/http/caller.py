@@ -78,7 +78,7 @@ def authorize(request: Request, right: Right, topic: str | None, group: str | No
     """Raise Forbidden unless the caller has a right on the topic in the body. The path was checked before."""
     access, topic, group = access_of(request), truncated(topic), truncated(group)
     if access is not None and not access.allows(right, topic, group):
-        raise _noted(request.scope, access.refusal(right, topic, group))
+        raise _record_refusal(request.scope, access.refusal(right, topic, group))
 
 
 def check_delays(request: Request, messages: Iterable[Mapping[str, Any]]) -> None:
@@ -107,7 +107,7 @@ def refusal(route: Any, scope: Scope, names: dict[str, Any]) -> Forbidden | None
     if caller is None or caller.access is None:
         return None
     error = needs_of(route).refusal(caller.access, names)
-    return None if error is None else _noted(scope, error)
+    return None if error is None else _record_refusal(scope, error)
 
 
 def needs_of(route: Any) -> Needs:
@@ -130,7 +130,8 @@ def guard_route(route: APIRoute) -> None:
     route.app = guarded
 
 
-def _noted(scope: Scope, error: Forbidden) -> Forbidden:
+def _record_refusal(scope: Scope, error: Forbidden) -> Forbidden:
+    """Record a refusal for the audit log, and return it."""
     notes: Notes | None = scope["state"].get(NOTES)
     route = scope.get("route")
     if notes is not None:

@@ -128,7 +128,7 @@ class _EventStream(Response):
         try:
             while True:
                 await self._send_unsent(send_events, hold)
-                if not await self._more():
+                if not await self._lease_more():
                     await send_events(_HEARTBEAT)
         except SandqError as error:
             await send_events(error_event(error))
@@ -147,7 +147,7 @@ class _EventStream(Response):
                 unsent.popleft()
         hold(0)
 
-    async def _more(self) -> bool:
+    async def _lease_more(self) -> bool:
         """Lease further messages. Return False if there were none for a while."""
         if not self._in_flight.free:
             with anyio.move_on_after(HEARTBEAT_S):

@@ -108,7 +108,7 @@ def bytes_of(name: str, text: str, encoding: str) -> bytes:
         return text.encode()
     if not text:
         return b""
-    data = base64.urlsafe_b64decode(text.rstrip("=") + "===") if _fits(text) else b""
+    data = base64.urlsafe_b64decode(text.rstrip("=") + "===") if _is_base64url(text) else b""
     if not data or base64.urlsafe_b64encode(data).decode().rstrip("=") != text.rstrip("="):
         raise InvalidRequest(f"{name}: {_shown(text)} is not base64url (A-Z a-z 0-9 - _, with or without = padding)")
     return data
@@ -124,7 +124,7 @@ def text_of(name: str, key: bytes, encoding: str) -> str:
         raise InvalidRequest(f"{name}: a key is not UTF-8; send the request with encoding=base64") from None
 
 
-def _fits(text: str) -> bool:
+def _is_base64url(text: str) -> bool:
     return _BASE64URL.fullmatch(text) is not None and len(text.rstrip("=")) % 4 != 1
 
 

@@ -240,7 +240,9 @@ def _invalid(request: Request, found: Sequence[Mapping[str, Any]], body: Any) ->
     `found`: the mistakes that pydantic found. Mistakes that only sandq's own checks find are added."""
     body_type = _body_type(request.scope.get("route"))
     known = set[str]() if body_type is None else _members_of(body_type)
-    errors = [mistake(_where(one["loc"]), _problem_of(one), *_near(one, known)) for one in found[:ERRORS_SHOWN]]
+    errors = [
+        mistake(_path_of(one["loc"]), _problem_of(one), *_known_and_given(one, known)) for one in found[:ERRORS_SHOWN]
+    ]
     codes = {one["type"] if one["type"] in CODES else "INVALID" for one in found}
     if body_type is not None:
         own = _members_of(body_type, is_deep=False)
@@ -265,8 +267,8 @@ def _is_reported(where: str, errors: Sequence[Mapping[str, str | None]]) -> bool
     return any(one["where"] == where for one in errors)
 
 
-def _near(one: Mapping[str, Any], members: set[str]) -> tuple[Iterable[str], object]:
-    """Return the words that may be meant, and the word that was given."""
+def _known_and_given(one: Mapping[str, Any], members: set[str]) -> tuple[Iterable[str], object]:
+    """Return the known words and the given word, as arguments of `mistake`."""
     if one["type"] == "extra_forbidden":
         return members, one["loc"][-1]
     if one["type"] == "literal_error":
@@ -284,7 +286,8 @@ def _members_of(annotation: Hashable, *, is_deep: bool = True) -> set[str]:
     return set[str]().union(*[_members_of(inner, is_deep=is_deep) for inner in get_args(annotation)])
 
 
-def _where(loc: Sequence[str | int]) -> str:
+def _path_of(loc: Sequence[str | int]) -> str:
+    """Return the path of a mistake, as in `where`."""
     # Do not show which of several models was tried: the names are internal.
     parts = [str(part) for part in loc if part not in ("one", "many")]
     return ".".join(parts)[:_SHOWN_CHARS]

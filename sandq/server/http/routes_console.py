@@ -81,12 +81,12 @@ def assets() -> dict[str, Asset]:
     for file in files(__package__).joinpath("static", "console").iterdir():
         _, _, suffix = file.name.rpartition(".")
         if suffix in TYPES:
-            found[file.name] = _of_data(file.read_bytes(), suffix)
-    found[SETTING_TEXTS] = _of_data(_setting_texts().encode(), "js")
+            found[file.name] = _asset_of(file.read_bytes(), suffix)
+    found[SETTING_TEXTS] = _asset_of(_setting_texts().encode(), "js")
     return found
 
 
-def _of_data(data: bytes, suffix: str) -> Asset:
+def _asset_of(data: bytes, suffix: str) -> Asset:
     return Asset(data, TYPES[suffix], hashlib.sha256(data).hexdigest()[:32], gzip.compress(data, mtime=0))
 
 

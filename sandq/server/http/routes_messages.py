@@ -382,7 +382,7 @@ async def _produce(
     messages = await _for_topic(client, topic, messages, now_ms)
     producer = await producer_of(client, topic)
     has_outcomes = any([message["on_conflict"] != "reject" for message in messages])
-    return await _send_many(producer, await _ready(producer, messages), has_outcomes=has_outcomes)
+    return await _send_many(producer, await _checked_messages(producer, messages), has_outcomes=has_outcomes)
 
 
 def _at(position: int, error: InvalidRequest) -> InvalidRequest:
@@ -390,7 +390,7 @@ def _at(position: int, error: InvalidRequest) -> InvalidRequest:
     return type(error)(f"messages.{position}: {error.message}", **error.details)
 
 
-async def _ready(producer: Producer, messages: list[dict[str, Any]]) -> list[Ready]:
+async def _checked_messages(producer: Producer, messages: list[dict[str, Any]]) -> list[Ready]:
     """Check all messages before the first is sent. Raise InvalidRequest, which says which message is wrong."""
     time_slice, ready = TimeSlice(), []
     for at, message in enumerate(messages):

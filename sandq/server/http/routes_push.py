@@ -61,10 +61,10 @@ async def remove(request: Request, topic: TopicName, group: GroupName) -> None:
 
 
 def _shown(push: Mapping[str, Any]) -> Found:
-    nodes = [_timed(node) for node in push["nodes"]]
-    return {**_timed(push), "nodes": nodes}
+    nodes = [_with_error_at(node) for node in push["nodes"]]
+    return {**_with_error_at(push), "nodes": nodes}
 
 
-def _timed(row: Mapping[str, Any]) -> Found:
+def _with_error_at(row: Mapping[str, Any]) -> Found:
     found = {name: value for name, value in row.items() if name != "error_ms"}
     return {**found, "error_at": when(row.get("error_ms"))}

@@ -172,7 +172,7 @@ async def _execute(request: Mapping[str, Any], servers: list[str], tls: ClientTl
     try:
         with anyio.fail_after(own.seconds):
             async with _connected(request, servers, tls) as (client, access):
-                ask_access = None if access is None else partial(_known, access)
+                ask_access = None if access is None else partial(_return_access, access)
                 session = Session(client, ducks, own, database=request["database"], ask_access=ask_access)
                 session.variables.set(ALLOW, int(request["full_scan"]))
                 result = await session.run(request["statement"])
@@ -193,7 +193,7 @@ async def _execute(request: Mapping[str, Any], servers: list[str], tls: ClientTl
     return as_json(result.table, request["limit"], RESULT_BYTES)
 
 
-async def _known(access: Access) -> Access:
+async def _return_access(access: Access) -> Access:
     return access
 
 

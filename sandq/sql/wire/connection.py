@@ -85,7 +85,7 @@ class Settings:
     tls: Callable[[], ssl.SSLContext] | None = None
     needs_tls: bool = False
     find: Callable[[int], Connection | None] = field(default=lambda number: None)
-    """Returns the connection with a number."""
+    """Returns the connection with this number; None if there is none."""
     connections: Callable[[], Sequence[Connection]] = field(default=tuple)
     sending_bytes: int = 0
     """Bytes of results that are being sent to clients. The limit is `result_bytes * queries` of the budget."""
