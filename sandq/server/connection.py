@@ -346,6 +346,7 @@ class Connection:
                     await self._until_worked()
                 await time_slice.end()
             if kind == _PRODUCE and mark is not None:
+                # A fast path: gather as many of the next PRODUCE frames as possible in one call.
                 together = session.gather(frames, at, time_slice.left, marks, mark)
                 if together:
                     at += together
@@ -380,7 +381,7 @@ class Connection:
                 raise
             except SandqError as error:
                 requests.refuse(frame[1], error)
-        if no_reply_bytes:
+        if no_reply_bytes:  # no reply will release the memory of these requests
             own.count(-no_reply_bytes)
 
     async def _decode(self, large: LargeFrame) -> Frame:

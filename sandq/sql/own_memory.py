@@ -17,6 +17,7 @@ from typing import Final
 EXIT_NO_MEMORY: Final = 4
 """Exit code of a process that has no memory left."""
 CHECK_INTERVAL_S: Final = 1.0
+"""Interval between two checks, in seconds."""
 FAILED_CHECKS: Final = 2
 """Number of consecutive checks that find too little memory before the process exits."""
 FREE_SHARE: Final = 16
@@ -29,14 +30,15 @@ def end_without_memory(most_bytes: int) -> None:
 
 
 def _watch(most_bytes: int) -> None:
-    found = 0
+    """Check the memory regularly. End the process after `FAILED_CHECKS` checks in a row that find too little."""
+    failed = 0
     while True:
         time.sleep(CHECK_INTERVAL_S)
         try:
-            found = found + 1 if most_bytes - data_bytes() < most_bytes // FREE_SHARE else 0
+            failed = failed + 1 if most_bytes - data_bytes() < most_bytes // FREE_SHARE else 0
         except MemoryError:
-            found += 1
-        if found >= FAILED_CHECKS:
+            failed += 1
+        if failed >= FAILED_CHECKS:
             with suppress(OSError):
                 os.write(2, b"the SQL process exits: a statement has used all of its memory\n")
             os._exit(EXIT_NO_MEMORY)

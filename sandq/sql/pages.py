@@ -160,6 +160,7 @@ class _Maker:
         return pa.repeat("delayed", self._count)
 
     def _due_at(self) -> Any:
+        """Return the first delivery times: the times in the ids. Messages without ids were never moved."""
         if self._piece.ids is None:
             return self._deliver_at()
         return times(times_of_column(self._chosen(self._piece.ids, _BYTES)), self._count)
@@ -184,6 +185,7 @@ class _Maker:
         return times(times_of_column(self._chosen(offsets, _BYTES)), self._count)
 
     def _created_at(self) -> Any:
+        """Return the times of creation. `created_ms` is one time for all messages, or a column."""
         created = self._piece.created_ms
         if isinstance(created, int):
             return times(created.to_bytes(8, "little", signed=True) * self._count, self._count)

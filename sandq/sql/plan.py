@@ -199,6 +199,7 @@ def _scan(
     others = [one for one in _sources(select) if one is not node]
 
     def column_of(part: exp.Expr) -> str | None:
+        """Return the name of the table's column that an expression is; None for any other expression."""
         if not isinstance(part, exp.Column):
             return None
         name = part.name.lower()

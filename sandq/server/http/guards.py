@@ -344,6 +344,7 @@ class Guard:
             await exchange.reserve_response()
         if exchange.only_head:
             scope["method"] = "GET"
+        # Bodies are JSON, whatever their content type is.
         scope["headers"] = [
             *((name, value) for name, value in scope["headers"] if name != b"content-type"),
             (b"content-type", b"application/json"),

@@ -53,9 +53,9 @@ class HttpSql:
     async def run(self, caller: HttpCaller | None, address: str, statement: Statement) -> bytes:
         """Run a statement, and return its result as JSON: `columns`, `rows` and `more`.
 
-        The statement reads only data that the caller may read. `caller`: None if it may do everything. `address`: the
-        client's. Raise InvalidRequest, Forbidden or TimedOut; Conflict if SQL is off, or its libraries are not
-        installed."""
+        The statement reads only data that the caller may read. `caller`: None if it may do everything. `address`:
+        address of the client. Raise InvalidRequest, Forbidden or TimedOut; Conflict if SQL is off, or its libraries are
+        not installed."""
         section = self._section
         if section is None:
             raise Conflict(

@@ -183,8 +183,8 @@ def _settled(
     lost: Iterable[tuple[str, str | None]],
     settled: int | None = None,
 ) -> Found:
-    """Return the response for settled messages. Raise LeaseLost if some leases were lost. `settled`: the number of
-    settled messages, if it is not that of all others."""
+    """Return the response for settled messages. Raise LeaseLost if some leases were lost. `settled`: number of
+    settled messages; None: all messages that are not in `lost`."""
     gone = [Held(*one) for one in lost]
     settled = len(held) - len(gone) if settled is None else settled
     if gone:

@@ -86,6 +86,7 @@ async def running_app(
         buffer_bytes=int(account.share_bytes),
     )
     names = settings.names | {"localhost"}
+    # The largest body that fits into the memory of one address.
     fits = int(BODY_SHARE * SOURCE_SHARE * account.share_bytes) // BODY_COPIES
     body = (limits.http_body_bytes, "limits.http_body_bytes"), (fits, "limits.memory_bytes")
     rules = Rules(names, settings.origins, limits.http_requests, limits.http_waiting, *min(body), settings.requires_tls)

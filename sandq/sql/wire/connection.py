@@ -364,6 +364,7 @@ class Connection:
         await self._send([packets.ok()])
 
     async def _reset(self, session: Session, data: bytes) -> None:
+        """Reset the session, and drop its prepared statements."""
         session.reset()
         self._statements.clear()
         await self._send([packets.ok()])
@@ -376,6 +377,7 @@ class Connection:
         await self._send([packets.ok()])
 
     async def _set_option(self, session: Session, data: bytes) -> None:
+        """Accept that each request has one statement; refuse several statements in one request."""
         if Reader(data).number(2) == 0:
             raise SqlError(NOT_SUPPORTED, "several statements in one request are not supported")
         await self._send([packets.eof()])
