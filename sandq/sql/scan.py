@@ -70,7 +70,7 @@ class Scan:
 
     @property
     def is_few(self) -> bool:
-        """Whether the LIMIT is small enough to list messages. Offsets can only bound pages, not lists."""
+        """Whether the LIMIT is small enough to list messages. A request for a list has no bounds of offsets."""
         return self.limit is not None and self.limit <= FEW and "offset" not in self.bounds.columns
 
     @property
