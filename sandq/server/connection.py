@@ -238,12 +238,8 @@ class Connection:
     async def _read(self) -> None:
         """Receive bytes and handle their frames, until the client ends the stream or breaks the protocol.
 
-        Each iteration:
-
-        1. Wait until the socket is readable. If more bytes probably are there, end the time slice instead.
-        2. Receive and decode bytes.
-        3. Parse and handle frames, at most as many at a time as the time slice has units of work.
-        4. Apply back-pressure: wait while too much is unsent or unanswered, or for memory for a large frame."""
+        Each iteration waits for bytes, receives and decodes them, and parses and handles frames in time slices. Then it
+        waits while too much is unsent or unanswered, or for memory for a large frame (back-pressure)."""
         reader = FrameReader(self._limits.frame_bytes, first_frame_bytes=HELLO_BYTES, defer_bytes=LARGE_BYTES)
         stats, incoming = self._stats, self._requests.own.incoming
         output, wire = self.output, self.output.wire
@@ -256,8 +252,7 @@ class Connection:
                     await trio.lowlevel.wait_readable(self._fd)
                     self.time_slice.begin()
                 elif self.time_slice.left <= 0:
-                    # Most often, more bytes are there already and wait for this task. This time must not count as a
-                    # delay of the client.
+                    # Most often, more bytes are there already: the time of other tasks is no delay of the client.
                     with self._frame_deadline_paused():
                         await self.time_slice.end()
                 size = CROWDED_RECEIVE_BYTES if incoming.is_waited_for else RECEIVE_BYTES
@@ -286,8 +281,7 @@ class Connection:
                     await self._gate()
             received_at, received_bytes = time.perf_counter(), reader.buffered_bytes + len(plain)
             try:
-                # Parse at most as many frames as the time slice has units of work left: each costs at least one.
-                most = max(self.time_slice.left, 1)
+                most = max(self.time_slice.left, 1)  # each frame costs at least one unit of work
                 frames = reader.feed(plain, most)
                 if self._has_partial_frame and frames:
                     self._end_partial_frame()
