@@ -54,10 +54,10 @@ async def test_cancelling_a_window(node: Serving, api: sandq.Client, partitions:
     window: dict[str, Any] = {"since": start_ms + 100_000, "until": start_ms + 1_300_000}
     assert await messages.cancel_all(**window, dry_run=True) == (1200, 0, 0)
     assert await stored_messages(api) == 1500
-    told: list[sandq.JobResult] = []
-    assert await messages.cancel_all(**window, progress=told.append) == (1200, 1200, 0)
-    assert told == sorted(told)
-    assert told[-1] == (1200, 1200, 0)
+    reported: list[sandq.JobResult] = []
+    assert await messages.cancel_all(**window, progress=reported.append) == (1200, 1200, 0)
+    assert reported == sorted(reported)
+    assert reported[-1] == (1200, 1200, 0)
     assert list(await listed(api)) == ids[:100] + ids[1300:]
     assert await messages.cancel_all(**window) == (0, 0, 0)
     # The unique keys of cancelled messages are free again.

@@ -362,12 +362,12 @@ async def test_members_are_served_before_busy_strangers(
 class Peaks(trio.abc.Instrument):
     """Maximum of a value after any step of any task."""
 
-    def __init__(self, look: Callable[[], int]) -> None:
+    def __init__(self, read: Callable[[], int]) -> None:
         self.most = 0
-        self._look = look
+        self._read = read
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
-        self.most = max(self.most, self._look())
+        self.most = max(self.most, self._read())
 
 
 class Share(trio.abc.Instrument):

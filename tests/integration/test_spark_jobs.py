@@ -59,14 +59,14 @@ async def test_report(node: Serving, api: sandq.Client) -> None:
             if message.value == b"dead":
                 message.nack(error="no")
         await until_answer(lambda: api.dead("t", "g").counts(), lambda counts: counts == {"nacked": DEAD})
-    told: list[int] = []
-    found = await collect_report(api, days=5, progress=lambda done, total: told.append(total))
+    totals: list[int] = []
+    found = await collect_report(api, days=5, progress=lambda done, total: totals.append(total))
     (group,) = found.groups
     assert (group.topic, group.group, group.dead, group.ready + group.leased + group.waiting) == ("t", "g", DEAD, 1)
     assert group.oldest_ms == first_ms and group.late_ms is not None and 0 <= group.late_ms < 120_000
     (dead,) = found.dead
     assert (dead.reason, dead.attempts, dead.messages, found.dead_read) == ("nacked", 1, DEAD, DEAD)
-    assert set(told) == {DEAD} and len(told) >= 3
+    assert set(totals) == {DEAD} and len(totals) >= 3
     # The first day includes messages that became due in the current second.
     due = [(row.topic, row.day, row.messages) for row in found.due if row.messages and row.day > found.due[0].day]
     assert due == [(topic, format_instant(later_ms)[:10], 1) for topic in ("ranked", "t")]

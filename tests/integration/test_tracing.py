@@ -81,8 +81,8 @@ async def test_a_message_is_handled_in_a_trace_that_is_linked_with_its_producers
     one, other = named(spans, "process t")
     assert one.kind is SpanKind.CONSUMER and linked(one) == [ids(first)]
     assert one.parent is None and one.context.trace_id != first.context.trace_id
-    told: dict[str, Any] = {**(one.attributes or {})}
-    assert told == {
+    attributes: dict[str, Any] = {**(one.attributes or {})}
+    assert attributes == {
         "messaging.system": "sandq",
         "messaging.destination.name": "t",
         "messaging.operation.name": "process",

@@ -80,15 +80,15 @@ async def test_large_messages_are_updated_and_nacked_in_parts(api: sandq.Client)
         messages = api.messages("t")
         large = b"x" * (5 << 20)
         ids = [await api.produce("t", large, delay="1h") for _ in range(5)]
-        told: dict[str, str] = {}
+        outcomes: dict[str, str] = {}
 
         async def change(one: str) -> None:
-            told[one] = await messages.update(one, headers={"of": one}, delay=0)
+            outcomes[one] = await messages.update(one, headers={"of": one}, delay=0)
 
         async with anyio.create_task_group() as tasks:
             for one in ids:
                 tasks.start_soon(change, one)
-        assert sorted(told) == sorted(ids)
+        assert sorted(outcomes) == sorted(ids)
         async with api.subscribe("t", group="g", credit=5) as found:
             held = await take(found, 5, ack=False)
             for given_back in [message.nack(delay=0, priority=3) for message in held]:
@@ -203,8 +203,8 @@ async def test_messages_of_one_batch_have_outcomes_of_their_own(api: sandq.Clien
             "t", [{"value": b"w", "unique_key": f"{n}", "on_conflict": "replace_pending"} for n in range(3, 8)]
         )
         await receipts
-        told = [receipt.outcome for receipt in receipts]
-        assert told == [("replaced", ids[3], None), ("replaced", ids[4], None)] + [("stored", None, None)] * 3
+        outcomes = [receipt.outcome for receipt in receipts]
+        assert outcomes == [("replaced", ids[3], None), ("replaced", ids[4], None)] + [("stored", None, None)] * 3
         one = await api.send("t", b"x", unique_key="0", on_conflict="replace")
         await one
         assert one.outcome == ("replaced", ids[0], None)

@@ -131,7 +131,7 @@ async def test_two_clusters_of_one_name_stay_two(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("crashes", ["before it is told", "before it is written"])
 async def test_a_crash_while_it_is_taken_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crashes: str) -> None:
-    """The node is already a learner but does not know it. After the restart it asks again, and is told."""
+    """The node is already a learner but does not know it. After the restart it asks again, and gets the reply."""
     async with found_nodes(tmp_path, "node1", "node2") as nodes:
         with monkeypatch.context() as patch:
             if crashes == "before it is told":

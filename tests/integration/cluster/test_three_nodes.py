@@ -41,21 +41,21 @@ async def created(nodes: ThreeNodes, client: sandq.Client, partitions: int = 1, 
 
 async def test_three_nodes_form_one_cluster(nodes: ThreeNodes) -> None:
     async def ask() -> list[dict[str, Any]]:
-        told = []
+        infos = []
         for name in NAMES:
             async with nodes.connect(name) as client:
-                told.append(await client.admin.cluster())
-        return told
+                infos.append(await client.admin.cluster())
+        return infos
 
-    def agree(told: list[dict[str, Any]]) -> bool:
+    def agree(infos: list[dict[str, Any]]) -> bool:
         """An election may be in progress, or a node may not have met all others yet."""
-        up = [[(node["node"], node["up"]) for node in info["nodes"]] for info in told]
-        return up == [[(name, True) for name in NAMES]] * 3 and len({info["metadata_leader"] for info in told}) == 1
+        up = [[(node["node"], node["up"]) for node in info["nodes"]] for info in infos]
+        return up == [[(name, True) for name in NAMES]] * 3 and len({info["metadata_leader"] for info in infos}) == 1
 
-    told = await until_answer(ask, agree)
-    assert len({info["cluster_uuid"] for info in told}) == 1
-    assert told[0]["cluster_uuid"]
-    rows = [(row["version"], row["gossip"]) for info in told for row in info["nodes"]]
+    infos = await until_answer(ask, agree)
+    assert len({info["cluster_uuid"] for info in infos}) == 1
+    assert infos[0]["cluster_uuid"]
+    rows = [(row["version"], row["gossip"]) for info in infos for row in info["nodes"]]
     assert rows == [(sandq.__version__, None)] * 9, "each node must know the versions of all nodes, without gossip"
     for name in NAMES:
         assert (nodes.data_dir(name) / "identity").exists()

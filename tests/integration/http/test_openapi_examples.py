@@ -39,20 +39,20 @@ async def operations(web: Web) -> dict[str, tuple[str, str, dict[str, Any]]]:
 
 
 async def test_operations_have_short_names_of_their_own(web: Web) -> None:
-    for name, (_, _, told) in (await operations(web)).items():
+    for name, (_, _, operation) in (await operations(web)).items():
         assert name.isalpha() and name[0].islower() and len(name) <= 20, name
-        assert len(told["tags"]) == 1 and told["summary"], name
+        assert len(operation["tags"]) == 1 and operation["summary"], name
 
 
 async def test_every_body_has_an_example_that_can_be_sent(web: Web) -> None:
     found = await operations(web)
-    with_body = {name for name, (_, _, told) in found.items() if "requestBody" in told}
+    with_body = {name for name, (_, _, operation) in found.items() if "requestBody" in operation}
     assert with_body == BODIES.keys()
     await web.post("/topics", {"name": "config", "kind": "compacted"})
     stored = None
     for name in (*FIRST, *sorted(with_body.difference(FIRST))):
-        method, path, told = found[name]
-        example = told["requestBody"]["content"]["application/json"]["example"]
+        method, path, operation = found[name]
+        example = operation["requestBody"]["content"]["application/json"]["example"]
         topic = "config" if "{key}" in path else "orders"
         message = "" if stored is None else stored["id"]
         url = path.format(**PLACES | {"topic": topic, "message": message})
@@ -65,14 +65,14 @@ async def test_every_body_has_an_example_that_can_be_sent(web: Web) -> None:
             stored = response.json()
 
 
-def schemas_of(told: Any) -> list[dict[str, Any]]:
+def schemas_of(schema: Any) -> list[dict[str, Any]]:
     """Yield all schemas that describe a value, at any depth."""
-    if isinstance(told, list):
-        return [one for inner in told for one in schemas_of(inner)]
-    if not isinstance(told, dict):
+    if isinstance(schema, list):
+        return [one for inner in schema for one in schemas_of(inner)]
+    if not isinstance(schema, dict):
         return []
-    here = [told] if isinstance(told.get("type"), str) or "anyOf" in told or "oneOf" in told else []
-    return here + [one for name, inner in told.items() if name != "example" for one in schemas_of(inner)]
+    here = [schema] if isinstance(schema.get("type"), str) or "anyOf" in schema or "oneOf" in schema else []
+    return here + [one for name, inner in schema.items() if name != "example" for one in schemas_of(inner)]
 
 
 async def test_schemas_suit_code_generators(web: Web) -> None:
@@ -94,10 +94,10 @@ async def test_schemas_suit_code_generators(web: Web) -> None:
 
 
 async def test_choices_have_names_and_queries_no_null(web: Web) -> None:
-    for name, (_, _, told) in (await operations(web)).items():
-        for parameter in told.get("parameters", ()):
+    for name, (_, _, operation) in (await operations(web)).items():
+        for parameter in operation.get("parameters", ()):
             assert {"type": "null"} not in parameter["schema"].get("anyOf", ()), name
-        for part in (told.get("requestBody", {}), *told["responses"].values()):
+        for part in (operation.get("requestBody", {}), *operation["responses"].values()):
             for content in part.get("content", {}).values():
                 assert not {"anyOf", "oneOf"} & content["schema"].keys(), name
     schemas = (await web.get("/openapi.json"))["components"]["schemas"]

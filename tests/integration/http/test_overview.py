@@ -38,25 +38,25 @@ async def test_topics_are_reported_with_rates_lag_and_findings(web: Web) -> None
     await web.post("/topics/a.one/groups/g/lease", {"max": 1, "wait": "10s"}, 200)
 
     async def row() -> Any:
-        told = await overview(web, prefix="a.", groups="true")
-        assert [one["topic"] for one in told["topics"]] == ["a.one", "a.two"]
-        return told
+        shown = await overview(web, prefix="a.", groups="true")
+        assert [one["topic"] for one in shown["topics"]] == ["a.one", "a.two"]
+        return shown
 
     await web.post("/topics/a.one/groups/g/pause", None, 204)
 
-    def is_paused(told: Any) -> bool:
-        return any(found["situation"] == "group-paused" for found in told["findings"])
+    def is_paused(shown: Any) -> bool:
+        return any(found["situation"] == "group-paused" for found in shown["findings"])
 
-    told = await until_answer(row, lambda told: is_paused(told) and told["groups"][0]["lag"] == 6)
-    one = told["topics"][0]
+    shown = await until_answer(row, lambda shown: is_paused(shown) and shown["groups"][0]["lag"] == 6)
+    one = shown["topics"][0]
     assert (one["kind"], one["partitions"], one["replicas"], one["without_leader"]) == ("timer", 2, 1, 0)
     assert (one["messages"], one["delayed"], one["lag"], one["groups"]) == (10, 4, 6, 1)
-    assert told["groups"][0] | {"oldest_at": None, "ready": 0, "leased": 0} == {
+    assert shown["groups"][0] | {"oldest_at": None, "ready": 0, "leased": 0} == {
         "topic": "a.one", "group": "g", "lag": 6, "ready": 0, "leased": 0, "waiting": 0, "dead": 0, "consumers": 0,
         "paused": True, "reason": "it is paused until it is resumed", "push": None, "push_error": None,
         "unfinished": None, "held_up_by": [], "oldest_at": None,
     }  # fmt: skip
-    assert told["over_ms"] in (int(LOOK_S * 1000), int(2 * LOOK_S * 1000))
+    assert shown["over_ms"] in (int(LOOK_S * 1000), int(2 * LOOK_S * 1000))
     pages = await overview(web, limit=2)
     assert (len(pages["topics"]), pages["next"]) == (2, "a.two")
     assert [one["topic"] for one in (await overview(web, after="a.two"))["topics"]] == ["b"]
@@ -101,8 +101,8 @@ async def test_overview_stream_sends_everything_then_changes(web: Web, web_node:
 def rows_of(text: bytes) -> list[Any]:
     """Return all rows of topics that were reported completely."""
     *events, _ = text.split(b"\n\n")
-    told = [event.partition(b"event: topics\ndata: ")[2] for event in events]
-    return [row for data in told if data for row in json.loads(data)]
+    shown = [event.partition(b"event: topics\ndata: ")[2] for event in events]
+    return [row for data in shown if data for row in json.loads(data)]
 
 
 async def test_browser_gets_the_console_page(web: Web) -> None:
@@ -118,14 +118,14 @@ async def test_browser_gets_the_console_page(web: Web) -> None:
 
 
 async def test_console_files_are_compressed_if_accepted(web: Web) -> None:
-    told = {}
+    shown = {}
     for encoding in ("gzip, deflate", "identity", "gzip;q=0"):
         answer = await web.raw("GET", "/console/ui.js", headers={"accept-encoding": encoding})
         assert "Accept-Encoding" in answer.headers["vary"]
-        told[encoding] = answer.headers.get("content-encoding"), answer.headers["etag"], answer.text
+        shown[encoding] = answer.headers.get("content-encoding"), answer.headers["etag"], answer.text
         known = {"accept-encoding": encoding, "if-none-match": answer.headers["etag"]}
         assert (await web.raw("GET", "/console/ui.js", headers=known)).status_code == 304
-    packed, plain, refused = told.values()
+    packed, plain, refused = shown.values()
     assert (packed[0], plain[0]) == ("gzip", None) and plain == refused
     assert packed[1] != plain[1] and packed[2] == plain[2]
 

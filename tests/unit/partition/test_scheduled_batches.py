@@ -29,7 +29,7 @@ def test_look_aheads_see_messages_inserted_into_a_batch(
 ) -> None:
     """One of several groups has leased a part and one has leased nothing.
 
-    The look-ahead is short, so many messages are beyond it.
+    The look-ahead is short: many messages are beyond it.
     """
     rng = random.Random(seed)
     bench = Bench()

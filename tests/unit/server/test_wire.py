@@ -228,7 +228,7 @@ async def test_many_records_are_all_handled_and_then_the_end_that_came_with_them
         assert [frame[1] for frame in session.frames] == list(range(1, many + 1))
 
 
-async def test_small_records_count_for_the_turn_of_their_sender(memory: MemoryBudget) -> None:
+async def test_small_records_count_for_the_time_slice_of_their_sender(memory: MemoryBudget) -> None:
     server, client = shaken_hands()
     async with echoing(memory, server) as (session, socket_stream):
         frame = encode_frame(Type.METADATA, 1, "x" * 900)

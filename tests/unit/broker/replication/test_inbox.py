@@ -44,7 +44,7 @@ async def test_calls_of_each_thread_run_in_its_order() -> None:
         assert [at for thread, at in heard if thread == number] == [*range(each)]
 
 
-async def test_calls_added_while_calls_run_wait_for_the_next_turn() -> None:
+async def test_calls_added_while_calls_run_wait_for_the_next_iteration() -> None:
     inbox, heard, ended = Inbox(), [], trio.Event()
 
     def put_another() -> None:
@@ -60,7 +60,7 @@ async def test_calls_added_while_calls_run_wait_for_the_next_turn() -> None:
     assert heard == ["now", "later"]
 
 
-async def test_inline_result_is_delivered_in_this_turn_after_earlier_calls() -> None:
+async def test_inline_result_is_delivered_in_this_iteration_after_earlier_calls() -> None:
     inbox, heard = Inbox(), []
 
     def work() -> str:

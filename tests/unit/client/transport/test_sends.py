@@ -42,7 +42,7 @@ def count_sends(client: Client) -> list[list[int]]:
     return stream.sends
 
 
-def test_requests_of_one_loop_turn_are_sent_together_across_topics(with_client: Any) -> None:
+def test_requests_of_one_loop_iteration_are_sent_together_across_topics(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         server.add_topic("u")
         for topic in ("k", "l"):

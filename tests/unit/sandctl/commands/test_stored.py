@@ -171,7 +171,7 @@ def test_why_prints_the_history_of_a_message(ctl: Ctl, client: FakeClient) -> No
 
 
 def test_a_biography_goes_life_by_life(ctl: Ctl, client: FakeClient) -> None:
-    """Attempts count from 1 in each life. Without the lives the attempts could not be told apart."""
+    """Attempts count from 1 in each life. Without the lives the attempts could not be distinguished."""
     rows = [[1, "w", NOW_MS - 90_000, NOW_MS - 89_000, "nacked", "e1"], [2, "w", NOW_MS - 80_000, NOW_MS - 79_000,
             "nacked", "e2"], [1, "w", NOW_MS - 2000, NOW_MS - 1000, "nacked", "e3"]]  # fmt: skip
     first = Life(1, 2, "nacked", "e2", NOW_MS - 79_000, NOW_MS - 60_000, [Attempt(*row) for row in rows[:2]])

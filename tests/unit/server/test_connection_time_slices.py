@@ -91,7 +91,7 @@ def frames_of(count: int, size: int = 0) -> bytes:
     return count * (struct.pack(">I", len(body)) + body)
 
 
-async def test_many_small_frames_take_several_turns(steps: Steps) -> None:
+async def test_many_small_frames_take_several_time_slices(steps: Steps) -> None:
     at, done = [], trio.Event()
     many = 3 * SLICE_WORK
 
@@ -106,7 +106,7 @@ async def test_many_small_frames_take_several_turns(steps: Steps) -> None:
     assert max(at.count(time_slice) for time_slice in set(at)) <= SLICE_WORK
 
 
-async def test_produces_of_one_receive_are_merged_across_turns(steps: Steps) -> None:
+async def test_produces_of_one_receive_are_merged_across_time_slices(steps: Steps) -> None:
     at: list[int] = []
     sessions: list[Session] = []
     many = 2 * SLICE_WORK
@@ -131,7 +131,7 @@ async def test_produces_of_one_receive_are_merged_across_turns(steps: Steps) -> 
     )
 
 
-async def test_received_bytes_are_read_within_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_received_bytes_are_read_within_a_time_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection with little work must not wait for a turn for each piece of a frame."""
     piece, pieces = 1024, 50
     monkeypatch.setattr(connection_module, "RECEIVE_BYTES", piece)
@@ -155,7 +155,7 @@ async def test_received_bytes_are_read_within_a_turn(monkeypatch: pytest.MonkeyP
     assert not stood
 
 
-async def test_turn_ends_after_an_expensive_request(steps: Steps) -> None:
+async def test_time_slice_ends_after_an_expensive_request(steps: Steps) -> None:
     at, done = [], trio.Event()
 
     def handle(connection: Connection, frame: Any) -> None:
@@ -170,7 +170,7 @@ async def test_turn_ends_after_an_expensive_request(steps: Steps) -> None:
     assert len(set(at)) == 50
 
 
-async def test_bytes_of_replies_per_turn_are_limited(steps: Steps) -> None:
+async def test_bytes_of_replies_per_time_slice_are_limited(steps: Steps) -> None:
     at, answer = [], encode_reply(1, bytes(300_000))
 
     def handle(connection: Connection, frame: Any) -> None:
@@ -185,7 +185,7 @@ async def test_bytes_of_replies_per_turn_are_limited(steps: Steps) -> None:
     assert max(at.count(time_slice) for time_slice in set(at)) <= (SLICE_WORK << UNIT_BITS) // len(answer) + 1
 
 
-async def test_connections_take_turns() -> None:
+async def test_connections_share_time_slices() -> None:
     order: list[int] = []
     done = trio.Event()
 
@@ -258,7 +258,7 @@ async def test_pending_requests_of_a_closed_client_are_dropped() -> None:
     assert asked < 50
 
 
-async def test_waiting_for_a_turn_does_not_reduce_the_deadline_of_a_frame(
+async def test_waiting_for_a_time_slice_does_not_reduce_the_deadline_of_a_frame(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     """The whole frame has arrived. The node reads a small part of it in each of its slow turns."""
@@ -373,7 +373,9 @@ async def test_a_connection_with_many_requests_to_be_worked_on_is_not_read() -> 
 
 
 @pytest.mark.parametrize("takes_nothing", [False, True])
-async def test_pending_requests_end_in_several_turns_with_their_connection(steps: Steps, takes_nothing: bool) -> None:
+async def test_pending_requests_end_in_several_time_slices_with_their_connection(
+    steps: Steps, takes_nothing: bool
+) -> None:
     most, begun, ended = DEFAULT.requests_per_connection, [], []
 
     async def wait() -> bytes:
@@ -436,7 +438,7 @@ async def test_a_client_that_takes_no_answers_is_not_read() -> None:
             left -= len(await client.receive_some(1 << 16))
 
 
-async def test_requests_of_tasks_begin_in_several_turns(steps: Steps) -> None:
+async def test_requests_of_tasks_begin_in_several_time_slices(steps: Steps) -> None:
     at, done = [], trio.Event()
     many = 300
 
@@ -455,7 +457,7 @@ async def test_requests_of_tasks_begin_in_several_turns(steps: Steps) -> None:
     assert max(at.count(time_slice) for time_slice in set(at)) <= SLICE_WORK // BEGUN_WORK
 
 
-async def test_pending_frames_are_handled_in_several_turns(steps: Steps) -> None:
+async def test_pending_frames_are_handled_in_several_time_slices(steps: Steps) -> None:
     """The limit also applies to requests that are answered at once."""
     at: list[int] = []
     many = AT_ONCE + 300
@@ -473,7 +475,7 @@ async def test_pending_frames_are_handled_in_several_turns(steps: Steps) -> None
     assert max(at.count(time_slice) for time_slice in set(at)) <= SLICE_WORK // BEGUN_WORK
 
 
-async def test_refusals_take_several_turns(steps: Steps) -> None:
+async def test_refusals_take_several_time_slices(steps: Steps) -> None:
     at, done = [], trio.Event()
     many = 300
 
