@@ -56,7 +56,8 @@ def instant(text: str) -> int:
             ms = instant_ms(text)
         except InvalidTime as error:
             raise InvalidTime(f"{error.message}{_from_now_hint(text)}") from None
-    # Move an instant before 1973 to 1973, which is in the past, too: the smaller number would be read as seconds.
+    # Replace an instant before 1973 by one in 1973, which is in the past, too: a smaller number of milliseconds would
+    # be taken for seconds.
     return min(max(ms, LEAST_INSTANT_MS), TIME_MAX_MS)
 
 

@@ -22,7 +22,9 @@ def _is_terminal() -> bool:
 
 
 class Progress:
-    """`with Progress("cancelled") as progress: await ....cancel_all(progress=progress)`.
+    """Shows the progress of a long operation.
+
+    Usage: `with Progress("cancelled") as progress: await messages.cancel_all(progress=progress)`.
 
     `total` is the count from before; the job itself only knows how many messages it has found up to now.
     """

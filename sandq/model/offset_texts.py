@@ -56,7 +56,10 @@ def texts_of_run(base: bytes, count: int) -> bytes:
 
 
 def texts_of_column(column: bytes) -> bytes:
-    """Return the texts of offsets of 16 bytes each, which need not be consecutive."""
+    """Return the texts of offsets of 16 bytes each, which need not be consecutive.
+
+    Up to 1,024 offsets are one large integer. A few steps spread each offset into 26 bytes of five bits: see `_masks`.
+    """
     parts = []
     for start in range(0, len(column), _BYTES * _LANES):
         part = column[start : start + _BYTES * _LANES]

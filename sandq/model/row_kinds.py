@@ -198,6 +198,7 @@ def _is_job(value: Any) -> bool:
 
 
 def _is_counts(value: Any) -> bool:
+    """Return whether a value is a row of counts of one hour: a list that alternates seconds of the hour and changes."""
     if type(value) is not list or len(value) % 2 or len(value) > 2 * 3600:
         return False
     return all(map(integer(0, 3599), value[::2])) and all(map(CHANGE, value[1::2]))

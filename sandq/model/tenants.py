@@ -68,8 +68,9 @@ class TenantSettings(schema.Section):
         row: list[Any] = [pattern, self.weight, self.max_in_flight]
         if self.rate is None:
             if self.burst is not None:
-                raise schema.mistake(f"{pattern}: a burst goes with a rate only")
+                raise schema.mistake(f"{pattern}: a burst needs a rate")
             return row
+        # `self.rate` is the time between two messages, in us: by default a burst has the messages of 1 / BURST_OF_S s.
         return [*row, self.rate, self.burst or max(1_000_000 // BURST_OF_S // self.rate, 1)]
 
 

@@ -212,7 +212,7 @@ class ClockResets:
     # -- data without an offset in the log ------------------------------------------------------------------------
 
     def _end_own_jobs(self, step: Step) -> bool:
-        """Complete the seeks and removals of groups, with the old offsets.
+        """Complete the seeks and removals of groups that are in progress, because they refer to old offsets.
 
         Then set back all other data without an offset in the log."""
         state = self._current()
@@ -242,7 +242,9 @@ class ClockResets:
     # -- the log ------------------------------------------------------------------------------------------------------
 
     def _reposition_log(self, step: Step) -> bool:
-        """Place the messages of the log again, in order."""
+        """Move each message of the log whose delivery time was wrong to its requested time, in the order of the log.
+
+        It gets a new offset."""
         state = self._current()
         start = state.position or rows.after(rows.log_key(_last_offset_at(state.new_ms)))
         # Scan to the end of the log. A message whose delay counts from the wrong time may be beyond the old floor.

@@ -31,7 +31,8 @@ CROWDED_STALL_S = 2.0
 ANSWERS_GRANTED_BYTES = 16 << 10
 """Bytes of unsent replies that every connection may have, even if the memory for replies is used up."""
 UNSENT_BYTES: Final = 1 << 20
-"""Limit of a connection's unsent bytes: beyond it, its requests are not read, and no data is read for them.
+"""Limit of a connection's unsent bytes. Above it, the node reads no more requests from the socket, and no data from the
+stores for requests that have arrived.
 
 The operating system buffers at least as much in addition, so a client that reads steadily does not have to wait."""
 CONNECTION_SHARE = 1 / 8

@@ -116,10 +116,10 @@ class TransformedWire:
     def received(self, data: bytes) -> bytes | None:
         transform = self._transform
         if not data and not self.is_behind:
-            return None
+            return None  # the client has closed the socket
         before = transform.records
         plain = transform.decode(data)
-        self.work = transform.records - before >> RECORD_BITS
+        self.work = (transform.records - before) >> RECORD_BITS
         return None if transform.has_ended and not plain else plain
 
     def end(self) -> None:

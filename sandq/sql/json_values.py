@@ -150,7 +150,10 @@ def _with_kind(node: exp.Expr, kind: str | None) -> exp.Expr:
 
 
 def _key(node: exp.Expr) -> exp.Expr:
-    """Return the key by which MySQL compares a value with JSON. SQL's NULL stays NULL."""
+    """Return the comparison key of a value: a STRUCT that DuckDB compares in MySQL's order of JSON values.
+
+    SQL's NULL stays NULL.
+    """
     if is_json(node):
         return call("mysql_json_key", node)
     if isinstance(node, exp.Literal) and node.is_string:
@@ -404,7 +407,8 @@ def _contains(target: exp.Expr, value: Any, depth: int) -> exp.Expr:
     """Return the condition that `target` contains the JSON value `value` (JSON_CONTAINS).
 
     An array is contained if each of its elements is, an object if each of its members is, a scalar if it is equal
-    to `target` or to one of its elements. `depth`: number of arrays and objects around `value`.
+    to `target` or to one of its elements. For example, [1, [2]] is contained if 1 is a member, and if some element of
+    `target` contains [2]. `depth`: number of arrays and objects around `value`.
     """
     if depth > _MOST_DEPTH:
         raise SqlError(UNKNOWN_FUNCTION, f"FUNCTION JSON_CONTAINS takes arrays and objects {_MOST_DEPTH} deep at most")

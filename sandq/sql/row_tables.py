@@ -105,7 +105,7 @@ def schema_of(table: Table, needed: Sequence[str]) -> Any:
 
 
 def table_of(scan: Scan, rows: Sequence[Row], held: Held) -> Any:
-    """Convert rows to a table with the needed columns, and count them."""
+    """Convert rows to an Arrow table with the needed columns. Count its rows and bytes in `held`, which has limits."""
     schema = schema_of(scan.table, scan.needed)
     arrays = [_array([row.get(field.name) for row in rows], field.type) for field in schema]
     table = pa.Table.from_arrays(arrays, schema=schema)

@@ -206,6 +206,7 @@ def _of_concat_ws(node: Any) -> Sizes:
 
 
 def _of_repeat(node: Any) -> Sizes:
+    """Return the size of REPEAT. If it is a number, the second value is not used."""
     times = node.args.get("times")
     size = size_of(node.this)
     if isinstance(times, exp.Literal) and size is not None:

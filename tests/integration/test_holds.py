@@ -70,7 +70,7 @@ async def test_released_it_keeps_nothing(api: sandq.Client) -> None:
     await api.produce("other", b"m")
     async with api.subscribe("other", group="g") as subscription:
         await take(subscription, 1)
-    await waits_until_trimmed(api, "other")  # it was acked after the held ones, so these would be trimmed by now
+    await waits_until_trimmed(api, "other")  # acked after the messages of "t", which are held
     assert await stored_messages(api) == 20
     await api.admin.release("t", "b")
     assert [[hold["name"] for hold in holds] for holds in await _holds(api)] == [["a"], ["a"]]

@@ -35,7 +35,7 @@ class Held:
 
     @asynccontextmanager
     async def stalled(self, client: sandq.Client) -> AsyncIterator[None]:
-        """Block the syncs. Enter the block once the node knows that it is stalled, and release them at its end."""
+        """Stop the syncs until the `with` block ends. The block starts once the node reports that it is stalled."""
         self._go_on.clear()
         try:
             async with trio.open_nursery() as nursery:

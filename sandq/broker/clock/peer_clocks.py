@@ -35,7 +35,8 @@ others."""
 AGREE_OF_DRIFT: Final = 0.75
 """Part of `max_drift` within which a clock that was off or disputed agrees again, so that the state does not flap."""
 RATE: Final = 0.001
-"""Upper bound of the rate at which two clocks diverge (a slew of 500 ppm, two crystals)."""
+"""Upper bound of the rate at which two clocks diverge, in s per s: 500 ppm for slewing, the rest for the drift of two
+crystals."""
 
 
 class Standing(enum.IntEnum):
@@ -201,7 +202,8 @@ class PeerClocks:
     def _judge(self, low: Interval, high: Interval, near_majority: bool) -> bool:
         """Judge by the ranges of the two medians, and by whether a majority of the cluster is certainly near.
 
-        Return whether anything is certain."""
+        Return True if the ranges prove a verdict: this clock agrees with the others, is off, or is disputed. Return
+        False if the measurements are too imprecise for a verdict."""
         most_s = self._max_drift_s
         if low.low_s > most_s or high.high_s < -most_s:
             self.off, self.disputed = True, False

@@ -115,7 +115,8 @@ class ClusterController:
             member = own_member(peer.node_id, (*members.voters, *members.learners))
             if member is None:
                 continue
-            # Read the metadata again each time: another node may have led it while the previous node was registered.
+            # Read the metadata again for each peer: while the previous one was registered, a different leader may have
+            # changed the metadata.
             record = metadata.status.nodes.get(peer.node_id)
             if record is not None and record.store_uuid != peer.store_uuid:
                 continue  # it lost its disk, and waits until it is removed and joins again

@@ -236,7 +236,8 @@ class Rebalancer:
                 self._hand_over(led, first, nursery)
 
     def _may_lead(self, led: _Led, node: str) -> bool:
-        """Return whether a node may lead a group. A node whose replica is shut would hand it over again."""
+        """Return whether a node may lead a group. A node whose replica is shut may not: it would hand the
+        leadership over again."""
         return self._health.may_lead(node) and not self._shut_replicas.is_shut(led.host.number, node)
 
     def _hand_over(self, led: _Led, member: str, nursery: trio.Nursery) -> None:

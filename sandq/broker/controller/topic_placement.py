@@ -86,7 +86,8 @@ class TopicPlacement:
     async def place(self, partitions: int, replicas: int, topic: Topic | None = None) -> list[list[str]]:
         """Return the nodes for each new partition.
 
-        Existing partitions of the topic get the same number of replicas. Raise InvalidRequest, TooLarge."""
+        If `replicas` is more than `topic` has, the check of the capacity also counts the additional replicas of its
+        existing partitions. Raise InvalidRequest, TooLarge."""
         view = self._changes.view
         # Include nodes that have failed for long: if there are too few others, they hold the partitions when they are
         # back.

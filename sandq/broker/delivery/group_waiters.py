@@ -51,7 +51,7 @@ class GroupWaiters:
         self._timers = timers
         self._requests = 0
         self._lock = trio.Lock()
-        """Held by the one request that adds partitions, or marks the group as in use for all requests."""
+        """Held while one request adds partitions or marks the group as in use. Other requests then find it done."""
         self._known: dict[PartitionLeader, None] = {}
         self._due: OrderedDict[PartitionLeader, None] = OrderedDict()
         """Partitions in which messages may be due, least recently checked first."""

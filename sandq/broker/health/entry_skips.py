@@ -204,7 +204,8 @@ def replacement_of(
     def is_refused(at: int) -> bool:
         """Return whether to refuse a command if it is sent again.
 
-        A command that was only merged into the failed entry is not refused."""
+        If the operator named the commands, refuse all of these. If the whole entry is skipped, refuse only the failed
+        command, not those that were merged into its entry; refuse all if it is unknown which one failed."""
         return positions is not None or failure.command in (None, at)
 
     kept = [

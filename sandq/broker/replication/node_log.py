@@ -46,7 +46,9 @@ from sandq.storage.wal import SEGMENT_BYTES, Record, Wal
 from sandq.storage.write_behind import WriteBehindStores
 
 PINNED_SEGMENTS = 1
-"""Number of full WAL segments that the last entries of a log may keep. If they keep more, they are appended again."""
+"""Maximum number of full WAL segments whose deletion the last entries of one log may prevent.
+
+If the entries prevent more, they are appended again."""
 COPY_BYTES = 1 << 20
 """Maximum size in bytes of a tail that is appended again."""
 SHUT_LOG_BYTES: Final = 16 << 20
@@ -406,8 +408,8 @@ class NodeLog:
     def sweep(self, start: bytes) -> tuple[bytes | None, tuple[bytes, bytes] | None]:
         """Delete a bounded number of rows, from `start` on, of stores that no pointer names (apply thread).
 
-        Must run on the apply thread, which alone hands over rows. Return the key to continue from (None at the end),
-        and the key range of a store that has become empty."""
+        Must run on the apply thread, because only that thread may pass row changes to the stores. Return the key to
+        continue from (None at the end), and the key range of a store that has become empty."""
         kept = {pointer.store for pointer in self.pointers.all()} | self.filling
         while True:
             found = self.stores.scan(start, LAST_KEY, limit=1, max_bytes=1)

@@ -83,7 +83,8 @@ class Requests:
         """Queue a request. `line`: see `FairQueue.add`."""
         self._backlog.bytes += request.size
         self._waiting_bytes += request.size
-        # Limit its mark. Otherwise a very large request would wait for the same amount of work of every other flow.
+        # Limit the work that the queue counts for one request. Otherwise a very large request would wait for the same
+        # amount of work of every other flow.
         self.waiting.add(request, min(request.work, self._limits.entry_bytes), line)
 
     def take_entry(self) -> list[Request]:

@@ -143,8 +143,8 @@ class Snapshots:
         """Forget the counts of members that need nothing from this node any more."""
         for number, member in list(self._outrun):
             host = self._node_log.hosts.get(number)
-            # Check both: a member that needs a snapshot may have all that was committed a round ago, so that it does
-            # not count as behind.
+            # Check both: `_is_behind` compares with the commit index of a moment ago, so it may be False for a member
+            # that still needs a snapshot.
             if host is None or not (member in self._needing(host) or _is_behind(host, member)):
                 del self._outrun[number, member]
 

@@ -180,8 +180,8 @@ async def receive_snapshot(stream: ObjectStream, accept: Callable[[Meta], Awaita
     """Receive the snapshot that is offered on a stream.
 
     `accept(meta)`: return its destination, or None if its state is here already; raise SandqError if it cannot be
-    received now. Raise ProtocolError, TimedOut, and the stream's error when it ends. Any other reason for not
-    installing the snapshot is returned on both sides."""
+    received now. Raise ProtocolError, TimedOut, and the stream's error when it ends. If the snapshot is not
+    installed for any other reason, both this function and the sender's `send_snapshot` return that reason."""
     talk = _Talk(stream)
     _, (offer,) = await talk.receive(OFFER)
     try:

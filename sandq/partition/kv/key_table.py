@@ -38,7 +38,7 @@ SWEEP_BYTES = 4 << 20
 SCAN_ROWS = 256
 SCAN_BYTES = 256 << 10
 """Maximum number of rows (`SCAN_ROWS`), and of bytes of values before the last row, that are read at once and returned
-as one part. `SCAN_BYTES` does not limit the bytes of keys: the caller counts keys and values together."""
+as one part. `SCAN_BYTES` does not count the bytes of keys. The limit of a page (`max_bytes`) counts keys and values."""
 KNOWN_KEYS = 8192
 """Number of recently written keys whose data for the next write is cached. Reading this data from the rows is half the
 cost of a write. The cache holds at most twice this number of keys."""

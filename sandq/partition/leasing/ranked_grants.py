@@ -65,7 +65,7 @@ class RankedGrants:
             most = group.most_waiting if ready.rank == queue_keys.FAIR else None
             ready.begin(step, most, group.in_flight + capacity, self._shared.in_slices)
             granted = self._lease(step, group, ready, command, capacity, is_stopped=is_stopped)
-            ready.is_promoting = self._buried >= BURIED  # the expired messages may hide due ones
+            ready.is_promoting = self._buried >= BURIED  # more messages may be due behind these
         ready.end(step)
         return granted
 

@@ -446,7 +446,10 @@ class LeaseSettlement:
 
     def _bury_first_expired(self, step: Step, group: Group) -> int:
         """Make the first expired messages of a group dead, as found by `MessageTtl.next_expiry_ms`. Return their
-        number."""
+        number; 0 if the head of the log was a gap.
+
+        The caller has checked that some message has expired. So if no waiting message has, it is the lowest ready entry
+        or, without ready queues, the head of the log."""
         waiting = group.next_to_expire()
         if waiting is not None and waiting.expires_ms is not None and waiting.expires_ms <= step.now_ms:
             dead = group.dead.total()

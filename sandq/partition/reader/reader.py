@@ -323,6 +323,7 @@ class LogReader:
         self._pass(entry, entry.length)
 
     def _pass(self, entry: LogEntry, count: int) -> None:
+        """Move the cursor over the first `count` messages of an entry, and update the counts."""
         self.cursor = offsets.shift(entry.first, count - 1) if count > 1 else entry.first
         # Keep the invariant `covered` >= `cursor`, even if the look-ahead was shorter.
         self.covered = max(self.covered, self.cursor)

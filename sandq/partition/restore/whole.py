@@ -130,14 +130,15 @@ def _check_waiting(restored: PartitionState, group: Group, view: View) -> None:
     ranked."""
     start, stop = rows.group_bounds(rows.WAITING, group.group_id)
     most = len(group.waiting) + 1
+    # `group.waiting` is a dict by number: two rows with one number became one entry.
     if len(view.scan(start, stop, limit=most, max_bytes=most * STEP_BYTES)) != len(group.waiting):
-        raise Conflict(f"two rows of what waits in group {group.name!r} have the same number")
+        raise Conflict(f"two rows of waiting messages in group {group.name!r} have the same number")
     numbers = [*group.waiting, *[lease.ended for lease in group.leases.values()]]
     if max(numbers, default=0) >= restored.shared.next_seq and numbers:
-        most = max(numbers)
-        raise Conflict(f"group {group.name!r} has number {most}, and the next one is {restored.shared.next_seq}")
+        highest = max(numbers)
+        raise Conflict(f"group {group.name!r} has number {highest}, and the next one is {restored.shared.next_seq}")
     if restored.shared.rank is not None and any([entry.queue is None for entry in group.waiting.values()]):
-        raise Conflict(f"what waits in group {group.name!r} has no ready queue")
+        raise Conflict(f"a waiting entry of group {group.name!r} has no ready queue")
 
 
 def _ranges(held: Iterable[tuple[Iterable[Range], bool]]) -> Iterator[tuple[Range, bool]]:

@@ -101,8 +101,8 @@ async def _restore_topic(context: Context, request: RestoreTopic) -> Packed:
 async def _restore_begin(context: Context, request: RestoreBegin) -> dict[str, Any]:
     """Bind a partition to a restore.
 
-    The rows may hold messages for other topics. Only topics on which the caller has `produce` are accepted as
-    targets."""
+    The rows may hold messages for other topics. `request.targets`: pairs of the number of such a topic in the backup,
+    and its number here. Pairs are left out if the topic does not exist here, or if the caller lacks `produce` on it."""
     access = context.entrance.access
     if access is not None and request.targets:
         time_slice, names = TimeSlice(), dict[int, str]()

@@ -30,8 +30,8 @@ Notes = Callable[[str, SandqError], None]
 """Records a refusal for the audit log: method and route, and the error."""
 
 
-async def _nothing() -> None:
-    return None
+async def _never_revoked() -> None:
+    """Return at once: the default of `until_revoked`, with which no stream is ended by a revocation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class HttpCaller:
     principal: str
     access: Access | None
     quota: Quota
-    until_revoked: Callable[[], Awaitable[None]] = field(default=_nothing, repr=False, compare=False)
+    until_revoked: Callable[[], Awaitable[None]] = field(default=_never_revoked, repr=False, compare=False)
     token: str | None = field(default=None, repr=False, compare=False)
     """The token with which the caller has authenticated; None if it used a certificate."""
 

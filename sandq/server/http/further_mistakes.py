@@ -1,7 +1,7 @@
 """Find further mistakes in a body that was refused, so that all of them are reported in one response.
 
-The normal checks are fast: they stop at wrong types, and otherwise at the first mistake. The checks here may be slow,
-because the request fails anyway.
+The normal checks are fast. If values have wrong types, they report these and check nothing else. If all types are
+right, they stop at the first mistake. The checks here may be slow, because the request fails anyway.
 """
 
 from __future__ import annotations

@@ -47,7 +47,9 @@ class SinkOptions:
     """Reaction to a taken unique key, as a number of the request PRODUCE."""
     write_id: str | None = None
     again: bool = False
-    """Whether changed rows are written again instead of reported as an error."""
+    """Option onChangedRows: if a repeated task has different rows than before, write all of them again.
+
+    Otherwise raise ChangedRows."""
     credentials: Credentials = NO_CREDENTIALS
 
     def check_stream(self) -> None:

@@ -70,7 +70,8 @@ RETRY_S: Final = 120.0
 The five chunks in flight together stay below the broker's `producer_retry_ms`, also if they follow one after the other.
 """
 COMPARED: Final = FIXED.producer_answers
-"""Number of last chunks that the broker compares; also the maximum number of chunks in flight."""
+"""Number of the latest chunks with which the broker compares a repeated chunk. Also the maximum number of chunks in
+flight."""
 PROBE_NUMBER: Final = MAX_NUMBER
 """A number that no chunk has. The broker refuses it, and the error names the next number that it expects."""
 AGAIN_BYTES: Final = 16 << 20

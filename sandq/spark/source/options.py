@@ -265,6 +265,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
 
 
 def _extra(texts: OptionTexts) -> Extra:
+    """Return which optional columns to read, by the option `columns` or by the include options."""
     includes = [texts.value(name, truth, False) for name in _INCLUDES]
     only = texts.value("columns", _columns, ())
     if not only:

@@ -375,7 +375,10 @@ class Stream:
         ends: Mapping[TopicPartition, bytes],
         shares: Mapping[TopicPartition, int],
     ) -> list[int]:
-        """Return for each partition the time (epoch ms) at which it has its share of messages."""
+        """Return for each partition the time (epoch ms) up to which it has at least its share of messages.
+
+        `shares`: number of messages by partition, counted from its start. If it has fewer, return the time of its end.
+        """
 
         def instant_of(tp: TopicPartition) -> int:
             share, cursor = shares[tp], starts[tp]

@@ -199,7 +199,7 @@ async def until_without_replicas(nodes: FoundNodes, name: str) -> None:
 
 
 def rounds_agreed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Return how often each node has asked for votes for the metadata while another node had granted its last vote."""
+    """Return by node how often it asked for votes in the metadata group after its previous request was granted."""
     agreed: Counter[str] = Counter()
     ask = Election._ask
 
@@ -213,8 +213,8 @@ def rounds_agreed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 async def test_nodes_that_know_less_than_they_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two nodes gave up a partition, lose unflushed data, and find older metadata that places it on them. They do not
-    create it again: it would be empty, and they are a majority of the group that they know."""
+    """Two nodes gave up a partition, lose unflushed data, and find older metadata that places it on them. They must
+    not create the partition again: it would be empty, and in the older metadata they are a majority of its group."""
     monkeypatch.setattr(StoreSweeper, "sweep_soon", lambda self: None)  # LevelDB flushes all when it compacts a store
     names = FIVE[:4]
     async with found_nodes(tmp_path, *names) as nodes:

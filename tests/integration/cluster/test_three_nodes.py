@@ -207,7 +207,7 @@ async def test_node_far_behind_gets_a_snapshot(
         assert pointer.snapshot_index > 0, "the log had been cut: it came as a snapshot"
         status = nodes.host("node3").status
         assert status.messages == 302
-        # It continues with the installed snapshot, after a restart, and with one other node.
+        # After a restart, node3 continues from the installed snapshot. Only one other node runs.
         await nodes.stop("node3")
         await nodes.start("node3")
         await nodes.stop("node1")

@@ -64,7 +64,7 @@ def test_invalid_rate_is_refused(rate: object) -> None:
 
 
 def test_a_burst_goes_with_a_rate_only() -> None:
-    with pytest.raises(InvalidSetting, match="a burst goes with a rate only"):
+    with pytest.raises(InvalidSetting, match="a burst needs a rate"):
         rows_of({"a": {"burst": 5}})
 
 

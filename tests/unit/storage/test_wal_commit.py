@@ -523,7 +523,7 @@ def test_first_record_of_the_last_batch_may_be_torn() -> None:
 
 
 def test_a_log_inside_a_payload_is_not_taken_for_records() -> None:
-    """The payload of a torn batch holds later batches of the same segment at their original distances."""
+    """The payload of a torn batch contains copies of a batch that is valid at a later offset of the same segment."""
     files = MemoryFiles()
     log(files, [entry(1)])
     files = files.kill()

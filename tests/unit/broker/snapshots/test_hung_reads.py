@@ -16,7 +16,7 @@ NOTHING: Any = None
 
 
 class Rows:
-    """Rows whose close waits for the read."""
+    """Rows that a read is using: closing them is an error."""
 
     def close(self) -> None:
         raise AssertionError("it is held by what reads")

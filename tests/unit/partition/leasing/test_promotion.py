@@ -127,7 +127,7 @@ def test_messages_far_apart_in_the_log_are_delivered() -> None:
     leases = bench.lease(1000)
     assert bench.values(leases) == in_order[:1000]
     assert bench.values(bench.lease(1000)) == in_order[1000:]
-    # Messages are named one by one, in runs that the log does not have, and some twice.
+    # The acks name each message as a range of its own, and some messages twice.
     (lease,) = leases
     assert bench.ack(lease.token, [[one.base, 1] for one in lease.ranges[:500]] + [[lease.ranges[3].base, 1]]) is None
     assert bench.ack(lease.token, [[one.base, 1] for one in reversed(lease.ranges)]) is None

@@ -152,7 +152,7 @@ def test_wait_is_bounded_by_the_shares_of_the_others(
 
 
 def nodes_of(tenant: str) -> list[tuple[str, ...]]:
-    """Return the nodes of the tree that a tenant's turns pass, from the top. The last node holds its own messages."""
+    """Return the nodes of the tree from the top to a tenant. The last node holds the tenant's own messages."""
     names = (*tenant.split("."), "")
     return [names[:depth] for depth in range(1, len(names) + 1)]
 
