@@ -34,7 +34,7 @@ class Root(LazyGroup):
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> None:
         extra["standalone_mode"] = False
-        if sys.stdout is None:  # the parent process has closed the stream: nobody reads the output
+        if sys.stdout is None:  # the parent process has closed the stream: no process reads the output
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         try:
             code = self._run(args, prog_name or "sandctl", extra)

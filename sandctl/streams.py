@@ -87,7 +87,7 @@ class Writer:
         self._rest = memoryview(b"")
 
     async def write(self, data: bytes) -> None:
-        """Write bytes. Raises BrokenPipeError if nobody reads any more."""
+        """Write bytes. Raises BrokenPipeError if the reader has closed the pipe."""
         if self._descriptor is None:
             self._stream.write(data)
             self._stream.flush()

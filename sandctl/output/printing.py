@@ -37,8 +37,8 @@ class Printer:
         await self._writer.write(data)
 
     async def close(self) -> None:
-        """Finish the output: complete a half-written row, and close a JSON array. Do nothing if nobody reads any
-        more."""
+        """Finish the output: complete a half-written row, and close a JSON array. Do nothing if the
+        reader has closed the pipe."""
         import anyio
 
         with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):

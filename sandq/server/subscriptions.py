@@ -208,7 +208,7 @@ class Subscriptions:
 
     def add_credit(self, request: Credit) -> None:
         found = self._subscriptions.get(request.subscription_id)
-        if found is not None:  # None: the subscription ended while the CREDIT was on its way
+        if found is not None:  # None: the subscription ended while the CREDIT was in transit
             self._broker.add_credit(found[1], request.more)
 
     def _subscription(self, subscription_id: int) -> tuple[str, Subscription]:

@@ -130,7 +130,7 @@ async def test_every_counter_has_the_value_it_must_have(walked: tuple[Serving, s
 
 async def test_every_gauge_of_a_group_has_the_value_it_must_have(walked: tuple[Serving, sandq.Client]) -> None:
     found = await scrape(walked[0])
-    # Of the ten messages, one was given back by its consumer, one waits for ten minutes, one is dead, three are
+    # There are ten messages: one was given back by its consumer, one waits for ten minutes, one is dead, three are
     # delayed.
     wanted = {"ready": 1, "leased": 0, "waiting": 1, "lag": 2, "dead": 1, "delayed": 3, "consumers": 0, "stalled": 0}
     assert {name: found(f"group_{name}", topic="t", group="g") for name in wanted} == wanted

@@ -96,7 +96,7 @@ def test_bill_of_materials_has_the_dependency_tree(built: Path) -> None:
         if ref not in reached:
             reached.add(ref)
             left += tree[ref]
-    assert reached == refs, "every component must be needed by another one"
+    assert reached == refs, "each component must be reachable from the product"
 
 
 def test_source_archive_has_files_for_build_and_deployment(built: Path) -> None:

@@ -31,7 +31,7 @@ def release(leaders: Iterable[PartitionLeader], request: Lease) -> None:
         give_back = partial(_release, leader, request)
         give_back()
         if leader.raft_group.stalled is not None:
-            leader.raft_group.after_stall(give_back)  # a command on its way to the log may still be applied
+            leader.raft_group.after_stall(give_back)  # a proposed command may still be applied
 
 
 def _release(leader: PartitionLeader, request: Lease) -> None:

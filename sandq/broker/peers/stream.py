@@ -160,7 +160,7 @@ class PeerStream:
     async def farewell(self, data: bytes) -> None:
         """Send the last bytes, and wait a moment for the other side to read them.
 
-        If a connection is closed with unread data, data on its way is lost."""
+        If a connection is closed with unread data, data in transit is lost."""
         with trio.move_on_after(FAREWELL_S):
             try:
                 await self._stream.send_all(data)

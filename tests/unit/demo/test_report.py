@@ -134,7 +134,7 @@ def test_late_message_of_unaffected_partition_is_not_excused() -> None:
 def test_failover_ends_with_a_delivery_and_a_receipt_of_its_partitions() -> None:
     made = ledger(produced=0, delivered={}, failovers=(Failover("node1", frozenset({0}), T + 10.0),))
     (over,) = made.failovers
-    made.deliver("w", "r0", message(1), T + 11.0)  # the message was already on its way
+    made.deliver("w", "r0", message(1), T + 11.0)  # the message was already in transit
     assert over.delivered_ms is None
     over.led_ms = T + 20.0
     made.deliver("w", "r1", message(2, partition=1), T + 21.0)
@@ -159,7 +159,7 @@ def test_message_stored_late_counts_for_the_failover() -> None:
 
 def test_a_failover_without_end() -> None:
     made = ledger(produced=4, delivered={0: 1.0}, failovers=(Failover("node1", frozenset({0}), T + 150.0),))
-    made.deliver("w", "r1", message(1), T + 160.0)  # the message was already on its way
+    made.deliver("w", "r1", message(1), T + 160.0)  # the message was already in transit
     found = verdict(made)
     assert (found.lost, found.in_failover.count, found.exit_code) == (2, 1, 1)
 

@@ -182,7 +182,7 @@ def test_partitions_are_added_once() -> None:
 def test_a_node_is_removed_once_nothing_is_on_it_and_its_name_is_another_member_then() -> None:
     table = three()
     (refused,) = table.apply(m.RemoveNode("n4", "store-n4"))
-    assert isinstance(refused, Conflict), "nobody requested the removal"
+    assert isinstance(refused, Conflict), "no client requested the removal"
     group = partition_of(table).group
     results = table.apply(
         m.ChangeStanding("n2", "removing"),

@@ -348,7 +348,7 @@ async def test_slow_check_is_awaited_and_keeps_its_position(broker: Broker) -> N
     large = [int(Type.PRODUCE), 2, "t", 0, 0, 0, 0, 0, encode({Column.VALUE: many})]
     assert broker.gathering.add(single(1, b"before")) is None
     rest = broker.gathering.add(large)
-    assert rest is not None and broker.values() == [[b"before"]], "the earlier batch is on its way"
+    assert rest is not None and broker.values() == [[b"before"]], "the earlier batch was proposed"
     await rest
     broker.gathering.add(single(3, b"behind"))
     broker.gathering.flush()

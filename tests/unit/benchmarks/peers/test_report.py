@@ -159,7 +159,7 @@ def test_server_is_ended_with_its_children_and_its_log_is_shown(tmp_path: Path) 
         below = os.pidfd_open(server.tree(pid)[1].pid)
     assert not server.tree(pid)
     with os.fdopen(below):
-        assert select.select([below], [], [], 0)[0], "the process has ended, even if nobody has read its exit code"
+        assert select.select([below], [], [], 0)[0], "the process has ended, even before its exit code is read"
     with (
         pytest.raises(server.NotServing, match="what went wrong"),
         server.running(["sh", "-c", "echo what went wrong; exit 3"], tmp_path) as pid,
