@@ -80,11 +80,11 @@ COUNT_PRODUCERS_S = 1.0
 ITEM_BYTES = 256
 """Approximate bytes of one item or range of an ack until it is applied."""
 SETTLED_WORK: Final = 4
-"""Cost of one byte of an ack, in bytes of a batch that costs the same to apply. One item of an ack costs 1,024."""
+"""Cost of applying one byte of an ack, in bytes of a batch that costs the same. One item of an ack costs 1,024."""
 REQUEST_BYTES = 64
 """Approximate bytes of a request until it is answered, in addition to its data."""
 ROW_WORK: Final = 64
-"""Cost of a single-message row in addition to its bytes, in bytes of a batch that costs the same to apply."""
+"""Cost of applying a single-message row, in addition to its bytes, in bytes of a batch that costs the same."""
 
 LISTS_AT_ONCE: Final = 4
 """Maximum number of lists of groups that are created at the same time for all clients. One list may have 12 MB."""
@@ -188,11 +188,11 @@ class Broker:
         Raise the errors of `led`, and UnknownPartition."""
         if request.partitions is None:
             return self.led(request.topic)
-        there = len(self.catalog.topic(request.topic).record.partitions)
+        count = len(self.catalog.topic(request.topic).record.partitions)
         for partition in request.partitions:
-            if partition >= there:
+            if partition >= count:
                 raise UnknownPartition(
-                    f"topic {request.topic!r} has no partition {partition}: it has {there}, counted from 0",
+                    f"topic {request.topic!r} has no partition {partition}: it has {count}, counted from 0",
                     topic=request.topic,
                     partition=partition,
                 )
@@ -348,7 +348,7 @@ class Broker:
         if any(leader.closed for leader in leaders):
             raise UnknownTopic(f"topic {request.topic!r} was deleted", topic=request.topic)
         if leaders != self._led_of(request):
-            # Leases of the consumer in partitions that this node leads since are missing in `lost_pushes`.
+            # This node leads other partitions now: `lost_pushes` lacks the leases of the consumer there.
             raise NotLeader(f"partitions of topic {request.topic!r} were moved meanwhile; subscribe again")
         if self._fence(leaders, request):
             raise Unavailable(f"consumer {request.consumer_id!r} subscribed twice at the same time; subscribe again")
@@ -384,7 +384,7 @@ class Broker:
         found: list[tuple[PartitionLeader, Delivery]] = []
         left = self.limits.in_flight_bytes_per_connection
         while leaders and left > 0:
-            # Run this as a task of the first partition: at least this partition is then not in the middle of an entry.
+            # Run this as a task of the first partition, so that no entry of this partition is half applied.
             query = partial(held_by, leaders, request, known, left)
             more, leaders = await self._runner.ask(query, group=leaders[0].raft_group.number, patient=False)
             found += more
@@ -423,6 +423,7 @@ class Broker:
         return [delivery for _, delivery in taken]
 
     def _waiters_of(self, request: Lease) -> GroupWaiters:
+        """Return the state that LEASE requests for the same group and partitions share. Create it if there is none."""
         key = _waiters_key(request)
         waiters = self._waiters.get(key)
         if waiters is None or waiters.error is not None:
@@ -443,6 +444,7 @@ class Broker:
             release([opened.partitions[number] for number in partitions if number in opened.partitions], request)
 
     def _lease_ms(self, topic: OpenTopic, asked_ms: int | None) -> int:
+        """Return the duration of a lease in ms: as requested, or the topic's default. Raise InvalidRequest."""
         lease_ms: int = asked_ms if asked_ms is not None else topic.record.settings["lease_ms"]
         _check_lease(lease_ms, limits_of(topic.record.name, topic.record.settings))
         return lease_ms

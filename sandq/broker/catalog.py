@@ -53,8 +53,8 @@ class OpenTopic(NamedTuple):
 
 
 class Catalog:
-    """Find topics and partitions. Errors distinguish objects that do not exist from objects that this node perhaps does
-    not know yet."""
+    """Finds topics and partitions. An error says whether an object certainly does not exist, or is perhaps not
+    known here yet."""
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ class Catalog:
         """Remove a replica that no longer runs here."""
         number = leader.raft_group.number
         self.by_group.pop(number, None)
-        self._led.clear()  # clear all topics, as the topic of the replica may be gone already
+        self._led.clear()  # for all topics, as the topic of this replica may be deleted already
         for opened in self.topics.values():
             if opened.partitions.get(leader.partition) is leader:
                 del opened.partitions[leader.partition], opened.targets[leader.partition]
@@ -257,7 +257,8 @@ class Catalog:
         opened = self.topics.get(name)
         if opened is None or opened.partitions.get(leader.partition) is not leader:
             return
-        # The consumers subscribe again, and name the leases that they know. So they get leases that never reached them.
+        # The consumers subscribe again, and name the leases that they know. Then the leader pushes the leases that
+        # never reached them.
         moved = NotLeader(f"partition {leader.partition} of topic {name!r} is led by a different node now")
         # Visit only the attended partitions: this runs once per partition, and a topic may have thousands of them.
         for other in list(opened.attended):
@@ -277,9 +278,11 @@ class Catalog:
                 self._configured(name, leader, error)
 
     def _configured(self, name: str, leader: PartitionLeader, result: object) -> None:
+        """Configure the partition again after 100 ms if the command failed."""
         if isinstance(result, SandqError) and name in self.topics and not leader.closed:
             self._timers.at(self._clock.now_ms() + 100, partial(self._retry_configure, name, leader))
 
     def _retry_configure(self, name: str, leader: PartitionLeader) -> None:
+        """Configure a partition again, unless it was closed meanwhile."""
         if name in self.topics and not leader.closed:
             self._configure(name, leader)

@@ -44,7 +44,7 @@ class TimeSlice:
         self.left = FIRST_WORK
 
     async def end(self) -> None:
-        """Queue for the next slice: all queued tasks, and all others, go first."""
+        """Queue for the next slice. All queued tasks run first, and all tasks that are not queued."""
         queue = _queue_of_this_loop()
         await queue.wait()
         self.left = SHARED_WORK if queue.is_busy else SLICE_WORK
@@ -68,6 +68,9 @@ class _SliceQueue:
         """True while a woken task has not resumed yet. When it resumes, it wakes the next task."""
 
     async def wait(self) -> None:
+        """Wait until it is this task's turn, and wake the next task.
+
+        If the task is cancelled after it was woken, it must also wake the next one. Otherwise the queue would stop."""
         mine = anyio.Event()
         self._waiting.append(mine)
         if not self.is_busy:
@@ -93,6 +96,7 @@ _queue: RunVar[_SliceQueue] = RunVar("sandq_slice_queue")
 
 
 def _queue_of_this_loop() -> _SliceQueue:
+    """Return the queue of the running event loop. Create it on first use."""
     try:
         return _queue.get()
     except LookupError:

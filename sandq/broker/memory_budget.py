@@ -1,7 +1,7 @@
 """The memory budget of a node. Everything that may grow has an account with a share of `limits.memory_bytes`.
 
-A budget delays or refuses work before the work is read, proposed or accepted. Or it shrinks a cache. It never changes
-the results of `apply`, so replicas with different budgets stay equal.
+A full account delays or refuses work before the work is read, proposed or accepted, or shrinks a cache. Budgets never
+change the results of `apply`, so replicas with different budgets stay equal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HTTP_SHARE: Final = 5 / 32
 SOURCE_SHARE: Final = 3 / 4
 """Share of an account that the clients of one source may use."""
 RESUME_AT: Final = 7 / 8
-"""Part of its share to which a full account must shrink before waiting tasks continue."""
+"""Part of the share below which a full account must fall before waiting tasks continue."""
 
 
 class Held(Protocol):
@@ -78,6 +78,7 @@ class _Counted:
             self._wake_waiters()
 
     def _wake_waiters(self) -> None:
+        """Wake all tasks in `wait_for_capacity`, if enough bytes are free."""
         if self.bytes <= RESUME_AT * self.share_bytes:
             self._has_waiters = False
             self._freed.set()
@@ -148,6 +149,7 @@ class Account(_Counted):
             raise
 
     def _grant(self) -> None:
+        """Grant waiting reservations in order, as long as they fit. Pass over reservations of full sources."""
         at = 0
         while at < len(self._queue):
             size, share = self._queue[at].size, self._queue[at].share

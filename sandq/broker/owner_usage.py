@@ -132,12 +132,15 @@ class OwnerUsage:
         self._links.send_to_all(PeerFrame.USAGE, body)
 
     def _held_by(self, host: Any) -> Held:
+        """Return what a partition holds. Messages that came due since its last entry do not count as pending."""
         status = host.status
         known, _, count = self._came_due.get(host.number, (None, 0, 0))
         return Held(status.bytes, max(status.later - (count if known is status else 0), 0))
 
     async def _count_due(self, topics: Iterable[OpenTopic], time_slice: TimeSlice) -> None:
-        """Count the messages that came due in partitions that applied no entry since."""
+        """Count the messages that came due since the last entry of their partition.
+
+        The status of such a partition still counts them as pending."""
         now_s = self._now_ms() // 1000
         asked: list[_Asked] = []
         seen: dict[int, tuple[Any, int, int]] = {}
@@ -163,6 +166,7 @@ class OwnerUsage:
             self._came_due[number] = status, now_s + 1, count + more
 
     def _add_up(self) -> None:
+        """Update `held` from the sums of this node and the recent reports of other nodes."""
         now_s = trio.current_time()
         self._reports = {node: report for node, report in self._reports.items() if now_s - report[0] < STALE_S}
         held = dict(self._own)

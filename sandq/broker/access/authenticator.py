@@ -163,6 +163,7 @@ class Authenticator:
         return Login(record.principal, access, record.expires_ms, quota, record.secret_hash)
 
     def _rights(self, record: IdentityRecord) -> tuple[Access, Quota]:
+        """Return the rights and the quota of an identity."""
         found = self._found.get(record.principal)
         if found is None:
             roles: Mapping[str, tuple[str, ...]] = self._known().roles
@@ -173,6 +174,7 @@ class Authenticator:
     # -- freshness of the metadata --------------------------------------------------------------------------------
 
     def _known(self) -> MetadataView:
+        """Return the metadata. Raise Unavailable while this node belongs to no cluster."""
         view = self.refresh()
         if view is None:
             raise Unavailable("this node belongs to no cluster yet, and knows no identities")

@@ -114,6 +114,7 @@ def row_of(record: IdentityRecord) -> dict[str, Any]:
 
 
 def _page(names: Sequence[str], after: str | None, limit: int) -> list[str]:
+    """Return up to `limit` names that follow `after`."""
     return [name for name in names if after is None or name > after][:limit]
 
 

@@ -93,6 +93,7 @@ class JwtVerifier:
         return claims
 
     async def _check(self, text: str) -> Claims:
+        """Return the claims of a token after verifying its signature, issuer and audience. Raise Unauthenticated."""
         try:
             head = jwt.get_unverified_header(text)
         except jwt.PyJWTError as error:
@@ -155,6 +156,10 @@ class JwtVerifier:
                 self._checked.clear()
 
     async def _keys_of(self, key_id: str | None) -> list[Any]:
+        """Return the keys that may have signed a token with this key id.
+
+        Fetch the issuer's keys if none of the known keys has this id. Raise Unavailable if the keys cannot be
+        fetched."""
         url = self._config.jwks_url
         if url is not None:
             if not self._named(key_id):
@@ -166,6 +171,7 @@ class JwtVerifier:
         return self._named(key_id)
 
     def _named(self, key_id: str | None) -> list[Any]:
+        """Return the known keys with this id, and those without an id; all keys if the token names no key."""
         if key_id is None:
             return [key for keys in self._keys.values() for key in keys][:KEYS]
         return [*self._keys.get(key_id, ()), *self._keys.get(None, ())]
@@ -205,10 +211,12 @@ def _refused(error: Exception) -> Unauthenticated:
 
 
 def _is_time(value: object) -> bool:
+    """Return whether a value can be a time in s since 1970."""
     return type(value) in (int, float) and 0 <= value < 1 << 40  # type: ignore[operator]
 
 
 def _read(path: Path) -> bytes:
+    """Return the content of a file. Raise OSError; ValueError if the file is too large."""
     with path.open("rb") as file:
         content = file.read(KEYS_BYTES + 1)
     if len(content) > KEYS_BYTES:
@@ -257,6 +265,7 @@ def _read_keys(content: bytes) -> dict[str | None, list[Any]]:
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        """Refuse a redirect: a key must come from the configured URL."""
         return None
 
 

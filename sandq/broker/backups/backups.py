@@ -41,6 +41,7 @@ class Backups:
         self._checking = trio.CapacityLimiter(CHECKS_AT_ONCE)
 
     def _host(self, request: PartitionRequest) -> RaftGroup:
+        """Return the local replica's Raft group of the requested partition."""
         return self._catalog.partition(request.topic, request.partition).raft_group
 
     # -- backing up -----------------------------------------------------------------------------------------------
@@ -81,7 +82,7 @@ class Backups:
         host.check_ready()
         restore = host.status.restore
         if restore is None or restore.restore_id != request.restore_id:
-            # Check this before the rows are written to the log, each time.
+            # Check this for each request, before its rows are written to the log.
             raise Conflict(f"the partition is not being restored by {request.restore_id}")
         kind = self._catalog.topic(request.topic).record.kind
         check = partial(check_rows, request.data, request.partition, kind)
@@ -91,6 +92,6 @@ class Backups:
         return found
 
     async def restore_end(self, request: RestoreEnd, caller: Caller) -> dict[str, Any]:
-        """End a restore. Raise Conflict if rows are missing, or do not belong to such a partition."""
+        """End a restore. Raise Conflict if rows are missing, or if the rows do not fit this partition."""
         found: dict[str, Any] = await self._host(request).call(c.RestoreEnd(request.restore_id, request.chunks))
         return found

@@ -1,6 +1,7 @@
 """Exports: the rows of partitions as of one moment, read in pieces by a client that backs them up.
 
-An export keeps disk space in use while it exists. So the number of exports is limited, and an idle export is dropped.
+An export keeps the files of its rows on disk while it exists. So the number of exports is limited, and an idle export
+is dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sandq.storage.stores import StoresSnapshot
 log = structlog.get_logger("sandq.backup")
 
 EXPORTS_AT_ONCE: Final = 8
-"""Maximum number of exports of all clients."""
+"""Maximum number of exports that exist at the same time, for all clients."""
 READS_AT_ONCE: Final = 4
 """Maximum number of pieces that are read at the same time, for all clients."""
 IDLE_S: Final = 120.0
@@ -38,7 +39,7 @@ PIECE_BYTES: Final = 512 << 10
 
 
 class Begun(NamedTuple):
-    """A new export: rows as of an entry."""
+    """A new export. Its rows are those of the partition as of one log entry."""
 
     export: int
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not used
@@ -154,12 +155,14 @@ class Exports:
             self._drop(number)
 
     def _drop(self, number: int) -> None:
+        """Delete an export, unless a piece of it is being read. The last read deletes it then."""
         export = self._exports.get(number)
         if export is not None and not export.reads:
             del self._exports[number]
             self._release(export.rows)
 
     def _release(self, rows: StoresSnapshot) -> None:
+        """Release the snapshot of the rows on the maintenance thread."""
         self._runner.hand_to_maintenance(rows.close)
 
     async def _watch(self) -> None:
@@ -179,5 +182,6 @@ class Exports:
 
 
 def _piece(exporter: Exporter, after: bytes | None) -> Piece:
+    """Return the next rows after the key `after`. For the maintenance thread."""
     flat, is_last = exporter.rows(after, PIECE_ROWS, PIECE_BYTES)
     return Piece(flat[-2] if flat else after, is_last, msgpack.packb(flat))

@@ -33,7 +33,7 @@ class LogPart(NamedTuple):
     applied: int
     """Raft index of the last applied entry. The answer may end before it."""
     time_ms: int
-    """Time in ms. Everything acknowledged before this time is in the log, up to `applied`."""
+    """Time in ms. The log up to `applied` has everything that was acknowledged before this time."""
     term_before: int
     """Term of the entry after which entries were requested."""
     used: float
@@ -81,6 +81,7 @@ class LogReads:
         )
 
     def _pin(self, host: RaftGroup, reader: str, index: int) -> None:
+        """Keep the entries after `index` for a reader, on this node and on all other replicas."""
         host.reader_pins.put(reader, index)
         voters, learners = host.members
         for node in {node_of(member) for member in (*voters, *learners)} - {self._own}:

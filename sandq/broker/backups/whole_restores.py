@@ -1,6 +1,6 @@
 """Ask the leaders of a topic's partitions whether each is completely restored. Only then may the topic be opened.
 
-Nodes exchange `RESTORE_ASKED` and `RESTORE_TOLD`. A complete partition stays complete, so an old reply is not wrong.
+Nodes exchange `RESTORE_ASKED` and `RESTORE_TOLD`. A complete partition stays complete, so late replies are correct.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class WholeRestores:
         numbers = []
 
         def take(node: str, groups: Sequence[int]) -> None:
+            """Record the complete groups that a node reports. Its other groups are incomplete."""
             answered.update(by_node[node])
             whole.update(groups)
             left.discard(node)
@@ -80,6 +81,9 @@ class WholeRestores:
         self._conclude(topic, whole, answered)
 
     def _conclude(self, topic: Topic, whole: set[int], answered: set[int]) -> None:
+        """Raise Conflict if a partition is incomplete, or Unavailable if no node answered for it.
+
+        `whole`: the complete groups. `answered`: the groups for which a node answered."""
         incomplete = [at for at, one in enumerate(topic.partitions) if one.group in answered - whole]
         silent = [at for at, one in enumerate(topic.partitions) if one.group not in answered]
         if incomplete:
@@ -121,6 +125,7 @@ class WholeRestores:
 
 
 def _is(body: Any, kinds: list[type]) -> bool:
+    """Return whether a frame's body is a tuple of these types."""
     return isinstance(body, tuple) and [type(part) for part in body] == kinds
 
 
@@ -129,5 +134,6 @@ def _are_ints(parts: Sequence[Any]) -> bool:
 
 
 def _named(partitions: Sequence[int]) -> str:
+    """Return the first partitions, and how many more there are, as text."""
     more = f" and {len(partitions) - NAMED} more" if len(partitions) > NAMED else ""
     return ", ".join(map(str, partitions[:NAMED])) + more

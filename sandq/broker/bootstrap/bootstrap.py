@@ -39,7 +39,7 @@ BootstrapMode = Literal["alone", "named", "meets", "joins"]
 WAITING_LOG_S = 5.0
 """Interval in s at which a waiting node logs why it waits."""
 POLL_S = 0.1
-"""Interval in s at which the conditions are checked."""
+"""Interval in s at which a waiting node checks whether it may found or join a cluster."""
 NAMES_SHOWN = 5
 """Maximum number of nodes named in a message."""
 INIT = "sandctl cluster init"
@@ -176,11 +176,12 @@ class Bootstrap:
             await trio.sleep(POLL_S)
 
     async def _meet(self) -> Beginning:
+        """Wait until this node may found a cluster with the nodes that it has met, or is admitted to one."""
         while True:
             if self._member() is not None:
                 return await self._joining.until_welcome()
             if self._directory.seen() and self._founder() == self._own_node:
-                # Ask a node again that does not answer or refuses: it may be gone by then, or have founded a
+                # If a node refuses or does not answer, ask again later: by then it may be gone, or have founded a
                 # cluster.
                 with suppress(SandqError):
                     if await self._founder_election.decide(self._rivals) is None:
@@ -188,6 +189,7 @@ class Bootstrap:
             await trio.sleep(POLL_S)
 
     async def _on_init(self) -> Beginning:
+        """Wait until an operator tells this node to found a cluster."""
         await self._init_requested.wait()
         # If this node was admitted at the same moment, it is a member of that cluster.
         return self._joining.welcomed or Beginning(self.founders)
@@ -209,6 +211,7 @@ class Bootstrap:
         return min([self._own_node, *self._rivals()])
 
     async def _log_waiting(self) -> None:
+        """Log why this node waits, every `WAITING_LOG_S`."""
         while True:
             await trio.sleep(WAITING_LOG_S)
             log.warning("this node waits for its cluster", reason=self.why(), linked=sorted(self._links.up))

@@ -1,4 +1,4 @@
-"""Know the other nodes: from metadata, from gossip, or from the configuration.
+"""The other nodes that this node knows, from metadata, from gossip or from the configuration.
 
 Each node remembers the store UUIDs of the other nodes (`KnownPeers`), so that a node that lost its disk cannot vote
 under its old name.
@@ -100,8 +100,8 @@ class PeerDirectory:
     def end_unfit(self) -> None:
         """End links with nodes whose version does not support the cluster's feature level.
 
-        Such a link is older than the level, and its node must not get data that it cannot read. The next handshake
-        reports the reason."""
+        Such a link was opened before the level was raised. Its node must not get data that it cannot read. The next
+        handshake reports the reason."""
         level = self._node_log.feature_level
         for peer in list(self._links.up.values()):
             if level is not None and level not in peer.identity.levels:
@@ -129,6 +129,7 @@ class PeerDirectory:
         metadata that is certain: an older state would lock out nodes that were added again. Raise Unavailable."""
 
         def wrong() -> list[NodeRecord]:
+            """Return the registered nodes whose remembered store differs from the registered one."""
             nodes = self._catalog.view.nodes.values()
             return [node for node in nodes if self._known.get(node.node_id) not in (None, node.store_uuid)]
 

@@ -44,6 +44,7 @@ class FounderElection:
         self._agreed: set[str] = set()
         self._refused_by: str | None = None
         self._heard = trio.Event()
+        """Set by each reply. `_ask_all` waits for it."""
         self._deciding = trio.Lock()
 
     def on_frame(self, node: str, kind: int, body: Any) -> bool:
@@ -76,6 +77,7 @@ class FounderElection:
                 self._wants = False
 
     async def _ask_all(self, seen: Callable[[], Collection[str]]) -> str | None:
+        """Ask all linked nodes, and all nodes of `seen()`. Return as `decide` does."""
         asked: dict[str, Peer] = {}
         missing: set[str] = set()
         with trio.move_on_after(ANSWER_S):
@@ -87,7 +89,8 @@ class FounderElection:
                         self._links.send(node, PeerFrame.FOUND, ASKS)
                 if self._refused_by is not None:
                     return self._refused_by
-                # A node that has agreed and is no longer linked may found a cluster without being able to ask this one.
+                # Count an agreement only while its node is linked: without a link, that node could found a cluster
+                # itself, as it cannot ask this one.
                 missing = {*self._links.up, *seen()} - (self._agreed & self._links.up.keys())
                 if not missing:
                     self.decided = True
@@ -101,6 +104,7 @@ class FounderElection:
         )
 
     def _answer(self, node: str) -> None:
+        """Answer a candidate: refuse if this node may found a cluster or knows of one, else agree."""
         still_wants = self._wants and self._refused_by is None
         if self.decided or self._knows() or (still_wants and self._own_node < node):
             self._links.send(node, PeerFrame.FOUND, REFUSES)
@@ -109,6 +113,7 @@ class FounderElection:
         self._links.send(node, PeerFrame.FOUND, AGREES)
 
     def _yield_to(self, node: str) -> None:
+        """End this node's own candidacy, because `node` founds the cluster or knows of one."""
         if self._wants and self._refused_by is None:
             self._refused_by = node
             log.info("a different node founds the cluster, or knows of one", other=node)

@@ -1,12 +1,13 @@
 """Let nodes join an existing cluster.
 
 A node asks every linked node of one cluster (JOIN) until one answers. The metadata leader admits it as a learner, so
-that it gets all of the metadata's log, and registers it with its store. It then sends the configuration that includes
-the node (WELCOME), with which the node begins its replica. `cluster_controller.py` decides who votes.
+that it gets all of the metadata's log, and registers it with its store. The leader then sends the
+configuration that includes the node (WELCOME). The node begins its replica with this configuration.
+`cluster_controller.py` decides which nodes vote.
 
-The metadata's log begins with old entries. By these, a node that joins again under its name would still be a founder of
-the groups that its lost disk was a member of. So WELCOME includes the current index of metadata, and the node does not
-act on earlier entries (`Pointers.metadata_index`).
+The metadata's log begins with old entries. According to these, a node that joins again under its name is still a
+founder of the groups that its lost disk was a member of. So WELCOME includes the current index of metadata, and the
+node does not act on earlier entries (`Pointers.metadata_index`).
 
 A node that lost its disk has a new store UUID. Nodes that knew its old store refuse it. It is admitted again only after
 an operator has removed it, and then with a new incarnation.
@@ -74,11 +75,11 @@ class Joining:
         """Ask until this node is admitted."""
         asked = None
         while self._welcomed is None:
-            there = {node: peer.identity.cluster_uuid for node, peer in self._links.up.items()}
-            if asked not in there.values():
+            clusters = {node: peer.identity.cluster_uuid for node, peer in self._links.up.items()}
+            if asked not in clusters.values():
                 asked = None
-            for node, cluster_uuid in there.items():
-                # There may be two clusters of one name. This node must not become a member of both.
+            for node, cluster_uuid in clusters.items():
+                # Ask the nodes of one cluster only: if two clusters have one name, this node must not join both.
                 asked = asked or cluster_uuid
                 if cluster_uuid is not None and cluster_uuid == asked:
                     self._links.send(node, PeerFrame.JOIN, None)
@@ -87,6 +88,7 @@ class Joining:
         return self._welcomed
 
     def _heard_welcome(self, beginning: Beginning) -> None:
+        """Store the configuration in a WELCOME if it includes this node."""
         members = beginning.members
         if own_member(self._own_node, (*members.voters, *members.learners)) is not None:
             self._welcomed = beginning
@@ -145,6 +147,7 @@ class Joining:
         return peer is not None and record is not None and record.store_uuid == peer.identity.store_uuid
 
     def _refuse(self, node: str, why: str, remedy: str) -> None:
+        """Forget the request of a node, and log the reason once."""
         self._asking.discard(node)
         if node not in self._logged:
             self._logged.add(node)
@@ -160,6 +163,7 @@ def _is_another(store_uuid: str, node: str, view: MetadataView) -> bool:
 
 
 def _next_incarnation(node: str, view: MetadataView) -> int:
+    """Return the incarnation with which a node joins: a new one if the node was removed before."""
     record, removed = view.nodes.get(node), view.removed.get(node)
     if record is not None:
         return record.incarnation
@@ -167,6 +171,7 @@ def _next_incarnation(node: str, view: MetadataView) -> int:
 
 
 def _is_welcome(body: Any) -> bool:
+    """Return whether a body is (cluster UUID, voters, learners, index of metadata)."""
     if not isinstance(body, tuple) or [type(part) for part in body] != [str, tuple, tuple, int]:
         return False
     return all(isinstance(member, str) for part in body[1:3] for member in part)

@@ -8,8 +8,8 @@ when nodes with better clocks have taken over, or after `COMPARED_WITHIN_S`, so 
 are unreachable.
 
 While a group is handed over, it accepts no commands. If no node takes over a group, this node continues to lead it,
-with the alarm, and tries again later. It never asks for a leadership that it has given away. The balancing of leaders
-checks `may_lead` first.
+with the alarm, and tries again later. After a hand-over, it never asks to lead the group again. The balancing of
+leaders checks `may_lead` first.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class ClockKeeper:
         self._nodes = nodes
         self._recheck = trio.Event()
         self._lead_less = trio.Event()
+        """Set when groups should be handed over to nodes with better clocks."""
         # Start at a random number: replies to requests before a restart must not match new requests.
         self._numbers = count(random.getrandbits(NUMBER_BITS))
         self._requests: dict[str, dict[int, float]] = {}
@@ -88,6 +89,7 @@ class ClockKeeper:
         self._since_s = 0.0
         """Time at which the state last became worse. Earlier reports of peers may be outdated."""
         self._held: list[RaftGroup] = []
+        """Groups that this node has just begun to lead, and that accept no commands until they are handed over."""
         self._not_before_s: dict[int, float] = {}
         """By group number: time before which the group is not handed over again. Set after a failed attempt."""
 
@@ -133,9 +135,11 @@ class ClockKeeper:
         return self._standings().get(node, own) <= own
 
     def _standings(self) -> dict[str, Standing]:
+        """Return the recent states that the peers reported."""
         return self._clock.peers.recent_standings(self._clock.monotonic_s())
 
     def _ask(self, node: str) -> None:
+        """Ask a peer for its clock. Forget its oldest unanswered request if there are too many."""
         number, asked = next(self._numbers), self._requests[node]
         if len(asked) >= REQUESTS_MOST:
             del asked[next(iter(asked))]
@@ -147,6 +151,7 @@ class ClockKeeper:
             self._ask(node)
 
     def _on_reply(self, node: str, number: int, guarded_us: int, standing: Standing) -> None:
+        """Use a peer's reply to compare the clocks. Ignore a reply without a known request."""
         asked_s = self._requests.get(node, {}).pop(number, None)
         if asked_s is None:
             log.debug("a clock reply came too late, or without a request", peer=node)
@@ -155,6 +160,9 @@ class ClockKeeper:
         self._compare()
 
     def _compare(self) -> None:
+        """Compare this clock with the peers' clocks.
+
+        Ask all peers again if this clock has become worse: their earlier reports do not say who may take over now."""
         clock = self._clock
         clock.peers.nodes = self._nodes()
         followed_ms = clock.compare()
@@ -167,6 +175,7 @@ class ClockKeeper:
             self._ask_all()
 
     def _log_change(self) -> None:
+        """Log when the reason of the alarm has changed."""
         reason = self._clock.reason
         if reason == self._reason:
             return
@@ -206,10 +215,14 @@ class ClockKeeper:
         return self._clock.better_peers(self._since_s)
 
     def _may_try(self, host: RaftGroup) -> bool:
+        """Return whether a group may be handed over now, as no attempt failed recently."""
         return self._not_before_s.get(host.number, 0.0) <= trio.current_time()
 
     async def _give_up(self, nodes: set[str], hosts: Callable[[], Iterable[RaftGroup]]) -> None:
+        """Hand over the groups to `nodes`, whose clocks are better. Log the groups that no node took over."""
+
         def tried() -> list[RaftGroup]:
+            """Return the groups that may be handed over now."""
             return [host for host in hosts() if self._may_try(host)]
 
         leaving = [host.number for host in tried() if can_leave(host, nodes)]
@@ -240,6 +253,7 @@ class ClockKeeper:
             nursery.start_soon(self._give_up_often, hosts)
 
     async def _ask_often(self) -> None:
+        """Ask the peers for their clocks, and compare, until cancelled."""
         while True:
             self._ask_all()
             self._compare()
@@ -251,6 +265,7 @@ class ClockKeeper:
             self._recheck = trio.Event()
 
     async def _give_up_often(self, hosts: Callable[[], Iterable[RaftGroup]]) -> None:
+        """Hand over groups whenever this node's clock is unfit, until cancelled."""
         while True:
             await self._lead_less.wait()
             self._lead_less = trio.Event()

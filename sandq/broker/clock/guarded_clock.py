@@ -117,6 +117,7 @@ class GuardedClock:
 
     @property
     def standing(self) -> Standing:
+        """The state of this node's clock relative to the peers' clocks."""
         if self.peers.off:
             return Standing.OFF
         return Standing.DOUBTED if self.alarm else Standing.GOOD
@@ -133,8 +134,8 @@ class GuardedClock:
 
     @property
     def waits(self) -> bool:
-        """True while the clock must not stamp entries yet: other clocks may still confirm it, or better ones replace
-        it."""
+        """True while the clock must not stamp entries yet. Other clocks may still confirm this clock, or nodes with
+        better clocks may take over."""
         return self.peers.waits(self.monotonic_s())
 
     def compare(self) -> int | None:
@@ -168,8 +169,8 @@ class GuardedClock:
         now = self._monotonic()
         drift = wall_s - (now + self._offset)
         if abs(drift) > self._max_drift_s and not self._stepped:
-            # This is not yet a step: the machine may have paused between the two readings. The least late
-            # of several pairs of readings counts.
+            # A pause of the machine between the two readings looks like a step. So read both clocks again, and use the
+            # pair of readings with the shortest pause.
             drift = max(drift, *(self._wall() - (self._monotonic() + self._offset) for _ in range(PAIRS)))
         if abs(drift) <= self._max_drift_s:
             self._stepped = False

@@ -1,7 +1,7 @@
 """Judge this node's guarded clock by the guarded clocks of the other nodes. No side effects.
 
-A peer's clock was read at some time between the request and the reply. So its value lies in an interval with the width
-of the round trip, and within the overlap of all recent intervals. An interval is stored as the distance from this
+A peer's clock was read at some time between the request and the reply. So its value lies in an interval as
+wide as the round trip, and in the overlap of all recent intervals. An interval is stored as the distance from this
 node's monotonic clock. So it stays valid when this node's guarded clock is slewed or set.
 
 Every node judges only its own clock. The judgements hold for all possible values within the intervals:
@@ -60,6 +60,7 @@ class Interval(NamedTuple):
 
     @property
     def middle_s(self) -> float:
+        """The middle of the range, in seconds."""
         return (self.low_s + self.high_s) / 2
 
     def less(self, seconds: float) -> Interval:
@@ -77,9 +78,11 @@ class Sample(NamedTuple):
     """Maximum error of `base_s`, in s, at the time of the request."""
 
     def error_at(self, now_s: float) -> float:
+        """Return the maximum error of `base_s` in s at a time. It grows as the clocks diverge."""
         return self.error_s + (now_s - self.asked_s) * RATE
 
     def contradicts(self, other: Sample) -> bool:
+        """Return whether no clock can have had both values, unless it was set between the two readings."""
         apart_s = abs(self.asked_s - other.asked_s)
         return abs(self.base_s - other.base_s) > self.error_s + other.error_s + apart_s * RATE
 
@@ -126,7 +129,7 @@ class PeerClocks:
         """True if there are peers, but for too long nothing was certain about this node's clock."""
         self._max_drift_s = max_drift_s
         self._certain_s = now_s
-        """Time at which something was last certain, or the first of the current peers was linked."""
+        """Time in s of the last certain verdict, or at which the first of the current peers was linked."""
         self._unsure_s = now_s
         """Time since which this clock must be compared before it stamps anything."""
         self._restarted_s = -math.inf
@@ -184,7 +187,7 @@ class PeerClocks:
             if self._judge(low, high, 2 * (len(near) + 1) > self.nodes):
                 self._certain_s = now_s
         else:
-            self.disputed = False  # no clock contradicts it now. `off` stays, as no clock proves it right again
+            self.disputed = False  # no known clock contradicts this clock; `off` stays until a clock confirms it
             if self.nodes == 1:
                 self.stand_alone(now_s)
         if (self.off and not was_off) or (had_heard and not offsets):
@@ -200,7 +203,9 @@ class PeerClocks:
             self.agreed, self._certain_s = True, now_s
 
     def _judge(self, low: Interval, high: Interval, near_majority: bool) -> bool:
-        """Judge by the ranges of the two medians, and by whether a majority of the cluster is certainly near.
+        """Judge this clock by `low` and `high`, the ranges of the lower and upper median of all clocks.
+
+        `near_majority`: the clocks of a majority of the cluster are certainly near this clock.
 
         Return True if the ranges prove a verdict: this clock agrees with the others, is off, or is disputed. Return
         False if the measurements are too imprecise for a verdict."""

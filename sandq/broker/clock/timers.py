@@ -48,7 +48,7 @@ class Timers:
         self._clock = clock
         self._heap: list[tuple[int, int, Timer]] = []
         self._stale = 0
-        """Upper bound of the number of cancelled timers in the heap."""
+        """Maximum possible number of cancelled timers in the heap."""
         self._order = count()
         self._wake = trio.Event()
         self._sleeping_until_ms: float = math.inf
@@ -79,6 +79,7 @@ class Timers:
             self._stale = 0
 
     def _fire_next(self) -> None:
+        """Remove the next timer from the heap, and make its call."""
         timer = heapq.heappop(self._heap)[2]
         if timer.call is None:
             self._stale -= 1

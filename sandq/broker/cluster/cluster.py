@@ -148,7 +148,7 @@ class Cluster:
 
     async def take_part(self, metadata: RaftGroup) -> None:
         """Start as a member. Register this node at once if it leads the metadata alone."""
-        # Run it in the same step in which the feature level becomes known: nothing that needs the level is sent before.
+        # End unfit links in the step in which the feature level becomes known, before data of that level is sent.
         metadata.listen(on_status=self._directory.end_unfit)
         self._directory.end_unfit()
         if metadata.ready:

@@ -2,7 +2,7 @@
 
 Frames of Raft, clocks and metadata are accepted only from nodes that have exchanged the same cluster UUID
 (`ThisNode.is_ours`), because all clusters number their groups and members alike. Frames of other nodes are dropped.
-When those nodes have joined, there is a new link, over which they send again.
+When such a node has joined, it opens a new link and sends its frames again.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class PeerDispatch:
     def _heard(self, node: str, kind: int, body: Any, size: int) -> bool:
         """Handle a frame from a node of this cluster. Return whether its kind is known here and it is well-formed."""
         if kind == PeerFrame.RAFT and isinstance(body, tuple):
-            if self._node_log.failed is None:  # after a failure no one reads what is received
+            if self._node_log.failed is None:  # after a failure, no task reads the received messages
                 self._node_log.group_commit.receive(node, body, size)
         elif kind == PeerFrame.ROUTES and isinstance(body, tuple):
             self._routes.heard(node, body)

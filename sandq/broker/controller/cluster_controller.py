@@ -38,9 +38,9 @@ log = structlog.get_logger("sandq.cluster")
 FAILED_S: Final = 5.0
 """Time in s for which a node must be neither linked nor alive by gossip before it is recorded as failed."""
 MARKED_AHEAD_MS: Final = 60_000
-"""Time in ms by which a failure mark may be in the future. A later mark was made by a wrong clock."""
+"""Maximum time in ms by which a failure mark may be in the future. A wrong clock made a mark that is later."""
 UNCHECKED_S: Final = 10.0
-"""If the last check was longer ago than this, in s, it is unknown since when nodes have been missing."""
+"""Time in s after the last check up to which it is known since when nodes have been missing."""
 
 _description = attrgetter("addresses", "zone", "weight", "incarnation", "lowest_level", "highest_level")
 """The part of a node's record, and of the command that writes it, that the node reports itself."""
@@ -155,7 +155,7 @@ class ClusterController:
                 continue
             missing_s = now_s - self._missing.setdefault(node.node_id, now_s)
             now_ms, since_ms = self._now_ms(), node.failed_since_ms
-            # A mark in the future is from a wrong clock: the node would be replaced only long after that time.
+            # Replace a mark that is far in the future, as a wrong clock made it: the node would be replaced too late.
             is_marked = since_ms is not None and since_ms <= now_ms + MARKED_AHEAD_MS
             if not is_marked and missing_s >= FAILED_S:
                 log.warning("a node has failed", failed=node.node_id, reassign_after_ms=self._reassign_after_ms)
@@ -241,6 +241,7 @@ class ClusterController:
         return self._routes.leader(group) is not None and not self._nodes.is_rebuilding(group)
 
     def _lost(self, nodes: Collection[NodeRecord]) -> frozenset[str]:
+        """Return the nodes that have failed for so long that their replicas are replaced."""
         now_ms = self._now_ms()
         return frozenset(node.node_id for node in nodes if is_lost(node, now_ms, self._reassign_after_ms))
 

@@ -1,4 +1,4 @@
-"""Check the topic to which the dead letters of a topic go: they must not return to the topic itself."""
+"""Check the dead letter topic of a topic: dead letters must not return to the topic that they came from."""
 
 from __future__ import annotations
 

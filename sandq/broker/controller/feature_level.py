@@ -55,6 +55,7 @@ class FeatureLevel:
         return Finalized(before, after)
 
     async def _raise_to(self, metadata: RaftGroup, level: int) -> None:
+        """Raise the level to `level`, unless it is as high already."""
         view: MetadataView = metadata.status
         if level > view.feature_level:
             # Nothing may be awaited between reading the nodes' levels and this call.
@@ -75,6 +76,7 @@ class FeatureLevel:
         return level if all(level in levels for levels in known) else view.feature_level
 
     def _unregistered(self, metadata: RaftGroup) -> list[str]:
+        """Return the member nodes of the metadata group that are not registered yet."""
         view: MetadataView = metadata.status
         members = metadata.members
         return [node_of(member) for member in (*members.voters, *members.learners) if node_of(member) not in view.nodes]

@@ -74,6 +74,7 @@ class MetadataChanges:
         self.check_ready()
 
         async def change() -> Any:
+            """Commit the command for the metadata after all earlier changes."""
             return await self.commit(command(self.view))
 
         return await self.run(change)
@@ -96,6 +97,7 @@ class MetadataChanges:
         finished = trio.Event()
 
         async def run() -> None:
+            """Run the change while holding the lock, and keep its result or error in `answer`."""
             try:
                 await self._acquire()
                 try:
@@ -115,11 +117,12 @@ class MetadataChanges:
     async def _acquire(self) -> None:
         """Acquire `_one`. Stop waiting and raise as soon as `check_ready` raises.
 
-        The previous change may wait for its outcome until another node leads."""
+        The previous change may wait until another node leads. Without the check, the caller would wait as long."""
         lost: list[SandqError] = []
         is_held = False
 
         async def watch() -> None:
+            """End the wait for the lock as soon as `check_ready` raises."""
             try:
                 while True:
                     self.check_ready()

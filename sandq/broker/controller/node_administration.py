@@ -95,6 +95,7 @@ class NodeAdministration:
         self._changes.check_ready()
 
         async def change() -> int:
+            """Assign the partition with `node` first. Return the partition's group."""
             placed = self._placed(topic, partition, node)
             order = [node, *[other for other in placed.nodes if other != node]]
             if order != list(placed.nodes):
@@ -122,6 +123,7 @@ class NodeAdministration:
         self._changes.check_ready()
 
         async def change() -> None:
+            """Remove the replica from the assignment, wait until the group has dropped it, and assign it again."""
             placed = self._placed(topic, partition, node)
             self._check_others(topic, partition, placed, node)
             self._rebuilding.add(placed.group)
@@ -191,6 +193,7 @@ class NodeAdministration:
         return placed
 
     def _node(self, node: str) -> NodeRecord:
+        """Return the record of a node. Raise NotFound."""
         record = self._changes.view.nodes.get(node)
         if record is None:
             known = ", ".join(sorted(self._changes.view.nodes))

@@ -52,7 +52,7 @@ def is_complete(wanted: Partition, members: Members) -> bool:
     """Return whether the members are exactly the wanted ones, and all of them vote."""
     if members.learners:
         return False
-    # Usually the order is the same, and this is called often.
+    # Compare without sorting first: the order is usually the same, and this function runs often.
     return members.voters == wanted.members or sorted(members.voters) == sorted(wanted.members)
 
 

@@ -118,6 +118,7 @@ class Rebalancer:
                 await self._check(nursery)
 
     async def _check(self, nursery: trio.Nursery) -> None:
+        """Check all groups that this node leads, and start the next step of each."""
         now_s = trio.current_time()
         self._up_since = {node: self._up_since.get(node, now_s) for node in self._links.reachable()}
         self._led = await self._led_now(now_s)
@@ -133,6 +134,7 @@ class Rebalancer:
             await self._balance(now_s, nursery)
 
     async def _led_now(self, now_s: float) -> dict[int, _Led]:
+        """Return the groups that this node leads now, with the state of those that it led before."""
         found = {}
         async for number in _yielding(self._catalog.led_here):
             host, wanted = self._node_log.hosts.get(number), self._catalog.view.partition(number)
@@ -186,6 +188,7 @@ class Rebalancer:
                 nursery.start_soon(self._change, led, step)
 
     def _step(self, led: _Led, up: Collection[str]) -> Members | str | None:
+        """Return the next step of a group, as `next_step` does."""
         group, members, wanted = led.host.group, led.host.members, led.wanted
         caught_up = [learner for learner in members.learners if group.has_caught_up(learner)]
         able = [
@@ -196,6 +199,7 @@ class Rebalancer:
         return next_step(wanted.members, members, group.member, caught_up, up, able)
 
     async def _change(self, led: _Led, step: Members) -> None:
+        """Change the members of a group, and log the outcome."""
         host = led.host
         before = host.members
         try:
@@ -231,7 +235,7 @@ class Rebalancer:
             if first == led.host.group.member or led.busy or led.wanted.moving or not led.host.works:
                 continue
             if first == led.preferred and now_s - led.since_s < LED_S:
-                continue  # if the assignment prefers another node since then, that node leads at once
+                continue  # the pause is skipped if the assignment prefers another node than before
             if first in led.host.members.voters and node_of(first) in up:
                 self._hand_over(led, first, nursery)
 
@@ -241,6 +245,8 @@ class Rebalancer:
         return self._health.may_lead(node) and not self._shut_replicas.is_shut(led.host.number, node)
 
     def _hand_over(self, led: _Led, member: str, nursery: trio.Nursery) -> None:
+        """Start to transfer a group to a member, unless too many transfers are in progress or the member may not
+        lead."""
         node = node_of(member)
         if led.transferring or self._transferring >= LEADERS_AT_ONCE or trio.current_time() < led.not_before_s:
             return
@@ -250,6 +256,7 @@ class Rebalancer:
             nursery.start_soon(self._transfer, led, node)
 
     async def _transfer(self, led: _Led, node: str) -> None:
+        """Transfer a group to a node. After a failure, pause further attempts."""
         if await hand_over(lambda: [led.host], {node}, HAND_OVER_S):
             log.info("a node that should lead has not taken over", group=led.host.number, to=node)
             led.not_before_s = trio.current_time() + RETRY_S
@@ -271,6 +278,7 @@ def _begins(members: Members, step: Members) -> bool:
 
 
 def _difference(before: Members, after: Members) -> dict[str, list[str]]:
+    """Return the new voters, the new learners and the members that have left, for the log."""
     named = {"voter": set(after.voters) - set(before.voters), "learner": set(after.learners) - set(before.learners)}
     named["gone"] = {*before.voters, *before.learners} - {*after.voters, *after.learners}
     return {what: sorted(members) for what, members in named.items() if members}

@@ -39,7 +39,7 @@ log = structlog.get_logger("sandq.broker")
 
 FOLLOW_RETRY_S = 1.0
 OPENED_AT_ONCE = 8
-"""Number of replicas opened in one time slice; each takes one or two ms."""
+"""Number of replicas opened in one time slice. Each takes 1 or 2 ms."""
 
 
 class Reconciler:
@@ -93,6 +93,7 @@ class Reconciler:
         self._nursery.start_soon(self._keep_following)
 
     async def _keep_following(self) -> None:
+        """Act on metadata whenever it changes, until the storage has failed."""
         while self._node_log.failed is None:
             await self._changed.wait()
             self._changed = trio.Event()
@@ -104,6 +105,7 @@ class Reconciler:
                 await trio.sleep(FOLLOW_RETRY_S)
 
     async def _follow(self) -> None:
+        """Act on the current metadata, and report that this node has done so."""
         view = self._catalog.view
         # A record is replaced whenever it changes, so unchanged topics need not be visited.
         done = self._done if self._done is not None else {}
@@ -117,6 +119,8 @@ class Reconciler:
         self._progress.advance(view.applied_index)
 
     async def _do(self, view: MetadataView, changed: Sequence[Topic]) -> None:
+        """Close deleted topics, remove obsolete replicas, and open the replicas of changed topics."""
+        # After a crash, this node may read older metadata than it has acted on: then remove nothing.
         is_news = view.applied_index >= self._node_log.pointers.metadata_index
         for name, opened in list(self._catalog.topics.items()):
             topic = view.topics.get(name)
@@ -151,6 +155,7 @@ class Reconciler:
         await self._remove(gone, view.applied_index)
 
     async def _install_missing(self, topics: Sequence[Topic], metadata_index: int) -> None:
+        """Store the initial state of the replicas that this node must hold and does not have."""
         new = []
         for topic in topics:
             for partition in topic.partitions:
@@ -189,6 +194,7 @@ class Reconciler:
             self._catalog.changed(before, opened)
 
     def _deliver(self, topic: Topic, partition: int, opened: OpenTopic) -> PartitionLeader:
+        """Open a replica, and return the object that delivers its messages while this node leads."""
         host = self._node_log.open_partition(topic, partition)
         compaction = StoreCompaction(host, self._node_log, self._runner, self._nursery)
         firing = ScheduleFiring(host, self._runner, self._clock, self._timers, self._nursery, self._planning)
@@ -224,11 +230,13 @@ class Reconciler:
         log.info("topic closed", topic=name)
 
     def _close(self, leader: PartitionLeader, error: SandqError) -> None:
+        """Stop a replica, and end its requests with `error`."""
         self._catalog.closed(leader)
         leader.close(error)
         self._close_group(leader.raft_group.number, error)
 
     def _close_group(self, number: int, error: SandqError) -> None:
+        """Close a Raft group on this node, and end its requests with `error`."""
         self._node_log.close_group(number, error)
         self._snapshots.forget(number)
 

@@ -100,6 +100,8 @@ class TopicAdministration:
     async def _create(
         self, name: str, kind: str, partitions: int, replicas: int, record: dict[str, Any], caller: Caller
     ) -> Topic:
+        """Choose the nodes of a new topic, commit the topic, and wait until its partitions have leaders. Run it in
+        `run`."""
         find_dead_letter_topic(self._changes.view, name, record)
         self.placement.check_total("topics", len(self._changes.view.topics) + 1)
         self.placement.check_capacity(partitions)
@@ -130,7 +132,7 @@ class TopicAdministration:
                 f"current metadata leader ({auto_create}): create it, or give all nodes the same patterns",
                 topic=name,
             )
-        # Check it here, so that the request need not wait for other changes.
+        # Check the limit here already, so that a refused request need not wait for other changes.
         while (there := self._changes.view.topics.get(name)) is None:
             self.placement.check_total("auto_created_topics", self._attempts.made(self._changes.view) + 1)
             if not await self._attempts.until_ended(name):
@@ -140,6 +142,7 @@ class TopicAdministration:
         return there
 
     async def _ensure(self, name: str, caller: Caller) -> Topic:
+        """Create a topic as this node's configuration says, unless it exists by now."""
         auto_create = self._auto_create
 
         async def ensure() -> Topic:
@@ -177,6 +180,7 @@ class TopicAdministration:
             self.placement.replicas(replicas)
 
         async def update() -> Topic:
+            """Check the change against the current record, choose nodes for new replicas, and commit the change."""
             old = self._catalog.topic(name).record
             check_not_restoring(old)
             record = update_settings(old.settings, request.settings, old.kind).record()
@@ -215,6 +219,7 @@ class TopicAdministration:
         self._changes.check_ready()
 
         async def change() -> None:
+            """Commit the topic's settings with the new limits, if they differ."""
             old = self._catalog.topic(name).record
             if old.kind == COMPACTED:
                 raise InvalidRequest(f"topic {name!r} is compacted: its groups have no limits", topic=name)
@@ -236,6 +241,7 @@ class TopicAdministration:
         self._changes.check_ready()
 
         async def change() -> dict[str, Any] | None:
+            """Commit the new push of the group, or its end, if it differs. Return the new settings without secrets."""
             self._catalog.topic(name)
             old = self._changes.view.pushes.get((name, group))
             if request.push is None:

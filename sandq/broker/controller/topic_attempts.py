@@ -44,8 +44,8 @@ class TopicAttempts:
     async def until_ended(self, name: str) -> bool:
         """Wait for the attempt in progress to create this topic. Return False if there is none.
 
-        If the attempt failed, raise its error. Otherwise the waiting requests would begin the next attempt, and wait as
-        long again."""
+        If the attempt failed, raise its error for all waiting requests. Otherwise they would start another attempt, and
+        wait as long again."""
         attempt = self._attempts.get(name)
         if attempt is None:
             return False

@@ -1,6 +1,6 @@
 """Create topics from a backup.
 
-They are shut until all of their partitions are restored, and then opened.
+A topic is shut until all of its partitions are restored. Then it is opened.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class TopicRestores:
         owner = request.owner
 
         async def restore() -> Topic:
+            """Create the topic if it does not exist, add the partitions that it lacks, and wait until all have
+            leaders."""
             topic = self._changes.view.topics.get(name)
             if topic is not None and topic.settings.get(RESTORING) != request.restore_id:
                 raise TopicExists(f"there is a topic {name!r} already", topic=name)
@@ -88,6 +90,7 @@ class TopicRestores:
             await self._restores.check(shut, request.restore_id)
 
         async def reopen() -> Topic:
+            """Commit the topic without the mark that keeps it shut, and configure its partitions."""
             topic = self._shut(request)
             if topic is None:
                 return self._changes.view.topics[name]

@@ -41,7 +41,7 @@ class Bell:
 class GroupWaiters:
     """The LEASE requests for one group that are in progress, and the partitions that they ask.
 
-    It watches the partitions from the first request until the last of the concurrent requests has ended.
+    The object watches the partitions while at least one request is in progress.
     """
 
     def __init__(self, topic: str, group: str, clock: GuardedClock, timers: Timers) -> None:
@@ -105,9 +105,11 @@ class GroupWaiters:
         self.check()
 
     def _unknown(self, leaders: Sequence[PartitionLeader]) -> list[PartitionLeader]:
+        """Return the partitions that are not watched yet."""
         return [leader for leader in leaders if leader not in self._known]
 
     def _leave(self) -> None:
+        """Stop watching the partitions, and cancel the timer."""
         for leader in self._known:
             leader.unwatch(self._group, self._on_change)
         self._known.clear()
@@ -137,6 +139,7 @@ class GroupWaiters:
             self._arm(self._touch_ms)
 
     def _is_untouched(self) -> bool:
+        """Return whether the group must be marked as in use now."""
         return self._touch_ms is None or self._touch_ms <= self._clock.now_ms()
 
     # -- due partitions -------------------------------------------------------------------------------------------
@@ -193,16 +196,19 @@ class GroupWaiters:
             self._due.setdefault(leader)
 
     def _end(self, error: SandqError) -> None:
+        """Make all requests ask again, because of `error`."""
         self.error = error
         self.wake(len(self._waiting))
 
     def _arm(self, at_ms: int) -> None:
+        """Set the timer to `at_ms`, unless it is set to an earlier time."""
         if self._armed_ms is None or at_ms < self._armed_ms:
             if self._armed is not None:
                 self._armed.cancel()
             self._armed_ms, self._armed = at_ms, self._timers.at(at_ms, self._check_due)
 
     def _check_due(self) -> None:
+        """Handle the timer: note the partitions whose time has come, set the timer again, and wake one request."""
         self._armed_ms = self._armed = None
         now_ms = self._clock.now_ms()
         for leader in [at for at, due_ms in self._later_ms.items() if due_ms <= now_ms]:

@@ -35,6 +35,7 @@ def release(leaders: Iterable[PartitionLeader], request: Lease) -> None:
 
 
 def _release(leader: PartitionLeader, request: Lease) -> None:
+    """Give back the leases of a request in one partition."""
     with suppress(SandqError):  # otherwise the lease expires
         leader.raft_group.submit(c.Release(request.group, request.consumer_id), lambda result: None)
 
@@ -83,6 +84,7 @@ class LeaseOnce:
         return await self._acked(taken) if self._request.ack else taken
 
     async def _wait(self) -> list[Taken]:
+        """Wait until messages could be leased, or the time limit has passed. Return the leases."""
         bell, was_woken = Bell(), False
         deadline_ms = self._clock.now_ms() + self._request.wait_ms
         deadline = self._timers.at(deadline_ms, bell)
@@ -131,6 +133,7 @@ class LeaseOnce:
         return taken
 
     async def _lease(self, leader: PartitionLeader, limit: int) -> list[Delivery]:
+        """Lease up to `limit` messages in one partition, if messages may be due there. Return the leases."""
         request = self._request
         self._waiters.check_partition(leader)
         self._waiters.check()
@@ -143,13 +146,14 @@ class LeaseOnce:
         while not found:
             command = c.Lease(request.group, now_ms, (grant,))
             found = await leader.raft_group.call(command, self._line, work=lease_work((grant,)))
+            # The leader may still be moving due messages to the ready queue: then an empty result says nothing yet.
             if not leader.is_promoting(request.group):
                 break
             now_ms = self._clock.now_ms()
         if found:
             self._waiters.note_leased(leader)
         else:
-            # Due but not granted: another consumer gets the messages, or the group is paused.
+            # Messages are due but not granted: another consumer gets them, or the group is paused.
             self._waiters.check_at(leader, now_ms + RETRY_MS)
         return found
 

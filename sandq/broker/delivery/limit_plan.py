@@ -128,6 +128,7 @@ class LimitPlan:
             return list(starved)
 
         def order(partition: int) -> tuple[bool, int, int]:
+            """Return a partition's sort key: partitions whose turn goes on, then those that have waited longest."""
             use = uses[partition]
             has_share = use.in_flight > 0 or use.units > 0
             is_on = has_share and (not may_take or not self._is_over(partition, use, now_ms))

@@ -75,6 +75,7 @@ class LimitShares:
             self._timers.at(at_ms, partial(self.on_change, leader))
 
     def _check(self, leader: PartitionLeader, known: _Known) -> None:
+        """Decide for the home partition, or report the state of any other partition."""
         known.is_due = False
         topic = self._topic_of(leader)
         if topic is None or leader.raft_group.status.limits is None or len(topic.record.partitions) == 1:
@@ -95,6 +96,7 @@ class LimitShares:
     # -- the home partition ---------------------------------------------------------------------------------------
 
     def _decide(self, topic: OpenTopic, leader: PartitionLeader, known: _Known) -> None:
+        """Change the ledgers of the home partition, and ask other partitions for their state, where that is needed."""
         status, now_ms = leader.raft_group.status, self._clock.now_ms()
         asks: dict[int, list[Offer]] = defaultdict(list)
         needs_recheck = False
@@ -116,6 +118,7 @@ class LimitShares:
             self._check_later(leader, known)
 
     def _share(self, leader: PartitionLeader, known: _Known, command: c.ShareLimit) -> None:
+        """Submit a change of a ledger. Keep the group busy until the outcome is known."""
         known.busy.add(command.group)
 
         def done(result: Any) -> None:
@@ -131,6 +134,7 @@ class LimitShares:
         self._check_later(leader, known)
 
     def _ask(self, topic: OpenTopic, partition: int, items: list[Offer]) -> None:
+        """Send shares to a partition's leader, and ask for the state of the partition."""
         if partition >= len(topic.record.partitions):
             return
         node = self._catalog.leader(topic, partition)
@@ -217,7 +221,8 @@ class LimitShares:
 
 
 def _is_news(report: Report, before: Report | None, before_ms: int, now_ms: int) -> bool:
-    """Return whether the home partition must know: the need for limits has changed, or a share was returned."""
+    """Return whether to report to the home partition: the partition became starved or is no longer, or a share was
+    returned."""
     if before is None or before.epoch != report.epoch:
         return report.is_starved or report.version == 0
     if report.is_starved != before.is_starved or report.version != before.version:

@@ -153,6 +153,7 @@ class OutboxSender:
 
     @staticmethod
     def _epoch(leader: PartitionLeader, target: Target) -> int | None:
+        """Return the epoch of the batch for a target; None if there is none."""
         status: OutboxStatus | None = leader.raft_group.status.outbox
         return None if status is None else status.batches.get(target)
 
@@ -198,7 +199,7 @@ class OutboxSender:
         except OutOfSequence:
             return ""
         except Conflict:
-            # Fenced, or other messages have this number because one of the two partitions was set back by force.
+            # The epoch is fenced, or other messages have this number because one partition was set back by force.
             return ""
         except (InvalidRequest, NotFound) as error:
             return error.message
@@ -216,6 +217,7 @@ class OutboxSender:
         return found
 
     def _find(self, target: Target) -> OpenTopic | None:
+        """Return the open topic with the target's number; None if this node does not know it."""
         for topic in self._catalog.topics.values():
             if topic.record.number == target.topic:
                 return topic
@@ -265,8 +267,8 @@ class OutboxSender:
             leader.raft_group.check_ready()
             name, partition = self._catalog.view.partition_of_group[group]
             batch_target = self._catalog.topics[name].targets[partition]
-            # Check leniently (`is_checked`): a refusal would lose acked messages, and those of a restored backup may
-            # have headers of any form.
+            # Check leniently (`is_checked`), as a refusal would lose acked messages. Headers of messages from a
+            # restored backup may have any form.
             checked = check_batch(batch, self._clock.now_ms(), _LIMITS, batch_target, is_checked=True)
             command = c.Append(batch, producer_id, epoch, NUMBER, c.REJECT, checked.split)
             leader.raft_group.submit(
@@ -298,16 +300,19 @@ class OutboxSender:
         return False
 
     def _answer(self, node: str, number: int, error: SandqError | None) -> None:
+        """Reply to the node that sent a batch: None, or the error."""
         record = None if error is None else to_wire(error)[:3]
         with suppress(SandqError):  # without a link there is no reply, and the batch is sent again
             self._links.send(node, PeerFrame.OUTBOX_ANSWER, (number, record))
 
 
 def _read(replica: PartitionReplica, target: Target, epoch: int) -> bytes | None:
+    """Return a batch of the outbox; None if it is over, empty if its messages were withdrawn. For the apply thread."""
     return replica.queries.outbox_batch(target, epoch)
 
 
 def _stored(done: Callable[[SandqError | None], None], result: Any) -> None:
+    """Call `done` with the error of a command, or None."""
     done(result if isinstance(result, SandqError) else None)
 
 

@@ -70,9 +70,9 @@ def command_of(request: AckThen, catalog: Catalog, now_ms: int, limits: Limits) 
 
 
 def _partition_of(fields: dict[int, Any], topic: Topic, own: Topic, sender: int) -> int:
-    """Return the partition of a message.
+    """Return the partition to which a message goes.
 
-    A message without a key stays in the sending partition, if that belongs to the topic."""
+    A message without a key stays in the partition `sender`, if the message goes to the same topic."""
     if topic.number == own.number and topic.kind != FAIR and Column.KEY not in fields:
         return sender
     key = fields.get(Column.KEY)

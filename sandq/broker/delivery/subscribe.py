@@ -95,6 +95,8 @@ class GroupOpenings:
     async def _open(
         self, opening: Sequence[PartitionLeader], group: str, start: c.Position, among: Sequence[PartitionLeader]
     ) -> None:
+        """Create the group in a few partitions at once. It starts paused if it is paused in any partition of
+        `among`."""
         async with self._slots:
             there = [status for each in among if (status := each.raft_group.status.groups.get(group)) is not None]
             is_paused = any(status.is_paused for status in there)
@@ -106,6 +108,7 @@ class GroupOpenings:
 
 
 def _without(group: str, leaders: Sequence[PartitionLeader]) -> list[PartitionLeader]:
+    """Return the partitions in which the group does not exist."""
     return [leader for leader in leaders if leader.raft_group.status.groups.get(group) is None]
 
 

@@ -95,6 +95,7 @@ class EntrySkips:
         return answer
 
     def _host(self, request: EntrySkip) -> RaftGroup:
+        """Return the local Raft group that the request names. Raise UnknownTopic, UnknownPartition, NotLeader."""
         if request.topic is None:
             return self._node_log.metadata
         view = self._catalog.view
@@ -112,16 +113,22 @@ class EntrySkips:
         return found
 
     def _not_here(self, request: EntrySkip, host: RaftGroup) -> Conflict | NotLeader:
+        """Return the error for a group that is not a shut group led by this node."""
         if host.group.is_leader:
             return Conflict(f"{_named(request)} is not shut: there is nothing to skip")
         return self._elsewhere(host.number, f"{_named(request)} is not led by this node", host.group.leader)
 
     def _elsewhere(self, group: int, text: str, leader: str | None = None) -> NotLeader:
+        """Return a NotLeader error that names the leader, if this node knows the leader."""
         shut = self._shut_replicas.nodes_of(group)
         leading = leader or next((node for node, report in shut.items() if report.leads), None)
         return NotLeader(text, group=group, **({"node_id": leading} if leading is not None else {}))
 
     def _index(self, host: RaftGroup, failure: ApplyFailure, request: EntrySkip) -> int:
+        """Return the index of the entry to skip.
+
+        Raise Conflict if no entry, or not exactly one, is known to be at fault; InvalidRequest if the operator named
+        another."""
         if failure.step is Step.SKIPPED:
             raise Conflict(
                 f"{_named(request)}: this replica has applied an entry that its group skipped: no skip opens it, a "
@@ -170,6 +177,7 @@ class EntrySkips:
 
 
 def _named(request: EntrySkip) -> str:
+    """Return the name of the requested partition for an error message."""
     return "the metadata" if request.topic is None else f"partition {request.partition} of topic {request.topic!r}"
 
 

@@ -1,7 +1,7 @@
-"""Watch whether this node makes progress with its work, and act on it. Only this module decides that.
+"""Watch whether this node makes progress with its work, and act if it does not. Only this module decides that.
 
-A failing disk raises errors; a hanging one does not, and operations that wait for it never end. So the progress of the
-threads is observed. If the log, the state or the store has made no progress for `health.stall_after`, this node is
+A failing disk raises errors. A hanging disk raises none, and operations that wait for it never end. So the progress of
+the threads is observed. If the log, the state or the store has made no progress for `health.stall_after`, this node is
 *stalled*:
 
 - Pending requests are answered: TIMED_OUT if they were proposed (the outcome is unknown), UNAVAILABLE otherwise.
@@ -13,8 +13,8 @@ none resigns. Maintenance (flush, compaction, snapshots) may take long. So it ha
 it.
 
 A node whose log cannot be written because the disk is full also counts as stalled. Before the disk is full, no new
-messages are accepted (`storage.reserve_bytes`), and nodes with free space take over the leaderships they can. At that
-stage the node still works, and is not replaced.
+messages are accepted (`storage.reserve_bytes`), and nodes with free space take over the leaderships, where
+possible. At that stage the node still works, and is not replaced.
 
 Stores that met a full disk accept nothing more, even when there is space again. Then the node must be restarted: this
 module sets `restart`, and the program that runs the node does it.
@@ -48,7 +48,7 @@ REPORT_S: Final = 0.5
 RETRY_S: Final = 15.0
 """Pause in s before groups that no node took over are tried again. During an attempt they accept no commands."""
 MAINTENANCE_FACTOR: Final = 12
-"""Factor by which the stall limit of maintenance is longer: one step of it may write 1 GiB."""
+"""Factor by which the stall limit is longer for maintenance: one step of maintenance may write 1 GiB."""
 SPACE_S: Final = 1.0
 """Interval in s at which the free space is checked."""
 SPACE_FACTOR: Final = 1.1
@@ -129,6 +129,7 @@ class NodeHealth:
         return self._clocks.may_lead(node) and node not in self.unfit()
 
     def _known(self) -> dict[str, SickReport]:
+        """Return the reports of all nodes that are sick or have no space, including this one."""
         known, own = self._sick_peers.now(), self._own()
         return known if own is None else {**known, self._node_log.node_id: own}
 
@@ -151,11 +152,13 @@ class NodeHealth:
                 await trio.sleep(CHECK_S)
 
     async def _expire(self) -> None:
+        """Answer requests that were proposed too long ago, until cancelled."""
         while True:
             await trio.sleep(self._request_timeout_s)
             self._node_log.expire(self._request_timeout_s)
 
     async def _watch_space(self) -> None:
+        """Measure the free space of the disk every `SPACE_S`, until cancelled."""
         while True:
             try:
                 free_bytes = await self._free_bytes()
@@ -205,6 +208,7 @@ class NodeHealth:
         self._send_report()
 
     def _note(self, reasons: Collection[str]) -> None:
+        """Set the reason why this node is stalled, and log a change."""
         reason = "; ".join(reasons) or None
         if reason == self._stalled:
             return
@@ -227,7 +231,7 @@ class NodeHealth:
         try:
             nodes = {node for node in self._links.up if self.may_lead(node)}
             leaving = [host for host in self._hosts() if self._can_take_over(host, nodes)]
-            # A stalled log sends nothing: the others elect a leader by themselves.
+            # If the log is stalled, this node sends no Raft messages, and the other nodes elect leaders by themselves.
             log_works = self._stalls.ages_s["log"] < CHECK_S and self._runner.log_full is None
             if leaving and self._node_log.failed is None and log_works:
                 log.warning("healthy nodes should lead instead", groups=len(leaving), nodes=sorted(nodes))

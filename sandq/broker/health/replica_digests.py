@@ -143,6 +143,7 @@ class ReplicaDigests:
         return any(node not in comparison.answers for node in asked)
 
     def _judge(self, comparison: _Comparison) -> bool | None:
+        """Compare the answers. Record and log the nodes that differ from the majority. Return as `compare` does."""
         found = {node: answer for node, answer in comparison.answers.items() if answer[1] is not None}
         if len(found) < 2:
             return None
@@ -166,6 +167,7 @@ class ReplicaDigests:
         return False
 
     def _names(self, group: int) -> dict[str, Any]:
+        """Return a group's topic and partition, for the log."""
         topic, partition = self._catalog.view.partition_of_group.get(group, (None, None))
         return {"topic": topic, "partition": partition, "group": group}
 
@@ -180,6 +182,7 @@ class ReplicaDigests:
         return True
 
     def _heard(self, node: str, group: int, number: int, index: int, digest: bytes | None) -> None:
+        """Record a digest for the comparison in progress that it belongs to."""
         comparison = self._open.get(number)
         if comparison is not None and comparison.group == group and node in comparison.nodes:
             comparison.answers[node] = index, digest
@@ -204,10 +207,12 @@ class ReplicaDigests:
             view.rows.close()
 
     async def _refuse_all(self) -> None:
+        """Close the views whose digests were refused, until cancelled."""
         async for view in self._refused:
             await _close(view)
 
     def _answer(self, view: DigestView, digest: bytes | None) -> None:
+        """Send a digest, or None, to the leader of the group."""
         host = self._node_log.hosts.get(view.group)
         leader = None if host is None else host.leader
         if leader == self._node_log.node_id:
@@ -216,6 +221,7 @@ class ReplicaDigests:
             self._links.send(leader, PeerFrame.DIGEST, (view.group, view.number, view.index, digest))
 
     async def _digest_all(self) -> None:
+        """Compute the requested digests one by one, until cancelled."""
         async for view in self._take:
             try:
                 digest = await self._digest(view)
@@ -226,6 +232,7 @@ class ReplicaDigests:
             await _close(view)
 
     async def _digest(self, view: DigestView) -> bytes:
+        """Return the digest of all rows of a view. Read them in steps, at the bounded rate."""
         digest = StateDigest()
         start, stop = store_range(view.store)
 
@@ -251,4 +258,5 @@ async def _close(view: DigestView) -> None:
 
 
 def _relative(found: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return the rows with keys relative to the store: replicas may have different store numbers."""
     return [(key[STORE_PREFIX_BYTES:], value) for key, value in found]

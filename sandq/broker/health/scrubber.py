@@ -57,6 +57,7 @@ class Scrubber:
         self.rounds += 1
 
     async def _read(self, steps: Iterator[int]) -> None:
+        """Run the steps of a check on threads, at the bounded rate. Each step returns the bytes that it has read."""
         while True:
             size = await trio.to_thread.run_sync(next, steps, None, abandon_on_cancel=True)
             if size is None:

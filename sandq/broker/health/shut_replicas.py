@@ -121,6 +121,7 @@ class ShutReplicas:
         ]
 
     def _reports(self) -> tuple[ShutReport, ...]:
+        """Return reports of the shut replicas of this node."""
         found = [_report(host, host.shut) for host in list(self._node_log.hosts.values()) if host.shut is not None]
         return tuple(found[:REPORTS_MOST])
 
@@ -176,8 +177,9 @@ class ShutReplicas:
     def _hand_over(self, host: RaftGroup) -> None:
         """Hand over to a voter that has all of the log and whose replica is not shut, or is shut at a later entry.
 
-        Entries that such a replica has applied may be acknowledged. When the replica that is shut
-        at the latest entry leads, that entry can be skipped. The other replicas then get a snapshot from it."""
+        Entries that such a replica has applied may be acknowledged, so it must lead. If all replicas are shut, the
+        replica with the most applied entries leads. Then the next entry can be skipped, and the other replicas get a
+        snapshot."""
         shut, up = self.nodes_of(host.number), self._links.up
         group = host.group
         fit = [v for v in group.members.voters if v != group.member and node_of(v) in up and node_of(v) not in shut]
@@ -211,10 +213,12 @@ class ShutReplicas:
 
 
 def _rows(reports: Iterable[ShutReport]) -> tuple[tuple[Any, ...], ...]:
+    """Return reports as rows of a frame."""
     return tuple([astuple(report) for report in reports])
 
 
 def _report(host: RaftGroup, failure: ApplyFailure) -> ShutReport:
+    """Return the report of a shut replica of this node."""
     step = failure.step.value
     return ShutReport(
         host.number, failure.index, failure.rows_index, host.group.is_leader, step, failure.error[:ERROR_CHARS]

@@ -44,12 +44,12 @@ while a lease has at least `DENSE_PER_MS` messages for each ms."""
 STORE_MS = 5
 """Minimum time in ms between the request of a lease and the due time of its last message.
 
-To store a lease rarely takes longer.
+Storing a lease rarely takes longer.
 
 A lease is requested earlier if something else, such as an ack, is stored anyway, and all messages of the lease may be
 leased."""
 DENSE_PER_MS = 5
-"""Number of granted messages per ms of a lease from which a group counts as dense."""
+"""Minimum number of granted messages per ms of a lease for a group to count as dense."""
 FIRST_WINDOW = 8
 """Minimum number of messages that each partition may request when a consumer's credit is shared."""
 UPKEEP_PAUSE_MS = 100
@@ -211,6 +211,7 @@ class PartitionLeader:
         pump.queue[subscription] = None
         if pump.free_since_ms is None:
             pump.free_since_ms = self._clock.now_ms()
+            # Shortly after a failover, assume that the consumer was subscribed to the previous leader.
             if pump.free_since_ms - self._led_ms <= RETURN_MS:
                 pump.free_since_ms = self._led_ms - RETURN_MS
         self.pump(subscription.group)
@@ -289,6 +290,7 @@ class PartitionLeader:
                 del self.watchers[group]
 
     def _notify_watchers(self, groups: Iterable[str], error: SandqError | None = None) -> None:
+        """Call the watchers of these groups."""
         for group in groups:
             for watcher in list(self.watchers.get(group, ())):
                 watcher(self, error)
@@ -345,6 +347,7 @@ class PartitionLeader:
             self._raised(error)
 
     def _raised(self, result: Any) -> None:
+        """Handle the result of `raise_level`: after an error, try again."""
         self._raising = False
         if isinstance(result, SandqError) and not self.closed and self.raft_group.works:
             self._timers.at(self._clock.now_ms() + RETRY_MS, self.raise_level)
@@ -405,7 +408,8 @@ class PartitionLeader:
             ahead_ms = 0  # a message of higher rank may arrive until then
         elif pump.is_dense:
             ahead_ms, pause_ms = min(2 * ahead_ms, MAX_LEASE_AHEAD_MS), DENSE_PAUSE_MS
-        # Do not lease earlier: a message that is produced later would follow the whole lease, even if it is due before.
+        # Do not lease earlier than needed: a message that is produced after the lease follows all of its messages, even
+        # if it is due before them.
         along_ms = max(group.next_ms + pause_ms - ahead_ms, group.not_before_ms)
         wake_ms = max(group.next_ms - ahead_ms, group.not_before_ms)
         if pump.asked_ms <= now_ms:  # the clock was not set back
@@ -422,7 +426,7 @@ class PartitionLeader:
         if not grants:
             pump.free_since_ms = None
             return
-        # The first message of a lease waits for the last.
+        # A lease is sent when its last message is due, so `pause_ms` limits the delay of its first message.
         horizon_ms = max(now_ms, min(now_ms + ahead_ms, group.next_ms + pause_ms))
         command = c.Lease(name, horizon_ms, tuple(grants))
         pump.busy, pump.asked_ms, pump.asked_free_since_ms = True, now_ms, pump.free_since_ms
@@ -460,6 +464,7 @@ class PartitionLeader:
                 self.pump(name, is_along=True)
 
     def _wake_at(self, name: str, pump: _GroupPump, at_ms: int) -> None:
+        """Pump the group at `at_ms`, unless a timer for an earlier time is set."""
         if pump.timer_ms is not None and pump.timer_ms <= at_ms:
             return
 
@@ -561,6 +566,7 @@ class PartitionLeader:
         return group is not None and group.is_promoting
 
     def _refused(self, name: str, pump: _GroupPump, reserved: dict[Subscription, int]) -> None:
+        """Handle a refused lease: give the reserved credit back, and try again after `RETRY_MS`."""
         pump.busy = False
         for subscription, limit in reserved.items():
             subscription.credit += limit
@@ -599,6 +605,7 @@ class PartitionLeader:
         self._push(subscription, delivery, free_since_ms)
 
     def _push(self, subscription: Subscription, delivery: Delivery, free_since_ms: int | None) -> None:
+        """Send a due lease to its consumer, if the consumer is still here and no seek has revoked the lease."""
         group, to = self.groups.get(subscription.group), self._present(subscription)
         if to is None or group is None:
             if self._is_replaced(subscription):
@@ -617,6 +624,8 @@ class PartitionLeader:
             to.notify_credit()
 
     def _due(self, subscription: Subscription, delivery: Delivery) -> None:
+        """Handle the timer of a lease. Do nothing if the lease was pushed already, or was pushed again with another
+        timer."""
         held = self._ahead.get(delivery.token)
         if held is not None and held[1] is delivery:
             self.push(subscription, delivery, held[2])
@@ -639,6 +648,7 @@ class PartitionLeader:
     # -- expiry and upkeep -----------------------------------------------------------------------------------------
 
     def _expire(self, status: Status) -> None:
+        """Expire leases that have ended, or set a timer for the lease that ends next."""
         at_ms = status.next_expiry_ms
         if at_ms is None or self._expiring or self.closed or not self.raft_group.works:
             return
@@ -656,10 +666,12 @@ class PartitionLeader:
             self._expired(None)
 
     def _expiry_due(self) -> None:
+        """Handle the timer of `_expire`."""
         self._expiry_timer_ms = None
         self._expire(self.raft_group.status)
 
     def _expired(self, result: Any) -> None:
+        """Handle the result of an Expire command: continue if it was applied, else try again after `RETRY_MS`."""
         self._expiring = False
         if self.closed:
             return
@@ -713,10 +725,13 @@ class PartitionLeader:
             self._set_upkeep(self.raft_group.status)
 
     def _touch_interval_ms(self, status: Status) -> int:
+        """Return the time in ms after which groups are marked as in use again."""
         group_ttl_ms = status.settings["group_ttl_ms"]
         return TOUCH_MS if group_ttl_ms is None else min(TOUCH_MS, group_ttl_ms // 4)
 
     def _upkeep_due(self, at_ms: int) -> None:
+        """Handle the timer of `_set_upkeep`: mark groups with consumers as in use, and start an upkeep if one is
+        due."""
         if self.closed or self._keeping or self._upkeep_timer_ms != at_ms or not self.raft_group.works:
             return
         self._upkeep_timer_ms = None
@@ -731,12 +746,14 @@ class PartitionLeader:
             self._set_upkeep(status)
 
     def _touch(self, names: list[str]) -> None:
+        """Mark these groups as in use."""
         if names:
             # If this command is refused, the next command follows long before a group expires.
             with suppress(SandqError):
                 self.raft_group.submit(c.Touch(names), lambda result: None, line=BEHIND)
 
     def _upkeep(self) -> None:
+        """Submit one step of the upkeep."""
         self._keeping = True
         try:
             self.raft_group.submit(c.Upkeep(), self._upkept, messages=STEP_MESSAGES, line=BEHIND)
@@ -744,6 +761,7 @@ class PartitionLeader:
             self._upkept(error)
 
     def _upkept(self, result: Any) -> None:
+        """Handle the result of an upkeep step. True: more steps are needed now."""
         self._keeping = False
         if self.closed or not self.raft_group.works:
             return

@@ -85,6 +85,7 @@ class ScheduleFiring:
             self._wake_at(max(at_ms, min(self._earliest_ms, now_ms + FULL_MS)))
 
     def _wake_at(self, at_ms: int) -> None:
+        """Start a round at `at_ms`, unless a timer for an earlier time is set."""
         if self._timer_ms is not None and self._timer_ms <= at_ms:
             return
 
@@ -121,6 +122,7 @@ class ScheduleFiring:
         self.on_status(self._host.status)
 
     def _is_due(self) -> bool:
+        """Return whether a schedule is due and this node may fire it."""
         at_ms = self._host.status.schedule_ms
         return self._host.works and at_ms is not None and bool(at_ms <= self._clock.now_ms())
 
@@ -138,7 +140,7 @@ class ScheduleFiring:
         """Fire as many schedules as one command may contain. Return their number."""
         now_ms, replica = self._clock.now_ms(), self._host.replica
         assert isinstance(replica, PartitionReplica)
-        # Schedules that cannot be planned stay due and come first: read that many more.
+        # Schedules that cannot be planned stay due, and are read first. So read more rows, by their number.
         read = partial(_due, replica, now_ms, FIRE_MOST + len(self._unplannable))
         stored = await self._runner.ask(read, group=self._host.number, patient=False)
         fires = await trio.to_thread.run_sync(plan, stored, now_ms, self._unplannable, limiter=self._planning)
@@ -152,10 +154,12 @@ class ScheduleFiring:
 
 
 def _due(replica: PartitionReplica, now_ms: int, most: int) -> list[Stored]:
+    """Return due schedules, earliest first. For the apply thread."""
     return replica.queries.schedules_due(now_ms, most)
 
 
 def _page(replica: PartitionReplica, behind: str | None) -> tuple[list[Stored], str | None]:
+    """Return the next page of schedules by name, and where the following page begins. For the apply thread."""
     return replica.queries.schedule_page("", behind or None, FIRE_MOST)
 
 
@@ -175,7 +179,7 @@ def replan(stored: Sequence[Stored], now_ms: int) -> list[Any]:
             continue
         last_ms, done = schedule.last_ms or 0, schedule.done
         if schedule.gap is not None and schedule.gap[1] > now_ms:
-            # The occurrences in the gap are yet to come. Occurrences after the gap have fired; their
+            # The occurrences in the gap have not fired yet. The occurrences after the gap have fired, and their
             # messages are delivered in time.
             last_ms, *over = schedule.gap[0], [schedule.gap[1], last_ms]
             done = sorted([*done, *[one for one in over if one[0] <= one[1]]])[:DONE_MOST]

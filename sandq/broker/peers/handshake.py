@@ -70,7 +70,7 @@ REMEDIES: Final = {
 class Refusal(ProtocolError):
     """One side does not accept the other.
 
-    Until the other side has proved the secret, the message contains only what that side sent itself. `by_peer`: the
+    Until the other side has proved the secret, the message tells it only values that it sent itself. `by_peer`: the
     other side refused. `claimed_id`: node id that a dialer claimed.
     """
 
@@ -177,6 +177,7 @@ def accept(terms: Terms, nonce: bytes, is_certified: Callable[[str], bool] | Non
 def _accept(
     terms: Terms, nonce: bytes, hello: bytes, theirs: _Opening, is_certified: Callable[[str], bool] | None
 ) -> Steps:
+    """Do the steps of `accept` after HELLO was parsed."""
     own, peer_id = terms.identity(), theirs.identity.node_id
     if is_certified is not None and not is_certified(peer_id):
         raise Refusal("certificate", f"the certificate that was shown does not belong to {peer_id}")
@@ -259,6 +260,7 @@ class _Opening:
 
 
 def _checked(identity: PeerIdentity) -> PeerIdentity:
+    """Return the identity, if all of its fields are valid. Raise Refusal."""
     try:
         check_name("node", identity.node_id)
         check_name("zone", identity.zone)
@@ -280,6 +282,7 @@ def _checked(identity: PeerIdentity) -> PeerIdentity:
 
 
 def _check_uuid(uuid: str | None) -> None:
+    """Raise Refusal if a UUID is empty or too long."""
     if uuid is not None and not 0 < len(uuid) <= UUID_CHARS:
         raise Refusal("malformed", "a UUID is empty or too long")
 
@@ -346,6 +349,7 @@ class _Proofs:
         return _pack("proof", self._sign(b"dialer proof"))
 
     def check_proof(self, body: bytes) -> None:
+        """Check a PROOF. Raise Refusal if it was made with none of the secrets."""
         fields = _unpack(body)
         _check_types(fields, (str, bytes), "proof")
         self._check(fields[1], b"dialer proof")
@@ -363,9 +367,11 @@ class _Proofs:
         return known, cluster_uuid
 
     def _sign(self, statement: bytes) -> bytes:
+        """Return a proof of a statement, made with the first secret."""
         return prove(self.secret, statement, self._openings)
 
     def _check(self, proof: bytes, statement: bytes) -> None:
+        """Keep only the secrets with which a proof was made. Raise Refusal if there are none."""
         # Check all secrets, so that the duration does not reveal which of them matches.
         proved = [secret for secret in self._secrets if is_proof(proof, secret, statement, self._openings)]
         if not proved:
@@ -374,10 +380,12 @@ class _Proofs:
 
 
 def _statement(role: str, known: bool, cluster_uuid: str | None) -> bytes:
+    """Return the statement that the proof of a WELCOME covers."""
     return f"{role} welcome ".encode() + _pack(known, cluster_uuid)
 
 
 def _pack(*fields: Any) -> bytes:
+    """Return the body of a handshake frame."""
     body: bytes = msgpack.packb(fields)
     assert len(body) <= HANDSHAKE_BYTES, "the addresses of this node are too long"
     return body

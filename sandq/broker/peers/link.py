@@ -110,6 +110,7 @@ class PeerLink:
                 nursery.cancel_scope.cancel()
 
     async def _read(self, on_frame: OnFrame, takes_more: Callable[[], bool]) -> None:
+        """Hand received frames to the callback until the link ends."""
         while True:
             while not takes_more():  # noqa: ASYNC110 - it is rare, and the code that frees memory knows no links
                 await trio.sleep(POLL_S)
@@ -124,6 +125,7 @@ class PeerLink:
                 on_frame(kind, body, self._stream.frame_bytes)
 
     async def _write(self) -> None:
+        """Send the queued frames until the link ends."""
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
@@ -155,6 +157,7 @@ class PeerLink:
             await trio.sleep_until(min(self._wrote_s + self._ping_s, silent_s))
 
     def _put(self, *parts: bytes) -> None:
+        """Queue bytes to send. Together, the parts are complete frames."""
         for part in parts:
             self._queue.append(part)
             self.waiting_bytes += len(part)

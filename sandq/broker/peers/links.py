@@ -49,7 +49,7 @@ from sandq.storage.known_peers import KnownPeers
 CONNECT_S: Final = 2.0
 HANDSHAKE_S: Final = 3.0
 FIRST_FRAME_S: Final = 1.5
-"""Seconds within which a connection must send its first frame. A node sends it at once."""
+"""Time limit in s for the first frame of a connection. A node sends this frame at once."""
 SOURCES_MOST: Final = 8
 """Maximum number of sources that are remembered for one peer."""
 STREAMS_MOST: Final = 64
@@ -233,6 +233,7 @@ class PeerLinks:
             self._addresses[node_id] = (address, frozenset(source_of(str(sockaddr[0])) for *_, sockaddr in found))
 
     def _dial_new(self) -> None:
+        """Start to dial the peers that this node must dial and does not dial yet, and resolve new addresses."""
         if self._running is None:
             return
         own_id = self._terms.identity().node_id
@@ -270,6 +271,7 @@ class PeerLinks:
         self._dialled.discard(node_id)
 
     async def _dial(self, node_id: str, purpose: str) -> tuple[PeerStream, Introduced]:
+        """Connect to a node, and run the handshakes. Raise ConnectionLost, ProtocolError."""
         address = self._peers.get(node_id)
         if address is None:
             raise ConnectionLost(f"{node_id} is no longer a peer")
@@ -295,6 +297,7 @@ class PeerLinks:
             raise
 
     async def _check_local(self, address: Address) -> None:
+        """Raise Refusal if an address is not on this machine although only local nodes may connect."""
         if self._this_machine_only:
             found = await trio.socket.getaddrinfo(*address, type=trio.socket.SOCK_STREAM)
             if not all(is_loopback(str(sockaddr[0])) for *_, sockaddr in found):
@@ -303,6 +306,7 @@ class PeerLinks:
     # The side that accepts.
 
     async def _accept(self, socket_stream: trio.SocketStream) -> None:
+        """Serve an accepted connection: run the handshake, then carry the link or serve the stream."""
         stream = PeerStream(socket_stream)
         own = self._terms.identity()
         try:
@@ -371,12 +375,14 @@ class PeerLinks:
         return wrong_protocol.answer(head, self._terms.identity().addresses)
 
     async def _turned_away(self, stream: PeerStream, head: bytes) -> bool:
+        """Reply to a connection of another protocol. Return False if the connection may be from a node."""
         answer = self._wrong_protocol(head)
         if answer:
             await stream.farewell(answer)
         return bool(answer)
 
     async def _serve_stream(self, stream: PeerStream, node_id: str) -> None:
+        """Hand a stream to its receiver, unless too many streams are open."""
         if self._streams >= STREAMS_MOST:
             self._log_failure(node_id, Overloaded(f"{self._streams} streams are open"))
             return
@@ -417,6 +423,7 @@ class PeerLinks:
             await stream.aclose()
 
     def _down(self, link: PeerLink, why: str) -> None:
+        """Close a link, and report its end unless a newer link has replaced it."""
         link.close(why)
         node_id = link.peer.identity.node_id
         if self._links.get(node_id) is link:
@@ -451,6 +458,7 @@ def _in_time(seconds: float) -> Iterator[None]:
 
 
 def _far(where: str) -> Refusal:
+    """Return the refusal of a connection with another machine."""
     return Refusal(
         "place", f"{where} is not on this machine, and without cluster.secret_file nodes connect only within it"
     )

@@ -61,7 +61,7 @@ class MetadataBarrier:
         own = self._next_round
         async with self._one_round:
             if own is self._next_round:
-                # Later callers need the next round: what they must see may be written after this request.
+                # Later callers need the next round, as they must see changes that are acknowledged after this request.
                 self._next_round = _Round()
                 await self._hold(own)
         if own.index is None:
@@ -69,6 +69,7 @@ class MetadataBarrier:
         return own.index
 
     async def _hold(self, round_: _Round) -> None:
+        """Send one request to the leader, and wait for its reply. Leave the index None if there is no leader."""
         leader, number = self._node_log.metadata.leader, next(self._numbers)
         if leader is None:
             return

@@ -71,6 +71,7 @@ class PeerSlots:
                 taken.remove(slot)
 
     def _evict(self, taken: list[Slot], source: str) -> None:
+        """Close the oldest connection of this source, or of all sources, if there is no free slot."""
         same = [slot for slot in taken if slot.source == source]
         if taken is self._unknown and len(same) >= SOURCE_SLOTS:
             self._lose(taken, same[0])
@@ -79,5 +80,6 @@ class PeerSlots:
 
     @staticmethod
     def _lose(taken: list[Slot], slot: Slot) -> None:
+        """Take the slot away from a connection."""
         taken.remove(slot)
         slot.lose()

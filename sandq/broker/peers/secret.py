@@ -1,8 +1,8 @@
 """Secrets that nodes share with each other and with gateways, read from files.
 
 A file contains one secret, or several with a line `---` between them. The node makes its own proofs with the first
-secret, and accepts proofs made with any of the secrets. So a secret can be changed while the cluster runs: add the new
-one after the old one on every node, then move it to the front, then remove the old one.
+secret, and accepts proofs made with any of the secrets. So a secret can be changed while the cluster runs: on
+every node, add the new secret after the old one. Then move the new secret to the front. Then remove the old secret.
 """
 
 from __future__ import annotations

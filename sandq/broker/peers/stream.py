@@ -135,6 +135,7 @@ class PeerStream:
             await self._send_in_time(partial(self._stream.send_all, view[start : start + PIECE_BYTES]))
 
     async def _send_in_time(self, send: Callable[[], Awaitable[None]]) -> None:
+        """Run a send. Raise ConnectionLost if the connection breaks, or the peer accepts nothing for `silence_s`."""
         with trio.move_on_after(self.silence_s) as scope:
             try:
                 await send()
@@ -146,8 +147,8 @@ class PeerStream:
     def _send_at_once(self, view: memoryview) -> int:
         """Send as much of the first piece as the socket accepts now. Return the number of bytes.
 
-        Most frames are small, and need only this system call; a send through trio takes ten times as long. Errors are
-        ignored here, as the next call meets them again."""
+        Most frames are small, and need only this system call; a send through trio takes ten times as long. Ignore
+        errors here, as the next call fails with the same error."""
         if isinstance(self._stream, TlsStream):
             return self._stream.send_now(view[:PIECE_BYTES])
         if not isinstance(self._stream, trio.SocketStream):
@@ -193,6 +194,7 @@ class PeerStream:
         return value
 
     async def _more(self, missing: int) -> None:
+        """Receive more bytes; `missing`: number of bytes that the frame still lacks. Raise ConnectionLost."""
         most = max(RECEIVE_BYTES, min(missing, RECEIVE_MORE_BYTES))
         if self.is_watched:
             self.waits_since = trio.current_time()

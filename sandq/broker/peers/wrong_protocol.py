@@ -38,5 +38,6 @@ def answer(head: bytes, addresses: Mapping[str, str]) -> bytes:
 
 
 def _http(text: str) -> bytes:
+    """Return the text as an HTTP response."""
     head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(text) + 1}\r\n"
     return f"{head}Connection: close\r\n\r\n{text}\n".encode()

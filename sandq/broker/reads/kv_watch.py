@@ -135,6 +135,7 @@ class KvWatches:
         watchers[watcher] = None
 
     async def _serve(self, host: RaftGroup, watchers: dict[_Watcher, None]) -> None:
+        """Serve the watchers of a partition until there are none. Settle all of them with the error if that fails."""
         try:
             while watchers:
                 host.check_ready()
@@ -155,6 +156,9 @@ class KvWatches:
             del self._watchers[host]
 
     async def _visit(self, host: RaftGroup, watchers: dict[_Watcher, None], asked: list[_Watcher], index: int) -> None:
+        """Scan for these watchers on the apply thread, and hand them the results.
+
+        Move the served watchers that still wait to the end of the order."""
         found = await self._runner.ask(lambda: _scan(host, asked), group=host.number, patient=False)
         now_s = trio.current_time()
         for watcher, one in zip(asked, found, strict=False):

@@ -166,6 +166,7 @@ class LinearizableReads:
     async def _ask(
         self, key: _Key, question: Question[T], requests: int, output: Output, size: Size[T], work: int
     ) -> tuple[T, int]:
+        """Add a query to the next round of its group, and return the answer and its age in ms."""
         if not output.has_capacity:
             await output.wait_for_capacity()
         waiting = self._waiting[key]
@@ -181,6 +182,7 @@ class LinearizableReads:
         return await asked.wait()
 
     async def _round(self, key: _Key) -> None:
+        """Run one round: make sure that the state is recent enough, and answer the queries."""
         await trio.lowlevel.checkpoint()  # queries of this iteration of the loop join the round
         asked = self._coming.pop(key)
         began_s, age_s = trio.current_time(), 0.0
@@ -209,7 +211,7 @@ class LinearizableReads:
             for one in asked:
                 by_output.setdefault(one.output, []).append(one)
             if len(by_output) > 1:
-                # No query waits for the client of another query.
+                # Answer the queries of each client separately, so that none of them waits for another client.
                 for part in by_output.values():
                     self._nursery.start_soon(self._answer_later, key, part, certain_s)
                 return
@@ -217,16 +219,19 @@ class LinearizableReads:
                 await output.wait_for_capacity()
 
     def _settle(self, key: _Key, answers: list[_Answer], certain_s: float) -> None:
+        """Hand over the answers of a visit."""
         stale_ms = math.ceil((trio.current_time() - certain_s) * 1000) if key.stale else 0
         for one, answer, size in answers:
             one.settle(answer, stale_ms, size)
         self._count(key, [one for one, _, _ in answers])
 
     async def _answer_later(self, key: _Key, asked: list[_Asked[Any]], certain_s: float) -> None:
+        """Answer queries of one client once the client accepts data."""
         await asked[0].output.wait_for_capacity()
         await self._answer(key, asked, certain_s)
 
     def _refuse(self, key: _Key, asked: list[_Asked[Any]], error: Exception) -> None:
+        """Settle queries with an error."""
         for one in asked:
             one.settle(outcome.Error(error), 0)
         self._count(key, asked)
@@ -250,9 +255,11 @@ class _Visit:
         self._asked = asked
 
     async def run_on(self, runner: Runner) -> list[_Answer]:
+        """Run the visit on the apply thread. Return the answers."""
         return await runner.ask(self._make, group=self._host.number, patient=False, late=_drop)
 
     def _make(self) -> list[_Answer]:
+        """Answer queries until a limit of the visit is reached. For the apply thread."""
         replica = self._host.replica
         assert isinstance(replica, PartitionReplica)
         answers: list[_Answer] = []

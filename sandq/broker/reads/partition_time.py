@@ -52,6 +52,7 @@ class PartitionTime:
                 await _advance(host)
 
     async def _advance_at_times(self, host: RaftGroup, now_ms: int) -> None:
+        """Advance the time, unless it was advanced less than `PAUSE_MS` ago."""
         # `now_ms` may be before the last advance, if the clock was ahead then and is right again.
         if not 0 <= now_ms - self._advanced_ms.get(host.number, 0) < PAUSE_MS:
             self._advanced_ms[host.number] = now_ms
@@ -59,4 +60,5 @@ class PartitionTime:
 
 
 async def _advance(host: RaftGroup) -> None:
+    """Append an empty entry, which has the current time."""
     await host.call(c.Clock(), BEHIND)

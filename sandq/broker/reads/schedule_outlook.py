@@ -44,6 +44,7 @@ class ScheduleOutlooks:
 
 
 def _count(stored: Sequence[Stored], first_ms: int, unit_ms: int, count: int) -> Outlook:
+    """Count the occurrences of stored schedules. For a thread."""
     return count_ahead(map(_ahead, stored), first_ms, unit_ms, count)
 
 
@@ -58,4 +59,5 @@ def _ahead(stored: Stored) -> Ahead:
 
 
 def _size(stored: Sequence[Stored]) -> int:
+    """Return the bytes of stored schedules."""
     return sum([len(row) for _, row in stored])

@@ -35,13 +35,14 @@ WRITE_ROW_BYTES: Final = 1 << 20
 A step of a job is a small command that may copy large messages."""
 
 SLICE_S: Final = 0.002
-"""Seconds that an entry is applied before it yields. The results do not depend on it."""
+"""Time slice in s of an entry, after which it yields. The results of the entry do not depend on this."""
 UNFINISHED_BYTES: Final = 4 << 20
 """Total bytes of unfinished entries above which no entry yields. A half-applied entry of 1 MB occupies 50 MB."""
 SHARE: Final = 4
-"""If other groups used the thread for a time T, the entry that has yielded then runs for at least T / `SHARE`.
+"""Divisor for the next time slice of an entry that has yielded.
 
-Otherwise a steady load of large entries in other groups would keep the entry from ever finishing."""
+If other groups used the thread for a time T, the entry then runs for at least T / `SHARE`. Otherwise a steady load of
+large entries in other groups would keep the entry from ever finishing."""
 HERE_ENTRIES: Final = 8
 """Maximum number of entries that `run_here` applies at once."""
 HERE_BYTES: Final = 16 << 10
@@ -141,7 +142,7 @@ class Applier:
         self._stores = stores
         self._publish = publish
         self.steps = 0
-        """Number of completed steps. A watchdog sees by it that the applier makes progress."""
+        """Number of completed steps. It shows a watchdog that the applier makes progress."""
         self._unwritten: dict[int, Replica] = {}
         """Replicas with changes that were not written since the last write, by group."""
         self._entries = self._bytes = 0
@@ -159,7 +160,7 @@ class Applier:
         self._until_s = 0.0
         """Time from which the current task may yield; inf if it never yields."""
         self._shut: list[tuple[int, Replica]] = []
-        """Shut replicas, with their groups, of which the loop does not know yet."""
+        """Shut replicas, with their groups, that are not reported to the loop yet."""
 
     @property
     def is_applying(self) -> bool:
@@ -183,6 +184,7 @@ class Applier:
         return run.entries
 
     def _is_quick(self, run: _Run, task: Apply | Ask) -> bool:
+        """Return whether `run_here` may apply the task: an entry that is small and needs no disk."""
         if not isinstance(task, Apply) or run.entries == HERE_ENTRIES or run.size + len(task.command) > HERE_BYTES:
             return False
         if task.replica.failure is not None or task.replica.careful_until or task.skip is not None:
@@ -224,10 +226,11 @@ class Applier:
             self._runs[-1].yielded_s += time.perf_counter() - run.began_s
 
     def _apply(self, task: Apply, run: _Run) -> None:
+        """Apply an entry, and note its results. If that fails, shut the replica."""
         self._until_s = math.inf if run.is_here else time.perf_counter() + SLICE_S
         size = len(task.command)
         run.entries += 1
-        run.size += size  # discarded entries, too: the loop counts the bytes it handed over until they are published
+        run.size += size  # also for discarded entries, as the loop counts bytes of entries until they are published
         if task.replica.failure is not None:
             return
         run.group = task.group

@@ -33,8 +33,8 @@ class FollowedSkips:
     def is_skipping(self, group: Group, index: int) -> bool:
         """Return whether a SKIP of the entry is proposed, or in the log and not followed by this replica yet.
 
-        If so, no second SKIP of the entry may be proposed. It would not include the first one, and a replica that
-        follows one of the two would be shut when it meets the other."""
+        If so, no second SKIP of the entry may be proposed. It would not include the first SKIP, and a replica
+        that follows one of the two would be shut when it meets the other."""
         ats = [at for at, skip in group.journal.skips.items() if skip.index == index]
         return self._is_proposed or (bool(ats) and self._followed.get(index) != ats[-1])
 

@@ -30,8 +30,8 @@ def submit_in_parts(
 ) -> None:
     """Submit a move or a nack. Submit the unfinished items again until all are done.
 
-    `done` gets the outcomes of all items, or the error that stopped it. Otherwise as `RaftGroup.submit`, including the
-    errors raised."""
+    `done` gets the outcomes of all items, or the error that ended the command. The other arguments, and the errors
+    raised, are those of `RaftGroup.submit`."""
     items: list[Any] = list(command.items)
     outcomes: list[Any] = [None] * len(items)
     lost: dict[int, list[Any]] = {}
@@ -41,6 +41,7 @@ def submit_in_parts(
         """Submit the items at the positions `left`. `behind`: positions of the items to submit later."""
 
         def part_done(result: Any) -> None:
+            """Merge the outcomes of one part, and submit the unfinished items, or call `done` if there are none."""
             if isinstance(result, SandqError):
                 done(result)
                 return

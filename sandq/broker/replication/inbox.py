@@ -1,8 +1,8 @@
 """Pass calls from worker threads to the event loop, in the order in which they were made.
 
-Trio offers `run_sync_soon` for this. It also supports signal handlers, so it needs a re-entrant lock and a socket that
-is read until it is empty, and costs more. The inbox also keeps the order of calls that the loop makes itself, in the
-role of a thread (`during`).
+Trio offers `run_sync_soon` for this. Trio's function costs more: it also supports signal handlers, so it needs a
+re-entrant lock, and a socket that is read until it is empty. The inbox also keeps the order of calls that the loop
+makes itself, in the role of a thread (`during`).
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Inbox:
             self._wake()
 
     def _wake(self) -> None:
+        """Wake the task in `run`, unless the inbox is closed."""
         with self._lock:
             if self._fd is not None:
                 os.eventfd_write(self._fd, 1)
@@ -59,8 +60,8 @@ class Inbox:
     def during(self, work: Callable[[], T]) -> T:
         """Run `work` on the loop and return its result.
 
-        Calls that are put here meanwhile, by `work` or by threads, run in the same iteration of the loop: when `work`
-        has returned, or, if a call of this inbox called `during`, when that call has ended."""
+        Calls that `work` or threads put here meanwhile run in the same iteration of the loop, after `work`. If a call
+        of this inbox called `during`, they run after that call."""
         self._is_woken = True
         try:
             return work()

@@ -23,8 +23,8 @@ class _Behind(Generic[T]):
 class Lanes(Generic[T]):
     """Round-robin queues, one per group.
 
-    The next item of a group waits for at most one item of each other group, even if that group has many items. If that
-    item yields, the wait is shorter.
+    The next item of a group waits for at most one item of each other group, even if that group has many items. The wait
+    is shorter if an item yields.
     """
 
     def __init__(self) -> None:
@@ -75,6 +75,7 @@ class Lanes(Generic[T]):
             yield from self._one()
 
     def _one(self) -> Iterator[T]:
+        """Yield the first item of the next group, and queue the group again once the item is done."""
         lane, items = self._lanes.popitem(last=False)
         number, item = items.popleft()
         self._busy[lane] = items

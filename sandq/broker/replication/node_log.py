@@ -180,7 +180,8 @@ class NodeLog:
 
     @property
     def feature_level(self) -> int | None:
-        """The feature level of the cluster, as far as this node knows; None before it is a member of a cluster."""
+        """The feature level of the cluster, as far as this node knows; None before this node is a member of a
+        cluster."""
         metadata = self.hosts.get(METADATA_GROUP)
         return None if metadata is None else int(metadata.status.feature_level)
 
@@ -283,6 +284,7 @@ class NodeLog:
         encode: Callable[[Sequence[Any]], bytes],
         what: str = "the partition",
     ) -> RaftGroup:
+        """Open the installed replica of a group. Raise Corruption if its log is missing."""
         pointer = self.pointers.get(number)
         if pointer is None:
             raise ValueError(f"raft group {number} is not installed here")
@@ -418,7 +420,7 @@ class NodeLog:
             store = store_of(found[0][0])
             first, stop = store_range(store)
             if store not in kept:
-                # Do not begin at the store's first key again: the scan would visit every row deleted so far.
+                # Begin at the row that was found. A scan from the first key visits every row deleted so far.
                 rows = self.stores.scan(found[0][0], stop, limit=SWEEP_ROWS, max_bytes=SWEEP_BYTES)
                 self.stores.write([(key, None) for key, _ in rows])
                 last = rows[-1][0] + b"\x00"
@@ -456,6 +458,7 @@ class NodeLog:
         return tasks
 
     def _tasks(self, committed: Sequence[Committed]) -> list[Apply]:
+        """Return the tasks that apply committed entries. Discard the entries of shut replicas."""
         hosts = [(self.hosts[c.group], c) for c in committed if c.group in self.hosts]
         tasks = [host.task(c.index, c.command, c.skip) for host, c in hosts if host.shut is None]
         for host, entry in hosts:
@@ -484,7 +487,8 @@ class NodeLog:
         self._held.add(host.number)
         if not has_work:
             return False
-        # Check again: rows written before the group was added to `_held` did not mark it.
+        # Check again, as rows may have been written before the group was added to `_held`: then nothing marks the
+        # group.
         if not self.stores.takes(prefix, host.requests.unapplied_bytes):
             return False
         self._held.discard(host.number)
@@ -563,6 +567,7 @@ class NodeLog:
 
     @property
     def bytes_since_checkpoint(self) -> int:
+        """Bytes of WAL written since the last checkpoint."""
         return self.wal.bytes_since(self._checkpoint_mark)
 
     @property
@@ -578,7 +583,7 @@ class NodeLog:
 
     def truncate(self, flushed: dict[int, int]) -> None:
         """Cut the logs below these indices, which the stores hold durably."""
-        # Entries that came during the flush count for the next checkpoint. Otherwise they would never make one due.
+        # Count the entries that came during the flush for the next checkpoint. Otherwise they would never make one due.
         self._checkpoint_mark = self._applied_mark
         hosts = {self.hosts[number]: applied for number, applied in flushed.items() if number in self.hosts}
         kept_bytes = min(KEPT_BYTES, int(KEPT_SHARE * self._logs.share_bytes) // max(len(self.hosts), 1))
@@ -607,9 +612,11 @@ class NodeLog:
             excess += _cut(host, hosts[host], _kept_of(host, kept_bytes))
 
     def _log_bytes(self) -> int:
+        """Return the bytes of all logs in memory."""
         return sum([_log_size(host) for host in list(self.hosts.values())])
 
     def _producer_bytes(self) -> int:
+        """Return the approximate bytes of the known producers in all partitions."""
         return PRODUCER_BYTES * sum([getattr(host.status, "producers", 0) for host in list(self.hosts.values())])
 
     def group_count(self) -> int:
@@ -655,6 +662,7 @@ def _check_known(replica: MetadataReplica, command: bytes) -> None:
 
 
 def _log_size(host: RaftGroup) -> int:
+    """Return the bytes of a group's log in memory."""
     journal = host.group.journal
     return journal.size_bytes + ENTRY_BYTES * len(journal)
 

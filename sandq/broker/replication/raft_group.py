@@ -56,6 +56,7 @@ class Confirmation:
         self.index: int | None = None
 
     def done(self, index: int | None) -> None:
+        """Set the outcome, and wake the waiting reader."""
         self.index = index
         self.answered.set()
 
@@ -208,8 +209,8 @@ class RaftGroup:
         """Bytes by which the log has grown in this term since the replica was shut.
 
         Earlier bytes do not count, and the count restarts with each term. The leader of a term must be able to commit
-        its log. Only then can it apply the entry: it is then shut, too, or sends the snapshot that opens this
-        replica."""
+        its log. Only then can the leader apply the entry. Then its replica is shut, too, or it sends the snapshot that
+        opens this replica."""
         if self.shut is None:
             return 0
         size_bytes = self.group.journal.size_bytes
@@ -235,8 +236,8 @@ class RaftGroup:
     def hand_over(self, nodes: Collection[str]) -> None:
         """Stop accepting commands, and transfer leadership to a member on one of these nodes.
 
-        The member with the longest log takes over once it has the whole log. Call this repeatedly until this node
-        leads no more; call `stay` to give up."""
+        The member with the longest log takes over once it has the whole log. Call this repeatedly while this node
+        leads. Call `stop_leaving` to give up."""
         self._leaving = True
         voters = [m for m in self.group.members.voters if node_of(m) in nodes and m != self.group.member]
         if voters:
@@ -544,6 +545,7 @@ class RaftGroup:
             self.group.propose(entry, partial(self._proposed, number, merged))
 
     def _proposed(self, number: int, merged: list[Request], index: int | None, failure: ProposalFailed | None) -> None:
+        """Handle the outcome of a proposal. `index`: Raft index of the committed entry; None if the proposal failed."""
         self.requests.proposed.pop(number, None)
         if index is not None:
             self.requests.committed[index] = merged
@@ -587,6 +589,7 @@ class RaftGroup:
             self.notify_changed()
 
     def _note_skips(self) -> None:
+        """Update `reopens` after a SKIP was committed or the replica was shut."""
         self.reopens = self._skips.may_reopen(self.group, self.replica.applied_index, self.shut)
 
     def applied(self, index: int, results: list[Any]) -> None:
@@ -664,4 +667,5 @@ class RaftGroup:
 
 
 def _not_taken(reason: str) -> Unavailable:
+    """Return the error for requests while no entry may be stamped."""
     return Unavailable(f"no requests are accepted here for now: {reason}; ask again in a moment")

@@ -129,8 +129,9 @@ class Replica(Protocol):
         ...
 
     careful_until: int
-    """Raft index up to which the state is summed up and written after each entry, to learn which one is at fault; 0:
-    it is not."""
+    """Raft index up to which the state is summed up and written after each entry, to learn which entry is at fault.
+
+    0: the state is summed up and written less often."""
 
     def shut(self, step: Step, error: BaseException, *, index: int | None = None) -> None:
         """Stop applying, and forget the changes that are not in the rows (ADR 46).
@@ -278,6 +279,7 @@ class PartitionReplica:
         return self._machine.digests_asked
 
     def shut(self, step: Step, error: BaseException, *, index: int | None = None) -> None:
+        """Shut the replica, as `Replica.shut`. Its state becomes that of an empty partition."""
         command = kind = None
         index = self._last_index if index is None else index
         if step is Step.APPLY and self._decoded is not None and index != self._machine.applied_index:
@@ -313,6 +315,7 @@ class PartitionReplica:
         self._run(MACHINES[self._kind](self._partition, parse_settings({}).record()))
 
     def apply(self, index: int, command: bytes, wanted: bool, skip: Skip | None = None) -> list[Any]:
+        """Apply a committed entry, as `Replica.apply`."""
         machine = self._machine
         if index > max(machine.applied_index, FIRST_INDEX) + 1:
             raise LogGap(f"entry {index} of raft group {self._group} follows entry {machine.applied_index}")
@@ -345,6 +348,7 @@ class PartitionReplica:
         return results
 
     def _entry(self, command: bytes) -> commands.Entry:
+        """Return a decoded entry. `needs_no_disk` and `apply` of the same entry share the result."""
         if self._decoded is None or self._decoded[0] is not command:
             self._decoded = None
             self._decoded = command, commands.Entry.decode(command)
@@ -383,8 +387,8 @@ class PartitionReplica:
         """Yield the live leases that their consumer does not know: they were granted, but the push was lost.
 
         The leases are read one by one. `epoch`: only leases that were granted at this epoch; 0: only leases without
-        one. A consumer without an epoch is not the process that had one. The leases of that process expire, or are
-        taken over by the next process with an epoch."""
+        one. The process without an epoch is a different one than the process with an epoch, whose leases expire or
+        are taken over by the next process with an epoch."""
         for lease in self.machine.leases.live_of(group, consumer):
             if lease.token not in known and epoch == lease.epoch:
                 yield self._delivery(lease, repeated=True)
@@ -447,6 +451,7 @@ class PartitionReplica:
         return changes(machine, watch, max_messages, max_bytes, self._view)
 
     def _delivery(self, lease: Lease, *, repeated: bool = False) -> Delivery:
+        """Return a lease with its live messages, as its consumer gets it."""
         live = lease.live
         plain = lease.plain if live.bit_count() == lease.total else None
         kept_of = lease.group_id if lease.kept else None
@@ -504,6 +509,7 @@ class MetadataReplica:
         return self.state.applied_index if self.failure is None else self._rows_index
 
     def shut(self, step: Step, error: BaseException, *, index: int | None = None) -> None:
+        """Shut the replica, as `Replica.shut`. Its state becomes that before the failed entry."""
         if index is None or step in (Step.STATUS, Step.DRAIN):
             index = self._culprit()
         command: int | None = None
@@ -564,6 +570,8 @@ class MetadataReplica:
             self.state = self._stored(self._levels)
 
     def apply(self, index: int, command: bytes, wanted: bool, skip: Skip | None = None) -> list[Any]:
+        """Apply a committed entry, as `Replica.apply`. Raise UnknownLevel if this version cannot read the log after
+        it."""
         self._entry = None
         if not command:
             if skip is not None and index > self.state.applied_index and skip.skip_id not in self.state.skips:
@@ -573,8 +581,8 @@ class MetadataReplica:
         self._entry = entry = metadata_commands.Entry.decode(command)
         self.check(entry)
         results = self.state.apply(index, entry, self._put)
-        # Encode before anyone sees the results. If that fails, the entry may be skipped, and its numbers are assigned
-        # again: no one may have used them.
+        # Encode the state before the results are published. If encoding fails, the entry may be skipped, and its
+        # numbers are assigned again. So no client may have seen these numbers.
         self.state.write_state(self._put)
         self._undrained.append((index, entry))
         return results
@@ -607,6 +615,8 @@ class MetadataReplica:
         return sum([len(value or b"") for value in self._changes.values()])
 
     def drain(self) -> list[Change]:
+        """Return the changed rows, as `Replica.drain`. A shut replica returns those of the entries before the failed
+        one."""
         if self.failure is not None and not self._is_ahead:
             return []
         self.state.write_state(self._put)

@@ -158,6 +158,7 @@ class Requests:
         request.done(result)
 
     def _drop(self, waiting: dict[int, list[Request]], error: SandqError) -> None:
+        """Answer the requests of all these entries with `error`."""
         for requests in list(waiting.values()):
             self.answer_all(requests, error)
         waiting.clear()

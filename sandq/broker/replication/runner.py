@@ -1,7 +1,7 @@
 """Run a node's log on trio and four threads: WAL, apply, rows and maintenance.
 
 A commit batch is ticked on the loop, written and synced on the WAL thread, and then applied. The applied rows are
-written by the rows thread. Each thread has its own queue, so that a stall of one does not stop the others.
+written by the rows thread. Each thread has its own queue, so that a stalled thread does not stop the other threads.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Runner:
         self._wal: Worker[Callable[[], None]] = Worker("sandq-wal", _call_all, self._worker_crashed)
         self._maintenance: Worker[Callable[[], None]] = Worker("sandq-maintenance", _call_all, self._worker_crashed)
         self._written = trio.Event()
-        """Set when rows are written next, if `_awaits_rows`."""
+        """Set after the next write of rows, if `_awaits_rows`."""
         self._awaits_rows = False
         """True if a task waits for `_written`."""
         self._rows: Worker[bool] = Worker("sandq-rows", self._write_rows, self._worker_crashed)
@@ -171,6 +171,8 @@ class Runner:
                     await self._wakeup.wait()
 
     async def _begin_batch(self) -> None:
+        """Run a tick, a part at a time, and hand its records to the WAL thread. Without records, end the batch at
+        once."""
         self._is_committing = self._wakeup.is_muted = True
         between, self._between = self._between, []
         for call, _ in between:
@@ -240,6 +242,7 @@ class Runner:
         self._finish_batch()
 
     def _batch_written(self, records: Sequence[Record]) -> None:
+        """Report a written commit batch, and wake the task of checkpoints if one is due."""
         self._on_batch(len(records))
         if self._has_log_grown():
             self._log_grown.set()
@@ -276,11 +279,13 @@ class Runner:
             self._inbox.during(partial(self._hand_over, tasks))
 
     def _hand_over(self, tasks: list[Apply]) -> None:
+        """Apply the first tasks here if they are quick, and submit the others to the apply thread."""
         # Submit all tasks before anything else runs: a sync that is reported in between may bring later entries.
         for task in tasks[self._apply.run_here(tasks) :]:
             self._apply.submit(task)
 
     async def _checkpoints(self) -> None:
+        """Take a checkpoint whenever enough was written, or the interval is over, until cancelled."""
         last = trio.current_time()
         while True:
             await trio.sleep(CHECKPOINT_PAUSE_S)
@@ -335,6 +340,7 @@ class Runner:
             await self._ticked.wait()
 
     async def _watch(self) -> None:
+        """Raise the error that ended a thread."""
         await self._crashed.wait()
         assert self._crash is not None
         raise self._crash
@@ -372,6 +378,7 @@ class Runner:
         return self._apply.others()
 
     def _have_rows_written(self) -> None:
+        """Queue a job for the rows thread if there are rows to write."""
         if self.node_log.stores.progress is not None and not self._are_rows_queued:
             self._are_rows_queued = True
             self._rows.submit(True)
@@ -386,6 +393,7 @@ class Runner:
                 self._inbox.put(self._rows_written)
 
     def _rows_written(self) -> None:
+        """Handle written rows: propose again, and wake the tasks in `until_written`."""
         self.node_log.propose_again()
         self._awaits_rows = False
         written, self._written = self._written, trio.Event()
@@ -396,6 +404,7 @@ class Runner:
         self._inbox.put(self._stop_after, crash)
 
     def _stop_after(self, crash: BaseException) -> None:
+        """Handle the exception that ended a thread: stop the node, or only its writes if the stores failed."""
         if isinstance(crash, StorageFailed):
             # The stores accept no more rows. The rest of the log is applied after a restart.
             log.error("the stores cannot be written: this node stops accepting messages", error=crash.message)
@@ -489,7 +498,8 @@ class Runner:
             if self._apply_ended is not None:
                 raise self._apply_ended
             written, self._awaits_rows = self._written, True
-            # Check again: rows written before `_awaits_rows` was set have woken no one.
+            # Check again: the rows may have been written before `_awaits_rows` was set, and then nothing sets
+            # `written`.
             if self.node_log.stores.is_half_full:
                 await written.wait()
 
@@ -514,6 +524,7 @@ class Runner:
                 self.log_full = None
 
     async def _on(self, worker: Worker[Callable[[], None]], call: Callable[[], T]) -> T:
+        """Run `call` on a worker's thread, and return its result."""
         reply: _Reply[T] = _Reply()
 
         def run() -> None:
@@ -542,6 +553,7 @@ class _Reply(Generic[T]):
         self._event.set()
 
     async def wait(self) -> T:
+        """Return the result, or raise the error of the call."""
         try:
             await self._event.wait()
         except BaseException:
@@ -551,6 +563,7 @@ class _Reply(Generic[T]):
 
 
 def _of_group(call: Callable[[], T], group: int) -> T:
+    """Run a call for one group. Raise an unexpected error as Unavailable."""
     try:
         return call()
     except (SandqError, *STOPS_NODE):
@@ -561,5 +574,6 @@ def _of_group(call: Callable[[], T], group: int) -> T:
 
 
 def _call_all(calls: Iterable[Callable[[], None]]) -> None:
+    """Run the queued calls of a worker."""
     for call in calls:
         call()

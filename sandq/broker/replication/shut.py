@@ -45,8 +45,8 @@ class AppliedSkipped(Exception):
 class EndlessEntry(BaseException):
     """An entry used too much CPU time without progress: it most likely never ends.
 
-    This is not an `Exception`, so that no handler in `apply` converts it to a result: other replicas perhaps do not
-    raise it.
+    This class is not an `Exception`, so that no handler in `apply` converts it to a result. Other replicas perhaps do
+    not raise the error, and would then have another result.
     """
 
     def __init__(self) -> None:
@@ -97,9 +97,8 @@ class ApplyFailure:
     is_exact: bool = True
     """True if `index` is the entry at fault.
 
-    False if it is the last of several that were summed up or written together.
-
-    In that case the replica is loaded again and checks its state after each entry."""
+    False if `index` is the last of several entries that were summed up or written together. Then the replica is loaded
+    again, and checks its state after each entry."""
     trace: str = field(default="", compare=False, repr=False)
 
     @classmethod
@@ -170,6 +169,7 @@ def describe(command: Any) -> str:
 
 
 def _shown(value: Any) -> str:
+    """Return a value in readable form, cut to the limits."""
     if isinstance(value, bytes):
         return value.hex() if len(value) <= SHOWN_BYTES else f"<{len(value)} bytes>"
     if isinstance(value, list | tuple):

@@ -68,6 +68,7 @@ class StoreCompaction:
             self._nursery.start_soon(self._compact)
 
     async def _compact(self) -> None:
+        """Compact the key ranges in which the replica has deleted rows."""
         replica = self._host.replica
         assert isinstance(replica, PartitionReplica)
         with suppress(StorageFailed, Unavailable):  # the state of a shut replica is not available

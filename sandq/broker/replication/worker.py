@@ -21,9 +21,9 @@ SLICE_ITEMS = 128
 REST_S = 0.02
 """Seconds without new items after which `rest` does the deferred work."""
 SLICE_S = 0.004
-"""Seconds after which a time slice ends and newly queued items are sorted into their lanes.
+"""Duration of a time slice in s. At its end, newly queued items are sorted into their lanes.
 
-The results do not depend on it."""
+The results of the items do not depend on this."""
 
 
 class Worker(Generic[T]):
@@ -80,6 +80,7 @@ class Worker(Generic[T]):
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        """Run the thread. Report the exception that ends it."""
         try:
             self._run_all()
         except BaseException as crash:  # any exception that ends this thread must stop the node
@@ -87,6 +88,7 @@ class Worker(Generic[T]):
             self._on_crash(crash)
 
     def _run_all(self) -> None:
+        """Handle batches of queued items until the end marker."""
         more = True
         while more:
             first = self._queue.get()
@@ -119,7 +121,7 @@ class FairWorker(Worker[T]):
 
     The submitter, which must be a single thread, may run items itself while this thread is idle (`run_here`). A lock is
     held while an item or `rest` runs. This thread waits for the lock; the submitter never does. `run_here` works only
-    between a time slice of this thread and its rest, so that this thread also does the work that those items defer.
+    between a time slice of this thread and its rest. So this thread also does the work that items of `run_here` defer.
     """
 
     def __init__(
@@ -141,7 +143,7 @@ class FairWorker(Worker[T]):
         self._handle_here = handle_here
         self._owned = threading.Lock()
         self._is_broken = False
-        """True while work runs. It stays True if the work raises: then nothing else may run."""
+        """True while work runs, and after work has raised an error. Then nothing else may run."""
         self._is_rested = True
         self._submitted = 0
         """Number of items that were queued. Written by the submitter."""
@@ -187,6 +189,7 @@ class FairWorker(Worker[T]):
         return self._lanes.others(_time_slice())
 
     def _run_all(self) -> None:
+        """Run time slices until the end marker was taken and all items are done."""
         while not self._is_ended or self._lanes:
             if not self._lanes:
                 first = self._next()
@@ -206,6 +209,7 @@ class FairWorker(Worker[T]):
         return result
 
     def _run_slice(self) -> None:
+        """Run one time slice. The caller holds the lock."""
         self._collect()
         self._transitions += 1
         self._handle(self._lanes.slice(_time_slice()))

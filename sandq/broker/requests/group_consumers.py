@@ -35,6 +35,7 @@ class ConsumerTable:
         return [self._row(name) for name in names[:CONSUMERS_MAX]], max(len(names) - CONSUMERS_MAX, 0)
 
     def _row(self, consumer: str) -> dict[str, Any]:
+        """Return the row of a consumer: its subscription, if it has one, and the messages that it holds."""
         subscription = self._subscriptions.get(consumer)
         messages, leased_ms = self._held.get(consumer, (0, None))
         return {

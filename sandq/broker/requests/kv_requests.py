@@ -85,6 +85,9 @@ class KvRequests:
         work: int,
         requests: int = 1,
     ) -> tuple[T, int]:
+        """Ask a partition about its keys. Return the answer and its age in ms, which is 0 unless the request is stale.
+
+        `question(replica, now_ms)`: `now_ms` is 0 if values expire only by the time in the log."""
         host, reads, clock, output = self._host(request), self._broker.reads, self._broker.clock, self._output
         if request.stale:
             return await reads.ask_stale(

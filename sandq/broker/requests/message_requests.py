@@ -230,6 +230,7 @@ class MessageRequests:
         return answer
 
     def _found(self, request: Get | Why, shown: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the message that was looked up. Raise NotFound if there is none."""
         if shown is not None:
             return shown
         text = "there is no such message here (any more)"
@@ -377,8 +378,8 @@ class MessageRequests:
         """Return the number of rows, one per group and partition, and the rows in MessagePack.
 
         One answer may have tens of thousands of rows. So they are packed partition by partition, with yields, and the
-        number of lists in progress on the node is limited. A list begins once its client accepts data, and does
-        not wait for the client again."""
+        number of lists in progress on the node is limited. A list begins once its client accepts data. After
+        that, it does not wait for the client."""
         await self._output.wait_for_capacity()
         async with self._listing, self._broker.listing:
             packed, count, time_slice = list[bytes](), 0, TimeSlice()
@@ -564,14 +565,17 @@ def _packed_groups(rows: Sequence[dict[str, Any]], leader: PartitionLeader) -> b
 
 
 def _bytes_fetched(fetched: Fetched) -> int:
+    """Return the bytes of a page of the log."""
     return sum([len(piece.batch) + len(piece.offsets) for piece in fetched.pieces])
 
 
 def _bytes_of_page(page: tuple[list[dict[str, Any]], bytes | None]) -> int:
+    """Return the approximate bytes of a page of messages."""
     return sum([_bytes_of_message(row) for row in page[0]])
 
 
 def _bytes_of_message(row: dict[str, Any] | None) -> int:
+    """Return the approximate bytes of a message in an answer."""
     values = row.values() if row is not None else ()
     return ROW_BYTES + sum([len(value) for value in values if isinstance(value, (bytes, str))])
 
@@ -604,7 +608,7 @@ def _members(host: RaftGroup) -> list[dict[str, Any]]:
     voters, learners = host.members
     rows = []
     for member in (*voters, *learners):
-        # Members need not have entries that are not committed yet.
+        # Count committed entries only: a member is not behind for lack of other entries.
         behind = 0 if member == group.member else max(0, group.commit_index - group.match_index(member))
         row = {
             "node": node_of(member),

@@ -56,8 +56,8 @@ ROUNDS_MOST: Final = 50
 WAITING_ROUNDS: Final = 25
 """Number of rounds in which a put leaves out schedules that are due, so that they can fire first.
 
-If they were changed earlier, occurrences would be missed. Later rounds change them even if they have not fired: they do
-not fire if the disk is full, or if this node does not know their time zone."""
+A change before they fire would lose the due occurrences. Later rounds change schedules even if they have not fired, as
+they do not fire if the disk is full, or if this node does not know their time zone."""
 RETRY_S: Final = 0.02
 """Pause in s before a schedule that is firing is read again."""
 COMMAND_ITEMS: Final = 256
@@ -160,6 +160,8 @@ class ScheduleRequests:
         names = request.names
 
         def ask(replica: PartitionReplica) -> tuple[list[Stored], frozenset[str]]:
+            """Return the stored schedules, and the names of those whose next message was cancelled. For the apply
+            thread."""
             rows = replica.queries.schedules_named(names)
             stored = [(name, row) for name, row in zip(names, rows, strict=True) if row is not None]
             return stored, replica.queries.cancelled_occurrences(stored)
@@ -184,6 +186,7 @@ class ScheduleRequests:
 
     @staticmethod
     def _all_shown(stored: Sequence[Stored], cancelled: AbstractSet[str], now_ms: int) -> list[_Row]:
+        """Return schedules as rows of an answer. For a thread."""
         return [_shown_at(Schedule.load(name, row), name in cancelled, now_ms) for name, row in stored]
 
     async def preview(self, request: SchedulePreview, caller: Caller) -> tuple[list[list[int]], str]:
@@ -200,6 +203,7 @@ class ScheduleRequests:
         return await trio.to_thread.run_sync(work, *arguments, limiter=self._broker.planning)
 
     def _target(self, topic: str, partition: int) -> tuple[RaftGroup, BatchTarget]:
+        """Return the partition's group, and the data by which messages for it are validated. Raise InvalidRequest."""
         opened = self._broker.catalog.topic(topic)
         if opened.record.kind == COMPACTED:
             raise InvalidRequest(
@@ -210,6 +214,7 @@ class ScheduleRequests:
         return host, opened.targets[partition]
 
     def _check_count(self, host: RaftGroup, more: int) -> None:
+        """Raise TooLarge if the partition may not have `more` further schedules."""
         most = self._broker.limits.schedules_per_partition
         if more and host.status.schedules + more > most:
             raise TooLarge(
@@ -220,7 +225,7 @@ class ScheduleRequests:
             )
 
     async def _named(self, host: RaftGroup, names: Sequence[str]) -> dict[str, Schedule]:
-        """Return those of these schedules that exist."""
+        """Return the schedules with these names, by name. Omit names without a schedule."""
         found = await self._broker.reads.ask(
             host, lambda replica: replica.queries.schedules_named(names), 1, self._output, _size_of_rows, len(names)
         )
@@ -255,6 +260,7 @@ class ScheduleRequests:
         return taken
 
     async def _call(self, host: RaftGroup, caller: Caller, command: c.ScheduleCommand, size: int) -> list[Any]:
+        """Submit a command, and return an answer per item."""
         count = len(command.items)
         size += 64
         work = size + ITEM_WORK * count
@@ -263,6 +269,7 @@ class ScheduleRequests:
 
     @staticmethod
     def _answers(names: Sequence[str], results: dict[str, _Row]) -> list[_Row]:
+        """Return the results in the order of the names. Raise Unavailable if one is missing."""
         if any([name not in results for name in names]):
             raise Unavailable("schedules kept changing while they were read; ask again in a moment")
         return [results[name] for name in names]
@@ -354,6 +361,7 @@ def _plan_puts(
 
 
 def _is_due(schedule: Schedule, now_ms: int) -> bool:
+    """Return whether a schedule's next occurrence should have fired by now."""
     return schedule.fire_ms is not None and schedule.fire_ms <= now_ms
 
 
@@ -389,6 +397,7 @@ def _replan(
 def _plan_pauses(
     names: Sequence[str], seen: dict[str, Schedule], paused: bool, now_ms: int
 ) -> tuple[list[tuple[Any, ...]], dict[str, _Row]]:
+    """Return the items that pause or resume schedules, and the results of those that need no change."""
     planned, results = list[tuple[Any, ...]](), dict[str, _Row]()
     for name in names:
         old = seen.get(name)
@@ -404,6 +413,7 @@ def _plan_pauses(
 
 
 def _preview(request: SchedulePreview, now_ms: int) -> list[list[int]]:
+    """Return (occurrence, delivery time) pairs in ms of the first occurrences after `now_ms`."""
     checked = settings.check(request.settings, now_ms)
     times: list[list[int]] = []
     at_ms = now_ms
@@ -431,6 +441,7 @@ def _parts(planned: Sequence[tuple[Any, ...]]) -> Iterator[tuple[list[tuple[Any,
 
 
 def _size_of_item(item: Sequence[Any]) -> int:
+    """Return the approximate bytes of an item in a command."""
     fields = item[2] if len(item) > 2 and isinstance(item[2], dict) else {}
     return ITEM_BYTES + sum([len(value) for value in fields.values() if isinstance(value, bytes)])
 
@@ -452,6 +463,7 @@ def _result(
     fire_ms: int | None = None,
     message_id: bytes | None = None,
 ) -> _Row:
+    """Return the row of an answer for one schedule of a request."""
     return {"outcome": outcome, "version": version, "next_ms": next_ms, "fire_ms": fire_ms, "id": message_id}
 
 
@@ -499,8 +511,10 @@ def _shown_at(schedule: Schedule, is_cancelled: bool, now_ms: int) -> _Row:
 
 
 def _size(page: tuple[list[Stored], Any] | tuple[list[Stored], Any, Any]) -> int:
+    """Return the bytes of stored schedules."""
     return sum([len(row) for _, row in page[0]])
 
 
 def _size_of_rows(found: Sequence[bytes | None]) -> int:
+    """Return the bytes of stored schedules, given only as rows."""
     return sum([len(row) for row in found if row is not None])

@@ -48,6 +48,7 @@ class Intake:
         groups: list[int] = []
 
         async def accept(meta: Meta) -> Sink | None:
+            """Return the sink for an offered snapshot. Count the snapshot as being received until this stream ends."""
             self._check_capacity(meta.group)
             self._receiving.add(meta.group)
             groups.append(meta.group)
@@ -77,12 +78,14 @@ class Intake:
                 self.forget(group)
 
     def _check_capacity(self, group: int) -> None:
+        """Raise Overloaded if this group's snapshot, or too many snapshots, are being received."""
         if group in self._receiving:
             raise Overloaded(f"a snapshot of group {group} is being received over a different connection")
         if len(self._receiving) >= RECEIVING_AT_ONCE:
             raise Overloaded(f"{RECEIVING_AT_ONCE} snapshots are being received; offer it again later")
 
     async def _sink(self, meta: Meta) -> Sink | None:
+        """Return the sink of an unfinished snapshot, or a new sink; None if the state is here already."""
         kept = self._kept.get(meta.group)
         if kept is not None and kept.meta.snapshot_id == meta.snapshot_id:
             return kept
@@ -111,6 +114,7 @@ class _Kept:
         return self.store.position
 
     async def add(self, data: bytes) -> bool:
+        """Add a chunk, as `Sink.add`. Raise Unavailable if the group was removed."""
         self._check()
         self.used_s = trio.current_time()
         self.chunk_bytes = len(data)
@@ -120,11 +124,13 @@ class _Kept:
             self.chunk_bytes = 0
 
     async def finish(self, meta: Meta) -> None:
+        """Install the snapshot, as `Sink.finish`."""
         self._check()
         # From here on, the snapshot may be installed. So it cannot be continued, even if an error follows.
         del self._all_kept[self.meta.group]
         await self.store.finish(meta)
 
     def _check(self) -> None:
+        """Raise Unavailable if this sink was dropped, because its group was removed."""
         if self._all_kept.get(self.meta.group) is not self:
             raise Unavailable(f"group {self.meta.group} was removed from this node while its snapshot was received")

@@ -143,12 +143,16 @@ class Snapshots:
         """Forget the counts of members that need nothing from this node any more."""
         for number, member in list(self._outrun):
             host = self._node_log.hosts.get(number)
-            # Check both: `_is_behind` compares with the commit index of a moment ago, so it may be False for a member
+            # Check both conditions: `_is_behind` uses the commit index of a moment ago, and may be False for a member
             # that still needs a snapshot.
             if host is None or not (member in self._needing(host) or _is_behind(host, member)):
                 del self._outrun[number, member]
 
     async def _send(self, host: RaftGroup, member: str) -> None:
+        """Send a snapshot to a member once a slot is free, and wait until the member has the log after it.
+
+        A failed, outrun or useless attempt ends with a pause. `run` starts the next attempt if the member still
+        needs one."""
         key = host.number, member
         outrun = self._outrun.get(key, 0)
         scope = trio.CancelScope()
@@ -220,6 +224,7 @@ class Snapshots:
         A new connection continues where the previous connection ended."""
 
         async def read(after: bytes | None) -> Chunk:
+            """Read the next chunk, and record the progress."""
             chunk = await self._runner.on_maintenance(partial(view.exporter.chunk, after))
             sending.sent_bytes += len(chunk.data)
             sending.chunk_bytes = len(chunk.data)
@@ -250,7 +255,7 @@ class Snapshots:
             self._release(rows)
             raise
         snapshot_id = secrets.token_bytes(SNAPSHOT_ID_BYTES)
-        # Both are estimates: the tables lack rows that are not flushed yet, and the status ignores compression.
+        # Use the larger estimate: the tables lack rows that are not flushed yet, and the status ignores compression.
         size = max(in_tables, getattr(host.status, "bytes", 0))
         meta = Meta(host.number, snapshot_id, index, term, members.voters, members.learners, size)
         return _View(rows, exporter, meta)
@@ -279,10 +284,12 @@ class Snapshots:
             log.info("a snapshot was not installed", peer=node, verdict=answer.verdict.value, reason=answer.reason)
 
     def _needs(self, meta: Meta) -> bool:
+        """Return whether this node's replica lacks entries that a snapshot includes."""
         host = self._node_log.hosts.get(meta.group)
         return host is not None and host.status.applied_index < meta.index
 
     async def _begin(self, meta: Meta) -> _Store | None:
+        """Return a new store for a snapshot; None if this node's replica has its state already. Raise Unavailable."""
         host = self._node_log.hosts.get(meta.group)
         if host is None or host.group.member not in (*meta.voters, *meta.learners):
             raise Unavailable(f"this node holds no replica of group {meta.group} that the snapshot is for")
@@ -312,16 +319,19 @@ class _Store:
         return self._importer.position
 
     async def add(self, data: bytes) -> bool:
+        """Add a chunk, as `Sink.add`."""
         # Only the apply thread may hand rows over.
         is_last = await self._runner.ask(partial(self._importer.add, data))
         await self._runner.until_written()
         return is_last
 
     def drop(self) -> None:
+        """Make the rows of the store garbage."""
         self._node_log.filling.discard(self._number)
         self._sweeper.sweep_soon()
 
     async def finish(self, meta: Meta) -> None:
+        """Install the snapshot, as `Sink.finish`."""
         try:
             await self._runner.on_maintenance(self._node_log.stores.flush)
             await self._runner.between_batches(partial(self._node_log.suspend, self._host, meta.index))

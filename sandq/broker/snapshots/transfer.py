@@ -213,9 +213,11 @@ class _Talk:
         self._stream = stream
 
     async def send(self, kind: int, *fields: Any) -> None:
+        """Send a frame. Raise TimedOut if the other side does not accept it in time."""
         await _in_time(self._stream.send((kind, *fields)), f"to accept {_NAMES[kind]}")
 
     async def refuse(self, answer: Answer) -> Answer:
+        """Refuse the offer, and return the answer."""
         await self.send(REFUSE, answer.verdict is Verdict.HELD, answer.reason[:REASON_CHARS])
         return answer
 
@@ -240,6 +242,7 @@ class _Talk:
 
 
 async def _in_time(step: Awaitable[T], what: str) -> T:
+    """Await a step. Raise TimedOut after `SILENCE_S`; `what`: description of the step in the error."""
     with trio.move_on_after(SILENCE_S):
         return await step
     raise TimedOut(f"a snapshot's connection: the other side took more than {SILENCE_S:.0f} s {what}")

@@ -139,6 +139,7 @@ def _spread(column: bytes, start: int, count: int, now_ms: float, lateness: Hist
 
 
 def _ms_at(column: bytes, at: int) -> int:
+    """Return the delivery time in ms of the message at a position of a column of offsets."""
     start = at * offsets.OFFSET_BYTES
     return int.from_bytes(column[start : start + _MS_BYTES], "big")
 

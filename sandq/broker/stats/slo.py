@@ -60,9 +60,11 @@ class LatenessSlo:
                     await self._write()
 
     def _take(self) -> None:
+        """Count the deliveries since the last call."""
         self._book.take(self._clock.now_ms(), is_trusted=not self._clock.status().alarm)
 
     async def _write(self) -> None:
+        """Write the file in a thread. If that fails, keep the book marked as changed."""
         try:
             await trio.to_thread.run_sync(self._replace, self._book.encode(), abandon_on_cancel=True)
         except (StorageFailed, OSError) as error:

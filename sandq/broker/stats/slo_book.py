@@ -4,8 +4,8 @@ The file `slo` (envelope: small_file.py, magic "SANDQSLO", version 1) is msgpack
 
     [bounds in us, since_ms, minutes, hours]     each a list of [number since 1970, counts by bound, early, unproven]
 
-It is written from time to time, and at the end. A node that is killed loses the last minutes. Nothing else depends on
-the file.
+The node writes the file every `slo.WRITE_S`, and when it stops. If it is killed, the last minutes are lost. Nothing
+else depends on the file.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class _Slots:
         """Counts, early and unproven, by number of the span, in ascending order."""
 
     def add(self, now_ms: int, more: Sequence[int]) -> None:
+        """Add counts to the span of `now_ms`."""
         number = now_ms // self._span_ms
         # If the clock was set back, add the counts of future spans to the current one.
         ahead = [self.slots.pop(slot) for slot in [slot for slot in self.slots if slot > number]]
@@ -59,6 +60,7 @@ class _Slots:
         self._forget(number)
 
     def _forget(self, number: int) -> None:
+        """Delete the spans that are too old; `number`: the current span."""
         for slot in list(self.slots):
             if slot > number - self._most:
                 break
@@ -74,9 +76,11 @@ class _Slots:
         return total
 
     def rows(self) -> list[list[Any]]:
+        """Return the spans as in the file."""
         return [[number, slot[:-2], *slot[-2:]] for number, slot in self.slots.items()]
 
     def load(self, rows: list[Any], now_ms: int) -> None:
+        """Read spans from the file. Raise ValueError, TypeError or OverflowError if they are invalid."""
         for number, counts, early, unproven in sorted(rows):
             slot = [int(count) for count in (*counts, early, unproven)]
             if len(slot) != len(BOUNDS_US) + 3 or min(slot) < 0:
@@ -86,6 +90,7 @@ class _Slots:
 
 
 def _sum(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    """Return the sums of two lists of counts."""
     return [have + more for have, more in zip(one, other, strict=True)]
 
 
@@ -130,9 +135,11 @@ class SloBook:
         return small_file.encode(MAGIC, VERSION, content)
 
     def _now(self) -> list[int]:
+        """Return the counts of the node's statistics: by lateness, and early deliveries."""
         return [*self._stats.slo.counts, self._stats.early]
 
     def _load(self, kept: bytes, now_ms: int) -> None:
+        """Read the content of the file. Raise Corruption."""
         try:
             bounds, since_ms, minutes, hours = small_file.decode(kept, MAGIC, VERSION, NAME)
             if bounds != BOUNDS_US:
