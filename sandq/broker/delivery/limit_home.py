@@ -108,8 +108,22 @@ class LimitHome:
 
     def decide(self, group: str, ledger: LedgerStatus, own: Report, now_ms: int) -> c.ShareLimit | None:
         """Return the command that changes the ledger; None if nothing changes."""
-        limit, confirmed = ledger.limit, []
-        shares = dict(ledger.shares)
+        limit = ledger.limit
+        confirmed, shares = self._confirmed(ledger)
+        targets: list[tuple[int, int, int]] = []
+        if not ledger.unheard:
+            wanted = self._plan.plan(limit, self._uses(ledger, shares, own, now_ms), now_ms)
+            targets = [(partition, *target) for partition, target in wanted.items()]
+        if not targets and not confirmed and not _may_raise(ledger, shares, own):
+            return None
+        return c.ShareLimit(group, limit.epoch, confirmed, targets)
+
+    def _confirmed(self, ledger: LedgerStatus) -> tuple[list[tuple[int, int, int, int]], dict[int, Share]]:
+        """Return what the reports confirm and the ledger does not have yet, and the shares with these confirmations.
+
+        Each confirmation is an item of `ShareLimit`: (partition, version, leased messages, returned us)."""
+        limit, shares = ledger.limit, dict(ledger.shares)
+        confirmed: list[tuple[int, int, int, int]] = []
         for partition, (report, _) in self._reports.items():
             if report.epoch != limit.epoch:
                 continue
@@ -124,17 +138,14 @@ class LimitHome:
                 if not share.confirmed or held < share.held:
                     confirmed.append((partition, report.version, report.leased, report.returned_us))
                 shares[partition] = share._replace(held=held, held_units=share.units, confirmed=True)
-        targets: list[tuple[int, int, int]] = []
-        if not ledger.unheard:
-            wanted = self._plan.plan(limit, self._uses(ledger, shares, own, now_ms), now_ms)
-            targets = [(partition, *target) for partition, target in wanted.items()]
-        if not targets and not confirmed and not _may_raise(ledger, shares, own):
-            return None
-        return c.ShareLimit(group, limit.epoch, confirmed, targets)
+        return confirmed, shares
 
     def _uses(
         self, ledger: LedgerStatus, shares: dict[int, Share], own: Report, now_ms: int
     ) -> dict[int, PartitionUse]:
+        """Return the use of the limits in each partition, by its last report.
+
+        If the report of a partition is missing or older than its share, count all that it may have as leased."""
         uses = {
             HOME: PartitionUse(
                 own.leased, ledger.own_in_flight, ledger.own_units, own.used, own.wants_in_flight, own.wants_rate
@@ -163,23 +174,26 @@ class LimitHome:
 
         Skip partitions that were asked recently."""
         is_any_starved = own.is_starved or self.is_any_starved(now_ms)
-        open_shares = {partition: Share(confirmed=False) for partition in ledger.unheard} | ledger.shares
-        for partition, share in open_shares.items():
+        all_shares = {partition: Share(confirmed=False) for partition in ledger.unheard} | ledger.shares
+        for partition, share in all_shares.items():
             epoch, version = ledger.limit.epoch, share.version
-            report, reported_ms = self._reports.get(partition, (None, 0))
-            is_reported = report is not None and (report.epoch, report.version) == (epoch, version)
-            is_fresh = is_reported and 0 <= now_ms - reported_ms < ASK_MS
-            if share.confirmed:
-                # Ask for a newer report only if the partition could give something to a starved one.
-                holds = share.held > 0 or share.held_units > 0
-                if is_fresh or not (is_any_starved and holds):
-                    continue
-            elif is_reported:
-                continue  # its report is about to be recorded in the ledger
+            if not self._needs_report(partition, share, epoch, is_any_starved, now_ms):
+                continue
             asked = self._asked.get(partition)
             if asked is None or asked[:2] != (epoch, version) or not 0 <= now_ms - asked[2] < ASK_MS:
                 self._asked[partition] = epoch, version, now_ms
                 yield partition, Offer(own.group, epoch, version, share.in_flight, share.units, share.given_us)
+
+    def _needs_report(self, partition: int, share: Share, epoch: int, is_any_starved: bool, now_ms: int) -> bool:
+        """Return whether the home partition needs a newer report of a partition with this share."""
+        report, reported_ms = self._reports.get(partition, (None, 0))
+        is_reported = report is not None and (report.epoch, report.version) == (epoch, share.version)
+        if not share.confirmed:
+            return not is_reported  # a report of this share is about to be recorded in the ledger
+        # After that, ask only a partition that could give something to a starved partition.
+        could_give = is_any_starved and (share.held > 0 or share.held_units > 0)
+        is_fresh = is_reported and 0 <= now_ms - reported_ms < ASK_MS
+        return could_give and not is_fresh
 
     def needs_recheck(self, ledger: LedgerStatus, own: Report, now_ms: int) -> bool:
         """Return whether to check again soon, even if nothing happens."""

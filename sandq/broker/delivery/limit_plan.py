@@ -48,6 +48,17 @@ Target = tuple[int, int]
 """Messages in flight and units of the rate that a partition should get."""
 
 
+class _Left(NamedTuple):
+    """What is left of a group's limits while they are divided."""
+
+    in_flight: int
+    units: int
+
+    def less(self, in_flight: int, units: int) -> _Left:
+        """Return the remainder without these amounts."""
+        return _Left(self.in_flight - in_flight, self.units - units)
+
+
 class LimitPlan:
     """The plan for one group, on the leader of the home partition. Its memory may be lost at any time."""
 
@@ -69,43 +80,25 @@ class LimitPlan:
         if not starved:
             return {}
         may_take = self._taken_ms is None or not 0 <= now_ms - self._taken_ms < ROTATION_MS
-        in_flight_left = _ANY if limit.max_in_flight is None else limit.max_in_flight
-        units_left = _ANY if limit.burst is None else limit.burst
         targets: dict[int, Target] = {}
+        left = _Left(
+            _ANY if limit.max_in_flight is None else limit.max_in_flight, _ANY if limit.burst is None else limit.burst
+        )
         # First, partitions that are not starved keep a part of their shares. The rest is for the starved partitions.
         for partition, use in uses.items():
             if not use.is_starved:
-                kept = self._kept(partition, use, may_take and use.is_open, now_ms)
-                targets[partition] = kept
-                in_flight_left -= max(kept[0], use.leased)
-                units_left -= kept[1]
-        seated = self._seated(starved, uses, min(in_flight_left, units_left), may_take, now_ms)
-        targets |= {partition: (0, 0) for partition in starved if partition not in seated}
-        if not may_take:  # starved partitions without a turn keep their shares
-            for partition in [other for other in starved if other not in seated and other != HOME]:
+                kept = targets[partition] = self._kept(partition, use, may_take and use.is_open, now_ms)
+                left = left.less(max(kept[0], use.leased), kept[1])
+        with_turn = self._with_turn(starved, uses, min(left), may_take, now_ms)
+        for partition in [other for other in starved if other not in with_turn]:
+            if may_take or partition == HOME:
+                targets[partition] = 0, 0
+            else:
                 targets[partition] = uses[partition].in_flight, uses[partition].units
-                in_flight_left, units_left = in_flight_left - targets[partition][0], units_left - targets[partition][1]
-        in_flight = _filled(
-            in_flight_left,
-            [
-                (_floor(partition, use.in_flight, use.leased, may_take), _wanted(use))
-                for partition in seated
-                for use in [uses[partition]]
-            ],
-        )
-        units = _filled(
-            units_left,
-            [
-                (_floor(partition, use.units, 0, may_take), _ANY if use.wants_rate else max(use.units // 2, 1))
-                for partition in seated
-                for use in [uses[partition]]
-            ],
-        )
-        for partition, *target in zip(seated, in_flight, units, strict=True):
-            targets[partition] = (
-                0 if limit.max_in_flight is None else target[0],
-                0 if limit.burst is None else target[1],
-            )
+                left = left.less(*targets[partition])
+        shares = _divided(left, {partition: uses[partition] for partition in with_turn}, may_take)
+        for partition, (in_flight, units) in shares.items():
+            targets[partition] = 0 if limit.max_in_flight is None else in_flight, 0 if limit.burst is None else units
         return self._changes(limit, uses, starved, targets, now_ms)
 
     def _kept(self, partition: int, use: PartitionUse, may_take: bool, now_ms: int) -> Target:
@@ -120,23 +113,23 @@ class LimitPlan:
             return min(use.in_flight, use.leased), 0
         return min(use.in_flight, use.leased + spare // 2), use.units // 2
 
-    def _seated(
-        self, starved: Sequence[int], uses: Mapping[int, PartitionUse], seats: int, may_take: bool, now_ms: int
+    def _with_turn(
+        self, starved: Sequence[int], uses: Mapping[int, PartitionUse], turns: int, may_take: bool, now_ms: int
     ) -> list[int]:
-        """Return the starved partitions that have a turn."""
-        if len(starved) <= seats:
+        """Return the starved partitions that have a turn: at most `turns`, so that each can get something."""
+        if len(starved) <= turns:
             return list(starved)
 
         def order(partition: int) -> tuple[bool, int, int]:
             """Return a partition's sort key: partitions whose turn goes on, then those that have waited longest."""
             use = uses[partition]
             has_share = use.in_flight > 0 or use.units > 0
-            is_on = has_share and (not may_take or not self._is_over(partition, use, now_ms))
+            goes_on = has_share and (not may_take or not self._is_over(partition, use, now_ms))
             # A partition whose turn has just ended comes after all other partitions, even after those that never had a
             # turn.
-            return not is_on, now_ms if has_share else self._ended_ms.get(partition, 0), partition
+            return not goes_on, now_ms if has_share else self._ended_ms.get(partition, 0), partition
 
-        return sorted(starved, key=order)[: max(seats, 0)]
+        return sorted(starved, key=order)[: max(turns, 0)]
 
     def _is_over(self, partition: int, use: PartitionUse, now_ms: int) -> bool:
         """Return whether the turn of a partition is over."""
@@ -183,6 +176,24 @@ class LimitPlan:
                 self._ended_ms[partition] = now_ms
         self._used = {partition: use.used for partition, use in uses.items()}
         return changes
+
+
+def _divided(left: _Left, uses: Mapping[int, PartitionUse], may_take: bool) -> dict[int, Target]:
+    """Divide what is left among the starved partitions that have a turn, according to what they can use.
+
+    `may_take`: their present shares may be reduced."""
+    in_flight = _filled(
+        left.in_flight,
+        [(_floor(partition, use.in_flight, use.leased, may_take), _wanted(use)) for partition, use in uses.items()],
+    )
+    units = _filled(
+        left.units,
+        [
+            (_floor(partition, use.units, 0, may_take), _ANY if use.wants_rate else max(use.units // 2, 1))
+            for partition, use in uses.items()
+        ],
+    )
+    return dict(zip(uses, zip(in_flight, units, strict=True), strict=True))
 
 
 def _floor(partition: int, has: int, leased: int, may_take: bool) -> int:

@@ -388,6 +388,7 @@ class PartitionLeader:
         if pump is None or group is None:
             return
         now_ms = self._clock.now_ms()
+        # Note since when only the broker can delay messages (`free_since_ms`): no pause, and a consumer with credit.
         if group.paused is not None or not pump.queue:
             pump.free_since_ms = None
         elif pump.free_since_ms is None:
@@ -403,13 +404,10 @@ class PartitionLeader:
                 self._on_limits(self)
         if group.next_ms is None:
             return
-        ahead_ms, pause_ms = self._lease_ahead_ms, PAUSE_MS
-        if self.raft_group.status.settings.get("rank") is not None:
-            ahead_ms = 0  # a message of higher rank may arrive until then
-        elif pump.is_dense:
-            ahead_ms, pause_ms = min(2 * ahead_ms, MAX_LEASE_AHEAD_MS), DENSE_PAUSE_MS
+        ahead_ms, pause_ms = self._lease_spans(pump)
         # Do not lease earlier than needed: a message that is produced after the lease follows all of its messages, even
         # if it is due before them.
+        # A lease may be requested with other commands from `along_ms` on. At `wake_ms`, it is requested in any case.
         along_ms = max(group.next_ms + pause_ms - ahead_ms, group.not_before_ms)
         wake_ms = max(group.next_ms - ahead_ms, group.not_before_ms)
         if pump.asked_ms <= now_ms:  # the clock was not set back
@@ -422,15 +420,28 @@ class PartitionLeader:
             if along_ms < wake_ms:
                 self._along_ms[name] = along_ms
             return
+        self._lease(name, pump, group.next_ms, now_ms)
+
+    def _lease_spans(self, pump: _GroupPump) -> tuple[int, int]:
+        """Return how far ahead messages may be leased, and the time span of future messages in one lease, in ms."""
+        if self.raft_group.status.settings.get("rank") is not None:
+            return 0, PAUSE_MS  # until a message is due, a message of higher rank may arrive
+        if pump.is_dense:
+            return min(2 * self._lease_ahead_ms, MAX_LEASE_AHEAD_MS), DENSE_PAUSE_MS
+        return self._lease_ahead_ms, PAUSE_MS
+
+    def _lease(self, name: str, pump: _GroupPump, next_ms: int, now_ms: int) -> None:
+        """Request a lease of messages for the consumers with free credit. `next_ms`: time of the next message."""
         grants, reserved = self._grants(pump)
         if not grants:
             pump.free_since_ms = None
             return
+        ahead_ms, pause_ms = self._lease_spans(pump)
         # A lease is sent when its last message is due, so `pause_ms` limits the delay of its first message.
-        horizon_ms = max(now_ms, min(now_ms + ahead_ms, group.next_ms + pause_ms))
+        horizon_ms = max(now_ms, min(now_ms + ahead_ms, next_ms + pause_ms))
         command = c.Lease(name, horizon_ms, tuple(grants))
         pump.busy, pump.asked_ms, pump.asked_free_since_ms = True, now_ms, pump.free_since_ms
-        pump.asked_early = group.next_ms > now_ms or group.next_ms == pump.awaited_ms
+        pump.asked_early = next_ms > now_ms or next_ms == pump.awaited_ms
         try:
             # The lease follows earlier acks, because these may free messages that the lease can grant.
             done, work = partial(self._leased, name, pump, reserved), lease_work(grants)

@@ -206,15 +206,7 @@ class Applier:
             if isinstance(task, Apply):
                 self._apply(task, run)
             else:
-                # A query of a partition may yield like an entry.
-                may_yield = task.group is not None and self._open_answers < PREEMPTED_MOST
-                self._until_s = time.perf_counter() + SLICE_S if may_yield else math.inf
-                if task.group is None:
-                    self.write()
-                self._open_answers += 1
-                answer = task.call()  # earlier answers may be published meanwhile
-                self._open_answers -= 1
-                run.answers.append((task, answer))
+                self._answer(task, run)
         if not run.is_here and self._must_write(run.changed.values()):
             # Write before publishing: whether more may be proposed depends on the number of unwritten rows.
             self.write()
@@ -224,6 +216,17 @@ class Applier:
         self.steps += 1
         if self._runs:
             self._runs[-1].yielded_s += time.perf_counter() - run.began_s
+
+    def _answer(self, task: Ask, run: _Run) -> None:
+        """Run a query, and note its answer. A query of a group may yield like an entry."""
+        may_yield = task.group is not None and self._open_answers < PREEMPTED_MOST
+        self._until_s = time.perf_counter() + SLICE_S if may_yield else math.inf
+        if task.group is None:
+            self.write()
+        self._open_answers += 1
+        answer = task.call()  # if it yields, earlier answers of this run may be published meanwhile
+        self._open_answers -= 1
+        run.answers.append((task, answer))
 
     def _apply(self, task: Apply, run: _Run) -> None:
         """Apply an entry, and note its results. If that fails, shut the replica."""

@@ -66,12 +66,16 @@ COMMAND_BYTES: Final = 512 << 10
 """Maximum bytes of one command."""
 ITEM_BYTES: Final = 512
 """Bytes of a schedule in addition to its message."""
+PUT_FIELDS: Final = 8
+"""Number of fields of an item of `PutSchedules`. Items of `PauseSchedules` have fewer."""
 ITEM_WORK: Final = 8192
 """Cost of changing a schedule, given as the size in bytes of a batch that costs the same."""
 
 _Row = dict[str, Any]
 _Wanted = tuple[str, int | None, settings.Checked, Fields, bool | None]
 """Name, required version, settings, message, paused (None: unchanged)."""
+_Planned = tuple[Any, ...]
+"""An item of `PutSchedules` or `PauseSchedules`. It begins with the name of the schedule."""
 _Seen = tuple[str, int, int | None]
 """Name, version and next occurrence of a schedule, as it was read."""
 
@@ -236,7 +240,7 @@ class ScheduleRequests:
         host: RaftGroup,
         caller: Caller,
         kind: type[c.PutSchedules] | type[c.PauseSchedules],
-        planned: Sequence[tuple[Any, ...]],
+        planned: Sequence[_Planned],
         results: dict[str, _Row],
     ) -> set[_Seen]:
         """Apply the planned items, and record the results of those that need not be read again.
@@ -252,9 +256,9 @@ class ScheduleRequests:
                 elif found[0] in (STALE, TAKEN):
                     again = True
                     if found[0] == TAKEN:
-                        taken.add((item[0], *_seen_of(item)))
+                        taken.add(_seen_of(item))
                 else:
-                    results[item[0]] = _result(found[0], found[1], *_plan_of(item))
+                    results[item[0]] = _result(found[0], found[1], *_times_of(item))
         if again:
             await trio.sleep(RETRY_S)
         return taken
@@ -328,9 +332,9 @@ def _message(
 
 def _plan_puts(
     wanted: Sequence[_Wanted], seen: dict[str, Schedule], now_ms: int, taken: AbstractSet[_Seen] = frozenset()
-) -> tuple[list[tuple[Any, ...]], dict[str, _Row]]:
+) -> tuple[list[_Planned], dict[str, _Row]]:
     """Return the items that create or change schedules, and the results of those that need no change."""
-    planned, results = list[tuple[Any, ...]](), dict[str, _Row]()
+    planned, results = list[_Planned](), dict[str, _Row]()
     for name, version, checked, fields, paused in wanted:
         old = seen.get(name)
         if old is None and version:
@@ -396,9 +400,9 @@ def _replan(
 
 def _plan_pauses(
     names: Sequence[str], seen: dict[str, Schedule], paused: bool, now_ms: int
-) -> tuple[list[tuple[Any, ...]], dict[str, _Row]]:
+) -> tuple[list[_Planned], dict[str, _Row]]:
     """Return the items that pause or resume schedules, and the results of those that need no change."""
-    planned, results = list[tuple[Any, ...]](), dict[str, _Row]()
+    planned, results = list[_Planned](), dict[str, _Row]()
     for name in names:
         old = seen.get(name)
         if old is None:
@@ -426,9 +430,9 @@ def _preview(request: SchedulePreview, now_ms: int) -> list[list[int]]:
     return times
 
 
-def _parts(planned: Sequence[tuple[Any, ...]]) -> Iterator[tuple[list[tuple[Any, ...]], int]]:
+def _parts(planned: Sequence[_Planned]) -> Iterator[tuple[list[_Planned], int]]:
     """Divide the items into parts for one command each. Yield each part with its size."""
-    part, size = list[tuple[Any, ...]](), 0
+    part, size = list[_Planned](), 0
     for item in planned:
         more = _size_of_item(item)
         if part and (len(part) == COMMAND_ITEMS or size + more > COMMAND_BYTES):
@@ -446,14 +450,22 @@ def _size_of_item(item: Sequence[Any]) -> int:
     return ITEM_BYTES + sum([len(value) for value in fields.values() if isinstance(value, bytes)])
 
 
-def _seen_of(item: Sequence[Any]) -> tuple[int, int | None]:
-    """Return the version and next occurrence in an item of a put or a pause."""
-    return (item[3], item[4]) if len(item) == 8 else (item[1], item[2])
+def _seen_of(item: _Planned) -> _Seen:
+    """Return the state of the schedule from which an item of a put or a pause was planned."""
+    if len(item) == PUT_FIELDS:
+        name, _, _, version, expected_ms, *_ = item
+    else:
+        name, version, expected_ms, *_ = item
+    return name, version, expected_ms
 
 
-def _plan_of(item: Sequence[Any]) -> tuple[int | None, int | None]:
-    """Return the next occurrence, and when it fires, in an item of a put or a pause."""
-    return (item[5], item[6]) if len(item) == 8 else (item[4], item[5])
+def _times_of(item: _Planned) -> tuple[int | None, int | None]:
+    """Return the next occurrence in an item of a put or a pause, and when it fires."""
+    if len(item) == PUT_FIELDS:
+        *_, next_ms, fire_ms, _ = item
+    else:
+        *_, next_ms, fire_ms = item
+    return next_ms, fire_ms
 
 
 def _result(
