@@ -49,7 +49,7 @@ Target = tuple[int, int]
 
 
 class _Left(NamedTuple):
-    """What is left of a group's limits while they are divided."""
+    """The remainder of a group's limits while they are divided."""
 
     in_flight: int
     units: int
@@ -89,7 +89,7 @@ class LimitPlan:
             if not use.is_starved:
                 kept = targets[partition] = self._kept(partition, use, may_take and use.is_open, now_ms)
                 left = left.less(max(kept[0], use.leased), kept[1])
-        with_turn = self._with_turn(starved, uses, min(left), may_take, now_ms)
+        with_turn = self._served_now(starved, uses, min(left), may_take, now_ms)
         for partition in [other for other in starved if other not in with_turn]:
             if may_take or partition == HOME:
                 targets[partition] = 0, 0
@@ -113,11 +113,11 @@ class LimitPlan:
             return min(use.in_flight, use.leased), 0
         return min(use.in_flight, use.leased + spare // 2), use.units // 2
 
-    def _with_turn(
-        self, starved: Sequence[int], uses: Mapping[int, PartitionUse], turns: int, may_take: bool, now_ms: int
+    def _served_now(
+        self, starved: Sequence[int], uses: Mapping[int, PartitionUse], most: int, may_take: bool, now_ms: int
     ) -> list[int]:
-        """Return the starved partitions that have a turn: at most `turns`, so that each can get something."""
-        if len(starved) <= turns:
+        """Return the starved partitions that have a turn: at most `most`, so that each can get something."""
+        if len(starved) <= most:
             return list(starved)
 
         def order(partition: int) -> tuple[bool, int, int]:
@@ -129,7 +129,7 @@ class LimitPlan:
             # turn.
             return not goes_on, now_ms if has_share else self._ended_ms.get(partition, 0), partition
 
-        return sorted(starved, key=order)[: max(turns, 0)]
+        return sorted(starved, key=order)[: max(most, 0)]
 
     def _is_over(self, partition: int, use: PartitionUse, now_ms: int) -> bool:
         """Return whether the turn of a partition is over."""
@@ -179,7 +179,7 @@ class LimitPlan:
 
 
 def _divided(left: _Left, uses: Mapping[int, PartitionUse], may_take: bool) -> dict[int, Target]:
-    """Divide what is left among the starved partitions that have a turn, according to what they can use.
+    """Divide the remainder among the starved partitions that have a turn, by the amounts that they can use.
 
     `may_take`: their present shares may be reduced."""
     in_flight = _filled(
