@@ -18,8 +18,8 @@ The new offset of a message that is placed again depends on its groups:
 
 - If all groups had passed the message, and its requested time is not after the new time: at the new time, below all
   cursors.
-- If the message is only in rows of groups: right before the new time, where the log counts as trimmed. If a group keeps
-  it, it was not redriven, and its requested time is after the new time, it returns to the log instead.
+- If the message is only in rows of groups: right before the new time, where the log counts as trimmed. Exception: the
+  message returns to the log if a group keeps it, it was not redriven, and its requested time is after the new time.
 - All other messages: above the cursors, at `new_ms` + 1 or later.
 """
 
@@ -157,6 +157,7 @@ class ClockResets:
             self._set_resetting(True)
 
     def _set_resetting(self, resetting: bool) -> None:
+        """Set whether a reset is in progress, in all groups."""
         for group in self._groups.by_id.values():
             group.resetting = resetting
             group.note_change()
@@ -174,8 +175,8 @@ class ClockResets:
     def advance(self, step: Step) -> None:
         """Do a bounded part of the reset."""
         if step.index == self._begun:
-            # Start with the next entry. Other commands of this entry may have stored messages: with this entry as the
-            # begin, these would count as placed again, and be skipped.
+            # Start with the next entry. Other commands of this entry may have stored messages. If the reset started
+            # with this entry, these messages would count as placed again, and the reset would skip them.
             return
         if self._phases[self._current().phase](step):
             state = self._current()
@@ -184,6 +185,7 @@ class ClockResets:
                 self._end(step)
 
     def _current(self) -> ResetState:
+        """Return the state of the reset in progress."""
         assert self.state is not None
         return self.state
 
@@ -194,6 +196,7 @@ class ClockResets:
         return False
 
     def _end(self, step: Step) -> None:
+        """End the reset: restore the order of keys, and let the groups lease again."""
         view = step.view
         self.state = None
         if self._shared.is_ordered:
@@ -631,6 +634,7 @@ class _Placing:
         return self._put(message, new)
 
     def _put(self, message: _Message, new: bytes) -> LogEntry:
+        """Put the log row of a message at its new offset. Return its entry."""
         view = self._view
         if message.value is not None:
             row = rows.moved_row(message.value, message.id)
@@ -645,6 +649,7 @@ class _Placing:
         return entry
 
     def _rekey(self, tag: bytes, group: Group, old: bytes, new: bytes) -> None:
+        """Move a group's row with this tag, if there is one, to a new offset."""
         key = rows.of_group(tag, group.group_id, old)
         row = self._view.get(key)
         if row is not None:
@@ -665,6 +670,7 @@ class _Placing:
         counts.add(at_ms, 1)
 
     def _note_gaps(self, passed: list[Group], offset: bytes) -> None:
+        """Note a gap in each of these groups whose cursor is below the message."""
         for group in passed:
             if offset > group.cursor and offset not in group.gaps:
                 self._gaps.setdefault(group.group_id, []).append(offset)

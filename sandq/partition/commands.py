@@ -127,10 +127,12 @@ class Command:
         return self.takes_space
 
     def fields(self) -> tuple[Any, ...]:
+        """Return the fields as they are stored in an entry."""
         return tuple([getattr(self, name) for name in self.__match_args__])
 
     @classmethod
     def parse(cls, fields: Sequence[Any]) -> Self:
+        """Create a command from its stored fields."""
         return cls(*fields)
 
     def digest(self) -> bytes:
@@ -139,6 +141,7 @@ class Command:
 
 
 def _digest(*fields: Any) -> bytes:
+    """Return the hash of these values, `DIGEST_BYTES` long."""
     return sha256(msgpack.packb(fields)).digest()[:DIGEST_BYTES]
 
 
@@ -458,7 +461,7 @@ class RaiseLevel(Command):
 
 @dataclass(frozen=True, slots=True)
 class TakeDigest(Command):
-    """Make every replica compute the digest of its stored rows as of this entry. Changes nothing."""
+    """Make every replica compute the digest of its stored rows as of this entry. The command changes nothing."""
 
     type: ClassVar[int] = CommandType.TAKE_DIGEST
     number: int
@@ -719,6 +722,7 @@ class Entry:
     clock_epoch: int = 0
 
     def encode(self) -> bytes:
+        """Return the entry as it is stored in the Raft log."""
         body: bytes = msgpack.packb(
             (ENTRY_VERSION, self.now_ms, self.clock_epoch, [(c.type, *c.fields()) for c in self.commands])
         )

@@ -81,7 +81,7 @@ class GroupAdmin:
         if group.is_expired:
             group.use(step)
         if gone:
-            # The log rows of these messages were trimmed or swept, so the rows of the group are the only copies.
+            # The log rows of these messages were trimmed or swept. So the group keeps them, and delivers them again.
             again = Waiting(step.now_ms, 0, 0, None, PackedRanges(sorted(gone)), step.now_ms, kept=True)
             self._waiting.add(step, group, again)
             swept = [one for one in sorted(gone) if one.base > cursor]

@@ -22,7 +22,7 @@ from sandq.partition.log.counts import Counts
 from sandq.partition.shared_state import LogState
 
 _versions = count(1)
-"""Source of version numbers for all partitions of the process, so that two partitions never have the same version."""
+"""Source of version numbers for all partitions of the process. So no two partitions have the same version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +101,7 @@ class _Snapshot(NamedTuple):
     """Delivery time of the first message in the log, in ms."""
 
     def at(self, due: int, now_s: int) -> GroupStatus:
+        """Return the status at a time, including the ready messages in the log. `due`: as `Counts.due` at that time."""
         if self.from_s is None or self.from_s > now_s:
             return self.status
         status, head_ms, oldest_ms = self.status, self.head_ms, self.status.oldest_ms
@@ -238,6 +239,7 @@ class StatusTable:
         return group.name
 
     def _snapshot(self, group: Group, now_ms: int, view: View) -> _Snapshot:
+        """Return the current state of a group."""
         next_ms, limit = _next_ms(group, view), None
         if group.allowance is not None:
             limit = Limited(next_ms, group.has_capacity, group.allowance.free_ms(now_ms * 1000))
@@ -258,8 +260,7 @@ class StatusTable:
             if lowest_ready is not None:
                 oldest = lowest_ready if oldest is None else min(oldest, lowest_ready)
             is_promoting = group.ready.is_promoting and not group.halts and not group.paused
-            # If limits hold up messages, promote these only once the limits allow them. Until then, lease commands
-            # would repeat without effect.
+            # While limits hold up messages, promote none. Otherwise lease commands would repeat without effect.
             is_promoting = is_promoting and (limit is None or (next_ms is not None and not limit.free_ms))
         status = GroupStatus(
             group_id=group.group_id,
@@ -314,6 +315,7 @@ class StatusTable:
 
 
 def _next_ms(group: Group, view: View) -> int | None:
+    """Return the time in ms of the next message that the group may lease; None if it may lease none. Ignore limits."""
     if group.halts or group.paused:
         return None
     waiting = group.next_waiting()

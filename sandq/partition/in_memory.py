@@ -1,8 +1,7 @@
 """Decides which entries can be applied quickly and without reading stored rows. A thread that must not wait for a disk
-applies these.
+may apply such entries.
 
-`applies` may return False for an entry that would qualify. Its result only decides in which thread the entry is
-applied.
+`applies` may return False for such an entry. The result only decides in which thread the entry is applied.
 """
 
 from __future__ import annotations
@@ -52,6 +51,7 @@ class InMemory:
         )
 
     def _is_in_memory(self, command: c.Command) -> bool:
+        """Return whether a command needs no stored rows."""
         match command:
             case c.Append():
                 batch = command.batch
@@ -64,6 +64,7 @@ class InMemory:
         return False
 
     def _is_acked_in_memory(self, token: int) -> bool:
+        """Return whether an ack of this lease needs no stored rows: no key order, and no rows of the group."""
         lease = self._leases.by_token.get(token)
         if lease is None:
             return True

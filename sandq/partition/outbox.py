@@ -160,6 +160,7 @@ class Outbox:
         return fit or not messages
 
     def _count(self, letter: Letter, more: int, more_bytes: int) -> None:
+        """Add a letter to the counts, or subtract it."""
         self.messages += more
         if letter.kind == MESSAGE:
             self.ack_messages += more
@@ -199,6 +200,7 @@ class Outbox:
         self.restless.discard(target)
 
     def _write(self, step: Step, target: Target, queue: TargetQueue, batch: Batch) -> None:
+        """Set the batch of a queue, and put its row."""
         queue.batch = batch
         step.view.put(_batch_key(target), rows.pack(*batch))
         self._status = None
@@ -241,20 +243,25 @@ def encode_letters(letters: Sequence[Letter]) -> bytes:
 
 
 def _packed(letter: Letter) -> tuple[Any, ...]:
+    """Return the fields of a letter as stored."""
     return tuple(letter) if letter.fields else tuple(letter)[:3]
 
 
 def _letter(row: bytes) -> Letter:
+    """Read a letter from its row."""
     return Letter(*rows.unpack(row))
 
 
 def _key(target: Target, seq: int) -> bytes:
+    """Return the key of a letter's row."""
     return rows.OUTBOX + target.topic.to_bytes(4, "big") + target.partition.to_bytes(2, "big") + seq.to_bytes(8, "big")
 
 
 def _batch_key(target: Target) -> bytes:
+    """Return the key of the row of a target's batch."""
     return rows.OUTBOX_BATCH + target.topic.to_bytes(4, "big") + target.partition.to_bytes(2, "big")
 
 
 def _target_of(key: bytes) -> Target:
+    """Return the target in the key of a batch."""
     return Target(int.from_bytes(key[1:5], "big"), int.from_bytes(key[5:7], "big"))

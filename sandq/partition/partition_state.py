@@ -159,7 +159,7 @@ class PartitionState:
             self.skips.load(skips)
             if self.is_filling:
                 self.shared.configure(stored)
-                return self  # all other rows belong to a backup and are not the state yet
+                return self  # all other rows belong to a backup, and become the state when the restore ends
             self.schedules.load(schedules)
             self.outbox.load(outbox, view)
             self.log.state.load(log)
@@ -183,6 +183,7 @@ class PartitionState:
         return self.shared.settings
 
     def status(self, view: View) -> Status:
+        """Return an immutable copy of the state that the event loop needs."""
         if self.is_closed:
             return self._closed_status()
         groups = self._statuses.refresh(self.now_ms, view)
@@ -247,6 +248,7 @@ class PartitionState:
 
     @property
     def _keys_status(self) -> tuple[int, int, int | None, bool]:
+        """The fields of `Status` about keys. A compacted partition overrides this."""
         return 0, 0, None, False
 
     def reset_progress(self) -> tuple[int, int] | None:
@@ -284,6 +286,7 @@ class PartitionState:
             )
 
     def _upkeep_ms(self) -> int | None:
+        """Return the time from which an `Upkeep` has work to do, in ms; None if there is none."""
         if self.resets.state is not None:
             return self.now_ms
         forgotten_ms = (self.expiring_rows.next_ms, self.producers.next_ms)

@@ -64,7 +64,7 @@ PLAIN_SINGLE = Checked(1, False)
 
 MUCH_MESSAGES: Final = 4096
 MUCH_BYTES: Final = 2 << 20
-"""Checking a batch of more than this size, in bytes, takes long."""
+"""Size in bytes above which checking a batch takes long."""
 
 
 RATIO_MOST: Final = 256
@@ -72,7 +72,7 @@ RATIO_MOST: Final = 256
 RATIO_FREE_BYTES: Final = 64 << 10
 """A decompressed body up to this size, in bytes, is accepted at any ratio."""
 MUCH_HEADERS_BYTES: Final = 256 << 10
-"""Checking a batch of more than this size, in bytes, takes long if it has headers and other columns."""
+"""Size in bytes above which checking a batch takes long if it has headers and other columns."""
 
 
 def is_much(raw: bytes) -> bool:
@@ -195,6 +195,7 @@ def _check_ranks(batch: Batch, target: BatchTarget) -> None:
 
 
 def _check_values(batch: Batch) -> None:
+    """Raise InvalidRequest if a message has no value."""
     if batch.buffers(Column.VALUE)[0] is None:
         return  # there are no nulls
     for position, value in enumerate(batch.values()):
@@ -241,6 +242,7 @@ def most_value_bytes(limits: Limits, own: TopicLimits | None) -> int:
 
 
 def _check_sizes(batch: Batch, limits: Limits, own: TopicLimits | None) -> None:
+    """Raise TooLarge if a value, key, header or unique key is too large."""
     most_bytes = most_value_bytes(limits, own)
     for column, most in (
         (Column.VALUE, most_bytes),
@@ -299,6 +301,7 @@ def check_not_far(delay_ms: int, delay_days: int, own: TopicLimits | None = None
 
 
 def _check_times(batch: Batch, now_ms: int, delay_days: int, own: TopicLimits | None) -> None:
+    """Raise InvalidTime if a delivery time is out of range, too far ahead, or looks like seconds."""
     if Column.DELIVER_MS not in batch.columns:
         return
     if batch.relative:
@@ -319,6 +322,7 @@ def _check_times(batch: Batch, now_ms: int, delay_days: int, own: TopicLimits | 
 
 
 def _check_ttls(batch: Batch) -> None:
+    """Raise InvalidTime if a ttl is out of range."""
     for position, ttl_ms in enumerate(batch.int_column(Column.TTL_MS) or ()):
         if ttl_ms is not None and not 1 <= ttl_ms <= offsets.U48_MAX:
             raise InvalidTime(f"message {position} of the batch: a ttl of {ttl_ms} ms; at least 1 ms is wanted")

@@ -16,8 +16,8 @@ from sandq.partition.base.view import Row
 
 DIGEST_BYTES: Final = 16
 _COUNTS_FIELD: Final = 6
-"""Index of the counts in the state row. The digest takes only their first two values: the second up to which messages
-are due, and the number of later messages. The others describe the rows of counts."""
+"""Index of the counts in the state row. The digest includes only the first two of them: the second up to which messages
+are due, and the number of later messages. The other counts describe the rows of counts, which differ."""
 
 
 def comparable(found: Iterable[Row]) -> Mapping[bytes, Any]:
@@ -27,6 +27,7 @@ def comparable(found: Iterable[Row]) -> Mapping[bytes, Any]:
 
 
 def _of_state(row: bytes) -> list[Any]:
+    """Return the fields of the state row that are the same on every replica."""
     fields = rows.unpack(row)
     fields[_COUNTS_FIELD] = fields[_COUNTS_FIELD][:2]
     return fields

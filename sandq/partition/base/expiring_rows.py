@@ -1,8 +1,8 @@
 """Rows that are kept for a limited time: unique keys after delivery, cancelled messages, positions of moved messages.
 
-The last field of such a row is the time at which it expires, in ms (None: not yet known). An index row, whose key sorts
-by that time, points to it. If the row was replaced in the meantime, its expiry time differs from that in the old index
-row, and the sweep deletes the index row alone.
+The last field of such a row is its expiry time in ms (None: not yet known). An index row, whose key begins with the
+expiry time, names the row. If the row was replaced in the meantime, its expiry time differs from the time in the old
+index row. Then the sweep deletes only the index row.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ class ExpiringRows:
         self._swept_ms = 0
 
     def state(self) -> tuple[int | None, int]:
+        """Return the values to store in the state row."""
         return self.next_ms, self._swept_ms
 
     def load(self, state: tuple[int | None, int]) -> None:
+        """Restore the values that `state` returned."""
         self.next_ms, self._swept_ms = state
 
     def put(self, step: Step, key: bytes, due_ms: int, *fields: object) -> None:

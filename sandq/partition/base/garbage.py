@@ -17,6 +17,7 @@ class Garbage:
         self._begin()
 
     def _begin(self) -> None:
+        """Reset all numbers."""
         self.rows = 0
         """Number of deleted log rows."""
         self.bytes = 0

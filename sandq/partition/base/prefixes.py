@@ -25,4 +25,5 @@ class Prefixes(NamedTuple):
 
 
 def _begins(found: object, prefix: bytes | None) -> bool:
+    """Return whether a field begins with a prefix. A prefix of None fits any field."""
     return prefix is None or (isinstance(found, bytes) and found.startswith(prefix))

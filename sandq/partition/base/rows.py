@@ -148,10 +148,12 @@ class LogEntry(NamedTuple):
 
 
 def log_key(offset: bytes) -> bytes:
+    """Return the key of the log row at an offset."""
     return LOG + offset
 
 
 def token_key(tag: bytes, token: int) -> bytes:
+    """Return the key of a lease's row with this tag."""
     return tag + token.to_bytes(8, "big")
 
 
@@ -160,6 +162,7 @@ def group_key(group_id: int) -> bytes:
 
 
 def waiting_key(group_id: int, due_ms: int, seq: int) -> bytes:
+    """Return the key of a waiting entry's row."""
     return WAITING + group_id.to_bytes(4, "big") + due_ms.to_bytes(6, "big") + seq.to_bytes(8, "big")
 
 
@@ -204,6 +207,7 @@ def of_group(tag: bytes, group_id: int, offset: bytes = b"") -> bytes:
 
 
 def group_bounds(tag: bytes, group_id: int) -> tuple[bytes, bytes]:
+    """Return the range of keys of a group's rows with this tag."""
     return of_group(tag, group_id), of_group(tag, group_id + 1)
 
 
@@ -213,6 +217,7 @@ def after(key: bytes) -> bytes:
 
 
 def tag_bounds(tag: bytes) -> tuple[bytes, bytes]:
+    """Return the range of keys with this tag."""
     return tag, bytes([tag[0] + 1])
 
 
@@ -223,11 +228,13 @@ def entry_start(offset: bytes) -> bytes:
 
 
 def all_rows(view: View, tag: bytes) -> list[Row]:
+    """Return all rows with this tag."""
     start, stop = tag_bounds(tag)
     return view.scan(start, stop, limit=_ALL, max_bytes=_ALL)
 
 
 def all_of_group(view: View, tag: bytes, group_id: int) -> list[Row]:
+    """Return all rows of a group with this tag."""
     start, stop = group_bounds(tag, group_id)
     return view.scan(start, stop, limit=_ALL, max_bytes=_ALL)
 
@@ -238,6 +245,7 @@ raises."""
 
 
 def pack(*fields: object) -> bytes:
+    """Return the fields as a MessagePack array."""
     packed: bytes = _pack(fields)
     return packed
 
@@ -257,6 +265,7 @@ def pack_with(fields: Sequence[object], *last: bytes) -> bytes:
 
 
 def unpack(value: bytes) -> list[Any]:
+    """Return the fields of a row."""
     fields: list[Any] = msgpack.unpackb(value, raw=False, strict_map_key=False)
     return fields
 
@@ -268,6 +277,7 @@ def with_defaults(fields: Sequence[Any], *defaults: Any) -> tuple[Any, ...]:
 
 
 def batch_row(count: int, created_ms: int, batch: bytes) -> bytes:
+    """Return the log row of a batch."""
     return LOG_HEADER.pack(KIND_BATCH, 0, count, created_ms) + batch
 
 
@@ -483,6 +493,7 @@ def kept_entry(offset: bytes, row: bytes) -> LogEntry:
 
 
 def log_entry(key: bytes, value: bytes) -> LogEntry:
+    """Return the entry of a log row."""
     kind, flags, count, _ = LOG_HEADER.unpack_from(value)
     if kind == KIND_BATCH:
         return batch_entry(key[1:], count, len(value))
@@ -519,16 +530,19 @@ def plain_fields(values: Sequence[bytes]) -> list[Fields]:
 
 
 def batch_entry(first: bytes, count: int, size: int) -> LogEntry:
+    """Return the entry of a batch row; `size`: bytes of the row."""
     return LogEntry(first, count, size, None, max(1, size // count))
 
 
 def pack_ranges(ranges: Sequence[Range]) -> bytes:
+    """Return the ranges packed as base offset and length."""
     if ranges and [length for _, length in ranges].count(1) == len(ranges):
         return _ONE.join([base for base, _ in ranges]) + _ONE
     return b"".join([base + length.to_bytes(4, "big") for base, length in ranges])
 
 
 def unpack_ranges(data: bytes) -> list[Range]:
+    """Read packed ranges. Raise Corruption."""
     if len(data) % RANGE_BYTES:
         raise Corruption(f"a row holds {len(data)} bytes of ranges, not a multiple of {RANGE_BYTES}")
     return [
@@ -575,4 +589,5 @@ def behind(ranges: Sequence[Range], count: int) -> list[Range]:
 
 
 def last_of(entry: LogEntry) -> bytes:
+    """Return the offset of the last message of an entry."""
     return offsets.shift(entry.first, entry.length - 1) if entry.length > 1 else entry.first

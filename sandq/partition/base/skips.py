@@ -11,8 +11,8 @@ from sandq.partition import commands as c
 SKIPS_KEPT: Final = 64
 """Maximum number of skipped commands that a partition remembers. The oldest is forgotten first.
 
-The last command of each decision is kept longer: it is forgotten only if there are more decisions than this limit. A
-replica that reaches a SKIP must know whether it has applied that decision already.
+The last command of each decision is forgotten only if there are more decisions than this limit. When a replica reaches
+a SKIP, it must know whether it has applied that decision already.
 """
 
 

@@ -1,4 +1,4 @@
-"""Heaps that keep stale entries until these reach the top, instead of searching for an entry when it becomes stale.
+"""Heaps that keep stale entries until they reach the top. So no heap searches for an entry that becomes stale.
 
 If the top entry is valid for long, the number of stale entries below it could grow without bound. So a heap with too
 many stale entries is rebuilt from its living entries. Between two rebuilds there are at least as many pushes as living

@@ -49,7 +49,7 @@ class View:
         self._vacant: set[Bounds] = set()
         """Ranges in which `note_vacant` found no stored row since the last drain."""
         self.has_overlays: bool | None = None
-        """Whether there are, or were, rows of `reader/overlays.py`. None: not checked yet."""
+        """Whether the partition has, or had, rows of `reader/overlays.py`. None: not checked yet."""
         self._made: tuple[bytes, Any] | None = None
         """Last arguments of `note_made` since the last drain."""
         self.bytes = 0
@@ -62,6 +62,7 @@ class View:
         return len(self._changes) + ahead + len(self._vacant)
 
     def put(self, key: bytes, value: bytes) -> None:
+        """Put a row."""
         self.bytes += len(value)
         self._change(key, value)
 
@@ -73,6 +74,7 @@ class View:
         self._changes.update(rows)
 
     def delete(self, key: bytes) -> None:
+        """Delete a row."""
         self._change(key, None)
 
     def delete_all(self, keys: Sequence[bytes]) -> None:
@@ -88,6 +90,7 @@ class View:
         order.sort()  # nearly sorted already, which is fast
 
     def _change(self, key: bytes, value: bytes | None) -> None:
+        """Note a change of one row, and keep the sorted keys up to date."""
         if self._order and key not in self._changes and (keys := self._order.get(key[0])) is not None:
             insort(keys, key)
         self._changes[key] = value
@@ -105,6 +108,7 @@ class View:
         return changes
 
     def get(self, key: bytes) -> bytes | None:
+        """Return a row; None if there is none."""
         try:
             return self._changes[key]
         except KeyError:
@@ -128,7 +132,8 @@ class View:
         self._vacant.clear()
 
     def note_made(self, key: bytes, made: Any) -> None:
-        """Cache one object made from a row, in place of the last one, until the next drain or until the row changes.
+        """Cache one object made from a row, until the next drain or until the row changes. Forget the last cached
+        object.
 
         Do nothing if there are no changes. A caller that only reads causes no drain, so the cached objects of all
         partitions would stay in memory.
@@ -172,6 +177,7 @@ class View:
         return known.get(key)
 
     def scan(self, start: bytes, stop: bytes, *, limit: int, max_bytes: int, reverse: bool = False) -> list[Row]:
+        """Return rows as `Rows.scan`, with the changes applied."""
         changed = self._changed(start, stop)
         if not changed:
             return self._scan(start, stop, limit, max_bytes, reverse)

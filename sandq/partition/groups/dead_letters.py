@@ -168,6 +168,7 @@ class DeadLetters:
         self._groups.store(step, group)
 
     def _forward_of(self, step: Step, group: Group) -> Callable[[Message], tuple[int, int, int]] | None:
+        """Return a function that puts a dead message into the outbox; None if there is no dead letter topic."""
         return None if self._shared.dead_letter_topic is None else partial(self._forward, step, group)
 
     def _forward(self, step: Step, group: Group, message: Message) -> tuple[int, int, int]:
@@ -218,6 +219,7 @@ class DeadLetters:
         return bool(expired)
 
     def _count(self, reason: str, count: int) -> None:
+        """Count dead messages in the metrics of the partition."""
         totals = self._shared.totals
         if reason == EXPIRED:
             totals.dead_expired += count
@@ -254,6 +256,7 @@ def put_rows(
 
 
 def load(key: bytes, row: bytes) -> DeadMessage:
+    """Return the dead message in a row."""
     attempts, reason, error, dead_ms, message_id, created_ms, fields, history, *more = rows.unpack(row)
     lives, forward = rows.with_defaults(more, (), None)
     earlier = load_lives(lives)
@@ -283,6 +286,7 @@ def note_refused(step: Step, group_id: int, offset: bytes, error: str) -> None:
 
 
 def find(group: Group, offset: bytes, view: View) -> DeadMessage | None:
+    """Return the dead message of a group at an offset; None if there is none."""
     if not group.dead.total():
         return None
     key = rows.of_group(rows.DEAD, group.group_id, offset)

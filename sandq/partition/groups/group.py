@@ -32,8 +32,9 @@ from sandq.partition.records.metrics import PartitionMetrics
 
 SEEKING: Final = "a seek is under way"
 RESETTING: Final = "the partition's clock is being set back"
-"""Reasons why a group leases nothing at present. Until the seek or the reset ends, it is not known which messages the
-group has yet to receive."""
+"""Reasons why a group leases nothing at present.
+
+Until the seek or the reset ends, the partition does not know which messages the group has yet to receive."""
 PAUSED: Final = "it is paused until it is resumed"
 
 
@@ -94,12 +95,14 @@ class Group:
         return self.reader.cursor
 
     def row(self) -> bytes:
+        """Return the row of the group. Trailing flags that are False are omitted."""
         dead = sorted((reason, count) for reason, count in self.dead.items() if count)
         later = (self.paused, True) if self.is_expired else (True,) if self.paused else ()
         return rows.pack(self.name, self.cursor, dead, self.touched_ms, self.settings, self.reader.taken, *later)
 
     @classmethod
     def load(cls, key: bytes, row: bytes, look_aheads: LookAheads) -> Group:
+        """Read a group from its row."""
         name, cursor, dead, touched_ms, settings, taken, *later = rows.unpack(row)
         group = cls(int.from_bytes(key[1:], "big"), name, cursor, look_aheads)
         group.dead.update(dict(dead))
@@ -186,6 +189,7 @@ class Group:
         self.note_change()
 
     def _add_holder(self, holder: Holder, ranges: Iterable[Range], first: bytes | None) -> None:
+        """Register a new lease or waiting entry as the holder of its messages."""
         self._holders.put(ranges, holder)
         living = len(self.leases) + len(self.waiting)
         self._firsts.add(holder, first, living)
@@ -220,6 +224,7 @@ class Group:
         self.note_change()
 
     def _count_waiting(self, entry: Waiting, ranges: int) -> None:
+        """Count ranges that were added to or removed from a waiting entry."""
         self.waiting_ranges += ranges
         if self.ready is not None and entry.queue is not None:
             self.ready.limits.crowding.count(queue_keys.tenant_of(entry.queue), ranges)
@@ -408,17 +413,21 @@ class Group:
 
 
 def _first(holder: Holder) -> bytes | None:
+    """Return the lowest message that a lease or waiting entry holds; None if it holds none."""
     return holder.first
 
 
 def _first_logged(holder: Holder) -> bytes | None:
+    """As `_first`, but only for messages that the log must keep."""
     return None if holder.kept else holder.first
 
 
 def _pinned_since_ms(holder: Holder) -> int | None:
+    """Return the time since which the log keeps messages for a holder, in ms; None if it keeps none."""
     return None if holder.kept or holder.first is None else holder.since_ms
 
 
 def _next(offset: bytes) -> bytes:
+    """Return the next higher offset."""
     number = int.from_bytes(offset, "big") + 1
     return number.to_bytes(16, "big") if number < 1 << 128 else offset

@@ -135,15 +135,18 @@ class GroupLimits:
             self._store(step, group.name)
 
     def _put(self, name: str, allowance: Allowance) -> None:
+        """Set the allowance of a group. In the home partition, begin its ledger."""
         self._allowances[name] = allowance
         if self._is_home:
             self._ledgers[name] = Ledger(allowance)
 
     def _store(self, step: Step, name: str) -> None:
+        """Put the row of a group's allowance."""
         step.view.put(rows.LIMIT + name.encode(), rows.pack(*self._allowances[name].row()))
         self._note(name)
 
     def _drop(self, step: Step, name: str) -> None:
+        """Delete the allowance of a group, and its ledger."""
         view = step.view
         del self._allowances[name]
         view.delete(rows.LIMIT + name.encode())
@@ -161,6 +164,7 @@ class GroupLimits:
 
 
 def _now_us(step: Step) -> int:
+    """Return the partition's time in us."""
     return step.now_ms * 1000
 
 

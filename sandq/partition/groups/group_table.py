@@ -27,8 +27,8 @@ class GroupTable:
         self.allowances: dict[str, Allowance] = {}
         """Allowances by group name, including groups that do not exist yet. Changed by `groups.group_limits`."""
         self._behind: Group | None = None
-        """The group in which the last checked message was pending. The next messages are probably pending in it,
-        too."""
+        """The group in which the last checked message was pending. It is checked first, as the next messages are
+        probably pending there, too."""
         self._changed: list[set[int]] = []
         """Sets returned by `changes`, which receive the ids of changed groups."""
         self._touched_ms: LeastOf[int] = LeastOf()
@@ -44,10 +44,12 @@ class GroupTable:
         return changed
 
     def _note_change(self, group: Group) -> None:
+        """Add a changed group to the sets that `changes` returned."""
         for changed in self._changed:
             changed.add(group.group_id)
 
     def load(self, view: View) -> None:
+        """Load all groups and their gaps and ready queues."""
         for key, value in rows.all_rows(view, rows.GROUP):
             group = Group.load(key, value, self._look_aheads)
             group.gaps.load(view)
@@ -63,6 +65,7 @@ class GroupTable:
         return group
 
     def find(self, name: str) -> Group | None:
+        """Return the group with this name; None if there is none."""
         return self._by_name.get(name)
 
     def create(self, name: str, cursor: bytes) -> Group:
@@ -79,6 +82,7 @@ class GroupTable:
             group.order.set_limit(limit)
 
     def _add(self, group: Group) -> None:
+        """Register a group, and connect it with its settings and listeners."""
         group.allowance = self.allowances.get(group.name)
         self.limit_keys(group)
         if self._shared.rank is not None:
@@ -107,6 +111,7 @@ class GroupTable:
         group.note_change()
 
     def _note_use(self, group: Group) -> None:
+        """Note when a group was last used, and whether it has expired."""
         self._touched_ms.put(group.group_id, group.touched_ms)
         if group.is_expired:
             self.expired.add(group.group_id)

@@ -25,8 +25,8 @@ class KeyOrder:
         """`on_change` is called when a message becomes blocked or free, or is no longer blocked."""
         self._on_change = on_change
         self.limit = 1
-        """Maximum number of busy messages of a key. After the limit was lowered, or after a redrive, a key may have
-        more."""
+        """Maximum number of busy messages of a key. A key may exceed it after the limit was lowered, or after a
+        redrive."""
         self.blocked: dict[bytes, int] = {}
         """Key by offset, for messages that the cursor has passed and that are not busy."""
         self._busy: dict[bytes, int] = {}
@@ -153,6 +153,7 @@ class KeyOrder:
         return None
 
     def _watch_logged(self, offset: bytes) -> None:
+        """Add a blocked message to the heap `_logged`, unless the group keeps it."""
         if offset in self.kept:
             return
         if is_overgrown(len(self._logged), len(self.blocked) - len(self.kept)):
@@ -161,18 +162,21 @@ class KeyOrder:
             heapq.heappush(self._logged, offset)
 
     def _watch_lowest(self, offset: bytes) -> None:
+        """Add a blocked message to the heap `_lowest`."""
         if is_overgrown(len(self._lowest), len(self.blocked)):
             self._lowest = sorted(self.blocked)
         else:
             heapq.heappush(self._lowest, offset)
 
     def _watch_free(self, offset: bytes) -> None:
+        """Add a free message to the heap `_free`."""
         if is_overgrown(len(self._free), len(self.blocked)):
             self._free = sorted([offset for free in self._free_by_key.values() for offset in free])
         else:
             heapq.heappush(self._free, offset)
 
     def _unblock(self, offset: bytes) -> None:
+        """Remove a message from the blocked messages. Another message of its key may become free."""
         key = self.blocked.pop(offset)
         self.kept.discard(offset)
         for queues in (self._free_by_key, self._blocked_by_key):

@@ -40,6 +40,7 @@ class LeaseTable:
         """Heap of (deadline_ms, token). Items that are out of date are skipped at the top."""
 
     def load(self, view: View) -> None:
+        """Load all leases."""
         progress = {key[1:]: value for key, value in rows.all_rows(view, rows.PROGRESS)}
         ended: list[Lease] = []
         for key, value in rows.all_rows(view, rows.LEASE):
@@ -89,6 +90,7 @@ class LeaseTable:
         return found
 
     def _is_stale(self, deadline_ms: int, token: int) -> bool:
+        """Return whether an item of `_deadlines` is out of date."""
         lease = self.by_token.get(token)
         return lease is None or lease.ended != 0 or lease.deadline_ms != deadline_ms
 
@@ -100,6 +102,7 @@ class LeaseTable:
         step.view.put(rows.token_key(rows.LEASE, lease.token), lease.row())
 
     def _add(self, group: Group, lease: Lease) -> None:
+        """Register a live lease."""
         self.by_token[lease.token] = lease
         group.add_lease(lease)
         self._live.setdefault((group.group_id, lease.consumer), {})[lease.token] = lease
@@ -140,6 +143,7 @@ class LeaseTable:
         self.store_progress(step, lease)
 
     def _drop_live(self, lease: Lease) -> None:
+        """Remove a lease from the live leases of its consumer."""
         held = self._live[lease.group_id, lease.consumer]
         del held[lease.token]
         if not held:

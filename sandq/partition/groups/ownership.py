@@ -1,5 +1,5 @@
-"""Decides whether a producer may still change a message. It may not if any group has leased it, acked it or made it
-dead (ADR 19)."""
+"""Decides whether a producer may still change a message. The producer may not change a message that any group has
+leased, acked or made dead (ADR 19)."""
 
 from __future__ import annotations
 

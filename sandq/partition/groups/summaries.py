@@ -53,6 +53,7 @@ class GroupSummaries:
         return self._chosen(self._pinned.up_to(since_ms))
 
     def _update(self) -> None:
+        """Update `_done` and `_pinned` for the groups that have changed."""
         for group_id in self._changed:
             group = self._groups.by_id.get(group_id)
             self._done.put(group_id, None if group is None else group.kept_from())
@@ -62,6 +63,8 @@ class GroupSummaries:
         self._changed.clear()
 
     def _pinned_since_ms(self, group: Group) -> int | None:
+        """Return since when the log keeps a leased, waiting or blocked message for a group, in ms; None if it keeps
+        none."""
         since_ms = group.pinned_since_ms
         blocked = group.order.lowest_logged()
         if blocked is None:
@@ -83,6 +86,7 @@ class GroupSummaries:
         return self._chosen(self._expiries.up_to(now_ms))
 
     def _update_expiries(self, view: View) -> None:
+        """Update `_expiries` for the groups that have changed; for all groups if the ttl rules have changed."""
         if self._ttl_rules != self._ttl.rules:
             self._ttl_rules = self._ttl.rules
             self._ttl_changed.update(self._groups.by_id)
@@ -95,4 +99,5 @@ class GroupSummaries:
         self._ttl_changed.clear()
 
     def _chosen(self, group_ids: list[int]) -> list[Group]:
+        """Return the groups with these ids."""
         return [self._groups.by_id[group_id] for group_id in group_ids]

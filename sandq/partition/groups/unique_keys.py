@@ -9,8 +9,8 @@ attempt at its message. Then it is *attempted* until every other group has passe
 while, so that a repeated cancel gets the same reply.
 
 A group also counts as having passed a message after a seek, after its deletion, or if it was created above the message.
-These do not update the unique key. The next use of an attempted key, or the message's removal from the log, detects
-that all groups have passed the message.
+A seek, a deletion or a creation does not update the unique key. The next use of an attempted key, or the removal of the
+message from the log, detects that all groups have passed the message.
 
 The sender is `[producer id, epoch, sequence, position in the batch]`. If a producer sends a batch again because it got
 no reply, the unique key belongs to its own message. The sender shows this, so it is no conflict. `resolve_conflict`

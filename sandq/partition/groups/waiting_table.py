@@ -69,6 +69,7 @@ class WaitingTable:
         """Waiting entries by seq. They lost messages in this log entry, so their rows are out of date."""
 
     def load(self, view: View) -> None:
+        """Load all waiting entries."""
         # Load the entries in the order of their creation, which is their order in memory.
         for key, value in sorted(rows.all_rows(view, rows.WAITING), key=lambda row: row[0][11:]):
             group = self._groups.by_id.get(int.from_bytes(key[1:5], "big"))
@@ -119,6 +120,7 @@ class WaitingTable:
         return taken
 
     def _taken(self, step: Step, group: Group, entry: Waiting, taken: list[Range], ranges_before: int) -> None:
+        """Update the group and the row of an entry after messages were taken out of the entry."""
         group.take_waiting(entry, taken, ranges_before)
         if entry.ranges:
             self.store(step, group, entry)

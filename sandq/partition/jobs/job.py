@@ -32,12 +32,15 @@ class Job:
     """Time at which its next step is due, in ms."""
 
     def row(self) -> bytes:
+        """Return the row of the job: its fields in their order."""
         return rows.pack(*[getattr(self, field.name) for field in fields(self)])
 
     @classmethod
     def load(cls, row: bytes) -> Job:
+        """Read a job from its row."""
         return cls(**dict(zip([each.name for each in fields(cls)], rows.unpack(row), strict=True)))
 
     def shown(self) -> dict[str, Any]:
+        """Return the fields that clients see."""
         names = ("job_id", "kind", "state", "matched", "done", "too_late", "started_ms", "finished_ms")
         return {name: getattr(self, name) for name in names}

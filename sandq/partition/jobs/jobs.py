@@ -79,6 +79,7 @@ class Jobs:
         """By group id: key below which all rows of deleted ready queues are deleted."""
 
     def load(self, view: View) -> None:
+        """Load all jobs, and mark the groups with a seek in progress."""
         found = [Job.load(value) for _, value in rows.all_rows(view, rows.JOB)]
         for job in sorted(found, key=lambda job: job.seq):
             self._jobs[job.job_id] = job
@@ -112,6 +113,7 @@ class Jobs:
         return self._begin(step, job_id, kind, arguments)
 
     def _begin(self, step: Step, job_id: bytes, kind: str, arguments: dict[str, Any]) -> Job:
+        """Store a new job."""
         job = self._jobs[job_id] = Job(
             job_id=job_id,
             kind=kind,
@@ -126,12 +128,14 @@ class Jobs:
         return job
 
     def find(self, job_id: bytes) -> Job:
+        """Return a job. Raise NotFound."""
         job = self._jobs.get(job_id)
         if job is None:
             raise NotFound("there is no such job in this partition (any more)")
         return job
 
     def stop(self, step: Step, job_id: bytes) -> Job:
+        """Stop a job, unless it has ended or belongs to the partition itself. Return it."""
         job = self.find(job_id)
         if job.state == RUNNING and job.kind not in OWN_KINDS:
             self._finish(step, job, STOPPED)
@@ -185,6 +189,7 @@ class Jobs:
         return True
 
     def _finish(self, step: Step, job: Job, state: str) -> None:
+        """End a job, and forget the oldest ended jobs if there are too many."""
         view = step.view
         job.state, job.finished_ms = state, step.now_ms
         view.put(rows.JOB + job.job_id, job.row())
@@ -258,6 +263,7 @@ class Jobs:
         ranks, priority = self._waiting_ranks, arguments["priority"]
 
         def is_chosen(offset: bytes, fields: Fields) -> bool:
+            """Return whether the job changes a message that a group keeps."""
             is_older = offsets.unpack(offset).index < job.index
             return (fields.get(Column.PRIORITY) or 0) != priority and is_older and prefixes.take(fields)
 
@@ -278,6 +284,7 @@ class Jobs:
         return group_id is None
 
     def _count(self, job: Job, waited: Waited) -> None:
+        """Add the result for waiting messages to the numbers of a job."""
         job.matched += waited.done
         job.done += 0 if job.arguments["dry_run"] else waited.done
         job.too_late += waited.too_late
@@ -288,6 +295,7 @@ class Jobs:
         return stays and arguments.get("priority") is not None and self._ranking.keeps_offsets
 
     def _change(self, step: Step, job: Job, offset: bytes) -> None:
+        """Cancel or move one pending message."""
         found = self._log.find(offset, step.view)
         assert found is not None, "a message that was just read is gone"
         if job.kind == "cancel":
@@ -305,6 +313,7 @@ class Jobs:
     # -- dead letters ---------------------------------------------------------------------------------------------
 
     def _dead_letters(self, step: Step, job: Job) -> bool:
+        """Do a bounded part of a redrive or purge. Return whether the job is done."""
         return self._redrive.run(step, job, STEP_MESSAGES, STEP_BYTES)
 
     # -- groups ---------------------------------------------------------------------------------------------------

@@ -4,9 +4,9 @@ their ids are handled immediately.
 A redriven message is ready again, with attempt 0, in a row that its group keeps. The row also contains the life that
 has ended. A purged message is deleted completely. Outcomes for named messages: `["redriven", id]`, `["purged", id]`;
 `["not_dead", state]` if the group holds the message in another state (leased, waiting or ready, for example after an
-earlier redrive), or if it is being sent to the dead letter topic (forwarded); `["not_found", nil]`; and `["not_yet",
-nil]` if the preceding messages together were too large, or the outbox has no capacity for the message: the caller must
-ask again.
+earlier redrive), or if the message is being sent to the dead letter topic (forwarded); `["not_found", nil]`; and
+`["not_yet", nil]` if the preceding messages together were too large, or the outbox has no capacity for the message: the
+caller must ask again.
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ class Redrive:
         chosen: list[DeadMessage] = []
         sends = job.kind == "redrive" and not arguments["dry_run"]
         again = again_bytes = 0
-        is_cut = False
-        """Whether the loop ended early, because the outbox has no capacity for the next message."""
+        is_cut = False  # True: the loop ended early, because the outbox has no capacity for the next message
         which = DeadFilter._make(map(arguments.get, DeadFilter._fields))
         for at, message in enumerate(found):
             # Skip messages that died after the job began, or that may have been sent to the dead letter topic.
@@ -159,10 +158,12 @@ class Redrive:
         return found if found is None or found.id == message_id else None
 
     def _offset_of(self, message_id: bytes, view: View) -> bytes:
+        """Return the current offset of a message."""
         moved = view.get(rows.MOVED + message_id)
         return message_id if moved is None else rows.load_moved(moved).offset
 
     def _not_dead(self, group: Group, message_id: bytes, now_ms: int, view: View) -> Outcome:
+        """Return the outcome for a message that is not dead in the group."""
         holder = group.holder_of(self._offset_of(message_id, view))
         if holder is None:
             return Outcome(NOT_FOUND)
@@ -202,6 +203,7 @@ class Redrive:
         self._groups.store(step, group)
 
     def _take(self, step: Step, group: Group, message: DeadMessage) -> None:
+        """Remove a dead message from its row, from the outbox and from the counts."""
         self._dead.withdraw(step, message)
         step.view.delete(rows.of_group(rows.DEAD, group.group_id, message.offset))
         group.dead[message.reason] -= 1

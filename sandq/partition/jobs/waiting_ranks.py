@@ -76,6 +76,8 @@ class WaitingRanks:
         return Waited(done, len(chosen) - done)
 
     def _rank_one(self, step: Step, offset: bytes, priority: int, dry_run: bool) -> bool:
+        """Change the priority of one waiting message, unless `dry_run`. Return False if the message cannot be
+        changed."""
         found = self._log.find_owned(offset, step.view)
         if found is None:
             return False

@@ -30,7 +30,7 @@ from sandq.partition.state_machine import Handlers, TimerPartition
 
 COMPACTION = b"c"
 RESTING_MS = 10_000
-"""Time in ms. If compaction finds no work for longer than this, everything is compacted."""
+"""Time in ms. The partition counts as compacted if the next compaction is due later than this."""
 
 
 class CompactedPartition(TimerPartition):
@@ -74,6 +74,7 @@ class CompactedPartition(TimerPartition):
     # -- apply ----------------------------------------------------------------------------------------------------
 
     def _store(self, step: Step, command: c.Append) -> tuple[bytes, int] | Stored:
+        """Store the writes of a batch, and note them for compaction."""
         batch = Batch.parse(command.batch)
         check_writes(batch)
         self.shared.yield_now()
@@ -126,6 +127,7 @@ class CompactedPartition(TimerPartition):
 
     @property
     def _keys_status(self) -> tuple[int, int, int | None, bool]:
+        """The number of keys, the bytes of their values, the next expiry in ms, and whether everything is compacted."""
         due_ms = self.compactor.due_ms
         is_resting = due_ms is None or due_ms > self.now_ms + RESTING_MS
         return self.keys.live, self.keys.bytes, self.keys.next_expiry_ms, is_resting
@@ -157,4 +159,5 @@ class CompactedPartition(TimerPartition):
 
 
 def _not_here() -> InvalidRequest:
+    """Return the error for cancels and moves in a compacted topic."""
     return InvalidRequest("what a compacted topic holds is not cancelled or moved: put or delete its key")

@@ -6,8 +6,8 @@ were. If a group holds a message of a row, the row stays as it is until the next
 
 The row of a deletion is removed only `tombstone_retention` after the end of the pass that removed the deleted values. A
 reader that began before the end of that pass may have read an old value. It has this much time to reach the deletion.
-If a pass left a row as it was, an old value may remain there, and the pass is *behind* from this row on. It removes no
-deletion after the row: otherwise a reader from the beginning would see the old value, and never its deletion.
+If a pass left a row as it was, an old value may remain there. From this row on, the pass is *behind*: it removes no
+further deletions. Otherwise a reader from the beginning would see the old value, and never its deletion.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class Compactor:
         """Time at which a pass has work even if nothing is written, in ms. None if there is no such time."""
 
     def state(self) -> tuple[object, ...]:
+        """Return the values to store in the row of the compaction."""
         return (
             self.due_ms,
             self.forgotten,
@@ -113,6 +114,7 @@ class Compactor:
         )
 
     def load(self, state: list[object]) -> None:
+        """Restore the values that `state` returned."""
         self.due_ms, self.forgotten, self.removed, self._wrote_ms, self._at, *rest = state  # type: ignore[assignment]
         self._until_s, self._left, self._keeps, self._behind_s, self._fresh, *rest = rest  # type: ignore[assignment]
         self._ended_ms, ripening, self._ripe_s, self._again_ms = rest  # type: ignore[assignment]
@@ -165,6 +167,7 @@ class Compactor:
         return True
 
     def _is_worth_it(self, now_ms: int, until_s: int, view: View) -> bool:
+        """Return whether a pass up to second `until_s` would delete enough, or nothing else is to do."""
         log, keys = self._log, self._keys
         if not self._has_garbage:
             return False
@@ -179,6 +182,7 @@ class Compactor:
         return is_large or self._is_quiet(now_ms) or now_ms - self._ended_ms >= PASS_MS
 
     def _next_check_ms(self, now_ms: int) -> int | None:
+        """Return when to check again whether a pass is worthwhile, in ms; None: not before the next write."""
         times = []
         if self._has_garbage and self._log.state.messages > self._left:
             idle_ms = max(self._wrote_ms + IDLE_MS, now_ms + LOOK_MS, self._rested_ms)
@@ -194,9 +198,11 @@ class Compactor:
 
     @property
     def _rested_ms(self) -> int:
+        """Time in ms at which the pause after the last pass ends."""
         return self._ended_ms + REST_MS * self._left
 
     def _is_quiet(self, now_ms: int) -> bool:
+        """Return whether nothing was written for `IDLE_MS`."""
         return now_ms - self._wrote_ms >= IDLE_MS
 
     def _end_compaction(self, step: Step) -> None:
@@ -213,6 +219,7 @@ class Compactor:
     # -- one run --------------------------------------------------------------------------------------------------
 
     def _continue_run(self, step: Step) -> None:
+        """Do a bounded part of the pass in progress."""
         view = step.view
         assert self._at is not None
         stop = rows.log_key(offsets.pack(self._until_s * 1000, 0, 0, 0))
@@ -256,7 +263,7 @@ class Compactor:
         fields = _fields(row, entry, view) if len(gone) < count else [{}] * count
         self._log.delete_row(step, row[0], len(row[1]))
         view.delete(rows.PAYLOAD + entry.first)
-        # Put the messages that are left back, in rows of their own.
+        # Put the remaining messages back, in single-message rows.
         size = 0
         for offset, each, is_wanted in zip(run, fields, wanted, strict=True):
             if is_wanted:
@@ -268,6 +275,7 @@ class Compactor:
         return count - len(gone)
 
     def _is_wanted(self, offset: bytes, key: bytes, is_deletion: bool, view: View) -> bool:
+        """Return whether a write must stay: the last write of its key, if that is a value or a recent deletion."""
         if not self._keys.is_latest(key, offset, view):
             return False
         if is_deletion and (self._behind_s is not None or offsets.deliver_ms(offset) // 1000 >= self._ripe_s):

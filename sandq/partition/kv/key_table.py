@@ -57,6 +57,7 @@ class Value(NamedTuple):
     expires_ms: int = 0
 
     def row(self) -> bytes:
+        """Return the row of the value."""
         version, value, headers, expires_ms = self
         if headers is None:
             return VALUE_HEADER.pack(0, 0, expires_ms, version) + value
@@ -64,6 +65,7 @@ class Value(NamedTuple):
 
     @classmethod
     def load(cls, row: bytes) -> Value:
+        """Read a value from its row."""
         flags, length, expires_ms, version = VALUE_HEADER.unpack_from(row)
         start = VALUE_HEADER.size
         headers = row[start : start + length] if flags & FLAG_HEADERS else None
@@ -82,7 +84,7 @@ class KeyTable:
         """Lower bound of the next expiry time of a value, in ms. None if no value expires."""
         self._swept_ms = 0
         self._garbage = garbage if garbage is not None else Garbage()
-        # A cache with two generations. It is not state: its content never changes a result.
+        # A cache with two generations. It is not part of the state, as its content never changes a result.
         self._young: dict[bytes, Known] = {}
         self._old: dict[bytes, Known] = {}
 
@@ -91,6 +93,7 @@ class KeyTable:
         view.put(STATE, rows.pack(self.live, self.bytes, self.next_expiry_ms, self._swept_ms, self.deletions))
 
     def load(self, view: View) -> None:
+        """Load the state row."""
         row = view.get(STATE)
         if row is not None:
             self.live, self.bytes, self.next_expiry_ms, self._swept_ms, self.deletions = rows.unpack(row)
@@ -163,6 +166,7 @@ class KeyTable:
         return all([key in young for key in keys])  # these stay known when they become the old generation
 
     def _remember(self, key: bytes, value: Known) -> None:
+        """Cache data about the value of a key. If the young generation is full, it becomes the old one."""
         if len(self._young) >= KNOWN_KEYS:
             self._young, self._old = {}, self._young
         self._young[key] = value
@@ -246,13 +250,16 @@ def _scan(view: View, start: bytes, stop: bytes, limit: int, max_bytes: int) -> 
 
 
 def _is_over(row: bytes, now_ms: int) -> bool:
+    """Return whether the value in a row has expired."""
     expires_ms: int = VALUE_HEADER.unpack_from(row)[2]
     return 0 < expires_ms <= now_ms
 
 
 def _expiry_key(expires_ms: int, key: bytes) -> bytes:
+    """Return the key of the index row of a value that expires."""
     return EXPIRY + expires_ms.to_bytes(6, "big") + key
 
 
 def _expiry_of(key: bytes) -> int:
+    """Return the expiry time in the key of an index row, in ms."""
     return int.from_bytes(key[1:7], "big")

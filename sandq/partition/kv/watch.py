@@ -1,8 +1,8 @@
 """Reads the changes of keys of a compacted topic after a version, for watchers.
 
 A watcher reads the log in bounded parts, and selects the changes of its keys. Compaction removes writes from the log,
-so a slow watcher may miss some. `mark` is the offset up to which relevant writes may have been removed. A watcher has
-missed nothing if its position is above the mark, or if its last reply had the same mark.
+so a slow watcher may miss some. `mark` is the offset up to which relevant writes may have been removed. A watcher
+has missed nothing if its position is above the mark, or if its last reply had the same mark.
 """
 
 from __future__ import annotations
@@ -121,12 +121,14 @@ def _wanted(
 
 
 def _positions(piece: Piece, count: int) -> Sequence[int]:
+    """Return the positions of a piece's messages in its batch."""
     if piece.live is None:
         return range(count)
     return [position for first, length in piece.live for position in range(first, first + length)]
 
 
 def _offset(piece: Piece, position: int) -> bytes:
+    """Return the offset of the message at a position of a piece's batch."""
     if len(piece.offsets) == offsets.OFFSET_BYTES:
         return offsets.shift(piece.offsets, position)
     start = position * offsets.OFFSET_BYTES

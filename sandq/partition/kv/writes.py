@@ -87,6 +87,7 @@ class KeyWriter:
         return Stored(b"".join(column), refused)
 
     def _set(self, step: Step, key: bytes, version: bytes, writes: Writes, at: int) -> None:
+        """Set or delete the value of a key, as the write at position `at` says."""
         value, headers, ttls = writes.values[at], writes.headers, writes.ttls_ms
         if value is None:
             self._keys.delete(step, key, version)

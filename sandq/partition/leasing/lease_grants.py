@@ -196,6 +196,7 @@ class LeaseGrants:
         view = step.view
 
         def judge(entry: LogEntry) -> bool | None:
+            """Decide about the next entry of the log. Return True: lease it; False: pass over it; None: stop here."""
             if entry.first in group.gaps:
                 return False
             expires_ms = self._ttl.entry_expires_ms(entry)

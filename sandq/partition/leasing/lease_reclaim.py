@@ -1,8 +1,8 @@
 """Renews the leases of a consumer that has restarted: the consumer gets the messages again, and its old tokens become
 invalid.
 
-A renewal does not count as an attempt, so a rolling restart uses up none. But a message may crash its consumer again
-and again. So a lease counts its renewals, and after too many it expires, which counts as an attempt.
+A renewal does not count as an attempt, so that a rolling restart uses up no attempts. But a message may crash its
+consumer again and again. So a lease counts its renewals. After too many of them it expires, which counts as an attempt.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class LeaseReclaim:
         return Reclaimed(renewed, len(stale) - renewed - ended, ended)
 
     def _renew(self, step: Step, group: Group, lease: Lease, token: int, command: c.Reclaim) -> None:
+        """Grant the live messages of a lease again under a new token, and revoke the old lease."""
         live = lease.live
         renewed = Lease(
             token,

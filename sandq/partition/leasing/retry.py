@@ -51,7 +51,7 @@ def wait_of(backoff: dict[str, Any], attempt: int) -> Wait:
 
 
 def _mix(offset: int, group_id: int, attempt: int) -> int:
-    """splitmix64's finalizer over the inputs folded to 64 bits (Steele, Lea, Flood 2014)."""
+    """Return a 64-bit hash of the inputs: the finalizer of splitmix64 (Steele, Lea, Flood 2014)."""
     x = (offset ^ (offset >> 64) ^ (group_id << 32) ^ attempt) & _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK

@@ -36,11 +36,14 @@ SNOOZED = "snoozed"
 """Reason in the history for an attempt that ended with a snooze and is not counted. See `dead_letters` for the other
 reasons."""
 CUT_SHARE: Final = 4
-"""While at most 1/`CUT_SHARE` of the allowed ranges wait, ranges are split so that each message gets its own jitter.
-This is so for up to 2,500 messages of a group in a partition."""
+"""Divisor of the maximum number of waiting ranges, up to which each message gets its own jitter and its own range.
+
+This holds for up to 2,500 messages of a group in a partition."""
 
 Lost = list[list[Any]] | None
-"""None: all done. A list: ranges `[[base, count], ...]` for which the lease was lost. []: the whole lease was lost."""
+"""Result of an item of an ack or a nack. None: all of its messages are settled.
+
+A list has the ranges `[[base, count], ...]` for which the lease was lost; it is empty if the whole lease was lost."""
 
 
 class Part(NamedTuple):
@@ -99,6 +102,7 @@ class LeaseSettlement:
         return self._leases.by_token[token].group_id
 
     def _ack(self, step: Step, lease: Lease, what: c.What) -> Lost:
+        """Ack messages of one lease."""
         mask, foreign = lease.mask_of(what)
         fresh = mask & lease.live
         if fresh:
@@ -130,6 +134,7 @@ class LeaseSettlement:
         return results
 
     def _check_headers(self, items: Sequence[c.NackItem]) -> None:
+        """Raise TooLarge if new headers exceed what an entry may write."""
         most = FIXED.entry_copied_bytes
         for item in items:
             headers = (item.changes or {}).get(Column.HEADERS.value, b"")
@@ -235,6 +240,7 @@ class LeaseSettlement:
         enough_bytes = self._dead.buried_bytes + EXPIRE_BYTES
 
         def is_enough() -> bool:
+            """Return whether this command has done enough, or spent the budget of its entry."""
             is_spent = self._shared.is_budget_spent
             return is_spent or expired + passed >= EXPIRE_MESSAGES or self._dead.buried_bytes >= enough_bytes
 
@@ -249,7 +255,7 @@ class LeaseSettlement:
                     break
                 buried = self._bury_first_expired(step, group)
                 expired += buried
-                passed += not buried  # a gap
+                passed += not buried  # the head of the log was a gap
         return expired
 
     def expire_lease(self, step: Step, lease: Lease, error: str | None) -> int:
@@ -486,6 +492,7 @@ def _mask_of(lease: Lease, ranges: Sequence[Range]) -> int:
 
 
 def _lost(lease: Lease, mask: int, foreign: list[list[Any]], what: c.What) -> Lost:
+    """Return the result of an item: `mask` and `foreign` are the messages for which the lease was lost."""
     if not mask and not foreign:
         return None
     if what is None and mask == (1 << lease.total) - 1:

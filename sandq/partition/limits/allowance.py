@@ -89,6 +89,7 @@ class Allowance:
         return max(most, 0)
 
     def _paced(self, now_us: int) -> int:
+        """Return how many messages the rate allows now."""
         part = self.part
         if not part.units:
             return 0

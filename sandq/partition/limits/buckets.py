@@ -2,7 +2,7 @@
 
 A rate has as many *units* as its burst. A partition that holds `u` of `b` units may lease `u` messages at once, and has
 `u / b` of the rate. It stores the arrival time of its next message (`limits.pacing`). A part owes time for the messages
-that were leased recently: its debt. If a part is split, the two new parts together have the same debt. So units keep
+that were leased recently: its debt. If a part is split, the debt is divided between the two new parts. So units keep
 their debt when they move to another partition. Rounding always reduces capacity, so all parts together never exceed the
 whole rate.
 
@@ -48,6 +48,7 @@ def split(limit: GroupLimit, part: Part, units: int, now_us: int) -> tuple[Part,
 
 
 def _piece(limit: GroupLimit, part: Part, units: int, now_us: int) -> Part:
+    """Return `units` units of a part, with their share of its debt."""
     whole, pace = pace_of(limit, part.units), pace_of(limit, units)
     owed = owed_us(limit, part, now_us) * pace.interval_us * units
     return Part(units, now_us + -(-owed // (whole.interval_us * part.units)))

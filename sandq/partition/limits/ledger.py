@@ -2,9 +2,9 @@
 
 For each other partition, the ledger keeps an upper bound of its holdings. To take something away, the home partition
 sends a lower share, and lowers the bound only after the partition has confirmed it. To add something, it raises the
-bound first, and then sends the share. The home partition itself uses the rest of the limits. So the sum never exceeds
-the limits, even if messages are lost, late or repeated, or leaders change. Each share has a *version*: the index of the
-entry that decided the share. A partition applies the newest version that it has received.
+bound first, and then sends the share. The home partition itself uses the rest of the limits. So all partitions together
+never exceed the limits, even if messages between nodes are lost, late or repeated, or leaders change. Each share has a
+*version*: the index of the entry that decided the share. A partition applies the newest version that it has received.
 
 If limits are set for a topic that already has several partitions, the ledger does not know their messages in flight.
 Nothing is leased or shared out until all of these partitions have reported.

@@ -58,6 +58,7 @@ class Pacing:
         self._put(tenant, arrival_us)
 
     def _put(self, tenant: str, arrival_us: int) -> None:
+        """Set the arrival time of a tenant's next message."""
         self._arrivals_us[tenant] = arrival_us
         if is_overgrown(len(self._heap), len(self._arrivals_us)):
             self._heap = [(at_us, name) for name, at_us in self._arrivals_us.items()]
@@ -79,6 +80,7 @@ class Pacing:
         self._changed.add(tenant)
 
     def _arrival_us(self, tenant: str) -> int:
+        """Return the arrival time of a tenant's next message; 0 if it is not ahead."""
         return self._arrivals_us.get(tenant, 0)
 
     def limit(self, tenant: str, pace: Pace, now_us: int) -> None:

@@ -100,6 +100,7 @@ class Appends:
         self._ownership = ownership
 
     def append(self, step: Step, command: c.Append) -> tuple[bytes, int] | Stored:
+        """Store a producer's batch, as one row if possible. Return (first offset, count), or a `Stored`."""
         header = peek(command.batch)
         self._shared.totals.stored_bytes += len(command.batch)
         stamp_ms = step.stamp_ms
@@ -126,6 +127,7 @@ class Appends:
         return rank is None or queue_keys.is_one(rank, batch)
 
     def _append_each(self, step: Step, command: c.Append) -> Stored:
+        """Store the messages of a batch in rows of their own."""
         yield_now, stamp_ms = self._shared.yield_now, step.stamp_ms
         batch = Batch.parse(command.batch)
         yield_now()
@@ -241,6 +243,7 @@ class Appends:
     def _store_one(
         self, step: Step, offset: bytes, fields: Fields, wanted: Wanted, key_digest: bytes | None = None
     ) -> None:
+        """Store one message in a row of its own, and update the counts."""
         light = rows.needed_of(fields, self._shared.is_ordered, wanted.ms, key_digest=key_digest)
         self._ttl.any_own = self._ttl.any_own or Column.TTL_MS in light
         self._log.counts.add(offsets.deliver_ms(offset), 1)
@@ -305,6 +308,7 @@ def placed_each(
 def _placed(
     wanted: list[int], index: int, position: int, partition: int, floor_ms: int
 ) -> tuple[list[int], list[bytes]]:
+    """Return (times, offsets): the wanted times limited to the floor and the maximum, and an offset for each."""
     times = wanted
     if wanted and (min(wanted) < floor_ms or max(wanted) > offsets.U48_MAX):
         times = [min(max(at_ms, floor_ms), offsets.U48_MAX) for at_ms in wanted]
@@ -317,4 +321,5 @@ def _different(wanted: list[Wanted]) -> set[Wanted]:
 
 
 def _first(entry: LogEntry) -> bytes:
+    """Return the first offset of an entry, as a sort key."""
     return entry.first

@@ -6,8 +6,8 @@ messages, and messages that are only in rows of groups, stay counted until the l
 Rows, `hour u32 | seq u64`: changes of an hour, `[second of the hour, change, ...]`. Each write of the partition's rows
 adds a row instead of changing one, so that counting a message far in the future reads nothing. After `FOLD_ROWS` rows
 of an hour, these are folded into one row. The number of rows is known only for some hours. So one row in `FOLD_ROWS`,
-chosen by a hash of its number, also causes a fold. An hour has few rows, even if many hours are written in turn. A few
-hours are cached in memory."""
+chosen by a hash of its number, also causes a fold. So an hour has few rows, even if many hours are written in turn. A
+few hours are cached in memory."""
 
 from __future__ import annotations
 
@@ -54,9 +54,11 @@ class Counts:
         """Number of rows by hour. The hour that was written longest ago comes first."""
 
     def state(self) -> tuple[int, int, int, int]:
+        """Return the values to store in the state row."""
         return self.now_s, self.later, self._first_hour, self._next_seq
 
     def load(self, state: tuple[int, int, int, int]) -> None:
+        """Restore the values that `state` returned."""
         self.now_s, self.later, self._first_hour, self._next_seq = state
 
     # -- changes --------------------------------------------------------------------------------------------------
@@ -91,6 +93,7 @@ class Counts:
                 self._hot[hour][at] += count
 
     def _add(self, second: int, count: int) -> None:
+        """Add `count` messages at this second."""
         self._count()
         if second > self.now_s:
             self.later += count
@@ -215,6 +218,7 @@ class Counts:
             ]
 
     def _hour(self, hour: int, view: View) -> Seconds:
+        """Return the counts of an hour, from the cache or from its rows."""
         self._count()
         seconds = self._hot.get(hour)
         if seconds is None:
@@ -243,6 +247,7 @@ class Counts:
 
 
 def _key(hour: int, seq: int = 0) -> bytes:
+    """Return the key of a row of an hour."""
     return rows.COUNTS + hour.to_bytes(4, "big") + seq.to_bytes(8, "big")
 
 
@@ -255,10 +260,12 @@ def _is_drawn(seq: int) -> bool:
 
 
 def _hour_of(key: bytes) -> int:
+    """Return the hour in the key of a row."""
     return int.from_bytes(key[1:5], "big")
 
 
 def _rows_of(first: int, stop: int, view: View) -> list[Row]:
+    """Return the rows of the hours from `first` to `stop` (exclusive)."""
     return view.scan(_key(first), _key(stop), limit=_NO_LIMIT, max_bytes=_NO_LIMIT)
 
 
@@ -274,10 +281,12 @@ def _each_row(first: int, stop: int, view: View) -> Iterator[Row]:
 
 
 def _packed(seconds: Seconds) -> bytes:
+    """Return the row of changes of an hour."""
     return rows.pack(*[part for at, count in sorted(seconds.items()) if count for part in (at, count)])
 
 
 def _sum(found: list[bytes]) -> Seconds:
+    """Return the sum of the changes in rows of an hour."""
     total: Seconds = Counter()
     for row in found:
         flat = rows.unpack(row)

@@ -30,10 +30,12 @@ class Hold(NamedTuple):
     until_ms: int
 
     def row(self) -> bytes:
+        """Return the row of the hold."""
         return rows.pack(self.offset, self.until_ms)
 
     @classmethod
     def load(cls, key: bytes, row: bytes) -> Hold:
+        """Read a hold from its row."""
         offset, until_ms = rows.unpack(row)
         return cls(key[1:].decode(), offset, until_ms)
 
@@ -48,6 +50,7 @@ class Holds:
         """Time at which the next hold expires, in ms."""
 
     def load(self, view: View) -> None:
+        """Load all holds."""
         self._set([Hold.load(key, row) for key, row in rows.all_rows(view, rows.HOLD)])
 
     def change(self, step: Step, command: c.Hold) -> None:
@@ -97,12 +100,14 @@ class Holds:
         self._set(holds)
 
     def _without(self, step: Step, gone: list[Hold]) -> None:
+        """Delete holds and their rows."""
         view = step.view
         for hold in gone:
             view.delete(rows.hold_key(hold.name))
         self._set([hold for hold in self.all if hold not in gone])
 
     def _set(self, holds: list[Hold]) -> None:
+        """Replace all holds."""
         self.all = tuple(sorted(holds))
         self.lowest = min([hold.offset for hold in holds], default=offsets.LAST)
         self.next_ms = min([hold.until_ms for hold in holds], default=None)

@@ -128,8 +128,10 @@ class MessageLog:
         self._kept = group_state.kept
         self._ownership = ownership
         self._batch_row: Found | None = None
-        """The first message of the last batch row that was found. Cached because messages that are cancelled or moved
-        together are usually in one batch row, which may be large."""
+        """The first message of the batch row that was found last.
+
+        Cached because messages that are cancelled or moved together are usually in one batch row, which may be
+        large."""
         self.gap: Bounds = b"", b""
         """Gap between two log rows of an entry, in which a message was searched last. The first of these rows is large.
 
@@ -142,6 +144,7 @@ class MessageLog:
     def put(
         self, step: Step, offset: bytes, created_ms: int, fields: Fields, light: Fields, *, is_delay: bool = False
     ) -> LogEntry:
+        """Put a new message into a log row of its own, and return its entry. The caller calls `note_added`."""
         view = step.view
         stored, entry = rows.message_rows(offset, created_ms, fields, None, light, is_delay=is_delay)
         for key, value in stored:
@@ -259,6 +262,7 @@ class MessageLog:
             self._expiring_rows.put(step, rows.MOVED + found.id, step.now_ms + CANCEL_MEMORY_MS, *fields)
 
     def _cancel_kept(self, step: Step, kept: Kept, remember: bool) -> None:
+        """Cancel a message that only groups keep."""
         entry = rows.kept_entry(kept.offset, kept.row)
         self._shared.totals.cancelled += 1
         assert entry.extra is not None
@@ -279,7 +283,7 @@ class MessageLog:
         is_delay: bool = False,
         priority: int | None = None,
     ) -> bytes:
-        """Change the delivery time of a pending message, and return its new offset.
+        """Change the delivery time of a pending message. Return its new offset.
 
         The message keeps its id and its payload row. `position`: position in the entry, which makes the offset unique.
         `is_delay`: the time was given as a delay. `priority`: the new priority; None: unchanged.

@@ -55,9 +55,11 @@ class Sweeper:
         left."""
 
     def state(self) -> tuple[Any, ...]:
+        """Return the values to store in the state row."""
         return self._position, self._left, self._shared.settled
 
     def load(self, state: tuple[Any, ...]) -> None:
+        """Restore the values that `state` returned."""
         self._position, self._left, self._shared.settled = state
 
     def set_back(self) -> None:
@@ -109,6 +111,7 @@ class Sweeper:
         self._position = found[-1][0][1:]
 
     def _has_batch(self, found: list[Row]) -> bool:
+        """Return whether any of these rows is a batch row."""
         return any(value[0] == rows.KIND_BATCH for _, value in found)
 
     def _promoted(self, group: Group, first: bytes, last: bytes, view: View) -> set[bytes] | None:
@@ -149,6 +152,7 @@ class Sweeper:
         return True
 
     def _delete(self, step: Step, key: bytes, value: bytes, entry: LogEntry, live: list[bytes]) -> None:
+        """Delete a row whose messages are all settled; `live`: its messages without a tombstone."""
         log, state = self._log, self._log.state
         log.delete_row(step, key, len(value), entry.length if value[0] == rows.KIND_BATCH else 0)
         state.messages -= len(live)

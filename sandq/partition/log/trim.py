@@ -62,10 +62,12 @@ class Trimmer:
         """(time in ms, offset below which every group was done with all messages at that time), in ascending order."""
 
     def state(self) -> tuple[Any, ...]:
+        """Return the values to store in the state row."""
         state = self._schedule.due_ms, self._done
         return state if self._shared.rank is None else (*state, self._sweeper.state())
 
     def load(self, state: Sequence[Any]) -> None:
+        """Restore the values that `state` returned."""
         self._schedule.due_ms, self._done = state[0], [(ms, offset) for ms, offset in state[1]]
         if len(state) > 2:
             self._sweeper.load(state[2])
@@ -297,6 +299,7 @@ class Trimmer:
 
 
 def _key(row: Row) -> bytes:
+    """Return the key of a row, for a search."""
     return row[0]
 
 

@@ -3,7 +3,7 @@
 A producer may change a message that no group has leased, acked or made dead, even if the message waits for its next
 attempt. If a waiting message is moved, it keeps its offset, and only its due time in the groups in which it waits
 changes. If a message waits in one group while it is pending in another, it can be cancelled and updated, but not moved.
-With a new offset, the first group would get it again as if it had made no attempts.
+A move would give the message a new offset, and the first group would get it again as if it had made no attempts.
 
 An outcome `TOO_LATE` has the state of the message: leased, acked, dead, waiting or gone.
 """
@@ -127,6 +127,7 @@ class Pending:
     # -- commands -------------------------------------------------------------------------------------------------
 
     def cancel(self, step: Step, target: c.Target, applied_index: int) -> Outcome:
+        """Cancel a message. `applied_index`: index of the last applied entry, as in offsets."""
         found, _, refusal = self._find_owned(step, target, applied_index)
         if found is None:
             return refusal
@@ -214,6 +215,8 @@ class Pending:
         return owned, claim, _NONE
 
     def _absent(self, step: Step, message_id: bytes, applied_index: int) -> Outcome:
+        """Return the outcome for a message that exists neither in the log nor in a group: cancelled, gone, or never
+        stored."""
         view = step.view
         moved = view.get(rows.MOVED + message_id)
         offset = rows.load_moved(moved).offset if moved is not None else message_id
@@ -233,6 +236,7 @@ class Pending:
     # -- lookups --------------------------------------------------------------------------------------------------
 
     def id_of(self, target: c.Target, now_ms: int, view: View) -> bytes | None:
+        """Return the id of the message with this name; None if its unique key is free."""
         kind, name, tenant, key = c.MessageName(*target)
         if kind == c.TARGET_ID:
             return bytes(name)

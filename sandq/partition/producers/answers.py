@@ -51,6 +51,7 @@ class Answer(NamedTuple):
     """Checksum of the batch, combined with the checksum of the previous batches."""
 
     def pack(self) -> bytes:
+        """Return the stored bytes."""
         return _LAYOUT.pack(*self)
 
 
@@ -151,6 +152,7 @@ def _with_outcomes(
 
 
 def _crc(command: c.Append) -> int:
+    """Return the checksum of a batch, combined with those of the previous batches."""
     return _crc_with_chain(int.from_bytes(command.batch[4:8], "little"), command.sequence)
 
 

@@ -8,8 +8,8 @@ depends on the number and the epoch of a batch:
 * one of the last five numbers: it gets the same reply as the first time, and nothing is stored. An older number:
   AlreadyStored.
 * a later number: OutOfSequence. The missing batches may still arrive, and must be stored before this batch.
-* an older epoch: ProducerFenced. The producer has given that epoch up. A delayed copy of a batch must not be stored
-  after later batches.
+* an older epoch: ProducerFenced. The producer has ended that epoch. So a delayed copy of a batch is not stored after
+  later batches.
 * a newer epoch: number 1 is stored. Any other number is OutOfSequence, because batches before it are missing.
 
 Storing a batch uses up its number, even if some of its messages were rejected because of taken unique keys. If a batch
@@ -78,6 +78,7 @@ class Producer:
         """Whether the producer is another partition, which is never forgotten."""
 
     def row(self) -> tuple[Any, ...]:
+        """Return the stored fields."""
         row = self.epoch, self.number, self.used_ms, self.answers
         return (*row, True) if self.is_partition else row
 
@@ -118,6 +119,7 @@ class Producers:
         self._changed.clear()
 
     def load(self, view: View) -> None:
+        """Load all producers, in the order of their last use."""
         found: list[tuple[Any, int, Producer]] = []
         for key, value in rows.all_rows(view, rows.PRODUCER):
             if key == rows.PRODUCER:
@@ -168,9 +170,11 @@ class Producers:
         return producer is not None and epoch == producer.epoch and number <= producer.number
 
     def _find(self, producer_id: int) -> Producer | None:
+        """Return the state of a producer; None if it is unknown."""
         return self._known.get(producer_id) or self._partitions.get(producer_id)
 
     def _check_unknown(self, command: c.Append, now_ms: int) -> None:
+        """Raise OutOfSequence if the batch of an unknown producer may have predecessors, or may be stored already."""
         if command.numbers[2] > 1:
             raise _gap(command, 1, "the producer is not known here (any more), and begins a new epoch with 1")
         if is_resent(command.sequence) and now_ms - self._dropped_ms <= PRODUCER_RETRY_MS:
@@ -213,6 +217,7 @@ class Producers:
         return producer
 
     def _keep(self, step: Step, numbers: tuple[int, int, int], producer: Producer, answer: Answer) -> None:
+        """Append the reply to a producer's last batch to its state."""
         producer_id, _, number = numbers
         producer.answers += answer.pack()
         producer.number, producer.used_ms = number, step.now_ms
@@ -242,6 +247,7 @@ class Producers:
             step.view.put(rows.PRODUCER, rows.pack(now_ms))
 
     def _drop_oldest(self, step: Step) -> None:
+        """Forget the least recently used producers, so that one more fits."""
         view = step.view
         while len(self._known) >= PRODUCERS:
             self._dropped_ms = max(self._dropped_ms, self._forget_first(step))
@@ -266,6 +272,7 @@ def _drop_rows(step: Step, producer_id: int, producer: Producer, count: int) -> 
 
 
 def _gap(command: c.Append, expected: int, why: str) -> OutOfSequence:
+    """Return the error for a batch whose number is not the expected one."""
     producer_id, epoch, number = command.numbers
     return OutOfSequence(
         f"batch {number} of producer {producer_id} in epoch {epoch} is out of sequence, and not stored: {why}",

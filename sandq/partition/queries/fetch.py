@@ -126,6 +126,7 @@ def _step(reader: LogReader, view: View, until_ms: int, end: bytes | None, count
 
 
 def _until_ms(machine: TimerPartition, end: bytes | None, pending: bool) -> int:
+    """Return the last delivery time in ms that a request reads."""
     until_ms = offsets.U48_MAX if pending else machine.now_ms - 1
     return until_ms if end is None else min(until_ms, offsets.deliver_ms(end))
 
