@@ -127,9 +127,9 @@ class RankedGrants:
         ageing_ms: int | None = self._shared.settings["ageing_ms"]
         left, taken_bytes = limit, 0
         while left > 0 and taken_bytes < max_bytes and self._buried < BURIED:
-            # Whether new messages fit into this lease: all messages of a lease have the same number of attempts.
-            is_first = not lease.ranges or lease.alike == FRESH
-            if is_first and not is_stopped and ageing_ms is None and not self._ttl.any_expires:
+            # All messages of a lease have the same number of attempts: does it take messages without attempts?
+            takes_new = not lease.ranges or lease.alike == FRESH
+            if takes_new and not is_stopped and ageing_ms is None and not self._ttl.any_expires:
                 taken, size = ready.serve_tenants(step, left, max_bytes - taken_bytes)
                 if taken:
                     _add_singles(lease, taken)
@@ -141,26 +141,24 @@ class RankedGrants:
                 break
             queue, is_shared = turn
             capacity = ready.limits.capacity_of(queue.tenant)
+            # If tenants take turns after each message (`is_shared`), take only one.
             most = 1 if is_shared else left if capacity is None else min(left, capacity)
             assert most > 0, "a queue with a turn has messages that may be leased"
-            returned = ready.first_returned(queue)
             # Take the first returned message or the first new one: whichever has the lower offset.
+            returned = ready.first_returned(queue)
             gets_nothing_new = is_stopped or queue.tenant in ready.limits.crowding.stopped
             head = None if gets_nothing_new else ready.head(queue, view)
-            capacity_for_new = ready.limits.capacity_for_new(queue.tenant)
             if returned is not None and (head is None or _first(returned) < head.first):
                 if lease.ranges and lease.alike != returned.alike:
                     break
                 if most > 1:
-                    # Messages that were given back together are not always adjacent in their queue.
-                    firsts = [head.first] if head is not None else []
-                    firsts += [_first(following)] if (following := ready.next_returned(queue)) is not None else []
-                    most = returned.ranges.count_below(min(firsts, default=offsets.LAST), most)
+                    most = _count_in_order(returned, head, ready.next_returned(queue), most)
                 count, size = self._take_returned(step, group, lease, returned, most, max_bytes - taken_bytes)
             else:
                 assert head is not None, "a queue that has a turn contains a message"
-                if not is_first:
+                if not takes_new:
                     break
+                capacity_for_new = ready.limits.capacity_for_new(queue.tenant)
                 most = most if capacity_for_new is None else min(most, capacity_for_new)
                 assert most > 0, "a tenant without capacity for new messages is stopped"
                 count, size = self._take_head(step, group, ready, queue, lease, head, most, max_bytes - taken_bytes)
@@ -229,8 +227,19 @@ class RankedGrants:
 
 
 def _first(entry: Waiting) -> bytes:
+    """Return the first message of a waiting entry."""
     assert entry.first is not None, "a waiting entry has a first message"
     return entry.first
+
+
+def _count_in_order(returned: Waiting, head: LogEntry | None, following: Waiting | None, most: int) -> int:
+    """Return how many messages of a returned entry come before the other messages of their queue, up to `most`.
+
+    Messages that were given back together are not always adjacent in their queue. `head`: the first new message of the
+    queue. `following`: the next returned entry of the queue."""
+    firsts = [head.first] if head is not None else []
+    firsts += [_first(following)] if following is not None else []
+    return returned.ranges.count_below(min(firsts, default=offsets.LAST), most)
 
 
 def _note_queue(lease: Lease, key: bytes, count: int) -> None:
