@@ -31,7 +31,7 @@ GROUPS = {
     "sql": "SQL",
     "spark": "Spark",
 }
-CPU, MAX = "node CPU us/msg", "max ms"
+CPU, MAX, P99 = "node CPU us/msg", "max ms", "p99 ms"
 """Names of figures of a row to which a goal may refer."""
 INTENDED = "from intended send"
 HANDED = "from hand-over"
@@ -150,15 +150,15 @@ class Measured:
         return self.messages / self.fsyncs if self.fsyncs else None
 
     def figure(self, of: str) -> float:
-        """Return `CPU`, `MAX` of the latency, or a detail, by name; the value without a name."""
+        """Return `CPU`, `MAX` or `P99` of the latency, or a detail, by name; the value without a name."""
         if not of:
             return self.value
         if of == CPU:
             assert self.cpu_us is not None
             return self.cpu_us
-        if of == MAX:
+        if of in (MAX, P99):
             assert self.latency is not None
-            return self.latency.at(1.0)
+            return self.latency.at(1.0 if of == MAX else 0.99)
         return self.details[of]
 
 

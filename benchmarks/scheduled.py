@@ -4,11 +4,12 @@ second; cancelling, moving and trimming very many; and a group that begins befor
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from benchmarks.driver import measure, node_with
-from benchmarks.lateness import Due, lateness
+from benchmarks.lateness import LEAD_MS, QUICK_LEAD_MS, Due, lateness
 from benchmarks.produce import HOUR_MS, MONTH_MS, PARTITIONS, TOPIC, produce
-from benchmarks.result import CPU, Goal, Measured, Row, Setting
+from benchmarks.result import CPU, P99, Goal, Measured, Row, Setting
 
 YEAR_MS = 365 * 24 * HOUR_MS
 CONNECTIONS, BATCH = 16, 1000
@@ -34,6 +35,35 @@ CPU_GOALS = {"moment": 2.5, "hour": 3.5, 20_000: 12}
 due per second."""
 RATES = {1000: None, 5000: Goal(10, "ms", at_least=False), 10_000: Goal(150, "ms", at_least=False), 20_000: None}
 """By number of messages due per second: the goal for their lateness."""
+
+
+OUT_S = 8
+"""Time over which messages are due in rows with the Python client."""
+
+
+def out(setting: Setting, *, per_s: int, partitions: int, mode: str = "batches", **settings: Any) -> Measured:
+    """Deliver messages that become due at a steady rate; the value is the CPU of the node and its processes per
+    message. `settings`: of the topic."""
+    messages = setting.count(per_s * OUT_S, min(per_s * OUT_S, QUICK_MESSAGES))
+    spec = {"messages": messages, "per_s": per_s, "partitions": partitions, "mode": mode}
+    with node_with(setting, TOPIC, partitions, lease="60s", **settings) as node:
+        to = {"address": node.address, "port": node.port, "lead_ms": setting.count(LEAD_MS, QUICK_LEAD_MS)}
+        measured = measure(node.metered, "due", **to, **spec)
+    assert measured.cpu_us is not None
+    measured.value = measured.cpu_us
+    return measured
+
+
+def _out(per_s: int, partitions: int, goal_us: float | None, p99_ms: float | None, **options: Any) -> Row:
+    """Return a row of `out`. `goal_us` is for the CPU, `p99_ms` for the lateness."""
+    name = "_".join(["out", str(per_s), str(partitions), *map(str, options.values())])
+    how = {"each": "acked one by one", "batches": "batches acked"}[options.get("mode", "batches")]
+    settings = "".join(f", {key}={value}" for key, value in options.items() if key != "mode")
+    what = f"{per_s:,} due a second over {partitions} partition{'s'[: partitions > 1]}, {how}{settings}"
+    goal = None if goal_us is None else Goal(goal_us, "us of CPU", at_least=False)
+    further = () if p99_ms is None else (Goal(p99_ms, "ms", at_least=False, of=P99),)
+    load = partial(out, per_s=per_s, partitions=partitions, **options)
+    return Row(name, "scheduled", what, load, "us", goal, driver="client", further=further)
 
 
 def _due(per_s: int) -> Row:
@@ -88,6 +118,11 @@ ROWS = (
         partial(produce, CONNECTIONS, BATCH, BATCHES, QUICK_BATCHES, window=2, within_ms=HOUR_MS, keyed=True),
     ),
     *(_due(per_s) for per_s in RATES),
+    _out(10_000, 1, 20, None),
+    _out(10_000, 4, 20, 25),
+    _out(10_000, 16, 35, 30),
+    _out(1_000, 4, 180, 20),
+    _out(5_000, 4, None, None, mode="each"),
     *(
         Row(
             f"{job}_{spread}",

@@ -8,7 +8,7 @@ import resource
 import sys
 from dataclasses import asdict
 
-from benchmarks.load import abuse, client, consume, keys, lateness, pending, produce, ranked, schedules, small
+from benchmarks.load import abuse, client, consume, due, keys, lateness, pending, produce, ranked, schedules, small
 from benchmarks.load.work import Work
 from demo.node import end_with_parent
 
@@ -19,6 +19,7 @@ WORKS: dict[str, Work] = {
     "consume": consume.consume,
     "consume_trimming": consume.trimming,
     "consume_paced": consume.paced,
+    "due": due.due,
     "lateness": lateness.lateness,
     "lateness_failover": lateness.failover,
     "pending_job": pending.job,

@@ -47,7 +47,7 @@ def lateness(port: int, messages: int, per_s: int, lead_ms: int) -> Ready:
 
     def run(began_s: float) -> Done:
         subscribe(wire)
-        _check_lead(first_ms)
+        check_lead(first_ms)
         late_s: list[float] = []
 
         def seen(now_s: float, delivery: Deliver) -> None:
@@ -78,7 +78,7 @@ def failover(addresses: Sequence[str], messages: int, lead_ms: int) -> Ready:
             sandq.connect(*addresses) as client,
             client.subscribe(TOPIC, group=GROUP, credit=min(messages, CREDIT)) as subscription,
         ):
-            _check_lead(due_ms)
+            check_lead(due_ms)
             with anyio.move_on_after(PATIENCE_S) as patience:
                 async for batch in subscription.batches():
                     now_s = time.time() - due_ms / 1000
@@ -112,7 +112,7 @@ def _first_after_pause(late_s: Sequence[float]) -> float:
     return max(pairwise([0.0, *late_s]), key=lambda two: two[1] - two[0], default=(0.0, 0.0))[1]
 
 
-def _check_lead(due_ms: int) -> None:
+def check_lead(due_ms: int) -> None:
     """Fail if messages were due before the consumer waited: their lateness would mean nothing."""
     if time.time() * 1000 >= due_ms:
         raise TimeoutError("the preparation took too long: messages were due before they were waited for")
