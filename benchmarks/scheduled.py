@@ -44,7 +44,7 @@ OUT_S = 8
 def out(setting: Setting, *, per_s: int, partitions: int, mode: str = "batches", **settings: Any) -> Measured:
     """Deliver messages that become due at a steady rate; the value is the CPU of the node and its processes per
     message. `settings`: of the topic."""
-    messages = setting.count(per_s * OUT_S, min(per_s * OUT_S, QUICK_MESSAGES))
+    messages = setting.count(per_s * OUT_S, per_s)
     spec = {"messages": messages, "per_s": per_s, "partitions": partitions, "mode": mode}
     with node_with(setting, TOPIC, partitions, lease="60s", **settings) as node:
         to = {"address": node.address, "port": node.port, "lead_ms": setting.count(LEAD_MS, QUICK_LEAD_MS)}
