@@ -20,12 +20,13 @@ from sandq.partition.records.metrics import Totals
 T = TypeVar("T")
 
 NOT_YET: Final = "not_yet"
-"""Outcome of an item for which the entry had no budget left. Nothing was done, and the caller must ask again."""
+"""Outcome of an item for which the entry had no budget left. The item changed nothing, and the caller must ask
+again."""
 BUDGET_BYTES: Final = FIXED.entry_copied_bytes
 COPIED_LEAST_BYTES: Final = 1024
 """Minimum number of bytes to count per message that is written again: even a small message costs about 30 us."""
 SLICE_ITEMS = 64
-"""Number of items of an entry after which the time slice ends. With one look-up per item, they take a few
+"""Number of items of an entry after which the time slice ends. With one look-up per item, this many items take a few
 milliseconds."""
 SLICE_READS = 8
 """Like `SLICE_ITEMS`, for look-ups while another thread computes. Each look-up releases the interpreter lock, and may
@@ -73,6 +74,7 @@ class SharedState:
         return items if len(items) <= most else self._in_slices(items, most)
 
     def _in_slices(self, items: Sequence[T], most: int) -> Iterator[T]:
+        """Yield the items, and yield to other work before each `most` of them."""
         for at in range(0, len(items), most):
             self.yield_now()
             yield from items[at : at + most]
@@ -117,8 +119,10 @@ class LogState:
     """(second of `trimmed`, number of messages of that second that were trimmed)."""
 
     def fields(self) -> tuple[Any, ...]:
+        """Return the fields for the state row."""
         return self.messages, self.trimmed, self.bytes, self.gone
 
     def load(self, fields: Sequence[Any]) -> None:
+        """Restore what `fields` returned."""
         self.messages, self.trimmed, self.bytes, gone = fields
         self.gone = (gone[0], gone[1])

@@ -1,4 +1,4 @@
-"""The timer partition: one time-ordered log, any number of groups that lease and ack its messages.
+"""The timer partition: one log in the order of delivery times, and any number of groups that lease and ack messages.
 
 Invariants (the first three carry the promise "never skipped, never early, never leased twice at once"):
 
@@ -120,13 +120,16 @@ class TimerPartition(PartitionState):
         return stored
 
     def _store(self, step: Step, command: c.Append) -> tuple[bytes, int] | Stored:
+        """Store a batch."""
         return self.appends.append(step, command)
 
     def _cancel(self, step: Step, command: c.Cancel) -> Result:
+        """Cancel messages, and return an outcome per message."""
         last = self.applied_index + self.index_base
         return [self.pending.cancel(step, target, last) for target in self.shared.in_slices(command.targets)]
 
     def _move(self, step: Step, command: c.Move) -> Result:
+        """Move or change messages, and return an outcome per message. Items beyond the entry's budget get NOT_YET."""
         outcomes = []
         for fields in self.shared.in_slices(command.items):
             position = step.next_position()  # each item uses a position, even if it is not moved
@@ -146,6 +149,7 @@ class TimerPartition(PartitionState):
     # -- leases ---------------------------------------------------------------------------------------------------
 
     def _lease(self, step: Step, command: c.Lease) -> list[Lease]:
+        """Grant leases of a group to a consumer, and return them."""
         group = self.groups.named(command.group)
         dead = group.dead.total()
         leases = self._lease_grants.grant(step, command)
@@ -156,6 +160,7 @@ class TimerPartition(PartitionState):
         return leases
 
     def _ack(self, step: Step, command: c.Ack) -> list[Lost]:
+        """Ack messages, and return the lost messages of each item."""
         self.trim_schedule.note_settled(step)
         return self.settlement.ack(step, command.items)
 
@@ -169,17 +174,21 @@ class TimerPartition(PartitionState):
         return lost
 
     def _nack(self, step: Step, command: c.Nack) -> list[Lost | str | Part]:
+        """Nack messages, and return per item: the lost messages, NOT_YET, or the part that was done."""
         self.trim_schedule.note_settled(step)
         return self.settlement.nack(step, command.items)
 
     def _extend(self, step: Step, command: c.Extend) -> list[int | None]:
+        """Extend leases, and return the new deadline of each, in ms. None: the lease was lost."""
         return [self.settlement.extend(step, *c.ExtendItem(*item)) for item in self.shared.in_slices(command.items)]
 
     def _expire(self, step: Step, command: c.Expire) -> int:
+        """End leases whose deadline has passed, and return the number of returned messages."""
         self.trim_schedule.note_settled(step)
         return self.settlement.expire(step)
 
     def _release(self, step: Step, command: c.Release) -> int:
+        """End the leases of a consumer that left, and return the number of returned messages."""
         return self.settlement.release(step, command)
 
     def _reclaim(self, step: Step, command: c.Reclaim) -> tuple[int, int]:
@@ -192,13 +201,16 @@ class TimerPartition(PartitionState):
     # -- groups, jobs and schedules -------------------------------------------------------------------------------
 
     def _open_group(self, step: Step, command: c.OpenGroup) -> int:
+        """Create a group unless it exists, and return its id."""
         return self._admin.open_group(step, command)
 
     def _seek(self, step: Step, command: c.Seek) -> bytes:
+        """Move a group's cursor, and return it."""
         self.trim_schedule.note_settled(step)
         return self._admin.seek(step, command)
 
     def _drop_group(self, step: Step, command: c.DropGroup) -> None:
+        """Delete a group."""
         self.trim_schedule.note_settled(step)
         self._admin.drop(step, command.group, unless_unfinished=command.unless_unfinished)
 
@@ -224,9 +236,11 @@ class TimerPartition(PartitionState):
         return self.jobs.stop(step, command.job_id).shown()
 
     def _settle_dead(self, step: Step, command: c.RedriveDead | c.PurgeDead) -> list[Result]:
+        """Redrive or purge dead messages, and return an outcome per message."""
         return self.jobs.each_dead(step, command)
 
     def _schedule(self, step: Step, command: c.ScheduleCommand) -> list[Result]:
+        """Apply a command to its schedules, and return one result per item."""
         position = step.position
         results = self.schedules.apply(step, command)
         if step.position > position:
@@ -234,12 +248,14 @@ class TimerPartition(PartitionState):
         return results
 
     def _forward(self, step: Step, command: c.OutboxSent | c.OutboxRefused) -> str:
+        """End or change a batch that was sent to another partition, and return the outcome."""
         self.trim_schedule.note_settled(step)
         return self._forwarding.apply(step, command)
 
     # -- the partition as a whole ---------------------------------------------------------------------------------
 
     def _configure(self, step: Step, command: c.Configure) -> None:
+        """Set the settings of the topic."""
         self.shared.configure(with_newest_limits(self.shared.settings, command.settings))
         self.limits.configure(step)
         for group in self.groups.by_id.values() if self.shared.rank is not None else ():
@@ -247,6 +263,7 @@ class TimerPartition(PartitionState):
         self.trim_schedule.note_settled(step)
 
     def _hold(self, step: Step, command: c.Hold) -> bytes:
+        """Change what keeps the log from being trimmed. Return the offset up to which the log is trimmed."""
         before = self.holds.lowest
         self.holds.change(step, command)
         if self.holds.lowest > before:
@@ -259,6 +276,7 @@ class TimerPartition(PartitionState):
         return self._is_upkeep_due(step)
 
     def _is_upkeep_due(self, step: Step) -> bool:
+        """Return whether more work is due now."""
         return (self._upkeep_ms() or step.now_ms + 1) <= step.now_ms
 
     def _upkeep(self, step: Step) -> None:
@@ -312,6 +330,7 @@ class TimerPartition(PartitionState):
         """Change nothing: only the stamp of the entry has an effect."""
 
     def _refuse_restore(self, step: Step, command: c.Command) -> Result:
+        """Raise Conflict, because the partition is not being restored."""
         raise Conflict("the topic is not being restored: a restore makes its topics itself")
 
     HANDLERS: ClassVar[Handlers] = {

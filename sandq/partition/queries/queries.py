@@ -56,13 +56,14 @@ _OwnedRange = tuple[Range, int | None]
 
 class PartitionQueries:
     def __init__(self, machine: TimerPartition, view: View) -> None:
+        """`view`: rows of the partition as of the query."""
         self._machine = machine
         self._view = view
 
     # -- one message ----------------------------------------------------------------------------------------------
 
     def get(self, target: c.Target) -> Shown | None:
-        """Return a message with its value and state. None if this partition does not have it (any more)."""
+        """Return a message with its value and state. None if this partition does not, or no longer, have it."""
         machine, view = self._machine, self._view
         message_id = machine.pending.id_of(target, machine.now_ms, view)
         if message_id is None:
@@ -75,7 +76,7 @@ class PartitionQueries:
         return self._get_own(rows.load_moved(moved).offset if moved is not None else message_id)
 
     def _get_own(self, offset: bytes) -> Shown | None:
-        """Return a message that is only in a row of a group. None if no group has it."""
+        """Return a message that is only in a row of a group, no longer in the log. None if no group has it."""
         for group in self._machine.groups.by_id.values():
             row = self._view.get(rows.of_group(rows.KEPT, group.group_id, offset))
             if row is not None:
@@ -97,6 +98,7 @@ class PartitionQueries:
         return shown
 
     def _in_group(self, group: Group, shown: Shown) -> Shown:
+        """Return the state of a message in a group, as a map (docs/protocol.md)."""
         offset = shown["offset"]
         state = self._machine.pending.state_in(group, offset, self._machine.now_ms, self._view)
         status: Shown = {
@@ -148,6 +150,8 @@ class PartitionQueries:
         return _lives(() if row is None else load_lives(load_kept(offset, row).lives), history, offset)
 
     def _reason(self, group: Group, status: Shown, shown: Shown) -> str:
+        """Return, as a sentence for people, why a message is in its state. `status`: its state in the group; `shown`:
+        the message as a map."""
         state, offset = status["state"], shown["offset"]
         waiting = group.holder_of(offset)
         match state:
@@ -376,6 +380,7 @@ class PartitionQueries:
     # -- counts ---------------------------------------------------------------------------------------------------
 
     def group_rows(self) -> list[Shown]:
+        """Return one map per group: its cursor, its numbers of messages, its settings, and why it takes nothing new."""
         now_s = self._machine.now_ms // 1000
         found = []
         for group in self._machine.groups.by_id.values():
@@ -469,9 +474,11 @@ class PartitionQueries:
     # -- helpers --------------------------------------------------------------------------------------------------
 
     def _state(self, offset: bytes) -> str:
+        """Return the state of a message over all groups."""
         return self._machine.pending.state_of(offset, self._machine.now_ms, self._view)
 
     def _shown(self, message: Message, state: str, *, values: bool, found: Found | None = None) -> Shown:
+        """Return a message as a map. `values`: whether to include its value. `found`: its log row, if it has one."""
         moves, moved_ms = 0, None
         if found is not None:
             moves, moved_ms = found.moves, found.moved_ms
@@ -500,6 +507,7 @@ class PartitionQueries:
 
 
 def _shown_dead(message: dead_letters.DeadMessage, values: bool) -> Shown:
+    """Return a dead message as a map. `values`: whether to include its value."""
     fields = message.fields
     return {
         "id": message.id,
@@ -547,8 +555,8 @@ def _rank(fields: Fields) -> Shown:
 
 
 def _blocked_reason(group: Group, offset: bytes) -> str:
-    """Return why a blocked message is not leased. It is blocked because its key had as many busy messages as its limit
-    when the cursor passed it."""
+    """Return why a blocked message is not leased. A message is blocked if its key had as many busy messages as its
+    limit when the cursor passed it."""
     order = group.order
     if order.is_free(offset):
         return NO_CREDIT

@@ -42,6 +42,7 @@ class ReadyPosition(NamedTuple):
         return self._order(key, offset) < self._order(self.key, self.offset)
 
     def _order(self, key: bytes, offset: bytes) -> tuple[int, int, bytes]:
+        """Return the sort key of a message of this tenant. Without ageing, the priority decides before the offset."""
         priority = queue_keys.unpack(key).priority
         aged = priority if self.ageing_ms is None else offsets.deliver_ms(offset) + priority * self.ageing_ms
         return aged, priority, offset
@@ -128,6 +129,7 @@ def tenant_rows(group: Group, ready: ReadyQueues, now_ms: int) -> list[dict[str,
 
 
 def _rows(ready: ReadyQueues, waiting: Counter[str], now_ms: int) -> Iterator[dict[str, Any]]:
+    """Yield the rows of `tenant_rows`. `waiting`: number of ready messages by tenant."""
     flying = ready.limits.in_flight
     order = {tenant: (-waiting[tenant], -flying[tenant], tenant) for tenant in (*waiting, *flying)}
     for tenant in nsmallest(TENANTS, order, key=order.__getitem__):

@@ -40,6 +40,7 @@ class LookAheads:
     """
 
     def __init__(self, share_bytes: float = math.inf) -> None:
+        """`share_bytes`: memory in bytes that all look-aheads of the node may use together."""
         self.share_bytes = share_bytes
         self.bytes = 0
         """Bytes that can be evicted."""
@@ -69,9 +70,9 @@ class LookAheads:
         existing look-aheads."""
         if not self.is_over:
             return
-        there = list(living())
-        held = sorted([one for one in there if one.held_bytes], key=attrgetter("used"))
-        self.fixed_bytes = sum([one.fixed_bytes for one in there])
+        known = list(living())
+        held = sorted([one for one in known if one.held_bytes], key=attrgetter("used"))
+        self.fixed_bytes = sum([one.fixed_bytes for one in known])
         self.bytes = sum([one.held_bytes for one in held])
         for one in held:
             if self.bytes <= EVICT_TO * self._allowed_bytes:

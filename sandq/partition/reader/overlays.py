@@ -50,6 +50,7 @@ def put_fields(step: Step, offset: bytes, fields: Fields) -> tuple[int, int]:
 
 
 def _put(step: Step, offset: bytes, overlay: Overlay) -> Overlay:
+    """Store the overlay of a message, and return it."""
     priority, size = overlay
     step.view.put(rows.OVERLAY + offset, rows.pack(priority, size) if size else rows.pack(priority))
     step.view.has_overlays = True
@@ -121,4 +122,5 @@ def are_there(view: View) -> bool:
 
 
 def _load(value: bytes) -> Overlay:
+    """Return the overlay in the value of its row."""
     return Overlay(*rows.unpack(value))

@@ -94,7 +94,7 @@ class MessageReader:
         plain: Sequence[bytes] | None = None,
     ) -> list[Piece]:
         """Return the messages of `ranges`, in their order. `kept_of`: id of a group that keeps them in its own rows.
-        `plain`: the rows of the messages, if these are in memory and plain."""
+        `plain`: the rows of the messages, if the rows are in memory and plain."""
         if plain is not None:
             return _plain_pieces([base for base, _ in ranges], plain)
         if kept_of is not None:
@@ -237,6 +237,7 @@ class MessageReader:
         return row, None
 
     def _parsed(self, row: _BatchRow) -> Batch:
+        """Return the batch of a row, parsed. The batch of the cached row is parsed only once."""
         if row is not self._row:
             return Batch.parse(row.raw)
         if self._batch is None:
@@ -267,6 +268,10 @@ class MessageReader:
         return known
 
     def _piece(self, row: _BatchRow, picked: list[tuple[int, int]]) -> Piece:
+        """Return runs of messages of a batch row as one piece.
+
+        The whole row is sent if at least half of it is needed, in order; otherwise only the needed messages. `picked`:
+        (first position, number of messages) of each run."""
         picked = _joined(picked)
         count = sum(n for _, n in picked)
         if count == row.length and len(picked) == 1:
@@ -293,7 +298,8 @@ def _are_apart(ranges: Sequence[Range], found: Sequence[Row]) -> bool:
 
 
 def _look_up(view: View, ranges: Sequence[Range]) -> dict[bytes, bytes]:
-    """Return the first row of each of these unsorted ranges. Rows that are close together are read in one scan."""
+    """Return the first row, by key, of each range. The ranges need not be sorted. Rows that are close together are read
+    in one scan."""
     keys = sorted([rows.LOG + one.base for one in ranges])
     stop = rows.after(keys[-1])
     found = dict(view.scan(keys[0], stop, limit=PROBE_ROWS, max_bytes=SCAN_BYTES))
@@ -401,11 +407,13 @@ def _fields_at(batch: Batch, position: int) -> Fields:
 
 
 def _holds(row: _BatchRow, offset: bytes) -> bool:
+    """Return whether a batch row contains the message at this offset."""
     behind = offsets.distance(row.base, offset)
     return behind is not None and 0 <= behind < row.length
 
 
 def _position(row: _BatchRow, offset: bytes) -> int:
+    """Return the position of a message in its batch row."""
     behind = offsets.distance(row.base, offset)
     assert behind is not None
     return behind
@@ -467,11 +475,12 @@ def _loose_pieces(messages: Iterator[Message]) -> list[Piece]:
 
 
 def _bytes_of(message: Message) -> int:
+    """Return the size of the bytes fields of a message, in bytes."""
     return sum([len(value) for value in message.fields.values() if isinstance(value, bytes)])
 
 
 def _are_plain(ranges: Sequence[Range], found: Sequence[Row]) -> bool:
-    """Return whether the ranges match the rows one by one, and all of these are plain."""
+    """Return whether the ranges match the rows one by one, and all rows are plain."""
     if len(found) < len(ranges) or not rows.are_plain([value for _, value in found]):
         return False
     return [rows.LOG + base for base, _ in ranges] == [key for key, _ in found]
@@ -490,6 +499,7 @@ def _plain_pieces(bases: Sequence[bytes], values: Sequence[bytes]) -> list[Piece
 
 
 def _plain_piece(bases: Sequence[bytes], values: Sequence[bytes]) -> Piece:
+    """Return the piece of plain rows. `bases`: offsets of the messages; `values`: their rows."""
     created = b"".join([value[rows.CREATED] for value in values])
     return Piece(b"".join(bases), None, created, None, _encoded(rows.plain_fields(values)))
 
@@ -503,6 +513,7 @@ def _loose_piece(loose: list[_Loose], view: View) -> Piece:
 
 
 def from_messages(messages: list[Message]) -> Piece:
+    """Return the piece of decoded messages."""
     moved = any(m.id != m.offset for m in messages)
     return Piece(
         # A column of 16 bytes is the base of a run. For a single message, this has the same meaning as a column of

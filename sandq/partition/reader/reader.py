@@ -107,7 +107,7 @@ class LogReader:
             self._count()
 
     def insert(self, added: list[LogEntry]) -> None:
-        """Add the entries of new log rows to the cache. They must be sorted. They are always above the cursor, because
+        """Add the sorted entries of new log rows to the cache. Such entries are always above the cursor, because
         new messages are placed above it."""
         assert not added or added[0].first > self.cursor, "a row below a cursor would never be delivered"
         near = added if added and added[-1].first <= self.covered else [e for e in added if e.first <= self.covered]
@@ -364,6 +364,7 @@ class LogReader:
         self._weigh(entries)
 
     def _read(self, view: View, limit: int, max_bytes: int) -> list[Row]:
+        """Return the next log rows after the look-ahead: at most `limit` rows, and about `max_bytes`."""
         return view.scan(rows.after(rows.log_key(self.covered)), _LOG_STOP, limit=limit, max_bytes=max_bytes)
 
     def _rest_of_row(self, view: View) -> LogEntry | None:
@@ -388,6 +389,7 @@ class AnswerReader(LogReader):
         self._rows = rows
 
     def _read(self, view: View, limit: int, max_bytes: int) -> list[Row]:
+        """Yield the time slice, then read rows like `LogReader`."""
         self._yield_now()
         found = super()._read(view, limit, min(max_bytes, ANSWER_READ_BYTES))
         if self._rows is not None:
@@ -432,6 +434,7 @@ def holding_bounds(offset: bytes) -> Bounds:
 
 
 def _is_in(row: Row, offset: bytes) -> bool:
+    """Return whether a log row contains the message at this offset."""
     entry = rows.log_entry(*row)
     behind = offsets.distance(entry.first, offset)
     return behind is not None and 0 <= behind < entry.length
@@ -458,7 +461,7 @@ def cursor_before(offset: bytes) -> bytes:
 
 
 def without(entry: LogEntry, gone: list[bytes]) -> list[LogEntry]:
-    """Return the parts of an entry that are left after removing the offsets `gone`. These must be sorted. Offsets
+    """Return the parts of an entry that are left after removing the offsets `gone`, which must be sorted. Offsets
     outside of the entry have no effect."""
     parts: list[LogEntry] = []
     start = 0
@@ -529,4 +532,5 @@ def _cut_out_all(entries: list[LogEntry], others: overlays.Overlays) -> list[Log
 
 
 def _first(entry: LogEntry) -> bytes:
+    """Return the first offset of an entry: its sort key."""
     return entry.first

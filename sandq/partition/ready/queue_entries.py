@@ -219,6 +219,7 @@ class QueueEntries:
     # -- rows -----------------------------------------------------------------------------------------------------
 
     def _save(self, step: Step, queue: ReadyQueue, entry: LogEntry) -> None:
+        """Put the row of an entry."""
         step.view.put(self._rows + queue.key + entry.first, row_of(entry))
 
     def save(self, step: Step) -> None:
@@ -261,4 +262,5 @@ class QueueEntries:
 
 
 def _first(entry: LogEntry) -> bytes:
+    """Return the first offset of an entry: its sort key."""
     return entry.first

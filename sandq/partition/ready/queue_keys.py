@@ -58,6 +58,8 @@ def of_fields(rank: str, fields: Fields) -> bytes:
 
 
 def _key(rank: str, priority: int | None, tenant: bytes | None) -> bytes:
+    """Return the key of a queue. `rank`: how the topic orders messages. None stands for the default priority or
+    tenant."""
     name = (tenant or DEFAULT_TENANT.encode()) if rank == FAIR else b""
     return name + b"\0" + ((priority or 0) + _BIAS).to_bytes(_PRIORITY_BYTES, "big")
 

@@ -75,6 +75,7 @@ class Returned:
         heapify(self._heap)
 
     def _place(self, queue: ReadyQueue) -> tuple[int, int, tuple[bytes, int]]:
+        """Return a queue's sort key: the lowest comes first."""
         first = queue.returned[0]
         if self._ageing_ms is None:
             return 0, queue.priority, first

@@ -131,16 +131,16 @@ class ReadyQueues:
         self.entries.append(step, queue, entry)
 
     def takes(self, keys: Iterable[bytes]) -> set[bytes]:
-        """Return the queues of `keys` to which messages may be added. These are all queues that have messages, and, in
-        the order of their keys, as many other queues as the limits allow."""
-        there = {key for key in keys if (queue := self._queues.get(key)) is not None and queue.messages}
+        """Return the queues of `keys` to which messages may be added: all queues that have messages, and, in the order
+        of their keys, as many other queues as the limits allow."""
+        takers = {key for key in keys if (queue := self._queues.get(key)) is not None and queue.messages}
         free, free_bytes = FIXED.ready_queues - self._with_rows, self._free_bytes
-        for key in sorted(set(keys) - there):
+        for key in sorted(set(keys) - takers):
             if free <= 0 or free_bytes <= 0:
                 break
-            there.add(key)
+            takers.add(key)
             free, free_bytes = free - 1, free_bytes - queue_bytes(key)
-        return there
+        return takers
 
     @property
     def _free_bytes(self) -> float:
@@ -189,6 +189,8 @@ class ReadyQueues:
         self._back_of.clear()
 
     def _queue(self, key: bytes, messages: int, first: bytes) -> ReadyQueue:
+        """Create a queue and return it. `messages`: number of its messages that have rows; `first`: the first of
+        them."""
         self._number += 1
         queue = self._queues[key] = self._by_number[self._number] = ReadyQueue(
             key, self._number, messages, first, queue_entries.HEAD_ENTRIES
@@ -215,8 +217,8 @@ class ReadyQueues:
         `TenantLimits.begin`. `in_slices` iterates over many tenants and yields to other work in between."""
         again = self.limits.begin(step, self._by_tenant, most_waiting, in_flight)
         again |= self.limits.crowding.stopped & self._back_of.keys()
-        there = sorted([tenant for tenant in again if tenant in self._by_tenant])
-        may = {tenant: self._may_be_served(tenant) for tenant in in_slices(there)}
+        present = sorted([tenant for tenant in again if tenant in self._by_tenant])
+        may = {tenant: self._may_be_served(tenant) for tenant in in_slices(present)}
         # Activate the tenants that may have turns before ending others. Ending a tenant forgets the times of the nodes
         # below its name, unless one of these nodes is active. On a restarted replica, a tenant that ends here was never
         # active, so it would forget nothing, and the replicas would diverge.
@@ -233,6 +235,7 @@ class ReadyQueues:
             self._scheduler.forget_idle()
 
     def _may_be_served(self, tenant: str) -> bool:
+        """Decide whether a tenant with messages may have turns."""
         return self.limits.may_be_served(tenant, self._has_back)
 
     def _has_back(self, tenant: str) -> bool:
@@ -252,6 +255,7 @@ class ReadyQueues:
             self._scheduler.set_active(tenant, self._may_be_served(tenant))
 
     def _settle(self, queue: ReadyQueue) -> None:
+        """Update a queue like `settle`, but not the turns of its tenant."""
         if self._queues.get(queue.key) is not queue:
             return
         if self.first_returned(queue) is None:
@@ -264,6 +268,7 @@ class ReadyQueues:
                 self._end(queue)
 
     def _end(self, queue: ReadyQueue) -> None:
+        """Remove an empty queue, and end the turns of its tenant if this was the tenant's last queue."""
         del self._queues[queue.key], self._by_number[queue.number]
         self._queue_bytes -= queue.size
         self.entries.share_memory(len(self._queues))
@@ -498,6 +503,7 @@ class ReadyQueues:
         return found
 
     def _uncount(self, step: Step, queue: ReadyQueue, count: int) -> None:
+        """Subtract messages that left a queue from the numbers, and find the new first message of the queue."""
         queue.messages -= count
         self.messages -= count
         self._changed[queue.key] = queue
@@ -538,6 +544,7 @@ class ReadyQueues:
             self._count()
 
     def _store_queues(self, step: Step) -> None:
+        """Write the rows of changed queues, and delete the rows of entries that were taken."""
         view = step.view
         self.entries.delete_taken(step)
         prefix = self._queue_rows
@@ -603,4 +610,5 @@ class ReadyQueues:
 
 
 def _priority(queue: ReadyQueue) -> int:
+    """Return the priority of a queue: its sort key."""
     return queue.priority

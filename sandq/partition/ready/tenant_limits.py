@@ -139,6 +139,7 @@ class TenantLimits:
     # -- capacity -------------------------------------------------------------------------------------------------
 
     def _capacity(self, tenant: str, rule: TenantRule) -> int:
+        """Return how many more messages of a tenant its rule allows in the lease that is being filled."""
         free = []
         if rule.max_in_flight is not None:
             free.append(max(rule.max_in_flight - self.in_flight[tenant] - self._filled[tenant], 0))

@@ -63,6 +63,7 @@ class SortedQueue(Generic[T]):
             self.start = 0
 
     def __len__(self) -> int:
+        """Return the number of items, without removed ones."""
         return len(self.items) - self.start
 
 
@@ -205,6 +206,7 @@ class TenantScheduler:
     # -- the tree -------------------------------------------------------------------------------------------------
 
     def _make_leaf(self, tenant: str) -> Node:
+        """Create the leaf for a tenant, with all nodes above it, and return it."""
         node = self._root
         for name in [*_names(tenant), OWN]:
             node = self._child(node, name)
@@ -213,6 +215,7 @@ class TenantScheduler:
         return node
 
     def _child(self, parent: Node, name: str) -> Node:
+        """Return the child with this name. Create it if there is none."""
         node = parent.children.get(name)
         if node is None:
             node = parent.children[name] = Node(name, parent)
@@ -233,6 +236,7 @@ class TenantScheduler:
                 self._forget(children.pop(name))
 
     def _forget(self, node: Node) -> None:
+        """Forget a node and all nodes below it. The caller removes the node from its parent."""
         if node.tenant is not None:
             del self._leaves[node.tenant]
         if node.finish or node.virtual or node.path in self._changed:
@@ -286,6 +290,7 @@ def _first(parent: Node) -> Node:
 
 
 def _finish(item: tuple[int, str]) -> int:
+    """Return the finish of an item of `Node.ahead`: its sort key."""
     return item[0]
 
 

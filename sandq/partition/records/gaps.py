@@ -2,7 +2,8 @@
 
 A clock reset moves cursors back, and moves messages to their requested delivery times. Some of these messages had been
 leased too early, so they are gaps in the messages that the group has yet to lease. A row holds packed ranges. Gaps at
-or below the cursor have no effect. A seek deletes all gaps. They are also deleted once the cursor is above all of them.
+or below the cursor have no effect. A seek deletes all gaps. The gaps are also deleted once the cursor is above all of
+them.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ class Gaps:
         """Upper bound of all gaps."""
 
     def __bool__(self) -> bool:
+        """Return whether there are any gaps."""
         return bool(self._bases)
 
     def __contains__(self, offset: bytes) -> bool:
+        """Return whether a message is in a gap."""
         if not self._bases or offset > self._last:
             return False
         at = bisect_right(self._bases, offset) - 1
@@ -50,6 +53,7 @@ class Gaps:
         self._note(ranges)
 
     def _note(self, ranges: list[Range]) -> None:
+        """Add gaps to those in memory."""
         for base, length in ranges:
             self._bases.append(base)
             if length > 1:

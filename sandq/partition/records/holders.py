@@ -66,7 +66,7 @@ class Holders:
                     spans.insert(_cut(spans, start, stop, None), span)
 
     def drop(self, ranges: Iterable[Range], holder: Holder) -> None:
-        """Unregister a holder from these messages, except where another holder has taken over."""
+        """Unregister a holder from these messages, unless another holder has taken them over."""
         alone = self._alone
         for base, length in ranges:
             if length == 1 and alone.get(base) is holder:
@@ -106,17 +106,21 @@ def _cut(spans: list[_Span], start: int, stop: int, holder: Holder | None) -> in
 
 
 def _bounds(base: bytes, length: int) -> tuple[bytes, int, int]:
+    """Return the span of a range: (delivery time and entry, first position, position after the last)."""
     start = _place(base)
     return base[:_PREFIX_BYTES], start, start + length * offsets.PLACE_STEP
 
 
 def _place(offset: bytes) -> int:
+    """Return the position of a message within its delivery time and entry."""
     return int.from_bytes(offset[_PREFIX_BYTES:], "big")
 
 
 def _start(span: _Span) -> int:
+    """Return the first position of a span: its sort key."""
     return span.start
 
 
 def _stop(span: _Span) -> int:
+    """Return the position after a span: its sort key."""
     return span.stop

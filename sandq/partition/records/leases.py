@@ -121,6 +121,7 @@ class Lease:
 
     @property
     def _is_in_order(self) -> bool:
+        """Whether the messages of the lease are in log order."""
         return self._in_order[0] is self.ranges
 
     def end(self, number: int) -> None:
@@ -149,6 +150,7 @@ class Lease:
 
     @property
     def live(self) -> int:
+        """Mask of the messages that are still leased."""
         return ((1 << self.total) - 1) & ~(self.acked | self.left)
 
     @property
@@ -183,8 +185,8 @@ class Lease:
             bits = (1 << named) - 1 if isinstance(named, int) else int.from_bytes(named, "little")
             left -= bits.bit_count()
             if left < 0:
-                # `what` names much more than the lease holds, or the same messages repeatedly. The client controls it,
-                # and searching for all of it would take too long for one command.
+                # `what` names much more than the lease holds, or the same messages repeatedly. The client controls
+                # `what`, and searching for all of it would take too long for one command.
                 foreign.append([base, bits.bit_length()])
                 continue
             first = self._position(base)
@@ -312,6 +314,7 @@ class Lease:
         return self._has(self.acked, offset)
 
     def _has(self, mask: int, offset: bytes) -> bool:
+        """Return whether a message of the lease is in `mask`."""
         position = self._position(offset)
         return position is not None and bool(mask >> position & 1)
 
@@ -327,6 +330,7 @@ class Lease:
         return history if behind is not None and behind < length else ()
 
     def row(self) -> bytes:
+        """Return the row of the lease, without its progress."""
         if self._packed is None:
             past = [(rows.pack_ranges(ranges), history) for ranges, history in self.past]
             self._packed = rows.pack_ranges(self.ranges), rows.pack_field(past)
@@ -357,6 +361,7 @@ class Lease:
         return rows.pack_with(fields, past_field)
 
     def progress_row(self) -> bytes:
+        """Return the row of the lease's progress, which acks and nacks change."""
         size = (self.total + 7) // 8
         acked, left = self.acked.to_bytes(size, "little"), self.left.to_bytes(size, "little")
         later = [mask.to_bytes(size, "little") for mask in (self.sent, self.begun)]
@@ -366,6 +371,7 @@ class Lease:
 
     @classmethod
     def load(cls, token: int, row: bytes, progress: bytes | None) -> Lease:
+        """Return the lease in its row. `progress`: its progress row; None if it has none."""
         group_id, consumer, attempt, deadline_ms, due_ms, ranges, leased_ms, since_ms, kept, past, *more = rows.unpack(
             row
         )
@@ -476,6 +482,7 @@ class Waiting:
         return again
 
     def row(self) -> bytes:
+        """Return the row of the entry. `due_ms` and `seq` are in its key."""
         ranges = self.ranges.packed()
         fields = self.attempt, self.error, ranges, self.since_ms, self.kept, self.expires_ms, self.history
         later: list[Any] = [self.made, self.queue, self.snoozes, self.crashes]
@@ -485,6 +492,7 @@ class Waiting:
 
     @classmethod
     def load(cls, key: bytes, row: bytes) -> Waiting:
+        """Return the entry in a row."""
         attempt, error, packed, since_ms, kept, expires_ms, history, *more = rows.unpack(row)
         due_ms, seq = int.from_bytes(key[5:11], "big"), int.from_bytes(key[11:], "big")
         ranges = PackedRanges(rows.unpack_ranges(packed))
@@ -545,8 +553,10 @@ def merged(messages: Iterable[bytes]) -> list[Range]:
 
 
 def _base(known: tuple[bytes, int, History]) -> bytes:
+    """Return the first message of an item of `Lease._past`: its sort key."""
     return known[0]
 
 
 def load_history(history: list[list[Any]]) -> History:
+    """Return the attempts of a row, unpacked."""
     return tuple([Attempt(*attempt) for attempt in history])

@@ -76,6 +76,7 @@ class Totals:
         ) = counted
 
     def counted(self) -> Counted:
+        """Return all numbers as of now."""
         return Counted(
             self.stored,
             self.stored_bytes,

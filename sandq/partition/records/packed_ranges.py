@@ -113,10 +113,12 @@ class PackedRanges:
         self._packed[at * RANGE_BYTES : (at + count) * RANGE_BYTES] = rows.pack_ranges(ranges)
 
     def _base(self, at: int) -> bytes:
+        """Return the first message of the range at an index."""
         start = at * RANGE_BYTES
         return bytes(self._packed[start : start + _BASE_BYTES])
 
     def _range(self, at: int) -> Range:
+        """Return the range at an index, unpacked."""
         start = at * RANGE_BYTES
         middle = start + _BASE_BYTES
         packed = self._packed

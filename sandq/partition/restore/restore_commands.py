@@ -42,6 +42,7 @@ def apply_closed(partition: PartitionState, index: int, entry: c.Entry, stamp_ms
 
 
 def _apply_command(partition: PartitionState, step: Step, command: c.Command) -> Any:
+    """Apply one command of an entry and return its result. Raise the error that rejects the command."""
     shared = partition.shared
     match command:
         case c.RestoreBegin():
@@ -72,6 +73,7 @@ def _apply_command(partition: PartitionState, step: Step, command: c.Command) ->
 
 
 def _begin(partition: PartitionState, command: c.RestoreBegin) -> dict[str, Any]:
+    """Bind the partition to a restore, and return the progress. Raise Conflict if another restore may use the topic."""
     wanted = partition.shared.settings.get(RESTORING)
     if wanted != command.restore_id:
         raise Conflict(f"the topic is being restored by {wanted}, not by {command.restore_id}")
@@ -136,7 +138,8 @@ def _restored(partition: P, view: View) -> P:
 def _settle(restored: PartitionState, step: Step, before: PartitionState) -> None:
     """Copy the settings, the level and the time of the empty partition to the restored one.
 
-    End leases; their messages are ready again, and the attempt does not count. Pause groups, and count them as used.
+    End leases; their messages are ready again, and the attempt does not count. Pause all groups, and count each as used
+    now.
     """
     shared = restored.shared
     shared.yield_now = before.shared.yield_now

@@ -121,10 +121,12 @@ def _here(key: bytes, value: bytes, targets: Mapping[int, int]) -> tuple[bytes, 
 
 
 def _number(old: int, targets: Mapping[int, int]) -> int:
+    """Return the number in this cluster for the number of a topic in the backup."""
     return targets.get(old, NOWHERE - old)
 
 
 def _dead(row: bytes, targets: Mapping[int, int]) -> bytes:
+    """Return the row of a dead message with the number of its target topic in this cluster."""
     fields = rows.unpack(row)
     forward = fields[_FORWARD_FIELD]
     if not isinstance(forward, list):

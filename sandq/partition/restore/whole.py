@@ -153,6 +153,7 @@ def _ranges(held: Iterable[tuple[Iterable[Range], bool]]) -> Iterator[tuple[Rang
 
 
 def _has_rows(view: View, group_id: int, one: Range, kept: bool) -> bool:
+    """Return whether all messages of a range have rows: in the log, or in the rows of their group (`kept`)."""
     if kept:
         return view.get(rows.of_group(rows.KEPT, group_id, one.base)) is not None
     found = row_holding(view, one.base)
@@ -200,6 +201,7 @@ def _check_outbox(view: View, yield_now: Callable[[], None]) -> None:
 
 
 def _of_group(view: View, tag: bytes, group_id: int, yield_now: Callable[[], None]) -> Iterator[Row]:
+    """Yield the rows of a group with this tag."""
     yield from _all(view, *rows.group_bounds(tag, group_id), yield_now)
 
 
@@ -215,4 +217,5 @@ def _all(view: View, start: bytes, stop: bytes, yield_now: Callable[[], None]) -
 
 
 def _shown(key: bytes) -> str:
+    """Return a row's key for a message to people."""
     return f"row {key[:40].hex()}"

@@ -103,6 +103,7 @@ class Schedule:
             del self.history[1 if is_last_sent else 0]
 
     def row(self) -> bytes:
+        """Return the row of the schedule."""
         return rows.pack(
             _VERSION,
             self.version,
@@ -125,6 +126,7 @@ class Schedule:
 
     @classmethod
     def load(cls, name: str, row: bytes) -> Schedule:
+        """Return the schedule in a row."""
         _, *values = rows.unpack(row)
         return cls(**dict(zip([each.name for each in fields(cls)], (name, *values), strict=True)))
 

@@ -40,7 +40,8 @@ CREATED: Final = "created"
 CHANGED: Final = "changed"
 UNCHANGED: Final = "unchanged"
 STALE: Final = "stale"
-"""The schedule has changed since the leader read it. Nothing was done, and the leader must read the schedule again."""
+"""The schedule has changed since the leader read it. The command changed nothing, and the leader must read the schedule
+again."""
 TAKEN: Final = "taken"
 """The next occurrence is due, or a consumer has its message already. The leader must name a later occurrence."""
 FIRED: Final = "fired"
@@ -174,7 +175,7 @@ class ScheduleTable:
         return [CHANGED, schedule.version]
 
     def _trigger(self, step: Step, item: Sequence[Any]) -> list[Any]:
-        """Send a message immediately, independent of all occurrences. Send only one message per token."""
+        """Send a message immediately, independent of all occurrences. If a token was used before, send nothing more."""
         name, token = item
         schedule = self._named(name, step.view)
         known = next((one[1] for one in schedule.triggers if one[0] == token), None)
@@ -249,15 +250,18 @@ class ScheduleTable:
 
     @staticmethod
     def _is_other(schedule: Schedule, seen_version: int, seen_ms: int | None) -> bool:
+        """Return whether a schedule has changed since the leader read it with this version and next occurrence."""
         return (schedule.version, schedule.expected_ms) != (seen_version, seen_ms)
 
     def _named(self, name: str, view: View) -> Schedule:
+        """Return the schedule with this name. Raise NotFound if there is none."""
         schedule = self.find(name, view)
         if schedule is None:
             raise NotFound(f"there is no schedule {name!r}")
         return schedule
 
     def _new_version(self) -> int:
+        """Return a version that no schedule has had yet."""
         version = self._shared.next_seq
         self._shared.next_seq += 1
         return version
@@ -305,6 +309,7 @@ class ScheduleTable:
             schedule.made = self._appends.store(step, schedule.fields_of(next_ms), fire_ms)
 
     def _unplan(self, step: Step, schedule: Schedule) -> None:
+        """Remove the next occurrence. A message that was stored ahead of its time stays."""
         if schedule.fire_ms is not None:
             key = fire_key(schedule.fire_ms, schedule.name)
             step.view.delete(key)

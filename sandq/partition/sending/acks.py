@@ -1,4 +1,4 @@
-"""Acks that send messages. One entry contains the ack and the messages, so either everything is done or nothing.
+"""Acks that send messages. One entry contains the ack and the messages, so the node applies both or neither.
 Messages to the same partition are stored immediately, all others go through the outbox.
 
 If such an ack is repeated because its reply was lost, its message is acked already, and nothing is sent again. If an
@@ -56,8 +56,7 @@ class SendingAcks:
         return self._settlement.ack_sending(step, command.token, command.what)
 
     def _check_repeated(self, command: c.AckThen) -> None:
-        """All messages are acked already. Raise Conflict unless an ack that sent messages has acked them, so that
-        `command` repeats it."""
+        """Raise Conflict unless `command`, whose messages are all acked already, repeats an ack that sent messages."""
         if not self._settlement.has_sent(command.token, command.what):
             raise Conflict(
                 "it was acked before, by an ack that sent nothing, and nothing is sent now: ack it once, with what is "
@@ -65,6 +64,7 @@ class SendingAcks:
             )
 
     def _check_outbox(self, messages: Sequence[c.SentMessage]) -> None:
+        """Raise Overloaded if the outbox has no capacity for these messages."""
         size = sum([Letter(MESSAGE, 0, b"", 0, message.fields).size for message in messages])
         messages_most, bytes_most = FIXED.outbox_messages, FIXED.outbox_bytes
         outbox = self._outbox

@@ -49,7 +49,7 @@ REFUSED: Final = "refused"
 CUT: Final = "cut"
 """The batch was rejected. A smaller batch, or one with another epoch, is sent next."""
 STALE: Final = "stale"
-"""This batch does not exist (any more)."""
+"""This batch does not, or no longer, exist."""
 PASSED_MOST: Final = 2048
 """Maximum number of withdrawn letters that one entry skips."""
 _NO_LIMIT: Final = 1 << 30
@@ -96,6 +96,7 @@ class Forwarding:
     # -- outcomes of letters --------------------------------------------------------------------------------------
 
     def _sent(self, step: Step, target: Target, seq: int, letter: Letter) -> None:
+        """Note that another partition has stored a letter: delete the dead message that the letter copied, if any."""
         self._shared.totals.forwarded += 1
         found = self._dead_of(target, seq, letter, step.view)
         if found is None:
@@ -107,6 +108,8 @@ class Forwarding:
         self._groups.store(step, group)
 
     def _refused(self, step: Step, target: Target, seq: int, letter: Letter, error: str) -> None:
+        """Note that another partition has rejected a letter for good: its message is dead in this partition, with the
+        reason."""
         self._shared.totals.undeliverable += 1
         error = error[: FIXED.error_chars]
         if letter.kind == MESSAGE:
@@ -211,6 +214,7 @@ def forwarded(group: Group, message: DeadMessage, kind: str, source: str, partit
 
 
 def _text_or_bytes(data: bytes) -> str | bytes:
+    """Return the text that bytes encode in UTF-8. If they are not UTF-8, return the bytes."""
     try:
         return data.decode()
     except UnicodeDecodeError:
