@@ -45,7 +45,7 @@ class LogLimiter:
         self._per_s = per_s
         self._now_s = now_s
         self._second = -1
-        self._let = 0
+        self._admitted = 0
         self._held = 0
 
     def held_back(self) -> int | None:
@@ -53,11 +53,11 @@ class LogLimiter:
         admitted line."""
         second = int(self._now_s())
         if second != self._second:
-            self._second, self._let = second, 0
-        if self._let >= self._per_s:
+            self._second, self._admitted = second, 0
+        if self._admitted >= self._per_s:
             self._held += 1
             return None
-        self._let += 1
+        self._admitted += 1
         held, self._held = self._held, 0
         return held
 

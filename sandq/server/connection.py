@@ -220,6 +220,7 @@ class Connection:
             await trio.aclose_forcefully(self._stream)
 
     async def _write(self) -> None:
+        """Send frames, and end the connection once nothing more can be sent."""
         if not await self.output.write():
             self._nursery.cancel_scope.cancel()
 

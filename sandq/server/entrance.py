@@ -183,10 +183,12 @@ class Entrance:
             self._wake_at(now.expires_ms)
 
     def _end(self, error: SandqError) -> None:
+        """End the connection with an error."""
         self.gone()
         self._connection.end(error)
 
     def _wake_at(self, at_ms: int | None) -> None:
+        """Check the connection again at this time, instead of the time set before; None: never."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if at_ms is None else self._logins.at(at_ms, self.check)

@@ -40,6 +40,7 @@ class GatewayKeys:
         return self.current[0]
 
     def __repr__(self) -> str:
+        """Return a text without the keys, so that logs do not contain them."""
         return "GatewayKeys()"
 
 

@@ -34,7 +34,7 @@ _SHOWN: Final = frozenset(
 )
 """Fields of a request that are recorded."""
 _CHANGES: Final = ("grants", "add", "remove", "expires_ms", "quota")
-"""Changes of an identity that are recorded. Its credentials are not."""
+"""Changes of an identity that are recorded. Changes of its credentials are not."""
 
 
 _ASKING: Final = {Type.CLUSTER_CLOCK: "show", Type.LOG_LEVEL: None}
@@ -42,8 +42,8 @@ _ASKING: Final = {Type.CLUSTER_CLOCK: "show", Type.LOG_LEVEL: None}
 _DELETE_MODE: Final = 4
 """Position of `mode` in GROUP_DELETE. A deletion that only checks is not recorded."""
 _LOG_PIN: Final = 5
-"""Position of `pin` in BACKUP_LOG. Only the first read of a log has no pin, and only this read is recorded: all further
-reads would fill the audit log."""
+"""Position of `pin` in BACKUP_LOG. Only the first read of a log has no pin, and only the first read is recorded: all
+further reads would fill the audit log."""
 
 
 def is_act(frame: Frame) -> bool:

@@ -141,7 +141,7 @@ class AuditLog:
         self._add(line)
 
     def _note_collapsed(self, *, all_of_them: bool = False) -> None:
-        """Add a line for lines that were left out because of their owner's budget, with their number."""
+        """Add a line for each kind of lines that were left out because of a budget, with their number."""
         for (owner, request, result), count in self._budgets.ended(all_of_them=all_of_them):
             about = {"principal": _short(owner), "request": _short(request), "result": _short(result), "count": count}
             self._add(self._line({"request": LINES_COLLAPSED, "about": about}))
@@ -181,6 +181,7 @@ class AuditLog:
             self._changed.notify_all()
 
     def _lose(self, count: int) -> None:
+        """Count lost lines. The caller holds the lock."""
         self.lost += count
         self._unreported += count
 
@@ -292,6 +293,7 @@ def _owner_of(principal: str, peer: str) -> str:
 
 
 def _short(text: str) -> str:
+    """Return a text cut to `TEXT_CHARS`."""
     return text if len(text) <= TEXT_CHARS else text[: TEXT_CHARS - 1] + "…"
 
 
@@ -299,6 +301,7 @@ class _About:
     """Copies the fields of a request for one line of the log. Cuts long and deeply nested values."""
 
     def __init__(self, chars: int) -> None:
+        """`chars`: approximate maximum length of the copy."""
         self._left = chars
 
     def shown(self, value: Any, depth: int = 0) -> Any:

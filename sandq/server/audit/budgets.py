@@ -1,8 +1,8 @@
 """Limit how much of the audit log one principal may fill, so that it cannot displace the lines of others.
 
 If a principal has used up its share, its lines are collapsed: each minute, one line per request type and result states
-how many there were. So a flood of requests does not hide requests of other principals, nor the types of requests in the
-flood.
+how many lines were collapsed. So a flood of requests does not hide requests of other principals, nor the types of
+requests in the flood.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class PrincipalBudgets:
             self._left.popitem(last=False)
 
     def _bytes_left(self, owner: str) -> float:
+        """Return the bytes that an owner may write now."""
         left, at_s = self._left.get(owner, (self._most, 0.0))
         return min(self._most, left + (self._second() - at_s) * self._most / REFILL_S)
 

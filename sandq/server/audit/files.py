@@ -70,10 +70,12 @@ class AuditFiles:
                 os.close(fd)
 
     def _open(self) -> None:
+        """Open the last file, and create the directory if there is none."""
         self._directory.mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
         self._begin(max(self._numbers(), default=1))
 
     def _begin(self, number: int) -> None:
+        """Open the file with this number, or create it."""
         fd = os.open(self._path(number), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _MODE)
         self._fd, self._number, self._size = fd, number, os.fstat(fd).st_size
         self._is_torn = bool(self._size) and os.pread(fd, 1, self._size - 1) != b"\n"
@@ -87,9 +89,11 @@ class AuditFiles:
                 self._path(number).unlink()
 
     def _path(self, number: int) -> Path:
+        """Return the path of the file with this number."""
         return self._directory / f"audit-{number:010d}.jsonl"
 
     def _numbers(self) -> list[int]:
+        """Return the numbers of all files, sorted."""
         try:
             names = os.listdir(self._directory)
         except FileNotFoundError:

@@ -85,6 +85,7 @@ class NodeDump:
         }
 
     def _process(self) -> dict[str, Any]:
+        """Return the process: version, interpreter, machine, uptime and load."""
         return {
             "pid": os.getpid(),
             "version": self._version,
@@ -103,17 +104,20 @@ class NodeDump:
         }
 
     def _memory(self) -> dict[str, Any]:
+        """Return the memory budget, and the bytes that each account holds."""
         budget = self._broker.node_log.memory
         held = {name: {"bytes": one.bytes, "limit": int(one.share_bytes)} for name, one in budget.accounts.items()}
         return {"limit": budget.limit_bytes, "accounts": held}
 
     def _connections(self) -> dict[str, Any]:
+        """Return the number of connections, and those with the most unsent bytes."""
         found = list(self._clients.open)
         found.sort(key=lambda one: (one.waiting_bytes, one.requests), reverse=True)
         rows = [{"requests": one.requests, "waiting_bytes": one.waiting_bytes} for one in found[:CONNECTIONS]]
         return {"count": len(found), "most_loaded": rows}
 
     def _groups(self) -> dict[str, Any]:
+        """Return the number of Raft groups, and the groups with the most unapplied entries."""
         hosts = list(self._broker.node_log.hosts.values())
         # A node that waits for its cluster has no metadata yet.
         partitions = self._broker.metadata.partition_of_group if METADATA_GROUP in self._broker.node_log.hosts else {}
@@ -122,6 +126,7 @@ class NodeDump:
         return {"count": len(rows), "led": sum(row["leads"] for row in rows), "most_behind": rows[:GROUPS]}
 
     def _group(self, host: RaftGroup, partitions: Mapping[int, tuple[str, int]]) -> dict[str, Any]:
+        """Return the state of one Raft group. `partitions`: (topic, partition) by number of the group."""
         topic, partition = partitions.get(host.number, (None, None))
         applied, last = host.status.applied_index, host.group.journal.last_index
         return {
@@ -143,6 +148,7 @@ class NodeDump:
 
 
 def _load() -> Sequence[float]:
+    """Return the load averages of the machine; empty if the system has none."""
     try:
         return list(os.getloadavg())
     except OSError:

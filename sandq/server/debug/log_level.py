@@ -40,6 +40,7 @@ class LogLevel:
         return self._status()
 
     def _status(self) -> dict[str, Any]:
+        """Return the current and the configured level, and when the latter is restored."""
         until_ms = None
         if self._until_s is not None:
             until_ms = self._now_ms() + max(round((self._until_s - trio.current_time()) * 1000), 0)
@@ -58,6 +59,7 @@ class LogLevel:
             self._restore()
 
     def _restore(self) -> None:
+        """Restore the configured level, if a different one is in use."""
         if logs.level() != logs.configured_level():
             logs.reset_level()
             log.warning("logging at the configured level again", now=logs.level())

@@ -78,5 +78,6 @@ class LoopWatch:
             self._seen = beat_s, stack_of(sys._current_frames().get(self._thread))
 
     def _watch(self, over: threading.Event) -> None:
+        """Check the loop regularly until `over` is set. Runs in the watching thread."""
         while not over.wait(BEAT_S):
             self.check()

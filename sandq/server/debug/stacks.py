@@ -60,6 +60,7 @@ def tasks(most: int = TASKS) -> tuple[list[dict[str, Any]], int]:
 
 
 def _task_stack(task: trio.lowlevel.Task) -> list[str]:
+    """Return the frames of a task, innermost first; empty for the running task."""
     if task is trio.lowlevel.current_task():
         return []
     found = [_position(frame.f_globals.get("__name__"), frame.f_code, line) for frame, line in task.iter_await_frames()]
@@ -67,8 +68,10 @@ def _task_stack(task: trio.lowlevel.Task) -> list[str]:
 
 
 def _position(module: object, code: CodeType, line: int) -> str:
+    """Return a position in the code: module, function and line."""
     return f"{module}.{code.co_qualname}:{line}"
 
 
 def _short(name: str) -> str:
+    """Return the name of a task without the package."""
     return name.removeprefix("sandq.")

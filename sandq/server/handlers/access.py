@@ -37,6 +37,7 @@ async def _identify(context: Context, request: Identify) -> tuple[Any, ...]:
 
 
 def _fields(context: Context, principal: str, login: Login | None) -> tuple[Any, ...]:
+    """Return the fields of the reply for a principal: its name, grants, expiry and quota."""
     if login is None:
         return principal, None, None, {}
     access = context.info.authenticator.access_of(login)

@@ -57,6 +57,7 @@ async def _topics(context: Context, request: BackupTopics) -> dict[str, Any]:
 
 
 def _topic(topic: Topic) -> dict[str, Any]:
+    """Return the row of a topic."""
     return {
         "name": topic.name,
         "number": topic.number,
@@ -72,6 +73,7 @@ def _topic(topic: Topic) -> dict[str, Any]:
 
 
 def _access(context: Context, request: BackupAccess) -> dict[str, Any]:
+    """Return a page of identities with their secret hashes, and all roles."""
     view = context.broker.metadata
     names = sorted(view.identities)
     start = 0 if request.after is None else bisect_right(names, request.after)
@@ -80,6 +82,7 @@ def _access(context: Context, request: BackupAccess) -> dict[str, Any]:
 
 
 def _identity(record: IdentityRecord) -> dict[str, Any]:
+    """Return the row of an identity."""
     return {
         "principal": record.principal,
         "grants": list(record.grants),
@@ -91,6 +94,7 @@ def _identity(record: IdentityRecord) -> dict[str, Any]:
 
 
 async def _restore_topic(context: Context, request: RestoreTopic) -> Packed:
+    """Create a topic for a restore. Callers without the right `security` own the topics that they restore."""
     access = context.entrance.access
     if access is not None and not access.allows(Right.SECURITY):
         # As with TOPIC_CREATE: without `security`, a caller can charge its own quota only.
@@ -119,6 +123,7 @@ async def _restore_begin(context: Context, request: RestoreBegin) -> dict[str, A
 
 
 async def _open(context: Context, request: RestoreOpen) -> Packed:
+    """Open a restored topic for all requests."""
     return await _encoded(context, await context.broker.administration.restores.open_topic(request, context.caller))
 
 
@@ -129,6 +134,7 @@ async def _restore_rows(context: Context, request: RestoreRows) -> Any:
 
 
 async def _encoded(context: Context, record: Topic) -> Packed:
+    """Return the record of a topic, encoded in time slices."""
     return Packed((await context.info.topics.encoded(record, TimeSlice()),))
 
 

@@ -25,12 +25,14 @@ _CLOCK_FIELDS = ("guarded_ms", "wall_ms", "drift_ms", "alarm", "reason", "median
 
 
 def _clock(context: Context, request: ClusterClock) -> dict[str, Any]:
+    """Accept the wall clock of the node if asked to, and return the state of its clock."""
     clock = context.broker.clock
     status = clock.accept() if request.action == ACCEPT else clock.status()
     return {field: getattr(status, field) for field in _CLOCK_FIELDS}
 
 
 async def _audit_list(context: Context, request: AuditList) -> tuple[list[str], str, int]:
+    """Return lines of the node's audit log, the position after them, and the number of lost lines."""
     audit = context.info.audit
     if audit is None:
         raise Conflict(f"node {context.info.node_id} keeps no audit log")
@@ -57,10 +59,12 @@ def _audit_note(context: Context, request: AuditNote) -> None:
 
 
 def _log_level(context: Context, request: LogLevel) -> dict[str, Any]:
+    """Change the node's log level, and return it."""
     return context.info.log_level.change(request.level, request.for_ms, context.caller)
 
 
 def _dump(context: Context, request: DebugDump) -> dict[str, Any]:
+    """Return a dump of the node's state."""
     return context.info.dump.make()
 
 

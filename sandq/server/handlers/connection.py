@@ -34,6 +34,7 @@ async def _hello(context: Context, request: Hello) -> tuple[Any, ...]:
 
 
 def _prove(context: Context, request: Prove) -> None:
+    """Check the proof of a gateway, and give its requests the handlers for gateways."""
     context.entrance.prove(request)
     context.on_proved()
 

@@ -93,6 +93,7 @@ class _Answers:
         self._left = parts
 
     def add(self, number: int, result: Any) -> None:
+        """Take the result of one part. After the last part, reply with all results, or with the first error."""
         self._results[number] = result
         self._left -= 1
         if not self._left:
@@ -101,6 +102,7 @@ class _Answers:
 
 
 def _work_of(items: list[Any]) -> int:
+    """Return the number of items, including their ranges. The items are not validated yet."""
     fields = [field for item in items if type(item) is list for field in item[1:3]]
     return len(items) + sum([len(field) for field in fields if type(field) is list])
 

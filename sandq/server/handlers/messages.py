@@ -13,11 +13,13 @@ from sandq.server.handlers.routes import Context, Log, answered, framed, submitt
 
 
 async def _fetch(context: Context, request: Fetch) -> Log:
+    """Return a page of a partition's log."""
     number, found = await context.messages.fetch(request, context.caller)
     return Log((found.next, found.closed_ms, found.trimmed, number), found.pieces)
 
 
 async def _measure(context: Context, request: Measure) -> tuple[Any, ...]:
+    """Return the size of a part of a partition's log."""
     number, found = await context.messages.measure(request, context.caller)
     *extent, clock_epoch = found
     return (*extent, number, clock_epoch)

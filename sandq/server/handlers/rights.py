@@ -47,6 +47,7 @@ def _text(frame: Frame, at: int) -> str:
 
 
 def _position(kind: Type, name: str) -> int:
+    """Return the position of a request's field in its frame."""
     return 2 + [field.name for field in REQUESTS[kind].shape.fields].index(name)
 
 
@@ -77,6 +78,8 @@ def _one_of(kind: Type, *rights: Right, topic: str = "topic") -> Rule:
 
 
 def _global(right: Right) -> Rule:
+    """Require a right that is not limited to topics."""
+
     def check(context: Context, access: Access, frame: Frame) -> None:
         access.check(right)
 
@@ -88,6 +91,7 @@ def _nothing(context: Context, access: Access, frame: Frame) -> None:
 
 
 def _unrestricted(why: str) -> Rule:
+    """Require nothing. `why`: the rule as docs/security.md states it."""
     return Rule(why, _nothing)
 
 
@@ -99,6 +103,7 @@ NAMES_AT_ONCE: Final = 256
 
 
 def _topics(context: Context, access: Access, frame: Frame) -> None:
+    """Require some right on each named topic."""
     names = frame[2] if len(frame) > 2 else None
     if type(names) is list:
         for name in names[:NAMES_AT_ONCE]:
@@ -107,7 +112,7 @@ def _topics(context: Context, access: Access, frame: Frame) -> None:
 
 
 def _check_lease(context: Context, access: Access, frame: Frame) -> None:
-    """Check the topic of the partition that a lease belongs to. Without such a topic, the request has no effect."""
+    """Check the right on the topic of a lease's partition. If there is no such topic, the request has no effect."""
     topic = _topic_of_lease(context, frame)
     if topic is not None and not access.allows_some(CONSUME, topic):
         raise access.refusal(CONSUME, topic)
@@ -162,6 +167,7 @@ def _settings_at(kind: Type) -> Check:
 
 
 def _job(context: Context, access: Access, frame: Frame) -> None:
+    """Require `manage` on the topic, or on the group whose messages the job changes."""
     topic = _text(frame, 2)
     arguments = frame[6] if len(frame) > 6 else None
     group = arguments.get("group") if type(arguments) is dict else None
@@ -169,11 +175,13 @@ def _job(context: Context, access: Access, frame: Frame) -> None:
 
 
 def _clock(context: Context, access: Access, frame: Frame) -> None:
+    """Require `cluster`, unless the request only reads the clock."""
     if frame[2:] != [SHOW]:
         access.check(CLUSTER)
 
 
 def _identify(context: Context, access: Access, frame: Frame) -> None:
+    """Require `security`, unless the request asks about the caller itself."""
     if frame[2:] != [None, None]:
         access.check(SECURITY)
 

@@ -71,6 +71,7 @@ class ClientSession:
 
     @property
     def is_gateway(self) -> bool:
+        """Whether the client has proved to be a gateway."""
         return self._context.gateway_proof.is_given
 
     def handle(self, frame: Frame) -> Awaitable[None] | None:
@@ -110,6 +111,7 @@ class ClientSession:
     def gather(
         self, frames: Sequence[Frame | LargeFrame], first: int, most: int, requests: dict[int, Mark], mark: Mark
     ) -> int:
+        """Gather PRODUCE requests, as `Session.gather` describes."""
         return self._gather(frames, first, most, requests, mark)
 
     async def _greet(self, frame: Frame) -> None:
@@ -128,12 +130,15 @@ class ClientSession:
         self.greeted = entrance.is_in
 
     def handled(self) -> None:
+        """Start the gathered requests: no further request follows for now."""
         self._flush_produces()
         self._context.kv_gets.flush()
 
     def drained(self) -> None:
+        """Go on with deliveries: the connection accepts frames again."""
         self._context.subscriptions.notify_credit()
 
     async def closed(self) -> None:
+        """Release what the session holds: the connection has ended."""
         self._context.entrance.gone()
         await self._context.subscriptions.close()

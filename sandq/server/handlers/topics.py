@@ -30,40 +30,49 @@ from sandq.server.handlers.routes import Context, Packed, answered, immediate
 
 
 async def _create(context: Context, request: TopicCreate) -> Packed:
+    """Create a topic, and return its record."""
     # Reply even if this node has not opened the topic yet: otherwise the client would try to create it again.
     return await _encoded(context, await context.broker.administration.topics.create_topic(request, context.caller))
 
 
 async def _ensure(context: Context, request: TopicEnsure) -> Packed:
+    """Return the record of a topic; create the topic if it does not exist."""
     return await _encoded(context, await context.broker.administration.topics.ensure_topic(request, context.caller))
 
 
 async def _update(context: Context, request: TopicUpdate) -> Packed:
+    """Change a topic, and return its record."""
     return await _encoded(context, await context.broker.administration.topics.update_topic(request, context.caller))
 
 
 async def _encoded(context: Context, record: Topic) -> Packed:
+    """Return the record of a topic, encoded in time slices."""
     return Packed((await context.info.topics.encoded(record, TimeSlice()),))
 
 
 async def _overview(context: Context, request: Overview) -> tuple[Any, ...]:
+    """Return a page of the node's part of the overview, as far as the caller may see it."""
     return await context.info.overview.page(request.after, context.entrance.access)
 
 
 def _history(context: Context, request: TopicHistory) -> Packed:
+    """Return the history of a topic."""
     return Packed(context.info.overview.history(request.topic))
 
 
 async def _groups(context: Context, request: GroupList) -> Packed:
+    """Return the groups of a topic."""
     count, rows = await context.messages.groups(request, context.caller)
     return Packed((PackedArray(count, rows),))
 
 
 async def _push(context: Context, request: GroupPush) -> tuple[dict[str, Any] | None]:
+    """Change or delete the push of a group, and return its settings; None if it has no push."""
     return (await context.broker.administration.topics.push_group(request, context.caller),)
 
 
 def _pushes(context: Context, request: PushList) -> list[dict[str, Any]]:
+    """Return the state of all pushes of a topic on this node."""
     context.broker.catalog.topic(request.topic)  # raises UnknownTopic
     return context.info.pusher.rows(request.topic)
 

@@ -65,12 +65,14 @@ def create_app(
     of_node = {"gateway": gateway, "reading": anyio.CapacityLimiter(1)}
 
     async def with_node(scope: Scope, receive: Receive, send: Send) -> None:
+        """Add the parts of this node to the state of a request, then serve it."""
         scope.setdefault("state", {}).update(of_node)
         await hot(scope, receive, send)
 
     rates = RequestRates(anyio.current_time)
 
     def settings(topic: str) -> Mapping[str, Any] | None:
+        """Return the settings of a topic, if the client knows them."""
         record = cluster_of(gateway.client).record(topic)
         return None if record is None else record.settings
 
@@ -124,6 +126,7 @@ def _application(version: str) -> FastAPI:
     make_schema = app.openapi
 
     def openapi() -> dict[str, Any]:
+        """Return the OpenAPI document. Make it at the first call."""
         if app.openapi_schema is None:
             app.openapi_schema = completed(make_schema())
         return app.openapi_schema

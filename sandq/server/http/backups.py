@@ -75,6 +75,8 @@ class HttpBackups:
     async def _make(
         self, location: Location, key: BackupKey | None, topics: Sequence[str] | None, own: Progress
     ) -> None:
+        """Make a backup, and note its outcome."""
+
         def update_progress(progress: Progress) -> None:
             self._running = progress
 
@@ -129,6 +131,7 @@ class HttpBackups:
             self._restoring = progress
 
         async def restore() -> None:
+            """Restore the topics, and note the outcome."""
             try:
                 done = await restore_backup(
                     self._client,
@@ -173,6 +176,7 @@ class HttpBackups:
         return (await verify_chain(location, backup_id, key=key)).shown()
 
     async def _opened(self) -> tuple[Location, BackupKey | None]:
+        """Return the location of backups, and the key. Raise Conflict if backups are off, or ConfigError."""
         target = self._target
         if target is None:
             raise Conflict("backups over HTTP are off: the configuration of this node names no location (backup.url)")
@@ -181,6 +185,7 @@ class HttpBackups:
 
 
 def _shown(progress: Progress) -> dict[str, Any]:
+    """Return progress as a JSON object."""
     return {
         "partitions": progress.partitions,
         "partitions_done": progress.partitions_done,

@@ -36,6 +36,7 @@ def _checked(check: Callable[[Any], object]) -> AfterValidator:
     """Return a validator that reports an error of `check` like other mistakes, with its own code."""
 
     def validate(value: Any) -> Any:
+        """Return the value, or raise the error of `check` as one of pydantic."""
         try:
             check(value)
         except InvalidTime as error:
@@ -99,6 +100,7 @@ def check_members(given: Any) -> Any:
 
 
 def _is_of_texts(value: dict[str, Any]) -> bool:
+    """Return whether all values of an object are text."""
     return all(isinstance(text, str) for text in value.values())
 
 
@@ -128,6 +130,7 @@ class Counts(Body):
 
     @model_validator(mode="after")
     def _check_aliases(self) -> Self:
+        """Refuse a number that is given under two names."""
         for ours, theirs in (("partitions", "numPartitions"), ("replicas", "replicationFactor")):
             if getattr(self, ours) is not None and getattr(self, theirs) is not None:
                 raise ValueError(f"{ours} and {theirs} mean the same: give one of them")
@@ -162,6 +165,7 @@ class TopicUpdate(Counts):
 
     @model_validator(mode="after")
     def _check_not_empty(self) -> TopicUpdate:
+        """Refuse a body without changes."""
         if not self.settings and self.counts() == (None, None):
             raise ValueError("nothing to change: give settings, partitions or replicas")
         return self
@@ -356,6 +360,7 @@ class MessagesIn(Body):
 
 
 def _one_or_many(given: Any) -> str:
+    """Return the tag of a body: one message, or many."""
     return "many" if isinstance(given, MessagesIn) or (isinstance(given, dict) and "messages" in given) else "one"
 
 

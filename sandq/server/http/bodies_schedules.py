@@ -100,6 +100,7 @@ class ScheduleUpdate(_Definition):
 
     @model_validator(mode="after")
     def _something(self) -> ScheduleUpdate:
+        """Refuse a body without changes."""
         if not self.model_fields_set:
             raise ValueError("nothing to change: give at least one member")
         return self
@@ -116,6 +117,7 @@ class SchedulesIn(Body):
 
 
 def _one_or_many(given: Any) -> str:
+    """Return the tag of a body: one schedule, or many."""
     return "many" if isinstance(given, SchedulesIn) or (isinstance(given, dict) and "schedules" in given) else "one"
 
 

@@ -121,6 +121,7 @@ def guard_route(route: APIRoute) -> None:
     inner: ASGIApp = route.app
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request if the caller may use the route; otherwise respond with the refusal."""
         refused = refusal(route, scope, scope["path_params"])
         if refused is not None:
             await problems.of_error(Request(scope, receive), refused)(scope, receive, send)

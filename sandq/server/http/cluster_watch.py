@@ -140,7 +140,7 @@ class Watcher:
         """Number of the last view whose changes were sent to the watcher."""
 
     def events(self, view: ClusterView) -> Iterator[bytes]:
-        """Yield events with all changes of a view since the last one that the watcher was sent."""
+        """Yield events with all changes since the last view that the watcher was sent."""
         cluster = packed(cluster_of(view, self._access))
         if cluster != self._cluster:
             self._cluster = cluster
@@ -154,6 +154,7 @@ class Watcher:
         self._names, self.number = names, view.number
 
     def _is_new(self, name: str, at: int) -> bool:
+        """Return whether the watcher lacks the row of a topic. `at`: number of the view in which it changed last."""
         return at > self.number or name not in self._names
 
 
@@ -201,6 +202,7 @@ def _events_of_rows(name: str, rows: list[bytes]) -> Iterator[bytes]:
 
 
 def _event(name: str, data: bytes) -> bytes:
+    """Return a server-sent event."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
 
 

@@ -64,6 +64,7 @@ _ABSOLUTE: Final = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
 
 class _Refusal(Exception):
     def __init__(self, status: int, why: str) -> None:
+        """`why`: the text of the response."""
         super().__init__(why)
         self.status = status
 
@@ -165,6 +166,7 @@ class _Connection(HttpToolsProtocol):
         return True
 
     def shutdown(self) -> None:
+        """End the connection when its request in progress is done: the server stops."""
         self._drop_rest()
         if self._running is not None and self._is_running:
             self._running.keep_alive = False
@@ -172,10 +174,12 @@ class _Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _drop_rest(self) -> None:
+        """Drop all requests and bytes behind the request in progress."""
         self.pipeline.clear()
         self._ahead.clear()
 
     def _end_after(self, seconds: float) -> None:
+        """Set the timer: close the connection after this time, unless it is set again."""
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
 
@@ -197,6 +201,7 @@ class _Connection(HttpToolsProtocol):
 
     @property
     def _is_running(self) -> bool:
+        """Whether a request is in progress."""
         return self._running is not None and not self._running.response_complete
 
     @property
@@ -271,6 +276,7 @@ class _Connection(HttpToolsProtocol):
             self._send_refusal(refusal)
 
     def _send_refusal(self, refusal: _Refusal) -> None:
+        """Send the response to a refused request, and close the connection."""
         why = str(refusal).encode("ascii", "replace")
         headers = b"content-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(why)
         self._close_with(STATUS_LINE[refusal.status] + headers + why)
@@ -278,12 +284,14 @@ class _Connection(HttpToolsProtocol):
     # -- callbacks of the parser -------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
+        """Note that the head of a request begins."""
         super().on_message_begin()
         self._in_head = True
         self._is_new = True
         self._unseen_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header of a request. Refuse too many headers."""
         if not self._in_head:
             return  # trailers after a body are ignored
         super().on_header(name, value)
@@ -312,16 +320,19 @@ class _Connection(HttpToolsProtocol):
             self.headers[:] = [(b"host", match[1]), *(header for header in self.headers if header[0] != b"host")]
 
     def on_body(self, body: bytes) -> None:
+        """Take a piece of a body."""
         self._unseen_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        """Note that a request was received completely."""
         self._unseen_bytes = 0
         super().on_message_complete()
 
     # -- responses ---------------------------------------------------------------------------------------------------
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Run the application for a request, which is now in progress."""
         self._running = cycle
         self._server.open.set_idle(self, False)
         super()._start_asgi_task(cycle, app)
@@ -346,6 +357,7 @@ class _Connection(HttpToolsProtocol):
         self._read_on_or_not()
 
     def pause_writing(self) -> None:
+        """Begin to check whether the client accepts its response in time: too much of it is unsent."""
         super().pause_writing()
         self._server.open.set_idle(self, False)
         self._unsent = self.transport.get_write_buffer_size()
@@ -353,6 +365,7 @@ class _Connection(HttpToolsProtocol):
         self._stall = self.loop.call_later(self._deadlines.crowded_stall_s, self._check_stall)
 
     def resume_writing(self) -> None:
+        """End this check: everything is sent."""
         super().resume_writing()
         self._stop_stall()
         if not self._is_running and not self.transport.is_closing():
@@ -374,6 +387,7 @@ class _Connection(HttpToolsProtocol):
             self._stall = self.loop.call_later(self._deadlines.crowded_stall_s, self._check_stall)
 
     def _stop_stall(self) -> None:
+        """Cancel the next check."""
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
@@ -467,11 +481,13 @@ class HttpServer:
                 await self._none_left.wait()
 
     def _steps(self) -> Iterator[tuple[Callable[[_Connection], None], float]]:
+        """Yield the steps that end connections, and the time in seconds to wait after each."""
         yield _Connection.shutdown, self.deadlines.grace_s
         yield lambda connection: connection.transport.close(), self.deadlines.leave_s
         yield lambda connection: connection.transport.abort(), self.deadlines.leave_s
 
     def _connections(self) -> list[_Connection]:
+        """Return all connections."""
         return [connection for connection in self.state.connections if isinstance(connection, _Connection)]
 
     def lost(self, connection: _Connection) -> None:

@@ -98,6 +98,7 @@ class _EventStream(Response):
         return bool(found)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response. When it ends, give back what the client has not settled."""
         try:
             with getattr(self._request.state, WAITING_SLOT)() as hold:
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -157,6 +158,7 @@ class _EventStream(Response):
         return await self.take(HEARTBEAT_S)
 
     async def _give_back(self) -> None:
+        """Give back messages: all unsettled ones if the client has gone, otherwise the unsent ones."""
         items = list(self._in_flight) if self._has_gone else [message.held for message in self._unsent]
         self._in_flight.close()
         if items:
@@ -165,6 +167,7 @@ class _EventStream(Response):
 
 
 def _event(message: LeasedMessage) -> bytes:
+    """Return the event of a message."""
     return b"id: %b\ndata: %b\n\n" % (_json(message.held._asdict()), _json(message_json(message)))
 
 

@@ -75,6 +75,7 @@ async def while_connected(request: Request, work: Callable[[], Awaitable[T]]) ->
     errors: list[Exception] = []
 
     async def do() -> None:
+        """Do the work, and keep its result or its error."""
         try:
             results.append(await work())
         except Exception as error:
@@ -82,15 +83,18 @@ async def while_connected(request: Request, work: Callable[[], Awaitable[T]]) ->
         tasks.cancel_scope.cancel()
 
     async def watch() -> None:
+        """Wait until the client disconnects."""
         while (await request.receive())["type"] != "http.disconnect":
             pass
         tasks.cancel_scope.cancel()
 
     async def end() -> None:
+        """Wait until the server stops."""
         await gateway_of(request).ending.wait()
         tasks.cancel_scope.cancel()
 
     async def revoked() -> None:
+        """Wait until the caller's rights are revoked, and keep the reason."""
         try:
             await caller.until_revoked()  # type: ignore[union-attr]
         except SandqError as error:

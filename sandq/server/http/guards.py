@@ -179,6 +179,7 @@ class Guard:
         return self._in_progress.used
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request: count it, check it, pass it to the application, and report it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -352,6 +353,7 @@ class Guard:
         await self._app(scope, exchange.receive, exchange.send)
 
     async def _read_body(self, exchange: _Exchange, headers: dict[bytes, bytes], carries: bool) -> None:
+        """Read the body, within the limit for requests that carry messages or for all others."""
         rules = self._rules
         if carries or rules.body_bytes <= CONTROL_BYTES:
             await exchange.read_body(headers, rules.body_bytes, rules.body_limit)
@@ -457,6 +459,7 @@ class _Exchange:
         return self._size
 
     def _count(self) -> None:
+        """Charge the memory that the request holds now to the share of its address."""
         more = REQUEST_BYTES + BODY_COPIES * self._size + self._response_bytes - self._counted
         self._counted += more
         if more > 0:
@@ -518,10 +521,12 @@ class _Exchange:
         self._body = b"".join(pieces)
 
     async def _too_large(self, most: int, limit: str) -> Refused:
+        """Discard the rest of the body, and return the error for a body that is too large."""
         await self._discard()
         return Refused(413, "TOO_LARGE", f"the body is larger than {most} bytes ({limit}): send less at once")
 
     async def _throw_body_away(self, pieces: list[bytes]) -> None:
+        """Free the pieces of a body, and discard the rest."""
         pieces.clear()
         self._size = 0
         self._count()
@@ -580,6 +585,7 @@ class _Exchange:
             tasks.cancel_scope.cancel()
 
     async def _throw_away(self) -> None:
+        """Read and drop messages until the client disconnects."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -597,10 +603,12 @@ def _is_preflight(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
 
 
 def _has_body(headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether the headers announce a body."""
     return b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip(b"0") != b""
 
 
 def _request_id(headers: dict[bytes, bytes]) -> str:
+    """Return the id that the client gave, if it is valid, or a new random one."""
     given = headers.get(b"x-request-id", b"").decode("latin-1")
     return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
 

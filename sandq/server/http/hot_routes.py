@@ -33,6 +33,7 @@ class HotRoutes:
         self._routes = [(re.compile(_NAME.sub(r"(?P<\1>[^/]+)", route.path)), route) for route in routes]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request: directly if it is frequent and usual, otherwise with FastAPI."""
         found = self._find(scope)
         if found is None:
             await self._app(scope, receive, send)
@@ -53,6 +54,7 @@ class HotRoutes:
             return
 
         async def receive_again() -> Message:
+            """Return the first message again, then the following messages."""
             nonlocal message
             first, message = message, None
             return await receive() if first is None else first

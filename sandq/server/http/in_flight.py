@@ -49,6 +49,7 @@ class InFlight:
         self._changed = anyio.Event()
 
     def __iter__(self) -> Iterator[Held]:
+        """Yield all messages that the stream holds."""
         return iter([Held(token, offset) for token, offsets in self._offsets.items() for offset in offsets])
 
     @property
@@ -92,10 +93,12 @@ class InFlight:
             self._drop(token)
 
     def _drop(self, token: str) -> None:
+        """Forget a lease."""
         self._by_token.pop(token, None)
         self._offsets.pop(token, None)
         self._until_s.pop(token, None)
 
     def _notify(self) -> None:
+        """Wake the tasks that wait until the stream may lease further messages."""
         changed, self._changed = self._changed, anyio.Event()
         changed.set()

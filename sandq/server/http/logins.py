@@ -151,6 +151,7 @@ class HttpLogins:
         return HttpCaller(reply.principal, access, Quota.of(reply.quota), until_revoked, token)
 
     def _keep(self, key: bytes, caller: HttpCaller | None) -> None:
+        """Cache the answer for these credentials."""
         self._kept.pop(key, None)
         if len(self._kept) >= KEPT:
             del self._kept[next(iter(self._kept))]
@@ -178,6 +179,7 @@ class HttpLogins:
 
 
 def _grants_of(access: Access | None) -> frozenset[Grant] | None:
+    """Return the grants in rights, to compare them; None: everything is allowed."""
     return None if access is None else frozenset(access.grants)
 
 

@@ -54,6 +54,7 @@ async def page_of(rows: AsyncIterator[R], limit: int) -> tuple[list[R], R | None
 
 
 def wants_ndjson(request: Request) -> bool:
+    """Return whether the client accepts newline-delimited JSON."""
     return MEDIA_TYPE in request.headers.get("accept", "")
 
 
@@ -78,6 +79,7 @@ class _NdjsonResponse(Response, Generic[T]):
         self._encode = line
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all rows until the client disconnects or the server stops."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             await while_connected(self._request, lambda: self._send_all(send))
@@ -85,6 +87,7 @@ class _NdjsonResponse(Response, Generic[T]):
             await send({"type": "http.response.body", "body": _encode_error(error), "more_body": False})
 
     async def _send_all(self, send: Send) -> None:
+        """Send the rows in pieces."""
         more = True
         while more:
             piece, more = await self._piece()
@@ -104,8 +107,10 @@ class _NdjsonResponse(Response, Generic[T]):
 
 
 def _encode_error(error: SandqError) -> bytes:
+    """Return an error as the last line."""
     return _encode({"error": {"code": error.code, "detail": error.message}})
 
 
 def _encode(found: Found) -> bytes:
+    """Return a row as a line."""
     return json.dumps(found, separators=(",", ":")).encode() + b"\n"

@@ -86,6 +86,7 @@ def late_fields(lateness: Lateness) -> Found:
 
 
 def _ms(seconds: float | None) -> float | None:
+    """Return seconds as ms with one decimal; None if there are none."""
     return None if seconds is None else round(seconds * 1000, 1)
 
 
@@ -115,6 +116,7 @@ def findings(info: Mapping[str, Any], overview: ClusterOverview, topics: Iterabl
 
 
 def _health_of(topic: str, group: GroupOverview) -> health.GroupHealth:
+    """Return the state of a group, as `model.health` judges it."""
     return health.GroupHealth(
         topic=topic,
         group=group.group,

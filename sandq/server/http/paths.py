@@ -39,9 +39,11 @@ class _Key(Convertor[str]):
     regex = r"[\s\S]*"
 
     def convert(self, value: str) -> str:
+        """Return the text unchanged."""
         return value
 
     def to_string(self, value: str) -> str:
+        """Return the text unchanged."""
         return value
 
 
@@ -79,6 +81,7 @@ class SegmentRoute(Route):
 
 
 def _decoded(value: Any) -> Any:
+    """Return a parameter without the encoding that `matches` added."""
     return value.replace("%2F", "/").replace("%25", "%") if isinstance(value, str) else value
 
 
@@ -125,6 +128,7 @@ def text_of(name: str, key: bytes, encoding: str) -> str:
 
 
 def _is_base64url(text: str) -> bool:
+    """Return whether a text consists of base64url characters and has a possible length."""
     return _BASE64URL.fullmatch(text) is not None and len(text.rstrip("=")) % 4 != 1
 
 
@@ -168,4 +172,5 @@ def is_known(condition: str | None, version: str) -> bool:
 
 
 def _shown(text: str) -> str:
+    """Return a text in quotes for an error message, cut to `_SHOWN_CHARS`."""
     return repr(text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "...")

@@ -198,25 +198,30 @@ def install(app: FastAPI) -> None:
     """Make every error of a route a problem response."""
 
     async def refused(request: Request, error: Exception) -> Response:
+        """Respond to an error of sandq."""
         assert isinstance(error, SandqError)
         return of_error(request, error)
 
     async def invalid(request: Request, error: Exception) -> Response:
+        """Respond to a request that does not fit its schema."""
         assert isinstance(error, RequestValidationError)
         clear_tracebacks(error)
         clear_tracebacks_of(error.errors())
         return _invalid(request, error.errors(), error.body)
 
     async def http_error(request: Request, error: Exception) -> Response:
+        """Respond to an error of the framework."""
         assert isinstance(error, HTTPException)
         clear_tracebacks(error)
         return _http_error(request, error)
 
     async def fault(request: Request, error: Exception) -> Response:
+        """Respond to an unexpected error."""
         # Starlette raises the error again, and the guard logs it.
         return problem(request.state.request_id, 500, "INTERNAL", FAULT)
 
     async def gone(request: Request, error: Exception) -> Response:
+        """Respond to nobody: the client has disconnected."""
         return Response(status_code=CLIENT_GONE)  # for the log and the metrics only
 
     app.add_exception_handler(Exception, fault)
@@ -264,6 +269,7 @@ def _body_type(route: object) -> Any:
 
 
 def _is_reported(where: str, errors: Sequence[Mapping[str, str | None]]) -> bool:
+    """Return whether a mistake at this place is among the errors already."""
     return any(one["where"] == where for one in errors)
 
 
@@ -294,6 +300,7 @@ def _path_of(loc: Sequence[str | int]) -> str:
 
 
 def _problem_of(one: Mapping[str, Any]) -> str:
+    """Return the text of a mistake that pydantic found, with the reason of its check."""
     reason = str((one.get("ctx") or {}).get("error") or "")
     text = str(one["msg"]).removeprefix("Value error, ")
     return text if not reason or reason in text else f"{text}: {reason}"

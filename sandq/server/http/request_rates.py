@@ -33,6 +33,7 @@ class RateGate:
         self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, unless it exceeds the rate of its topic."""
         topic = _topic_of(scope)
         caller: HttpCaller | None = scope.get("state", {}).get(CALLER)
         if topic is not None and caller is not None and caller.access is not None and not caller.access.sees(topic):

@@ -52,10 +52,12 @@ _SCHEDULE: Final = f"{_TOPIC}/schedules/{{name}}"
 
 
 def _topic(*rights: Right) -> Needs:
+    """Require these rights on the topic in the path."""
     return Needs(rights, is_of_topic=True)
 
 
 def _group(*rights: Right) -> Needs:
+    """Require these rights on the group in the path."""
     return Needs(rights, is_of_topic=True, is_of_group=True)
 
 
