@@ -242,13 +242,13 @@ class Connection:
         Each iteration waits for bytes, receives and decodes them, and parses and handles frames in time slices. Then it
         waits while too much is unsent or unanswered, or for memory for a large frame (back-pressure)."""
         reader = FrameReader(self._limits.frame_bytes, first_frame_bytes=HELLO_BYTES, defer_bytes=LARGE_BYTES)
-        stats, incoming = self._stats, self._requests.own.incoming
-        output, wire = self.output, self.output.wire
+        stats, own = self._stats, self._requests.own
+        incoming, output, wire = own.incoming, self.output, self.output.wire
         received, is_transformed = wire.received, isinstance(wire, TransformedWire)
-        more = False  # True: the last receive filled its buffer, so the next one probably need not wait
+        has_more = False  # True: the last receive filled its buffer, so the next one probably need not wait
         while True:
             try:
-                if not more:
+                if not has_more:
                     self._set_deadline(self._frame_deadline_s)
                     await trio.lowlevel.wait_readable(self._fd)
                     self.time_slice.begin()
@@ -260,7 +260,7 @@ class Connection:
                 # A wire that is behind (TLS) has received bytes that it has not decoded yet: read no more of them.
                 data = b"" if wire.is_behind else os.read(self._fd, size)
             except BlockingIOError:
-                more = False
+                has_more = False
                 continue
             except OSError:
                 return
@@ -273,7 +273,7 @@ class Connection:
                 return
             if plain is None:
                 return
-            more = len(data) == size or wire.is_behind
+            has_more = len(data) == size or wire.is_behind
             if is_transformed:
                 self.time_slice.left -= wire.work
                 output.send_due()
@@ -302,12 +302,8 @@ class Connection:
                 self._session.handled()
                 self.send_error(0, error)
                 return
-            if output.congested:
-                await self._until_sent()
-            if self._requests.own.are_too_many:
-                # Back-pressure: a client that has too many unanswered requests is not read until some are answered.
-                with self._frame_deadline_paused():
-                    await self._requests.own.until_answered()
+            if output.congested or own.are_too_many:
+                await self._hold_back()
             if reader.buffered_bytes:
                 if reader.wanted_bytes > HELLO_BYTES and not self._session.greeted:
                     self.send_error(0, ProtocolError(f"a frame of more than {HELLO_BYTES} bytes before HELLO"))
@@ -333,13 +329,7 @@ class Connection:
             # Handling a PRODUCE only gathers it, so back-pressure is not checked for each. If PRODUCE requests are
             # refused, their error replies cost much work, which ends the time slice, and the checks below follow.
             if time_slice.left <= 0 or (kind != _PRODUCE and (output.waiting_bytes > most_bytes or own.is_busy)):
-                if output.waiting_bytes > most_bytes:
-                    session.handled()
-                    await self._until_sent()
-                if own.is_busy:
-                    session.handled()
-                    await self._until_worked()
-                await time_slice.end()
+                await self._end_slice(most_bytes)
             if kind == _PRODUCE and mark is not None:
                 # A fast path: gather as many of the next PRODUCE frames as possible in one call.
                 together = session.gather(frames, at, time_slice.left, marks, mark)
@@ -379,6 +369,16 @@ class Connection:
         if no_reply_bytes:  # no reply will release the memory of these requests
             own.count(-no_reply_bytes)
 
+    async def _end_slice(self, most_bytes: int) -> None:
+        """Wait while more than `most_bytes` are unsent, or too many requests are in progress. End the time slice."""
+        if self.output.waiting_bytes > most_bytes:
+            self._session.handled()
+            await self._until_sent()
+        if self._requests.own.is_busy:
+            self._session.handled()
+            await self._until_worked()
+        await self.time_slice.end()
+
     async def _decode(self, large: LargeFrame) -> Frame:
         """Decode a large frame in time slices."""
         self._session.handled()  # the gathered requests of earlier frames need not wait until this frame is decoded
@@ -390,6 +390,14 @@ class Connection:
                 frame: Frame = end.value
                 return frame
             await self.time_slice.spend(work)
+
+    async def _hold_back(self) -> None:
+        """Wait until the client has read enough of its replies, and until enough of its requests are answered."""
+        if self.output.congested:
+            await self._until_sent()
+        if self._requests.own.are_too_many:
+            with self._frame_deadline_paused():
+                await self._requests.own.until_answered()
 
     async def _until_sent(self) -> None:
         """Wait until the client has read enough of its replies. Until then, the connection reads nothing and handles no
