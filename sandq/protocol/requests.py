@@ -357,17 +357,13 @@ class Nack(Request, type=Type.NACK):
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
+        """Parse the request. Raise InvalidRequest for the first wrong item."""
         request = cls.checked(frame)
         for item, row in enumerate(request.items, 1):
             if type(row) is not list or not 4 <= len(row) <= 7 or type(row[0]) is not int or row[0] < 0:
                 raise cls.wrong("items", f"item {item}: expected [token, what, delay_ms, error, begun, changes, end]")
-            if len(row) > 4 and type(row[4]) is not bool:
-                raise cls.wrong("items", f"item {item}: begun must be bool")
-            if len(row) > 6:
-                _check_attempt_end(cls, item, row)
-            may_change = len(row) == 6 or (len(row) > 6 and row[5] is not None)
-            if may_change and (not row[4] or not _is_change(row[5])):
-                raise cls.wrong("items", f"item {item}: changes must be {{priority: int, headers: bin}}, with begun")
+            if len(row) > 4:
+                _check_further_fields(cls, item, row)
             if row[1] is not None:
                 row[1] = ranges_of(cls, item, row[1])
             if row[2] is not None and (type(row[2]) is not int or not 0 <= row[2] <= U48_MAX):
@@ -375,6 +371,17 @@ class Nack(Request, type=Type.NACK):
             if row[3] is not None and (type(row[3]) is not str or len(row[3]) > FIXED.error_chars):
                 raise cls.wrong("items", f"item {item}: error must be nil or str of {FIXED.error_chars} characters")
         return request
+
+
+def _check_further_fields(cls: type[Nack], item: int, row: list[Any]) -> None:
+    """Check `begun`, `changes` and `end` of an item: `changes` and `end` only for begun messages."""
+    if type(row[4]) is not bool:
+        raise cls.wrong("items", f"item {item}: begun must be bool")
+    if len(row) > 6:
+        _check_attempt_end(cls, item, row)
+    has_changes = len(row) == 6 or (len(row) > 6 and row[5] is not None)
+    if has_changes and (not row[4] or not _is_change(row[5])):
+        raise cls.wrong("items", f"item {item}: changes must be {{priority: int, headers: bin}}, with begun")
 
 
 def _check_attempt_end(cls: type[Nack], item: int, row: list[Any]) -> None:

@@ -308,17 +308,8 @@ def _arguments(kind: str, given: Mapping[Any, Any]) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     for name, argument in known.items():
         value = given.get(name)
-        if value is None and argument.optional:
-            arguments[name] = None
-            continue
-        if name not in given:
-            raise wrong(f"{name} is missing")
-        if type(value) is not argument.kind:
-            raise wrong(f"{name}: expected {kind_name(argument.kind())}, got {kind_name(value)}")
-        if type(value) is int and not argument.minimum <= value <= argument.maximum:
-            raise wrong(f"{name}: {value} is not within {argument.minimum}..{argument.maximum}")
-        if argument.choices and value not in argument.choices:
-            raise wrong(f"{name}: expected {one_of(argument.choices)}, got {str(value)[:40]!r}")
+        if value is not None or not argument.optional:
+            _check_argument(name, argument, given)
         arguments[name] = value
     if kind == "move":
         # A move changes the time (by one of two arguments), the priority, or both.
@@ -334,16 +325,28 @@ def _arguments(kind: str, given: Mapping[Any, Any]) -> dict[str, Any]:
     for name in BULK_PREFIXES:
         if arguments.get(name) == b"":
             raise wrong(EMPTY_PREFIX.format(name=name))
-    error = arguments.get("error")
-    if error is not None and (problem := check_error(error)) is not None:
-        raise wrong(problem)
-    prefix = arguments.get("key_prefix")
-    if prefix is not None and (problem := check_prefix(prefix)) is not None:
-        raise wrong(problem)
-    unique = arguments.get("unique_key_prefix")
-    if unique is not None and (problem := check_unique_prefix(unique)) is not None:
-        raise wrong(problem)
+    for name, check in (
+        ("error", check_error),
+        ("key_prefix", check_prefix),
+        ("unique_key_prefix", check_unique_prefix),
+    ):
+        value = arguments.get(name)
+        if value is not None and (problem := check(value)) is not None:
+            raise wrong(problem)
     return arguments
+
+
+def _check_argument(name: str, argument: Argument, given: Mapping[Any, Any]) -> None:
+    """Raise InvalidRequest if an argument is missing, or has a wrong type or value."""
+    wrong, value = partial(JobStart.wrong, "arguments"), given.get(name)
+    if name not in given:
+        raise wrong(f"{name} is missing")
+    if type(value) is not argument.kind:
+        raise wrong(f"{name}: expected {kind_name(argument.kind())}, got {kind_name(value)}")
+    if type(value) is int and not argument.minimum <= value <= argument.maximum:
+        raise wrong(f"{name}: {value} is not within {argument.minimum}..{argument.maximum}")
+    if argument.choices and value not in argument.choices:
+        raise wrong(f"{name}: expected {one_of(argument.choices)}, got {str(value)[:40]!r}")
 
 
 class JobStatus(Request, type=Type.JOB_STATUS):

@@ -137,12 +137,13 @@ class MessageFilter:
             next_index = guards.kept_start(self.tried, sender, next_index, self._journal.first_index)
         next_index = guards.within_log(next_index, self._journal.last_index)
         message = {"type": "next_node_idx", "next_node_idx": next_index, "reset": reset, "success": success}
-        match = core._SyncObj__raftMatchIndex[node]
+        matched_before = core._SyncObj__raftMatchIndex[node]
         self._deliver(sender, message)
-        self.advanced = self.advanced or core._SyncObj__raftMatchIndex[node] > match
+        self.advanced = self.advanced or core._SyncObj__raftMatchIndex[node] > matched_before
         if sender in self._transport.lagging and next_index <= self._journal.first_index:
             return  # the member needs a snapshot; the next heartbeat checks again
         if reset or node in self._transport.paused:
+            # The follower asked for a different index, or was sent nothing while it was paused.
             self.resend = True
             self._transport.resume(node)
 
