@@ -77,6 +77,7 @@ async def listen(host: str, port: int, setting: str) -> list[trio.SocketListener
 
 
 def _refusal(address: Address, setting: str, error: OSError) -> StartupError:
+    """Return the error for an address on which the node cannot listen."""
     at = f"{address.host}:{address.port}"
     if error.errno == errno.EADDRINUSE:
         return StartupError(f"{at} is in use by another process: stop it, or set listen.{setting} to another port")

@@ -110,6 +110,7 @@ def reset_level() -> None:
 
 
 def _apply_level(level: str, wrapper: Any, of_libraries: int) -> None:
+    """Apply a log level. `wrapper`: the logger for sandq's own lines; `of_libraries`: the level for libraries."""
     _now[:] = [level]
     verbose.switch(level == "debug")
     structlog.configure(wrapper_class=wrapper)
@@ -140,15 +141,18 @@ class _Remembered:
         self._file = file
 
     def write(self, text: str) -> int:
+        """Write to the file, and remember the line for dumps."""
         if line := text.rstrip("\n"):
             _recent.append(line[:RECENT_LINE_CHARS])
         return int(self._file.write(text))
 
     def flush(self) -> None:
+        """Flush the file."""
         self._file.flush()
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a stream is a terminal."""
     return stream is not None and stream.isatty()
 
 

@@ -258,6 +258,7 @@ class OpenRequests:
         """Answer a failed request. If the error is `Unsure`, wait until the outcome is certain."""
 
         async def work() -> bytes:
+            """Raise the refusal, in the task of the request."""
             raise refusal
 
         if isinstance(refusal, Unsure):

@@ -55,6 +55,7 @@ class Sender:
         self._wake = trio.Event()
 
     def add(self, sending: Output) -> None:
+        """Note that a connection has something to send."""
         if not self._due and not self._is_gathering:
             self._wake.set()
         self._due.append(sending)
@@ -70,12 +71,14 @@ class Sender:
             self._flush()
 
     async def run(self) -> None:
+        """Send for all connections, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
             self._flush()
 
     def _flush(self) -> None:
+        """Send for all connections that have something to send."""
         due, self._due = self._due, []
         for sending in due:
             sending.flush()

@@ -264,12 +264,14 @@ class Overview:
 
 
 def _with_pushes(row: TopicRow, pushes: Mapping[str, PushState] | None) -> TopicRow:
+    """Return the row of a topic with the state of its pushes on this node."""
     if not pushes:
         return row
     return row._replace(furthest=[_with_push(group, pushes.get(group.name)) for group in row.furthest])
 
 
 def _with_push(group: GroupRow, here: PushState | None) -> GroupRow:
+    """Return the row of a group with the state of its push."""
     if here is None:
         return group
     return group._replace(push=here.push, push_error=here.error, push_error_ms=here.error_ms)
@@ -286,6 +288,7 @@ def _is_same(before: Sequence[PartitionSeen], now: Sequence[PartitionSeen]) -> b
 
 
 def _group(name: str, found: GroupNumbers, reason: str | None, now_ms: int) -> GroupRow:
+    """Return the row of a group. `reason`: why it takes nothing new."""
     by_limit, by_rate = found.held_up(now_ms) or (False, False)
     return GroupRow(
         name,
@@ -306,10 +309,12 @@ def _group(name: str, found: GroupNumbers, reason: str | None, now_ms: int) -> G
 
 
 def _died(counted: Counted) -> int:
+    """Return the number of messages that died."""
     return counted.dead_nacked + counted.dead_lease_expired + counted.dead_expired + counted.dead_rejected
 
 
 def _sum(one: Done, other: Done) -> Done:
+    """Return the sum of two counts."""
     lateness = tuple([a + b for a, b in zip(one.lateness, other.lateness, strict=True)])
     return Done(
         one.stored + other.stored, one.sent + other.sent, one.acked + other.acked, one.died + other.died, lateness
@@ -322,5 +327,6 @@ def _sparse(counts: Sequence[int]) -> list[int]:
 
 
 def _packed(start_ms: int, done: Done) -> bytes:
+    """Return the counts of a slot of the history, packed."""
     packed: bytes = msgpack.packb((start_ms, *done[:4], _sparse(done.lateness)))
     return packed

@@ -109,6 +109,7 @@ def give_back_heap() -> None:
 
 
 def _check_often(heap: Heap) -> None:
+    """Check the heap every `CHECK_S`, in a thread."""
     while True:
         time.sleep(CHECK_S)
         heap.check()

@@ -201,6 +201,7 @@ class ProduceCoalescer:
             return
 
         def answer(result: Any) -> None:
+            """Release the memory of the batch, and pass the result on."""
             self._connection.hold_request(-more)
             done(result)
 
@@ -215,6 +216,7 @@ class ProduceCoalescer:
         """Return the callback that answers these requests. `counts`: number of messages of each in the merged batch."""
 
         def done(result: Any) -> None:
+            """Reply to each request of the batch with its part of the result."""
             if isinstance(result, SandqError):
                 for request_id in ids:
                     self._connection.refuse(request_id, result)

@@ -92,6 +92,7 @@ class RequestChecks:
             return
 
         def ahead() -> Ahead:
+            """Return how far ahead the batch sends messages."""
             return ahead_of_batch(raw, self._broker.clock.now_ms()) if known is None else known
 
         self.check_stored(request.topic, stored_bytes_of(raw), lambda: ahead().messages)
@@ -109,6 +110,7 @@ class RequestChecks:
 
 
 def _size_of(frame: Frame) -> int:
+    """Return the size of a request in bytes: that of its frame, encoded again."""
     try:
         return len(msgpack.packb(frame))
     except ValueError:

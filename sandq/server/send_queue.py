@@ -28,6 +28,7 @@ class SendQueue:
         return bool(self._buffers)
 
     def add(self, part: bytes) -> None:
+        """Append bytes to the queue."""
         if part:
             if not self._buffers:
                 self._first_bytes = len(part)

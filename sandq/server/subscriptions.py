@@ -116,6 +116,7 @@ class Subscriptions:
         opened = self._opening[request.subscription_id] = trio.Event()
 
         async def work() -> bytes:
+            """Subscribe, and note that the subscription is no longer being opened."""
             try:
                 return await self._subscribed(request_id, request)
             finally:
@@ -129,6 +130,7 @@ class Subscriptions:
             raise
 
     async def _subscribed(self, request_id: int, request: Subscribe) -> bytes:
+        """Subscribe to a group, and return the reply with the partitions."""
         receiver = _ConnectionReceiver(self._connection, self._subscriptions, request)
         subscription, partitions = await self._broker.subscribe(request, self._connection.caller, receiver)
         self._subscriptions[request.subscription_id] = (request.topic, subscription)
@@ -141,6 +143,7 @@ class Subscriptions:
         self._count_work(request.topic)
 
         async def work() -> bytes:
+            """Lease messages, send them, and return the reply with their number."""
             taken: list[Delivery] = []
             try:
                 with self._waits(request), scope:
@@ -197,6 +200,7 @@ class Subscriptions:
             self._subscription(request.subscription_id)
 
         async def leave() -> bytes:
+            """End a subscription, once it is open, and return the reply."""
             if opening is not None:
                 await opening.wait()
             topic, subscription = self._subscription(request.subscription_id)
@@ -207,11 +211,13 @@ class Subscriptions:
         self._connection.start(request_id, leave)
 
     def add_credit(self, request: Credit) -> None:
+        """Add credit to a subscription."""
         found = self._subscriptions.get(request.subscription_id)
         if found is not None:  # None: the subscription ended while the CREDIT was in transit
             self._broker.add_credit(found[1], request.more)
 
     def _subscription(self, subscription_id: int) -> tuple[str, Subscription]:
+        """Return (topic, subscription). Raise NotFound if there is none with this id."""
         found = self._subscriptions.get(subscription_id)
         if found is None:
             raise NotFound(f"there is no subscription {subscription_id} on this connection")

@@ -84,6 +84,7 @@ class ClientServer:
         """Streams that are in a TLS handshake before they can use a spare slot, oldest first; at most `SPARE_SLOTS`."""
 
     async def serve(self, listeners: list[trio.SocketListener]) -> None:
+        """Serve clients on these listeners, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._sender.run)
             await trio.serve_listeners(self._serve, listeners, handler_nursery=nursery)
@@ -231,6 +232,7 @@ class ClientServer:
 
 
 def _peer(stream: trio.SocketStream) -> str:
+    """Return the address of a client; `gone` if it has disconnected."""
     try:
         host, port = stream.socket.getpeername()[:2]
     except OSError:

@@ -49,6 +49,7 @@ class TopicRecords:
         packer.pack_map_header(7 if record.owner is None else 8)
 
         def member(name: str, value: Any) -> None:
+            """Pack one member of the record."""
             packer.pack(name)
             packer.pack(value)
 
@@ -70,6 +71,7 @@ class TopicRecords:
         return encoded
 
     def _keep(self, new: _Kept) -> None:
+        """Cache an encoded record, and drop the oldest ones beyond the limit."""
         self._drop(new.record.name)
         self._kept[new.record.name] = new
         self._kept_bytes += len(new.encoded)
@@ -77,6 +79,7 @@ class TopicRecords:
             self._drop(next(iter(self._kept)))
 
     def _drop(self, name: str) -> None:
+        """Drop a record from the cache."""
         kept = self._kept.pop(name, None)
         if kept is not None:
             self._kept_bytes -= len(kept.encoded)

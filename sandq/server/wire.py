@@ -95,11 +95,13 @@ class TransformedWire:
         return self._transform.is_behind or self._transform.has_ended
 
     def is_due(self) -> bool:
+        """Return whether there is anything to send."""
         if not self._encoded:
             self._encoded = memoryview(self._transform.encode(()))
         return bool(self._encoded) or (self._transform.is_open and bool(self._queue))
 
     def head(self, most: int) -> Sequence[Buffer]:
+        """Return the next encoded bytes to send, at most `most`."""
         if self.is_due() and not self._encoded:
             plain = self._queue.head(most)
             self._plain = sum([len(buffer) for buffer in plain])
@@ -107,6 +109,7 @@ class TransformedWire:
         return (self._encoded[:most],)
 
     def left(self, sent: int) -> int:
+        """Note that `sent` encoded bytes have left. Return the number of plain bytes that are sent completely."""
         self._encoded = self._encoded[sent:]
         if self._encoded:
             return 0  # plain bytes count as sent only when all bytes that encode them have left
@@ -114,6 +117,7 @@ class TransformedWire:
         return plain
 
     def received(self, data: bytes) -> bytes | None:
+        """Return the plain bytes in received ones; None at the end of the stream. Raise SandqError."""
         transform = self._transform
         if not data and not self.is_behind:
             return None  # the client has closed the socket
@@ -123,6 +127,7 @@ class TransformedWire:
         return None if transform.has_ended and not plain else plain
 
     def end(self) -> None:
+        """End the transform: the rest to send tells the client that nothing follows."""
         self._transform.end()
 
 

@@ -83,6 +83,7 @@ class Bounds:
         return self.columns.get(column, _NONE)
 
     def _at(self, column: str) -> Bound:
+        """Return the bound of a column. Create it if there is none."""
         return self.columns.setdefault(column, Bound())
 
 

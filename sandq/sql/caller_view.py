@@ -37,6 +37,7 @@ def access_from_cluster(client: Client) -> AskAccess:
     kept: list[Any] = []
 
     async def ask() -> Access | None:
+        """Return the caller's rights. Ask the cluster every `KEPT_S`."""
         now_s = anyio.current_time()
         if not kept or now_s >= kept[1]:
             kept[:] = await _whoami(client), now_s + KEPT_S

@@ -148,6 +148,7 @@ async def in_thread(duck: Duck, work: Callable[[], T]) -> T:
     done = anyio.Event()
 
     async def interrupt_when_cancelled() -> None:
+        """Interrupt the query when this task is cancelled, again and again until the thread is done."""
         try:
             await anyio.sleep_forever()
         finally:

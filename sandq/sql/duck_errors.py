@@ -65,12 +65,14 @@ def _candidates(found: re.Match[str]) -> str:
 
 
 def _wrong_arguments(found: re.Match[str]) -> tuple[int, str]:
+    """Return the error for arguments whose types a function does not accept."""
     name, types = found["name"].strip('"'), _type(found["types"])
     sign = name if name.isidentifier() else f"operator {name}"
     return WRONG_ARGUMENTS, f"Incorrect arguments to {sign}: ({types}). Change their types: CAST(... AS SIGNED)"
 
 
 def _cannot_mix(found: re.Match[str]) -> tuple[int, str]:
+    """Return the error for two types that cannot be compared or mixed."""
     left, right = _type(found["left"]), _type(found["right"])
     return (
         WRONG_ARGUMENTS,

@@ -170,6 +170,7 @@ class _Bounded(DuckDB.Generator):  # type: ignore[misc]  # it is Any to mypy
     parts = 0
 
     def sql(self, *asked: Any, **options: Any) -> str:
+        """Return the SQL of a part. Raise SqlError if the statement becomes too large."""
         self.parts += 1
         text: str = super().sql(*asked, **options)
         if self.parts > PARTS or len(text) > TEXT_CHARS:
@@ -258,6 +259,7 @@ def _seconds_of(time: Any) -> exp.Expr:
 
 
 def _unix_timestamp(node: exp.Expr, facts: Facts) -> exp.Expr:
+    """Translate UNIX_TIMESTAMP: the seconds of a time, or of the statement's time."""
     time = (node.expressions or [None])[0] if isinstance(node, exp.Anonymous) else node.this
     if time is None:
         seconds = (facts.now - datetime(1970, 1, 1)).total_seconds()
@@ -321,6 +323,7 @@ def _timestamp_diff(node: exp.Expr, facts: Facts) -> exp.Expr:
 
 
 def _from_unixtime(node: exp.Expr, facts: Facts) -> exp.Expr:
+    """Translate FROM_UNIXTIME: the time of seconds since 1970."""
     return _time_of(node.this)
 
 

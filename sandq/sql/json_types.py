@@ -196,6 +196,7 @@ class _Columns:
 
 
 def _kind_of_table_column(kind: Kind) -> str:
+    """Return the JSON type of a table's column; empty: neither JSON nor a number."""
     return JSON if kind is Kind.JSON else NUMBER if kind in _NUMBERS else ""
 
 

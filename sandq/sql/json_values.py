@@ -289,6 +289,7 @@ def _translate_cast(node: exp.Cast) -> exp.Expr:
     if kind in exp.DataType.INTEGER_TYPES:
 
         def whole(value: exp.Expr) -> exp.Expr:
+            """Return a value as an integer: from its text, or else from its number."""
             # DOUBLE alone would lose digits, because it has 53 bits.
             ways = [call("mysql_json_unquote", value), call("mysql_json_number", value.copy())]
             first, second = [exp.TryCast(this=way, to=node.to.copy()) for way in ways]
@@ -352,6 +353,7 @@ def json_extract(node: exp.Expr) -> exp.Expr:
             raise SqlError(UNKNOWN_FUNCTION, "FUNCTION JSON_EXTRACT takes * in its only path alone")
 
         def values(value: exp.Expr) -> exp.Expr:
+            """Return the values at all paths as one array."""
             return call("mysql_json_found", exp.Array(expressions=[extract(value.copy(), path) for path in paths]))
 
         found = _with_kind(_bind(node.this, values), JSON)
@@ -383,6 +385,7 @@ def _value_of_literal(node: Any) -> Any:
 
 
 def _not_literal() -> Any:
+    """Raise SqlError for a second argument of JSON_CONTAINS that is no literal."""
     raise SqlError(
         UNKNOWN_FUNCTION,
         "FUNCTION JSON_CONTAINS takes a literal of JSON as its second argument: '5', '\"text\"', '[1]'",
@@ -473,6 +476,7 @@ def json_overlaps(left: exp.Expr, right: exp.Expr) -> exp.Expr:
     values = value if isinstance(value, list) else [value]
 
     def overlaps(bound: exp.Expr) -> exp.Expr:
+        """Return the condition that a document contains one of the values."""
         found: exp.Expr = exp.false()
         for one in values:
             found = exp.Or(this=found, expression=call("mysql_json_member", bound.copy(), _literal_key(one)))
@@ -488,6 +492,7 @@ def json_contains_path(target: exp.Expr, which: exp.Expr, *paths: exp.Expr) -> e
         raise SqlError(UNKNOWN_FUNCTION, "FUNCTION JSON_CONTAINS_PATH takes 'one' or 'all', and paths")
 
     def has(bound: exp.Expr) -> exp.Expr:
+        """Return the condition that a document has one of the paths, or all of them."""
         found: exp.Expr | None = None
         for path in paths:
             one = exp.paren(exp.Not(this=exp.Is(this=_at_path(bound.copy(), path), expression=exp.Null())), copy=False)
@@ -516,6 +521,7 @@ def json_keys(node: exp.JSONKeys) -> exp.Expr:
     """Translate JSON_KEYS."""
 
     def names(bound: exp.Expr) -> exp.Expr:
+        """Return an expression for the names of an object's members; NULL for other values."""
         return _by_type(bound, {"OBJECT": call("to_json", call("json_keys", bound.copy()))}, exp.Null())
 
     return _with_kind(_bind(_at_path(node.this, node.args.get("expression")), names), JSON)

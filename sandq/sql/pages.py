@@ -174,6 +174,7 @@ class _Maker:
         return pa.nulls(self._count, TIMES)
 
     def _check_not_moved(self) -> None:
+        """Raise MovedMessages if messages may have been moved: pieces do not contain when."""
         if self._piece.ids is not None:
             raise MovedMessages
 
@@ -285,6 +286,7 @@ def is_json(text: str | None) -> bool:
 
 
 def _refuse(constant: str) -> Any:
+    """Raise ValueError: a constant such as NaN is not JSON."""
     raise ValueError(f"{constant} is not JSON")
 
 

@@ -215,6 +215,7 @@ def _scan(
         return all(isinstance(table, Table) and table.column(name) is None for table in tables)
 
     def value(part: exp.Expr, column: str) -> Any:
+        """Return the value of an expression, as the column has it."""
         found = table.column(column)
         assert found is not None
         return evaluate(part, found.kind.name)

@@ -141,6 +141,7 @@ async def _by_names(view: CallerView, topic: str, scan: Scan, names: Sequence[_N
     messages = view.messages(topic)
 
     async def get(name: _Name) -> StoredMessage | None:
+        """Return the message with a name; None if there is none."""
         id, arguments = name
         try:
             if id is not None:
@@ -175,6 +176,7 @@ async def _listed(view: CallerView, topic: str, scan: Scan, limit: int | None, h
     listed_states = (None,) if states is None or not set(states) <= set(LISTED_STATES) else tuple(states)
 
     async def of_partition(partition: int, most: int | None = limit) -> list[Any]:
+        """Return the listed messages of a partition as batches, at most `most`."""
         found: list[Any] = []
         for state in listed_states:
             after, rows = None, 0
@@ -207,6 +209,7 @@ async def _listed(view: CallerView, topic: str, scan: Scan, limit: int | None, h
 
 
 def _offset(row: Mapping[str, Any]) -> bytes:
+    """Return the offset in a message map. Raise ProtocolError if it has none."""
     found = row.get("offset")
     if not isinstance(found, bytes):
         raise ProtocolError("message map: an offset is expected")
@@ -214,6 +217,7 @@ def _offset(row: Mapping[str, Any]) -> bytes:
 
 
 def _map(row: object) -> Mapping[str, Any]:
+    """Return a row of a reply as a message map. Raise ProtocolError if it is no map."""
     if not isinstance(row, dict):
         raise ProtocolError("message map: a map is expected")
     return row
@@ -275,6 +279,7 @@ async def _pages(view: CallerView, topic: str, scan: Scan, limit: int | None, he
     schema = schema_of(scan.table, names)
 
     async def of_partition(partition: int) -> list[Any]:
+        """Return the messages of a partition's log as batches, at most `limit`."""
         found: list[Any] = []
         # The bound may be an offset of a different partition. Requests need an offset of this partition.
         rows, cursor = 0, offset_model.of_partition(start, partition)
@@ -299,6 +304,7 @@ async def _pages(view: CallerView, topic: str, scan: Scan, limit: int | None, he
 
 
 def _batch(columns: Mapping[str, Any], schema: Any) -> Any:
+    """Return a batch with these columns, in the order of the schema."""
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 

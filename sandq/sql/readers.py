@@ -122,6 +122,7 @@ async def _leases(view: CallerView, scan: Scan, held: Held) -> Any:
             )
 
         async def why(id: str, topic: str = topic) -> dict[str, Any] | None:
+            """Return the history of a message; None if there is none."""
             try:
                 return await view.messages(topic).why(id)
             except NotFound:
@@ -239,6 +240,7 @@ async def _groups(view: CallerView, scan: Scan, held: Held) -> Any:
     topics = await topics_of(view, scan.bounds.of("topic"))
 
     async def of_topic(topic: str) -> list[Row]:
+        """Return one row per group: sums and extremes over the topic's partitions."""
         groups: dict[str, dict[str, Any]] = {}
         for row in await view.groups(topic):
             found = groups.setdefault(row["group"], {"topic": topic, "group": row["group"], "consumers": 0})
@@ -267,6 +269,7 @@ async def _topic_rows(view: CallerView, scan: Scan, held: Held) -> Any:
     records = [one for one in await view.topics() if wanted is None or one.name in wanted]
 
     async def of_topic(record: Any) -> Row:
+        """Return the row of a topic. Counts are NULL unless all partitions have answered."""
         row = {
             "topic": record.name,
             "kind": record.kind,
@@ -289,6 +292,7 @@ async def _partitions(view: CallerView, scan: Scan, held: Held) -> Any:
     topics = await topics_of(view, scan.bounds.of("topic"))
 
     async def of_topic(topic: str) -> list[dict[str, Any]]:
+        """Return the rows of a topic's partitions."""
         return await view.partitions(topic)
 
     rows = [row for found in await each(of_topic, topics) for row in found]
@@ -356,6 +360,7 @@ async def _queues(view: CallerView, scan: Scan, held: Held) -> Any:
     records = [one for one in await view.topics() if wanted is None or one.name in wanted]
 
     async def of_topic(record: Any) -> Row:
+        """Return a topic as a queue: its groups' positions, and the deadline of acks in s."""
         positions: dict[str, dict[int, str]] = {}
         if "positions" in scan.needed:
             for row in await view.groups(record.name):

@@ -114,6 +114,7 @@ def table_of(scan: Scan, rows: Sequence[Row], held: Held) -> Any:
 
 
 def _array(cells: list[Any], kind: Any) -> Any:
+    """Return cells as a column. Booleans become 0 and 1."""
     if kind == _BOOL:
         cells = [None if cell is None else int(cell) for cell in cells]
     return pa.array(cells, kind)
@@ -132,6 +133,7 @@ async def each(ask: Callable[[Any], Awaitable[Any]], items: Sequence[Any]) -> li
     positions = iter(range(len(items)))
 
     async def work() -> None:
+        """Ask about the next items, until all are asked or one has failed."""
         for position in positions:
             if failed:
                 return

@@ -122,6 +122,7 @@ class Scan:
                 raise self._unbounded("name a key, or bound it: `key` LIKE 'user/%'")
 
     def _unbounded(self, remedy: str) -> SqlError:
+        """Return the error for a query that would read a whole table. `remedy`: how to bound it."""
         return SqlError(
             TOO_BIG_SELECT,
             f"the query would read all of {self.table.name}: {remedy}; or add a LIMIT (docs/sql.md, Bounds), or SET "

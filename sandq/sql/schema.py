@@ -79,10 +79,12 @@ class Table:
 
 
 def _json_of(text: str) -> str:
+    """Return SQL for a column of text as JSON; NULL where the text is not JSON."""
     return f'CASE WHEN json_valid("{text}") THEN CAST("{text}" AS JSON) END'
 
 
 def _as_json(text: str) -> str:
+    """Return SQL for a column of JSON text as JSON."""
     return f'CAST("{text}" AS JSON)'
 
 

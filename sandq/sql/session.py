@@ -56,6 +56,7 @@ class Answer:
 
 
 def _now() -> datetime.datetime:
+    """Return the current time in UTC, without a time zone."""
     return datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
 
 
@@ -151,6 +152,7 @@ class Session:
             return None
 
         async def work() -> Any:
+            """Plan the statement, and return the schema of its result."""
             async with self._ducks.one(self._owner) as duck:
                 planned = await self._plan(tree, duck)
                 tables = dict(planned.catalog)
@@ -222,6 +224,7 @@ class Session:
     # ---------------------------------------------------------------------------------------------- queries
 
     def _facts(self) -> Facts:
+        """Return the facts that functions such as NOW() and DATABASE() need."""
         return Facts(self._now(), self.database, self._user, VERSION, self._connection)
 
     async def _query(self, tree: exp.Expr) -> Any:
@@ -249,6 +252,7 @@ class Session:
         """Plan a query in a thread, because evaluating a bound may take long."""
 
         def work() -> Planned:
+            """Plan the statement in a thread."""
             return self._planned(replace_functions(self._with_variables(_name_columns(tree)), self._facts()), duck)
 
         return await in_thread(duck, work)
@@ -282,6 +286,7 @@ class Session:
             return tree
 
         def replaced(node: exp.Expr) -> exp.Expr:
+            """Return the value of a variable instead of the variable."""
             if isinstance(node, exp.SessionParameter):
                 return _literal(self.variables.get(node.name))
             if isinstance(node, exp.Parameter):
@@ -405,10 +410,12 @@ _OWN_MOST: Final = 100
 
 
 def _raise_set(rest: str) -> None:
+    """Raise SqlError for a SET that is not supported."""
     raise not_supported(f"SET {rest[:60]}")
 
 
 def _number(text: str) -> Any:
+    """Return the number in a text."""
     try:
         return int(text)
     except ValueError:
@@ -416,6 +423,7 @@ def _number(text: str) -> Any:
 
 
 def _literal(value: Any) -> exp.Expr:
+    """Return a value as a literal of SQL."""
     if value is None:
         return exp.Null()
     if isinstance(value, (int, float)):

@@ -30,9 +30,11 @@ class StatementSlots:
             self._give_back(owner)
 
     def _may_take(self, owner: Hashable) -> bool:
+        """Return whether an owner may have a further slot. The last slot is for owners without any."""
         return self._free > 1 or (self._free == 1 and not self._held[owner])
 
     async def _take(self, owner: Hashable) -> None:
+        """Take a slot, or wait for one."""
         if self._may_take(owner):
             self._grant(owner)
             return
@@ -48,10 +50,12 @@ class StatementSlots:
             raise
 
     def _grant(self, owner: Hashable) -> None:
+        """Give a slot to an owner."""
         self._free -= 1
         self._held[owner] += 1
 
     def _give_back(self, owner: Hashable) -> None:
+        """Release a slot, and give it to a waiting owner."""
         self._free += 1
         self._held[owner] -= 1
         if not self._held[owner]:
@@ -59,6 +63,7 @@ class StatementSlots:
         self._grant_waiting()
 
     def _grant_waiting(self) -> None:
+        """Give free slots to waiting owners, first come first served."""
         for waiting in list(self._waiting):
             if self._may_take(waiting[0]):
                 self._waiting.remove(waiting)

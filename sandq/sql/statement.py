@@ -81,6 +81,7 @@ def _expanded_parts(query: exp.Expr, known: Mapping[str, int]) -> int:
         sizes[part.alias.lower()] = _expanded_parts(part.this, sizes)
 
     def is_apart(node: exp.Expr) -> bool:
+        """Return whether a part has common table expressions of its own."""
         return node is not query and (node is own or node.args.get("with_") is not None)
 
     total = 0
@@ -106,6 +107,7 @@ class _Bounded(MySQL.Parser):  # type: ignore[misc]  # it is Any to mypy
     most = 0
 
     def _advance(self, times: int = 1) -> None:
+        """Advance the parser. Raise SqlError if a statement takes too many steps."""
         self.steps += 1
         if self.steps > self.most:
             raise SqlError(TOO_LARGE, "the statement nests too deep: simplify it")

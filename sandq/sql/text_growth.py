@@ -68,6 +68,7 @@ def _must_be_stable(node: exp.Expr) -> bool:
 
 
 def _too_large(node: exp.Expr) -> SqlError:
+    """Return the error for a result of a function that is too large."""
     name = node.sql_name() if isinstance(node, exp.Func) else type(node).__name__.upper()
     return SqlError(TOO_LARGE_RESULT, f"Result of {name}() was larger than {TEXT_BYTES:,} bytes: shorten its arguments")
 
@@ -123,6 +124,7 @@ def _number_of(node: exp.Expr) -> exp.Expr:
 
 
 def _sum(parts: Sequence[exp.Expr]) -> exp.Expr:
+    """Return the sum of expressions."""
     found: exp.Expr = exp.Literal.number(0)
     for part in parts:
         found = exp.Add(this=found, expression=part)
@@ -130,6 +132,7 @@ def _sum(parts: Sequence[exp.Expr]) -> exp.Expr:
 
 
 def _product(left: exp.Expr, right: exp.Expr) -> exp.Expr:
+    """Return the product of two expressions."""
     # As DOUBLE, a product never overflows.
     return exp.Mul(this=exp.cast(exp.paren(left), "DOUBLE"), expression=exp.cast(exp.paren(right), "DOUBLE"))
 
@@ -142,6 +145,7 @@ The function is used if the number is None. `Sizes` is None if the result cannot
 
 
 def _of_replace(node: Any) -> Sizes:
+    """Return the size of REPLACE; None: the text only becomes shorter."""
     text, old, new = node.this, node.expression, node.args.get("replacement")
     if new is None:
         return None
@@ -157,6 +161,7 @@ def _of_replaced_text(text: Any, old: Any, new: Any) -> Sizes:
 
 
 def _is_text(node: Any) -> bool:
+    """Return whether an expression is a literal of text."""
     return isinstance(node, exp.Literal) and node.is_string
 
 
@@ -179,6 +184,7 @@ def _multiplied(text: Any, by: Any) -> Sizes:
         return (sizes[0] + 1) * (sizes[1] + 1), exp.Null
 
     def over_rows() -> exp.Expr:
+        """Return the bound, computed for each row."""
         one = exp.Literal.number(1)
         return _product(
             exp.Add(this=_bytes_of(text), expression=one), exp.Add(this=_bytes_of(by), expression=one.copy())
@@ -195,12 +201,14 @@ def _of_sum(parts: Sequence[Any], times: int = 1) -> Sizes:
         return sum(known) * times, exp.Null
 
     def over_rows() -> exp.Expr:
+        """Return the bound, computed for each row."""
         return _product(_sum([_bytes_of(part) for part in parts]), exp.Literal.number(times))
 
     return None, over_rows
 
 
 def _of_concat_ws(node: Any) -> Sizes:
+    """Return the size of CONCAT_WS: that of its parts, with the separator between them."""
     separator, *parts = node.expressions
     return _of_sum([*parts, *[separator] * max(len(parts) - 1, 0)])
 
@@ -215,12 +223,14 @@ def _of_repeat(node: Any) -> Sizes:
 
 
 def _of_pad(node: Any) -> Sizes:
+    """Return the size of LPAD and RPAD, which their second argument gives."""
     # The argument counts characters, and each has up to four bytes.
     count = node.expression
     return int(count.name) * 4 if isinstance(count, exp.Literal) else None, lambda: _number_of(count)
 
 
 def _of_space(node: Any) -> Sizes:
+    """Return the size of SPACE, which its argument gives."""
     return int(node.this.name) if isinstance(node.this, exp.Literal) else None, lambda: _number_of(node.this)
 
 

@@ -268,6 +268,7 @@ class AuditLog:
             raise Conflict(f"node {self._node_id} keeps no audit log: audit.enabled is false in its configuration")
 
         def read() -> tuple[list[bytes], str] | SandqError:
+            """Read the files in a thread, and return an error instead of raising it."""
             try:
                 return files.last(last) if after is None else files.after(after, last)
             except SandqError as error:

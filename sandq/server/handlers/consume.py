@@ -23,6 +23,7 @@ def _settled(kind: type[S]) -> Route:
     whole = submitted(kind, lambda context, request, done: _settle(context, request, done)).handle
 
     def handle(context: Context, frame: Frame) -> Awaitable[None] | None:
+        """Settle a request of few items at once, and all others in parts."""
         items = frame[4] if len(frame) == 5 else None
         if type(items) is not list or (work := _work_of(items)) <= PART_WORK:
             return whole(context, frame)

@@ -27,6 +27,7 @@ def guard_groups(handler: Handler, topic_of_lease: TopicOfLease) -> Handler:
     A gateway passes on these rights with the requests of such callers."""
 
     def handle(context: Context, frame: Frame) -> Awaitable[None] | None:
+        """Check the groups of the leases only for callers who may not consume from all groups."""
         access = context.entrance.access or context.caller.access
         topic = topic_of_lease(context, frame) if access is not None else None
         if access is None or topic is None or access.allows(Right.CONSUME, topic):
@@ -66,6 +67,7 @@ def _settle_the_others(context: Context, frame: Frame, request: Any, unknown: se
     items = [item for at, item in enumerate(request.items) if at not in unknown]
 
     def done(results: Any) -> None:
+        """Reply with the results, and with the result of lost leases for `unknown`."""
         if isinstance(results, list):
             left = iter(results)
             results = [lost if at in unknown else next(left) for at in range(len(request.items))]

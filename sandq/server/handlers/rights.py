@@ -316,6 +316,7 @@ def _guard(check: Check, handler: Handler) -> Handler:
     """Return a handler that checks the rights of restricted connections first."""
 
     def handle(context: Context, frame: Frame) -> Any:
+        """Check the rights of a restricted connection, then handle the request."""
         access = context.entrance.access
         if access is not None:
             check(context, access, frame)

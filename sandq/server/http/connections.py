@@ -87,6 +87,7 @@ class _Connection(HttpToolsProtocol):
             as in progress while its response is in memory."""
 
             async def sent(message: Message) -> None:
+                """Send a piece of the response, and wait until the client has accepted enough."""
                 await send(message)
                 if self.flow.write_paused:
                     await self.flow.drain()

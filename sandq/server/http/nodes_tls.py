@@ -23,6 +23,7 @@ def nodes_tls(certificates: Certificates, own_hosts: Collection[str], own_names:
         return None
 
     def name_of(host: str) -> str:
+        """Return the name that the certificate of a host must have."""
         return certificates.name_for(host, *own_names) if host in own_hosts else host
 
     return ClientTls(lambda: certificates.loaded.inside, name_of=name_of, falls_back=mode == ACCEPT)

@@ -165,6 +165,7 @@ def _expires(body: bodies_access.Expiring) -> dict[str, Any]:
 
 
 def _shown(one: Identity) -> Found:
+    """Return an identity as a JSON object."""
     return {
         "principal": one.principal,
         "grants": list(one.grants),

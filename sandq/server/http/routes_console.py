@@ -87,6 +87,7 @@ def assets() -> dict[str, Asset]:
 
 
 def _asset_of(data: bytes, suffix: str) -> Asset:
+    """Return a file of the console, ready to be served: compressed, and with its tag."""
     return Asset(data, TYPES[suffix], hashlib.sha256(data).hexdigest()[:32], gzip.compress(data, mtime=0))
 
 
@@ -128,6 +129,7 @@ async def asset(request: Request, asset: str) -> Response:
 
 
 def _respond(request: Request, found: Asset) -> Response:
+    """Respond with a file, compressed if the client accepts that; without the file if the client has it already."""
     is_packed = _GZIP.search(request.headers.get("accept-encoding", "")) is not None
     tag = f"{found.tag}-gzip" if is_packed else found.tag
     headers = {**HEADERS, "etag": f'"{tag}"'}

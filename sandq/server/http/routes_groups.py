@@ -302,6 +302,7 @@ async def dead(
         return dead_json(letter, value=values)
 
     def listed(limit: int | None) -> Any:
+        """Return the dead letters that match, at most `limit`."""
         filters = {"reason": reason, "since": since, "until": until, "error": error, "key_prefix": key_prefix}
         return letters.list(**filters, limit=limit, after=after, values=values, newest=order == "newest")
 
@@ -345,6 +346,7 @@ async def purge(request: Request, topic: TopicName, group: GroupName, body: bodi
 
 
 def _outcomes(found: Sequence[DeadOutcome]) -> Found:
+    """Return the response for redriven or purged dead letters."""
     results = [{name: value for name, value in one._asdict().items() if value is not None} for one in found]
     return {"done": sum(one.outcome in ("redriven", "purged") for one in found), "results": results}
 
@@ -369,6 +371,7 @@ def _group(name: str, rows: list[dict[str, Any]]) -> Found:
 
 
 def _partition(row: Mapping[str, Any]) -> Found:
+    """Return the row of a group in one partition."""
     return {
         **{name: value for name, value in row.items() if name not in ("group", "settings", "touched_ms")},
         "touched_at": when(row.get("touched_ms")),

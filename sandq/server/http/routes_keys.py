@@ -204,6 +204,7 @@ async def changes(
     keys = gateway_of(request).client.kv(topic)
 
     async def work() -> Found:
+        """Return the changes since a position; without one, only the current position."""
         found: list[Change] = []
         async with keys.watch(prefix=begin, start=start, latest=latest) as watch:
             if after is not None:

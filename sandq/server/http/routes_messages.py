@@ -73,6 +73,7 @@ AsText = Annotated[
 
 
 def _not_dead(state: Any) -> Any:
+    """Refuse the state `dead`, which has a route of its own."""
     if state == "dead":
         raise PydanticCustomError("INVALID", "{problem}", {"problem": DEAD_ELSEWHERE})
     return state
@@ -364,6 +365,7 @@ async def fetch(
 async def _produce(
     request: Request, topic: str, partition: int | None, body: bodies.MessagesIn | bodies.MessageIn
 ) -> Any:
+    """Produce one message or many, and return where each is stored, or why it is not stored."""
     client, now_ms = gateway_of(request).client, time.time_ns() // 1_000_000
     if isinstance(body, bodies.MessageIn):
         given = [body.arguments()]
@@ -473,4 +475,5 @@ def _stored(offset: str, receipt: Receipt | None = None) -> Found:
 
 
 def _error(error: SandqError) -> Found:
+    """Return an error as a JSON object."""
     return {**error.details, "code": error.code, "detail": error.message, "retriable": error.retriable}

@@ -123,6 +123,8 @@ class _Stream(Response):
             await problems.of_error(self._request, error)(scope, receive, send)
 
     async def _send_all(self, send: Send, hold: Hold) -> None:
+        """Send changes of the cluster's state until cancelled."""
+
         async def send_events(events: bytes) -> None:
             hold(len(events))
             await send({"type": "http.response.body", "body": events, "more_body": True})
@@ -145,6 +147,7 @@ class _Stream(Response):
             await self._send_events(events, send, hold)
 
     async def _send_events(self, events: list[bytes], send: Send, hold: Hold) -> None:
+        """Send events one by one. `hold` counts the bytes that are not sent yet."""
         left = sum([len(event) for event in events])
         for event in events:
             hold(left)

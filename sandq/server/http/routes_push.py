@@ -61,10 +61,12 @@ async def remove(request: Request, topic: TopicName, group: GroupName) -> None:
 
 
 def _shown(push: Mapping[str, Any]) -> Found:
+    """Return the push of a group as a JSON object."""
     nodes = [_with_error_at(node) for node in push["nodes"]]
     return {**_with_error_at(push), "nodes": nodes}
 
 
 def _with_error_at(row: Mapping[str, Any]) -> Found:
+    """Return a row with the time of its last error as text."""
     found = {name: value for name, value in row.items() if name != "error_ms"}
     return {**found, "error_at": when(row.get("error_ms"))}

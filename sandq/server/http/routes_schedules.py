@@ -158,4 +158,5 @@ async def trigger(request: Request, topic: TopicName, name: ScheduleName, tenant
 
 
 def _of(request: Request, topic: str) -> Schedules:
+    """Return the client for the schedules of a topic."""
     return gateway_of(request).client.schedules(topic)

@@ -171,6 +171,7 @@ class _SqlProcess:
         return head, body
 
     async def _receive(self) -> None:
+        """Receive further output. Raise _Ended if the output has ended."""
         assert self._process.stdout is not None
         try:
             self._received += await self._process.stdout.receive(_RECEIVE)
@@ -186,5 +187,6 @@ class _SqlProcess:
 
 
 def _error_of(statement: Any) -> SandqError:
+    """Return the error that the process reports."""
     code, message, retriable, details = statement
     return from_wire(code, message, retriable, details)

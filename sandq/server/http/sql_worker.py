@@ -116,6 +116,7 @@ def _data_bytes() -> int:
 
 
 def _nodes_tls(request: Mapping[str, Any] | None) -> ClientTls | None:
+    """Return the TLS settings for nodes: from a file of authorities, or from the section `tls`; None: no TLS."""
     if request is None:
         return None
     if "section" not in request:
@@ -151,6 +152,7 @@ async def _answered(request: Mapping[str, Any], servers: list[str], tls: ClientT
 
 
 def _first(group: BaseExceptionGroup[Any]) -> BaseException:
+    """Return the first error of a group of errors."""
     found: BaseException = group
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
@@ -158,6 +160,7 @@ def _first(group: BaseExceptionGroup[Any]) -> BaseException:
 
 
 async def _execute(request: Mapping[str, Any], servers: list[str], tls: ClientTls | None, budget: Budget) -> bytes:
+    """Run a statement and return its result as JSON. Raise SandqError."""
     import dataclasses
 
     import anyio
@@ -194,6 +197,7 @@ async def _execute(request: Mapping[str, Any], servers: list[str], tls: ClientTl
 
 
 async def _return_access(access: Access) -> Access:
+    """Return these rights, as a coroutine."""
     return access
 
 

@@ -92,6 +92,7 @@ class GatewayState:
         return await anyio.to_thread.run_sync(self._text, accept)
 
     def _text(self, accept: str) -> tuple[bytes, str]:
+        """Return the metrics in a format of Prometheus, and their content type."""
         encode, content_type = choose_encoder(accept)
         out = Exposition(HTTP, openmetrics=content_type.startswith("application/openmetrics-text"))
         self._requests.write(out)

@@ -73,9 +73,11 @@ class Route(APIRoute):
         super().__init__(*args, **{**options, "response_model_exclude_unset": True})
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
+        """Return a handler that reads bodies with the strict parser."""
         handle = super().get_route_handler()
 
         async def handler(request: Request) -> Response:
+            """Handle a request, and raise errors of its body as errors of sandq."""
             try:
                 return await handle(_Request(request, self.body_field))
             except HTTPException as error:

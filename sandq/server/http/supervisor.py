@@ -221,11 +221,13 @@ class Supervisor:
                 self._kill(process, f"it has answered nothing for {self._unanswered * PUSH_S:g} s")
 
     def _kill(self, process: Process, why: str) -> None:
+        """Kill the process. `why`: the reason, for the log and for health."""
         log.error("the HTTP process is killed", why=why)
         self._hung = why
         process.kill()
 
     def _health(self) -> list[str | None]:
+        """Return the health of the node, as its health message has it."""
         node = self.node
         try:
             return [node.failure(), node.stalled(), node.ready()]
@@ -279,6 +281,7 @@ class Supervisor:
                 await self._send(process, encode({"metrics": number, "content_type": content_type}, text))
 
     async def _end(self, process: Process) -> None:
+        """When the node stops: ask the process to end, and kill it after `STOP_S`."""
         await self._stopping.wait()
         with trio.move_on_after(STOP_S):
             await self._send(process, encode({"stop": True}))

@@ -69,13 +69,16 @@ class HttpThread:
             self._token.run_sync_soon(self._on_end, code)
 
     def _send(self, data: bytes) -> None:
+        """Send a message to the node."""
         with suppress(OSError):  # the node has stopped reading
             os.write(self._from_thread, data)
 
     def _on_running(self, running: RunningApp) -> None:
+        """Note that the application runs."""
         self.running = running
 
     def _on_end(self, code: int) -> None:
+        """Note that the thread has ended, with this exit code."""
         self.returncode = code
         self._ended.set()
 

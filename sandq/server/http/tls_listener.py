@@ -121,6 +121,7 @@ class TlsListener:
         return True
 
     def _cost_of(self, loaded: Loaded) -> float:
+        """Return the cost of a handshake with these certificates. Measure it once."""
         if self._cost is None or self._cost[0] is not loaded:
             self._cost = loaded, cost_of(loaded)
         return self._cost[1]

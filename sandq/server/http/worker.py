@@ -134,6 +134,7 @@ class ReportedNode:
             return self._metrics
 
     def _report(self) -> None:
+        """Report the counts since the last report to the node."""
         report = {
             "requests": self._requests.take(),
             "identities": self._quotas.take_counts(),
@@ -181,6 +182,7 @@ async def _serve(begin: Begin, node: NodeInput, send: Send, on_running: Callable
     loop = asyncio.get_running_loop()
 
     def deliver(message: Mapping[str, Any], body: bytes) -> None:
+        """Pass a message of the node to the event loop. Called in the reading thread."""
         with suppress(RuntimeError):  # the loop has ended, and the process is about to
             loop.call_soon_threadsafe(reports.on_message, message, body)
 

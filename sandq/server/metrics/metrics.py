@@ -253,12 +253,14 @@ class Metrics:
     # -- tasks ----------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
+        """Measure how late the event loop wakes this task, until cancelled."""
         while True:
             due = trio.current_time() + STALL_CHECK_S
             await trio.sleep_until(due)
             self._stalls.observe(max(trio.current_time() - due, 0.0))
 
     async def _refresh_often(self) -> None:
+        """Refresh the numbers of groups every `REFRESH_S`, until cancelled."""
         while True:
             await trio.sleep(REFRESH_S)
             numbers = {leader.raft_group.number for t in self._broker.topics() for leader in t.partitions.values()}
@@ -267,6 +269,7 @@ class Metrics:
                 await self.refresh()
 
     async def _forecast_often(self) -> None:
+        """Refresh the forecast every `FORECAST_S`, until cancelled."""
         while True:
             with suppress(StorageFailed, Unavailable):
                 await self.forecast()
@@ -275,6 +278,7 @@ class Metrics:
     # -- on the event loop ----------------------------------------------------------------------------------------
 
     def _see(self) -> _Seen:
+        """Return the numbers that only the event loop may read."""
         broker, connections = self._broker, self.clients.open
         return _Seen(
             topics=broker.topics(),
@@ -291,6 +295,7 @@ class Metrics:
     # -- in a thread ----------------------------------------------------------------------------------------------
 
     def _text(self, seen: _Seen, accept: str) -> tuple[bytes, str]:
+        """Return all metrics as text, and the content type. Runs in a thread."""
         encode, content_type = choose_encoder(accept)
         out = Exposition(catalog.EVERY, openmetrics=content_type.startswith("application/openmetrics-text"))
         self._write_node(seen, out)
@@ -324,6 +329,7 @@ class Metrics:
         return TopicSeen(topic.record.number, topic.record.name, partitions, topic.stats)
 
     def _tenants_seen(self, seen: _Seen) -> Iterable[tuple[str, TenantRows]]:
+        """Yield the tenants of each topic, from the partitions that this node leads."""
         for topic in seen.topics:
             known = [self._tenants.get(leader.raft_group.number) for leader in topic.led().values()]
             rows = [row for found in known if found is not None for row in found[1]]
@@ -331,6 +337,7 @@ class Metrics:
                 yield topic.record.name, rows
 
     def _write_node(self, seen: _Seen, out: Exposition) -> None:
+        """Write the metrics of the node: health, disk, replicas and clock."""
         about = self._about
         labels = (about.version, platform.python_version(), zones.data_version(), about.node, about.cluster)
         out.value("sandq_build_info", 1, out.labels("sandq_build_info", *labels))
@@ -379,6 +386,7 @@ class Metrics:
         out.value("sandq_floor_ahead_seconds", max(floor_ms - seen.clock.guarded_ms, 0) / 1000)
 
     def _write_clients(self, seen: _Seen, out: Exposition) -> None:
+        """Write the metrics of client connections and their requests."""
         clients = self.clients
         out.value("sandq_connections", seen.connections)
         out.value("sandq_connections_accepted_total", clients.accepted)
@@ -400,6 +408,7 @@ class Metrics:
         self.http.write(out)
 
     def _write_storage(self, seen: _Seen, out: Exposition) -> None:
+        """Write the metrics of the log, the store and the disk."""
         stats, node_log = self._stats, self._broker.node_log
         out.histogram("sandq_wal_fsync_duration_seconds", stats.fsync)
         out.histogram("sandq_wal_pass_records", stats.batch_records)
@@ -422,6 +431,7 @@ class Metrics:
 
 
 def _first(pair: tuple[Any, Any]) -> Any:
+    """Return the first item of a pair: its sort key."""
     return pair[0]
 
 
@@ -448,6 +458,7 @@ def _tenants_in(replicas: Iterable[Any]) -> list[list[tuple[str, dict[str, Any]]
 
 
 def _write_topics(topics: dict[str, TopicNumbers], out: Exposition) -> None:
+    """Write the metrics of topics."""
     for topic, numbers in topics.items():
         labels = out.labels("sandq_topic_messages", topic)
         out.value("sandq_topic_messages", numbers.messages, labels)
@@ -471,6 +482,7 @@ def _write_topics(topics: dict[str, TopicNumbers], out: Exposition) -> None:
 
 
 def _write_groups(groups: dict[tuple[str, str], GroupNumbers], now_ms: int, out: Exposition) -> None:
+    """Write the metrics of groups."""
     for (topic, name), group in groups.items():
         labels = out.labels("sandq_group_lag", topic, name)
         age_s = max(now_ms - group.oldest_ms, 0) / 1000 if group.oldest_ms is not None else 0

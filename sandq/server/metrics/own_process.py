@@ -15,6 +15,7 @@ class OwnProcess(ProcessCollector):
     """A `ProcessCollector` that also works if the boot time is unreadable: the base class would report nothing."""
 
     def _boot_time(self) -> float:
+        """Return when the machine was started, in s since 1970, also where /proc/stat cannot be read."""
         try:
             found: float | None = super()._boot_time()  # type: ignore[no-untyped-call]
         except OSError:

@@ -35,6 +35,7 @@ class Exposition:
         return ",".join([f'{label}="{value.translate(_ESCAPES)}"' for label, value in pairs])
 
     def value(self, name: str, value: float, labels: str = "") -> None:
+        """Add a line with the value of a metric."""
         self._lines[name].append(f"{name}{{{labels}}} {_number(value)}\n" if labels else f"{name} {_number(value)}\n")
 
     def histogram(self, name: str, found: Histogram, labels: str = "") -> None:
@@ -66,4 +67,5 @@ class Exposition:
 
 
 def _number(value: float) -> str:
+    """Return a number as text; True is 1."""
     return str(int(value)) if isinstance(value, bool) else str(value)

@@ -292,4 +292,5 @@ def write_tenants(
 
 
 def _order(row: Mapping[str, Any]) -> tuple[int, int, str]:
+    """Return the sort key of a tenant: the most ready messages first."""
     return -row["ready"], -row["in_flight"], row["tenant"]

@@ -274,12 +274,14 @@ class Connection:
                 )
 
     async def _command(self, session: Session, command: int, data: bytes) -> None:
+        """Execute a command of the client. Raise SqlError if there is no such command."""
         known = self._HANDLERS.get(command)
         if known is None:
             raise SqlError(UNKNOWN_COMMAND, f"Unknown command {command}")
         await known(self, session, data)
 
     async def _query(self, session: Session, data: bytes) -> None:
+        """Run a statement, and send its rows as text."""
         table = await self._answer(session, _text(data))
         await self._send_rows(table, rows.text_rows)
 
@@ -298,6 +300,7 @@ class Connection:
         async with anyio.create_task_group() as tasks:
 
             async def watch() -> None:
+                """Wait until the client disconnects or sends something."""
                 nonlocal has_left
                 try:
                     if not self._received:
@@ -357,10 +360,12 @@ class Connection:
         await self._send([packets.eof() if ends else packets.ok(is_end=True)])
 
     async def _init_db(self, session: Session, data: bytes) -> None:
+        """Change the default database."""
         session.use(_text(data))
         await self._send([packets.ok()])
 
     async def _ping(self, session: Session, data: bytes) -> None:
+        """Send OK."""
         await self._send([packets.ok()])
 
     async def _reset(self, session: Session, data: bytes) -> None:
@@ -370,9 +375,11 @@ class Connection:
         await self._send([packets.ok()])
 
     async def _statistics(self, session: Session, data: bytes) -> None:
+        """Send the number of connections."""
         await self._send([f"Threads: {len(self._settings.connections())}".encode()])
 
     async def _process_kill(self, session: Session, data: bytes) -> None:
+        """End another connection."""
         self._kill(Reader(data).number(4), False)
         await self._send([packets.ok()])
 
@@ -448,9 +455,11 @@ class Connection:
         statement.long_data.setdefault(parameter, bytearray()).extend(reader.rest())
 
     async def _close(self, session: Session, data: bytes) -> None:
+        """Forget a prepared statement."""
         self._statements.pop(Reader(data).number(4), None)
 
     async def _reset_statement(self, session: Session, data: bytes) -> None:
+        """Drop the long parameters of a prepared statement."""
         self._statement(Reader(data)).long_data.clear()
         await self._send([packets.ok()])
 
@@ -498,12 +507,14 @@ class Connection:
             await self._receive(_RECEIVE if self._session is not None else count - len(self._received))
 
     async def _receive(self, most: int = _RECEIVE) -> None:
+        """Receive further bytes. Raise Left if the client has disconnected."""
         try:
             self._received += await self._stream.receive(most)
         except anyio.EndOfStream:
             raise Left from None
 
     async def _send(self, payloads: Sequence[bytes]) -> None:
+        """Send packets. Raise Left if the client does not accept them within `SEND_S`."""
         data, self._sequence = rows.framed(list(payloads), self._sequence)
         with anyio.move_on_after(SEND_S) as slow:
             await self._stream.send(data)
@@ -540,6 +551,7 @@ def _nonce() -> bytes:
 
 
 def _text(data: bytes) -> str:
+    """Return the text of a statement. Raise SqlError if it is not UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError:

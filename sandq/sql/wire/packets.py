@@ -310,6 +310,7 @@ def read_hello(data: bytes) -> Hello:
 
 
 def _text(data: bytes) -> str:
+    """Return bytes as text; invalid UTF-8 is replaced."""
     return data.decode("utf-8", "replace")
 
 

@@ -99,6 +99,7 @@ def binary_rows(table: Any) -> Iterator[list[bytes]]:
 
 
 def _batches(table: Any) -> Iterator[Any]:
+    """Yield the rows of a table in pieces of limited size."""
     for batch in table.to_batches(max_chunksize=ROWS_AT_ONCE):
         if batch.num_rows:
             yield from _pieces(batch)
@@ -184,11 +185,13 @@ def _binary(array: Any, kind: Type) -> list[bytes]:
 
 
 def _date(value: Any) -> bytes:
+    """Return a date in the binary format."""
     packed: bytes = struct.pack("<BHBB", 4, value.year, value.month, value.day)
     return packed
 
 
 def _datetime(value: Any) -> bytes:
+    """Return a time stamp in the binary format, with microseconds if there are any."""
     head: bytes = struct.pack("<HBBBBB", value.year, value.month, value.day, value.hour, value.minute, value.second)
     if value.microsecond:
         micros: bytes = value.microsecond.to_bytes(4, "little")
@@ -197,6 +200,7 @@ def _datetime(value: Any) -> bytes:
 
 
 def _time(value: Any) -> bytes:
+    """Return a time of day in the binary format, with microseconds if there are any."""
     micros = value.microsecond.to_bytes(4, "little") if value.microsecond else b""
     head: bytes = struct.pack("<BBIBBB", 8 + len(micros), 0, 0, value.hour, value.minute, value.second)
     found: bytes = head + micros

@@ -69,9 +69,11 @@ class Server:
             self._ducks.close()
 
     def open_connections(self) -> list[Connection]:
+        """Return all open connections."""
         return list(self._connections.values())
 
     async def _handle(self, stream: SocketStream) -> None:
+        """Serve one connection, unless there are too many, or too many of its source have not authenticated yet."""
         async with stream:
             peer = str(stream.extra(SocketAttribute.remote_address, ("",))[0])
             source = source_of(peer)
