@@ -83,22 +83,13 @@ def plan(tree: exp.Expr, database: str | None, evaluate: Evaluate, catalog: Cata
     for kind in (exp.Lateral, exp.Unnest, exp.TableSample, exp.MatchRecognize, exp.Pivot):
         if tree.find(kind) is not None:
             raise not_supported(kind.__name__.upper())
-    # `SELECT *` needs all columns; COUNT(*) needs none.
-    is_star = any(not isinstance(star.parent, exp.Count) for star in tree.find_all(exp.Star))
-    for join in tree.find_all(exp.Join):
-        method = join.method.upper()
-        if join.kind.upper() not in _JOINS or method not in ("", "NATURAL"):
-            raise not_supported(f"{method or join.kind} JOIN")
-        if join.kind.upper() == "STRAIGHT_JOIN":
-            join.set("kind", None)
-        is_star |= method == "NATURAL"  # NATURAL joins by all columns that both tables have
+    _check_joins(tree)
+    is_star = _needs_all_columns(tree)
     planned = Planned(tree, {}, {}, [])
     names = {node.name.lower() for node in tree.find_all(exp.Identifier)}
-    prefix = "t"
-    while any(name.startswith(prefix) and name[len(prefix) :].isdigit() for name in names):
-        prefix += "_"  # the query uses a name like this, so the fetched tables need different names
+    prefix = _unused_prefix(names)
     resolved = [(table, _resolve(table, database, catalog)) for table in tables]
-    _strip_databases(tree, tables)
+    _strip_databases(tree)
     known = {id(node): table for node, table in resolved}
     for number, (node, table) in enumerate(resolved):
         name = f"{prefix}{number}"
@@ -113,6 +104,32 @@ def plan(tree: exp.Expr, database: str | None, evaluate: Evaluate, catalog: Cata
         if node is tree:
             raise not_supported("a table instead of a SELECT")
     return planned
+
+
+def _check_joins(tree: exp.Expr) -> None:
+    """Raise SqlError for kinds of joins that are not supported. Replace STRAIGHT_JOIN, a hint, by JOIN."""
+    for join in tree.find_all(exp.Join):
+        method = join.method.upper()
+        if join.kind.upper() not in _JOINS or method not in ("", "NATURAL"):
+            raise not_supported(f"{method or join.kind} JOIN")
+        if join.kind.upper() == "STRAIGHT_JOIN":
+            join.set("kind", None)
+
+
+def _needs_all_columns(tree: exp.Expr) -> bool:
+    """Return whether a query needs all columns of its tables: for `SELECT *`, but not for COUNT(*)."""
+    if any(not isinstance(star.parent, exp.Count) for star in tree.find_all(exp.Star)):
+        return True
+    # NATURAL joins by all columns that both tables have.
+    return any(join.method.upper() == "NATURAL" for join in tree.find_all(exp.Join))
+
+
+def _unused_prefix(names: set[str]) -> str:
+    """Return a prefix for the names of the fetched tables: no name of the query is this prefix with a number."""
+    prefix = "t"
+    while any(name.startswith(prefix) and name[len(prefix) :].isdigit() for name in names):
+        prefix += "_"
+    return prefix
 
 
 def _is_cte(table: exp.Table) -> bool:
@@ -160,7 +177,7 @@ def _resolve(node: exp.Table, database: str | None, catalog: Catalog) -> Table |
     return table
 
 
-def _strip_databases(tree: exp.Expr, tables: list[exp.Table]) -> None:
+def _strip_databases(tree: exp.Expr) -> None:
     """Shorten `sandq.messages.topic` to `messages.topic`, because a subquery with this alias replaces the table."""
     for column in tree.find_all(exp.Column):
         column.set("db", None)
