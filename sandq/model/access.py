@@ -148,11 +148,13 @@ def check_role(name: object) -> str:
 
 
 def _mistake(text: object, why: str) -> InvalidRequest:
+    """Return the error for a grant that is wrong. `why`: what is wrong with it."""
     return InvalidRequest(f"grant {repr(text)[:_SHOWN_CHARS]}: {why}")
 
 
 @lru_cache(_MATCHERS)
 def _matcher(pattern: str) -> re.Pattern[str]:
+    """Return the compiled form of a pattern."""
     return re.compile(translate(pattern))
 
 
@@ -190,6 +192,7 @@ class Access:
         return known
 
     def _allows(self, right: Right, topic: str | None, group: str | None) -> bool:
+        """Return whether some grant allows a right on a topic or group. A topic or group of None: on all of them."""
         for grant in self._by_right.get(right, ()):
             if right not in OF_TOPICS:
                 return True

@@ -19,6 +19,7 @@ AUTO: Final = "auto"
 
 
 def _patterns(value: object) -> object:
+    """Return the patterns of a setting as a list. Raise a mistake if one is wrong."""
     patterns = split(value)
     if isinstance(patterns, list) and patterns and (problem := problem_of(patterns)) is not None:
         raise schema.mistake(problem)
@@ -36,6 +37,7 @@ def _mapping(value: object) -> object:
 
 
 def _replicas(value: object) -> object:
+    """Return a number of replicas, or AUTO."""
     return value if value == AUTO else schema.whole(value, 1, _MOST_REPLICAS)
 
 
@@ -51,6 +53,7 @@ class AutoCreateSection(schema.Section):
     @field_validator("settings")
     @classmethod
     def _of_its_kind(cls, settings: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """Check the settings of the topics to create against their kind."""
         if "kind" in info.data:
             try:
                 parse_settings(settings, info.data["kind"])

@@ -113,6 +113,7 @@ def _single_head(length: int) -> bytes:
 
 
 def _body(raw: bytes, max_bytes: int) -> memoryview:
+    """Return the body of a batch, decompressed. Raise TooLarge if it has more than `max_bytes`, or InvalidRequest."""
     codec, plain_size = raw[9], int.from_bytes(raw[20:24], "little")
     if codec == CODEC_NONE:
         return memoryview(raw)[HEADER_BYTES:]
@@ -133,6 +134,7 @@ def _body(raw: bytes, max_bytes: int) -> memoryview:
 
 
 def _padded(size: int) -> int:
+    """Return a size in bytes rounded up to a multiple of 8."""
     return size + 7 & ~7
 
 
@@ -145,6 +147,7 @@ def _cut(buffers: memoryview, start: int, size: int, column: int) -> memoryview:
 
 
 def _ints(buffer: memoryview, code: Literal["i", "q"]) -> list[int]:
+    """Return the little-endian integers in a buffer."""
     return list(struct.unpack(f"<{len(buffer) // struct.calcsize(code)}{code}", buffer))
 
 
@@ -162,6 +165,8 @@ def _nulls(validity: memoryview, count: int, column: int) -> list[int]:
 
 
 def _parse_column(column: int, kind: int, nullable: int, buffers: memoryview, count: int) -> _Stored:
+    """Return a column, checked. `buffers`: its validity, offsets and data; `count`: number of cells. Raise
+    InvalidRequest."""
     at = 0
     validity = None
     if nullable:
@@ -190,6 +195,7 @@ def _parse_column(column: int, kind: int, nullable: int, buffers: memoryview, co
 
 
 def _parse_columns(body: memoryview, count: int) -> dict[int, _Stored]:
+    """Return the columns of a body by number, checked. Raise InvalidRequest."""
     if len(body) < BODY_HEAD.size:
         raise InvalidRequest("batch: the body is too short for its directory")
     columns, reserved = BODY_HEAD.unpack_from(body)
@@ -228,6 +234,7 @@ def _cells(stored: _Stored, count: int) -> list[Any]:
 
 
 def _slice_bytes(column: int, stored: _Stored, start: int, stop: int) -> Encoded:
+    """Return a part of a column of bytes without nulls."""
     first, last = stored.bounds[start], stored.bounds[stop]
     offsets = pack_ints("i", [bound - first for bound in stored.bounds[start : stop + 1]])
     return Encoded(column, TYPE_BYTES, False, [offsets, bytes(stored.data[first:last])])

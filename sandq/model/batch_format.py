@@ -173,12 +173,14 @@ def pack_ints(code: Literal["i", "q"], numbers: Sequence[int]) -> bytes:
 
 
 def _validity(cells: Sequence[object]) -> bytes:
+    """Return the validity bitmap of cells: one bit per cell, 0 for null."""
     # Parse a binary literal: this takes linear time, and a tenth of the time of setting single bits.
     bits = "".join(["0" if cell is None else "1" for cell in reversed(cells)])
     return int(bits, 2).to_bytes((len(cells) + 7) // 8, "little")
 
 
 def _encode_bytes(column: int, cells: Sequence[Any]) -> Encoded:
+    """Encode a column of bytes. Raise InvalidRequest or TooLarge."""
     validity: list[bytes] = []
     try:
         data = b"".join(cells)
@@ -200,6 +202,7 @@ def _encode_bytes(column: int, cells: Sequence[Any]) -> Encoded:
 
 
 def _encode_ints(column: int, cells: Sequence[Any]) -> Encoded:
+    """Encode a column of 64-bit integers. Raise InvalidRequest."""
     validity: list[bytes] = []
     if None in cells:
         validity = [_validity(cells)]
@@ -222,6 +225,7 @@ def check_times(column: int, numbers: Sequence[int]) -> tuple[int, int]:
 
 
 def _type_of(column: int, cells: Cells) -> int:
+    """Return the type of a column: the fixed one, or, for an unknown column, the type of its cells."""
     known = TYPE_OF.get(column)
     if known is not None:
         return known

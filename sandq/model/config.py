@@ -64,6 +64,7 @@ def environment_names() -> list[str]:
 
 
 def _read(path: Path) -> str:
+    """Return the text of a file. Raise ConfigError."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -156,6 +157,7 @@ class _Draft:
                 self.section(path[0])[path[1]] = value
 
     def _variable(self, variable: str, path: _Keys, text: str) -> object:
+        """Return the value of an environment variable: text, or the list that it contains if the setting is a list."""
         if not text.startswith("[") or not _is_list(path):
             return text
         marked = yaml_marks.load(text)
@@ -193,7 +195,9 @@ class _Draft:
         return yaml_marks.TextPosition(1, 1)
 
     def _line(self, position: yaml_marks.TextPosition, mistake: schema.Mistake) -> str:
+        """Return a mistake as a line with its position in the file."""
         return f"{self.file}:{position.line}:{position.column}: {mistake}"
 
     def _add(self, position: tuple[int, int], line: str) -> None:
+        """Add a mistake. `position`: where it is in the file, by which mistakes are sorted."""
         self.mistakes.append((position, line))

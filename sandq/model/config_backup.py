@@ -15,6 +15,7 @@ from sandq.model.config_types import text
 
 
 def _url(value: object) -> object:
+    """Return a URL. Raise a mistake if it may contain a password."""
     url = text(value)
     if isinstance(url, str):
         authority = url.partition("://")[2].partition("/")[0]

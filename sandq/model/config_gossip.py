@@ -22,6 +22,7 @@ _TRUE, _FALSE = ("true", "t", "yes", "y", "on", "1"), ("false", "f", "no", "n", 
 
 
 def _encryption(value: object) -> bool | str:
+    """Return True, False, ACCEPT or SEND for a value or its text."""
     if isinstance(value, bool):
         return value
     word = value.lower() if isinstance(value, str) else str(value)
@@ -64,6 +65,7 @@ class GossipSection(schema.Section):
     @field_validator("probe_timeout_ms")
     @classmethod
     def _within_the_interval(cls, timeout_ms: int, info: ValidationInfo) -> int:
+        """Check that a probe ends before the next one begins."""
         interval_ms = info.data.get("probe_interval_ms")
         profile = PROFILES[info.data.get("profile", "lan")]
         if timeout_ms >= (interval_ms if interval_ms is not None else profile.probe_interval_s * 1000):

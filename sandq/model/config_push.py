@@ -17,6 +17,7 @@ from sandq.model.push_targets import PORTS, PushRules, entry_of
 
 
 def _entry(value: object) -> str:
+    """Return an entry of the allowed targets. Raise a mistake if it is wrong."""
     entry = text(value)
     try:
         entry_of(entry)

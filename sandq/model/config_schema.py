@@ -94,6 +94,7 @@ class ListenSection(schema.Section):
     @field_validator("client", "http", "peer", "gossip", "sql")
     @classmethod
     def _not_twice(cls, address: Address | None, info: ValidationInfo) -> Address | None:
+        """Check that no two ports have the same address."""
         for name, other in info.data.items():
             if address is not None and address == other and address.port:
                 raise schema.mistake(f"{address} is the address of listen.{name} already")
@@ -129,6 +130,7 @@ class ClusterSection(schema.Section):
     @field_validator("seeds")
     @classmethod
     def _seeds_of_gossip(cls, seeds: list[Address], info: ValidationInfo) -> list[Address]:
+        """Check that seeds are given only with gossip."""
         if seeds and info.data.get("membership") != "gossip":
             raise schema.mistake(
                 "seeds are of membership: gossip; with static, name the peers; with serf, its agent knows the others"
@@ -138,6 +140,7 @@ class ClusterSection(schema.Section):
     @field_validator("peers")
     @classmethod
     def _peers_of_static(cls, peers: list[PeerSection], info: ValidationInfo) -> list[PeerSection]:
+        """Check that peers are given only with static membership, each once."""
         if peers and info.data.get("membership") != "static":
             raise schema.mistake("peers are of membership: static; with gossip, name the seeds")
         ids = [peer.id for peer in peers]
@@ -149,6 +152,7 @@ class ClusterSection(schema.Section):
     @field_validator("bootstrap")
     @classmethod
     def _founds_or_joins(cls, bootstrap: bool, info: ValidationInfo) -> bool:
+        """Check that the node founds a cluster, or knows the nodes of one to join."""
         known = info.data
         if bootstrap or "seeds" not in known or "peers" not in known or known["seeds"] or known["peers"]:
             return bootstrap
@@ -243,6 +247,7 @@ def _fits(value: int, info: ValidationInfo) -> int:
 
 
 def _limits_section() -> type[schema.Section]:
+    """Return the section `limits`: one setting for each field of `Limits`."""
     fields: dict[str, Any] = {}
     for limit in dataclasses.fields(Limits):
         most = LIMIT_BOUNDS.get(limit.name, _GIB)
@@ -282,6 +287,7 @@ class NodeConfig(schema.Section):
     @field_validator("listen")
     @classmethod
     def _reachable(cls, listen: ListenSection, info: ValidationInfo) -> ListenSection:
+        """Check that other nodes can reach this node: an address such as 0.0.0.0 is not one to connect to."""
         node = info.data.get("node")
         if node is not None and node.advertise_host is None and listen.client.host in _EVERY_ADDRESS:
             raise schema.mistake(
@@ -292,6 +298,7 @@ class NodeConfig(schema.Section):
     @field_validator("cluster")
     @classmethod
     def _secret_beyond_this_machine(cls, cluster: ClusterSection, info: ValidationInfo) -> ClusterSection:
+        """Check that the nodes share a secret if other machines can reach the peer port."""
         listen = info.data.get("listen")
         if listen is None or cluster.secret_file is not None:
             return cluster
@@ -305,6 +312,7 @@ class NodeConfig(schema.Section):
     @field_validator("gossip")
     @classmethod
     def _keys_beyond_this_machine(cls, gossip: GossipSection, info: ValidationInfo) -> GossipSection:
+        """Check that gossip has keys if other machines can reach its port, or if encryption is asked for."""
         listen, cluster = info.data.get("listen"), info.data.get("cluster")
         if listen is None or cluster is None or cluster.membership != "gossip" or not gossip.encrypt:
             return gossip
@@ -324,6 +332,7 @@ class NodeConfig(schema.Section):
     @field_validator("cluster")
     @classmethod
     def _others_only(cls, cluster: ClusterSection, info: ValidationInfo) -> ClusterSection:
+        """Check that the peers do not include the node itself."""
         node = info.data.get("node")
         if node is not None and any(peer.id == node.id for peer in cluster.peers):
             raise schema.mistake(f"peers are the other nodes, and {node.id} is this one")
@@ -332,6 +341,7 @@ class NodeConfig(schema.Section):
     @field_validator("security")
     @classmethod
     def _secure_beyond_this_machine(cls, security: SecuritySection, info: ValidationInfo) -> SecuritySection:
+        """Check that ports that other machines can reach have TLS and authentication."""
         data = info.data
         if security.insecure or not data.keys() >= {"listen", "cluster", "gossip", "tls"}:
             return security
@@ -364,6 +374,7 @@ def is_beyond(host: str) -> bool:
 def _exposed(
     listen: ListenSection, cluster: ClusterSection, gossip: GossipSection, tls: TlsSection, security: SecuritySection
 ) -> list[str]:
+    """Return a line for each port that other machines can reach without TLS or without authentication."""
     ports = {"client": (listen.client, tls.client), "http": (listen.http, tls.http), "sql": (listen.sql, tls.sql)}
     if cluster.peers or cluster.membership != "static":
         ports["peer"] = listen.peer, tls.peer

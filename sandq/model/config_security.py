@@ -29,6 +29,7 @@ def _mode(value: object) -> object:
 
 
 def _url(value: object) -> str:
+    """Return an https URL. Raise a mistake if it may contain a password."""
     url = text(value)
     if not url.startswith("https://") or any(char.isspace() for char in url):
         raise schema.mistake(f"{url!r:.60} is no https:// URL")
@@ -38,6 +39,7 @@ def _url(value: object) -> str:
 
 
 def _algorithm(value: object) -> str:
+    """Return the name of an algorithm that signs tokens."""
     if value not in ALGORITHMS:
         raise schema.mistake(f"{value!r:.40} is none of {', '.join(ALGORITHMS)}")
     return str(value)
@@ -75,6 +77,7 @@ class JwtSection(schema.Section):
     @field_validator("grants_claim")
     @classmethod
     def _keys_of_an_issuer(cls, claim: str, info: ValidationInfo) -> str:
+        """Check that an issuer has exactly one source of keys, and that keys have an issuer."""
         known = info.data
         keys = [name for name in ("keys_file", "jwks_url") if known.get(name) is not None]
         if known.get("issuer") is not None and len(keys) != 1:

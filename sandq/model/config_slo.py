@@ -21,6 +21,7 @@ _any_duration = schema.duration(0, 3_600_000).func
 
 
 def _lateness(value: object) -> int:
+    """Return a lateness in ms that is the bound of a bucket, so that it can be counted exactly."""
     ms: int = _any_duration(value)  # type: ignore[call-arg]
     if ms not in LATENESS_MS:
         words = ", ".join([format_duration(known) for known in LATENESS_MS])
@@ -29,6 +30,7 @@ def _lateness(value: object) -> int:
 
 
 def _percent(value: object) -> str:
+    """Return a share such as `99.9%` within the allowed range."""
     match = _PERCENT.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise schema.mistake(f"{value!r:.40} is no share: text like 99.9% is expected")

@@ -37,16 +37,19 @@ def check_choice(value: object, *words: str) -> str:
 
 
 def _mode(words: tuple[str, ...], value: object, info: ValidationInfo) -> str:
+    """Return the mode of a port. The default depends on whether the node has a certificate."""
     if value is None:
         return OFF if info.data.get("cert_file") is None else REQUIRE
     return check_choice(value, *words)
 
 
 def _of_port(value: object, info: ValidationInfo) -> str:
+    """Return the mode of a port for clients."""
     return _mode(PORT_MODES, value, info)
 
 
 def _of_peers(value: object, info: ValidationInfo) -> str:
+    """Return the mode of the port for nodes."""
     return _mode(PEER_MODES, value, info)
 
 
@@ -74,6 +77,7 @@ class TlsSection(schema.Section):
     @field_validator("key_file")
     @classmethod
     def _key_of_a_certificate(cls, key_file: Path | None, info: ValidationInfo) -> Path | None:
+        """Check that a key is given only with a certificate."""
         if key_file is not None and info.data.get("cert_file") is None:
             raise schema.mistake("is the key of no certificate: say cert_file, too")
         return key_file
@@ -81,6 +85,7 @@ class TlsSection(schema.Section):
     @field_validator("crl_file")
     @classmethod
     def _lists_of_authorities(cls, crl_file: Path | None, info: ValidationInfo) -> Path | None:
+        """Check that revocation lists are given only with an authority."""
         if crl_file is not None and info.data.get("ca_file") is None:
             raise schema.mistake("is a list of no authority: say ca_file, too")
         return crl_file
@@ -88,6 +93,7 @@ class TlsSection(schema.Section):
     @field_validator("client", "http", "sql", "peer")
     @classmethod
     def _has_a_certificate(cls, mode: str, info: ValidationInfo) -> str:
+        """Check that the node has a certificate for TLS, and an authority for TLS between nodes."""
         data: dict[str, Any] = info.data
         if mode == OFF or "cert_file" not in data or "key_file" not in data:
             return mode
@@ -105,6 +111,7 @@ class TlsSection(schema.Section):
     @field_validator("client_certificates")
     @classmethod
     def _has_an_authority(cls, mode: str, info: ValidationInfo) -> str:
+        """Check that certificates of clients can be checked: with an authority, and on a port with TLS."""
         data = info.data
         if mode == OFF:
             return mode

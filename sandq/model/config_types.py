@@ -36,6 +36,7 @@ class Address(NamedTuple):
 
 
 def _some_port(address: Address) -> Address:
+    """Return an address. Raise a mistake if its port is 0."""
     if address.port == 0:
         raise schema.mistake(f"{address} has no port to connect to")
     return address
@@ -61,12 +62,14 @@ def split(value: object) -> object:
 
 
 def text(value: object) -> str:
+    """Return a text that is not empty."""
     if not isinstance(value, str) or not value:
         raise schema.mistake(f"text is expected, not {value!r:.60}")
     return value
 
 
 def origin(value: object) -> str:
+    """Return the origin of a web page, in lower case."""
     if not isinstance(value, str) or not _ORIGIN.fullmatch(value):
         raise schema.mistake(f'{value!r:.60} is not an origin: "https://console.example.com" is expected')
     return value.lower()

@@ -347,6 +347,7 @@ class DataDirInUse(StartupError):
 
 
 def _tree(root: type[SandqError]) -> Iterator[type[SandqError]]:
+    """Yield a class and all classes below it."""
     yield root
     for child in root.__subclasses__():
         yield from _tree(child)

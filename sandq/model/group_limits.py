@@ -125,4 +125,5 @@ def parse_limit(given: Mapping[str, object]) -> dict[str, Any] | None:
 
 
 def _plain(value: object) -> object:
+    """Return None for `none`, and any other value unchanged."""
     return None if value == "none" else value

@@ -256,6 +256,7 @@ def of_group(group: GroupHealth, now_ms: int) -> Iterator[Finding]:
 
 
 def _is_alone(group: GroupHealth, now_ms: int) -> bool:
+    """Return whether messages of a group have been ready for `ALONE_MS` without any consumer."""
     if not group.ready or group.consumers or group.leased:
         return False
     return group.oldest_ms is None or group.oldest_ms <= now_ms - ALONE_MS
@@ -345,6 +346,7 @@ def sorted_findings(findings: Iterable[Finding]) -> Sequence[Finding]:
 
 
 def _finding(name: str, about: Mapping[str, str], **values: Any) -> Finding:
+    """Return a finding. `values`: those that its texts show, in addition to `about`."""
     situation, names = SITUATIONS[name], {**about, **values}
     found, todo = situation.found.format_map(names), situation.todo.format_map(names)
     return Finding(name, situation.state, situation.what, found, todo, about)

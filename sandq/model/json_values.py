@@ -94,6 +94,7 @@ def has_json_type(cell: bytes | None) -> bool:
 
 
 def _content_type(headers: Mapping[str, Any]) -> Any:
+    """Return the content type in headers; upper and lower case do not matter. None if there is none."""
     if CONTENT_TYPE in headers:
         return headers[CONTENT_TYPE]
     return next((value for name, value in headers.items() if str(name).lower() == CONTENT_TYPE), None)
@@ -148,6 +149,7 @@ def shown_json(value: bytes, cell: bytes | None) -> Any:
 
 
 def _depth_exceeds(found: Any, most: int) -> bool:
+    """Return whether a value has more than `most` levels of lists and objects."""
     level = [found]
     for _ in range(most):
         level = [part for one in level for part in _parts(one) if isinstance(part, (dict, list))]
@@ -157,6 +159,7 @@ def _depth_exceeds(found: Any, most: int) -> bool:
 
 
 def _parts(one: Any) -> Iterable[Any]:
+    """Return the members of an object, or the items of a list; nothing for other values."""
     return one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
 
 
@@ -166,6 +169,7 @@ def _has_half(found: Any) -> bool:
 
 
 def _refuse_constant(text: str) -> Any:
+    """Raise ValueError: NaN and Infinity are not JSON."""
     raise ValueError(f"{text} is not a number")
 
 
@@ -181,6 +185,7 @@ def _exact(text: str) -> float:
 
 
 def _is_same(text: str, number: float) -> bool:
+    """Return whether a number has exactly the value that its text states."""
     try:
         return Decimal(text) == Decimal(repr(number))
     except ArithmeticError:  # an exponent that no Decimal has
@@ -188,12 +193,14 @@ def _is_same(text: str, number: float) -> bool:
 
 
 def _whole(text: str) -> int:
+    """Return the integer in a text. Raise ValueError if it is very long."""
     if len(text) > INT_CHARS_MOST:
         raise ValueError(f"{text[:40]}... is too large")
     return int(text)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object. Raise ValueError if a name is repeated, or if there are too many members."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError(f"{twice(name for name, _ in pairs)[0][:80]!r} is there twice")

@@ -10,14 +10,17 @@ from collections.abc import Collection, Iterable
 
 
 def member_id(node_id: str, incarnation: int) -> str:
+    """Return the id of a node's member with this incarnation."""
     return f"{node_id}#{incarnation}"
 
 
 def node_of(member: str) -> str:
+    """Return the node of a member."""
     return member.rpartition("#")[0]
 
 
 def incarnation_of(member: str) -> int:
+    """Return the incarnation of a member."""
     return int(member.rpartition("#")[2])
 
 

@@ -69,6 +69,7 @@ class Lease(NamedTuple):
 
 
 def _check(what: str, value: int, maximum: int) -> None:
+    """Raise InvalidRequest if a part of an offset is out of range."""
     if not 0 <= value <= maximum:
         raise InvalidRequest(f"offset: {what} {value} is not within 0..{maximum}")
 
@@ -227,5 +228,6 @@ def parse_lease(text: str) -> Lease:
 
 
 def _shown(text: object) -> str:
+    """Return a value for an error message, cut to `_SHOWN_CHARS`."""
     shown = repr(text)
     return shown if len(shown) <= _SHOWN_CHARS else shown[:_SHOWN_CHARS] + "..."

@@ -50,6 +50,7 @@ def scan_over(
 
 
 def _cut(rows: list[Row], limit: int, max_bytes: int) -> list[Row]:
+    """Return the first rows, at most `limit`, up to the row that brings the bytes of values to `max_bytes`."""
     total = 0
     for at, (_, value) in enumerate(rows[:limit]):
         total += len(value)

@@ -64,6 +64,7 @@ def delimiter_of(settings: Mapping[str, Any]) -> bytes:
 
 
 def _jump(key: int, buckets: int) -> int:
+    """Return the bucket of a key, by jump consistent hashing (Lamping and Veach, 2014). A new bucket moves few keys."""
     if buckets < 1:
         raise ValueError(f"{buckets} partitions: at least one is needed")
     bucket, following = 0, 0

@@ -43,6 +43,7 @@ def parse_server(text: str) -> tuple[str, int]:
 
 
 def _is_ipv6(host: str) -> bool:
+    """Return whether a host is an IPv6 address."""
     try:
         IPv6Address(host)
     except ValueError:

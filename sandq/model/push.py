@@ -92,17 +92,20 @@ def shown(push: Push) -> dict[str, Any]:
 
 
 def _url(value: object) -> str:
+    """Return the URL of a target, checked."""
     Target.parse(value)
     return str(value)
 
 
 def _concurrency(value: object) -> int:
+    """Return a number of requests at a time, checked."""
     if type(value) is not int or not 1 <= value <= CONCURRENCY_MOST:
         raise InvalidRequest(f"a whole number from 1 to {CONCURRENCY_MOST} is expected, not {value!r:.40}")
     return value
 
 
 def _timeout_ms(value: object) -> int:
+    """Return the duration in a text in ms, checked."""
     if not isinstance(value, str):
         raise InvalidRequest(f'a duration such as "30s" is expected, not {value!r:.40}')
     timeout_ms = duration_ms(value)
@@ -113,6 +116,7 @@ def _timeout_ms(value: object) -> int:
 
 
 def _secrets(value: object) -> list[str]:
+    """Return secrets, checked and without repetitions."""
     if not isinstance(value, (list, tuple)) or not 1 <= len(value) <= SECRETS_MOST:
         raise InvalidRequest(f"1 to {SECRETS_MOST} secrets are expected")
     for secret in value:

@@ -147,6 +147,7 @@ class PushRules(NamedTuple):
             )
 
     def _is_named(self, host: str) -> bool:
+        """Return whether a host matches one of the allowed patterns."""
         return any(fnmatchcase(host, pattern) for pattern in self.patterns)
 
 
@@ -190,6 +191,7 @@ def embedded(address: Ip) -> Ip:
 
 
 def _literal(host: str) -> Ip | None:
+    """Return the address that a host is; None if it is a name."""
     try:
         return ip_address(host)
     except ValueError:

@@ -86,6 +86,7 @@ NAMES: Final = tuple(field.name for field in fields(Quota))
 
 
 def _checked(name: str, value: Any) -> tuple[str, int | None]:
+    """Return the name and the value of a quota. Raise InvalidRequest. `max_delay` becomes `max_delay_ms`."""
     if name == "max_delay":
         name, value = "max_delay_ms", None if value is None else duration_ms(value)
     if name not in NAMES:

@@ -28,30 +28,37 @@ Check = Callable[[Any], bool]
 
 
 def integer(least: int, greatest: int) -> Check:
+    """Return a check for integers from `least` to `greatest`."""
     return lambda value: type(value) is int and least <= value <= greatest
 
 
 def optional(check: Check) -> Check:
+    """Return a check that also allows None."""
     return lambda value: value is None or check(value)
 
 
 def text(most: int = TEXT_CHARS) -> Check:
+    """Return a check for texts of at most `most` characters."""
     return lambda value: type(value) is str and len(value) <= most and is_utf8(value)
 
 
 def is_utf8(value: str) -> bool:
+    """Return whether a text can be encoded: it has no unpaired surrogates."""
     return value.isascii() or not any(["\ud800" <= character <= "\udfff" for character in value])
 
 
 def bytes_up_to(most: int) -> Check:
+    """Return a check for at most `most` bytes."""
     return lambda value: type(value) is bytes and len(value) <= most
 
 
 def bytes_of(length: int) -> Check:
+    """Return a check for exactly `length` bytes."""
     return lambda value: type(value) is bytes and len(value) == length
 
 
 def list_of(check: Check, most: int) -> Check:
+    """Return a check for lists of at most `most` items that pass `check`."""
     return lambda value: type(value) is list and len(value) <= most and all(map(check, value))
 
 
@@ -60,6 +67,7 @@ def array(*checks: Check, least: int | None = None) -> Check:
     fewest = len(checks) if least is None else least
 
     def check(value: Any) -> bool:
+        """Return whether a list has the right number of fields, and each passes its check."""
         if type(value) is not list or not fewest <= len(value) <= len(checks):
             return False
         return all([one(cell) for one, cell in zip(checks, value, strict=False)])
@@ -68,10 +76,12 @@ def array(*checks: Check, least: int | None = None) -> Check:
 
 
 def one_of(*values: Any) -> Check:
+    """Return a check for these values. Their types matter: True is not 1."""
     return lambda value: type(value) in {type(one) for one in values} and value in values
 
 
 def is_name(value: Any) -> bool:
+    """Return whether a value is the name of a group or a topic."""
     try:
         check_name("group", value)
     except (InvalidName, InvalidRequest):
@@ -80,6 +90,7 @@ def is_name(value: Any) -> bool:
 
 
 def is_tenant(value: Any) -> bool:
+    """Return whether a value is the name of a tenant."""
     try:
         check_tenant(value)
     except InvalidRequest:
@@ -88,10 +99,12 @@ def is_tenant(value: Any) -> bool:
 
 
 def is_bool(value: Any) -> bool:
+    """Return whether a value is True or False."""
     return type(value) is bool
 
 
 def is_bytes(value: Any) -> bool:
+    """Return whether a value is bytes."""
     return type(value) is bytes
 
 
@@ -131,6 +144,7 @@ COLUMNS: Final[Mapping[int, Check]] = {
 
 
 def _is_cell(column: Any, value: Any) -> bool:
+    """Return whether a column is known, and a value is one of this column."""
     if type(column) is not int or column not in TYPE_OF:
         return False
     if column == Column.VALUE and value is None:
@@ -144,6 +158,7 @@ def are_fields(value: Any) -> bool:
 
 
 def are_whole_fields(value: Any) -> bool:
+    """Return whether a value is the fields of a message, including its value."""
     return are_fields(value) and Column.VALUE in value
 
 
@@ -158,6 +173,7 @@ def is_range_list(most: int, *, in_order: bool) -> Check:
     """Return a check of packed ranges of up to `most` messages. `in_order`: they rise and do not overlap."""
 
     def check(value: Any) -> bool:
+        """Return whether packed ranges are valid: not empty, each within one entry, and at most `most` messages."""
         if type(value) is not bytes or not value or len(value) % RANGE_BYTES:
             return False
         total, behind = 0, 0

@@ -69,10 +69,13 @@ class _Kind(NamedTuple):
 
 
 def _length(size: int) -> Callable[[bytes, int], bool]:
+    """Return a check for keys of `size` bytes."""
     return lambda key, partition: len(key) == size
 
 
 def _named(check: Check) -> Callable[[bytes, int], bool]:
+    """Return a check for keys that are text in UTF-8 and pass `check`."""
+
     def is_key(key: bytes, partition: int) -> bool:
         try:
             return check(key.decode())
@@ -93,10 +96,12 @@ def _group_and(rest: Callable[[bytes, int], bool]) -> Callable[[bytes, int], boo
 
 
 def _is_share_key(key: bytes, partition: int) -> bool:
+    """Return whether a key is the name of a group, a zero byte, and a partition."""
     return len(key) > 3 and key[-3] == 0 and _named(is_name)(key[:-3], partition)
 
 
 def _is_forget_key(key: bytes, partition: int) -> bool:
+    """Return whether a key is a time, and the tag of a row to delete at this time."""
     return len(key) > 7 and key[6:7] in _FORGOTTEN
 
 
@@ -105,11 +110,13 @@ _FORGOTTEN: Final = (b"t", b"i", b"u", b"U", b"K")
 
 
 def _is_scoped_key(key: bytes, partition: int) -> bool:
+    """Return whether a key is a tenant, a zero byte, and a unique key."""
     tenant, _, unique_key = key.partition(b"\0")
     return is_tenant(tenant.decode("ascii", "backslashreplace")) and 1 <= len(unique_key) <= FIXED.unique_key_bytes
 
 
 def _is_schedule_text(value: Any) -> bool:
+    """Return whether a text is the id of a schedule: its name, and a tenant in fair topics."""
     if not isinstance(value, str) or not 1 <= len(value) <= TEXT_CHARS or not is_utf8(value):
         return False
     name, tenant = of_schedule(value)
@@ -120,6 +127,7 @@ _DEAD_COUNTS: Final = list_of(array(text(), COUNT), 64)
 
 
 def _is_group_settings(value: Any) -> bool:
+    """Return whether a value is the settings of a group."""
     try:
         check_group_record(value)
     except SandqError:
@@ -138,6 +146,7 @@ _SCHEDULE_TIMES: Final = ("every_ms", "start_ms", "end_ms", "anchor_ms", "jitter
 
 
 def _is_schedule_settings(value: Any) -> bool:
+    """Return whether a value is the settings of a schedule, with the right types."""
     if not _is_plain_map(value):
         return False
     numbers = all([COUNT(value[name]) for name in _SCHEDULE_TIMES if name in value])
@@ -184,6 +193,7 @@ _JOB_FIELDS: Final = array(
 
 
 def _is_job(value: Any) -> bool:
+    """Return whether fields are those of a job, with the arguments that its kind needs."""
     if not _JOB_FIELDS(value):
         return False
     kind, arguments, position = value[1], value[2], value[7]
@@ -205,6 +215,7 @@ def _is_counts(value: Any) -> bool:
 
 
 def _is_producer(value: Any) -> bool:
+    """Return whether fields are those of a producer, with its remembered results."""
     if not array(_U32_OR_MORE, COUNT, TIME, is_bytes, one_of(True), least=4)(value):
         return False
     answers = value[3]
@@ -218,6 +229,7 @@ _U32_OR_MORE: Final = U64
 
 
 def _is_answer(packed: bytes) -> bool:
+    """Return whether bytes are a packed result of a producer."""
     how, entry, place, now_ms, floor_ms, _ = struct.unpack(">BQIQQI", packed)
     return bool(how <= 4 and max(entry, now_ms, floor_ms) <= U48_MAX and place < 1 << 20)
 
@@ -245,6 +257,7 @@ _PAST: Final = array(is_range_list(LEASE_MESSAGES, in_order=False), HISTORY)
 
 
 def _is_lease(value: Any) -> bool:
+    """Return whether fields are those of a lease. If it has queues, they account for all of its messages."""
     fields = array(
         *(integer(1, U32_MAX), text(), COUNT, DEADLINE, TIME, is_range_list(LEASE_MESSAGES, in_order=False)),
         *(TIME, TIME, is_bool, list_of(_PAST, LEASE_MESSAGES)),
@@ -279,6 +292,7 @@ _LETTER: Final = array(integer(0, 1), U32, OFFSET, TIME, are_whole_fields, least
 
 
 def _is_letter(value: Any) -> bool:
+    """Return whether fields are those of a letter in the outbox."""
     # A message that an ack sends is stored completely. A dead letter gets its remaining fields once it is in a batch.
     return _LETTER(value) and (len(value) == 5 or (len(value) == 3 and value[0] == 0))
 

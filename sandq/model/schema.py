@@ -80,6 +80,7 @@ def duration(least_ms: int, greatest_ms: int) -> BeforeValidator:
     duration(0, 1000)]`."""
 
     def check(value: Any) -> int:
+        """Return the duration in ms, checked."""
         try:
             ms = duration_ms(value)
         except InvalidTime as error:
@@ -102,6 +103,7 @@ def size(least_bytes: int, greatest_bytes: int) -> BeforeValidator:
     """Return a validator of sizes: bytes, or text like "64MiB"."""
 
     def check(value: object) -> int:
+        """Return the size in bytes, checked."""
         match = _SIZE.fullmatch(value) if isinstance(value, str) else None
         if match is not None:
             value = int(match[1]) * _SIZE_UNITS[match[2]]
@@ -116,6 +118,7 @@ def name(what: str) -> BeforeValidator:
     """Return a validator of names that follow the rule of `names`."""
 
     def check(value: object) -> str:
+        """Return the name, checked."""
         try:
             return check_name(what, value)
         except InvalidName as error:
@@ -150,6 +153,7 @@ def _removal_note(model: type[BaseModel], where: tuple[str | int, ...]) -> str |
 
 
 def _shown(value: object) -> str:
+    """Return a value for a mistake, cut to `_SHOWN_CHARS`."""
     shown = repr(value)
     return shown if len(shown) <= _SHOWN_CHARS else shown[:_SHOWN_CHARS] + "..."
 
@@ -188,12 +192,14 @@ def model_at(model: type[BaseModel], where: tuple[str | int, ...]) -> type[BaseM
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the model in a type annotation; None if there is none."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next(filter(None, map(_model_in, get_args(annotation))), None)
 
 
 def _did_you_mean(model: type[BaseModel], where: tuple[str | int, ...]) -> str:
+    """Return the end of the mistake for an unknown key: a similar key, or all keys if there are few."""
     section = model_at(model, where[:-1])
     if section is None or not where:
         return ""

@@ -101,6 +101,7 @@ def _interval_us(value: object) -> int:
 
 
 def _delimiter(value: object) -> str:
+    """Return a delimiter, checked."""
     if not isinstance(value, str) or not 1 <= len(value.encode(errors="replace")) <= DELIMITER_BYTES:
         raise schema.mistake(f'text of 1 to {DELIMITER_BYTES} bytes is expected, as "/"')
     if not value.isprintable():
@@ -246,6 +247,7 @@ class _LogSettings(_Settings):
         }
 
     def contradictions(self) -> list[str]:
+        """Return the mistakes of settings that do not go together."""
         found = super().contradictions()
         if not self.delete_on_ack:
             return found
@@ -263,9 +265,11 @@ class TopicSettings(_LogSettings):
     max_in_flight_per_key: Annotated[int | None, _or_none(schema.integer(1, MOST_PER_KEY))] = None
 
     def record(self) -> dict[str, Any]:
+        """Return the settings as they are stored."""
         return {**super().record(), "ordering": self.ordering, MAX_IN_FLIGHT_PER_KEY: self.max_in_flight_per_key}
 
     def contradictions(self) -> list[str]:
+        """Return the mistakes of settings that do not go together."""
         found = super().contradictions()
         if self.ordering == "key" and self.max_in_flight_per_key is not None:
             found.append(
@@ -284,6 +288,7 @@ class PrioritySettings(_LogSettings):
     )
 
     def record(self) -> dict[str, Any]:
+        """Return the settings as they are stored."""
         return {**super().record(), "ordering": "none", "rank": self.rank, "ageing_ms": self.ageing_ms}
 
 
@@ -294,6 +299,7 @@ class FairSettings(PrioritySettings):
     tenants: Tenants = Field(default=[])
 
     def record(self) -> dict[str, Any]:
+        """Return the settings as they are stored."""
         return {**super().record(), "tenants": self.tenants}
 
 
@@ -372,6 +378,7 @@ def parse_group_settings(mapping: Mapping[str, object], topic: Mapping[str, Any]
 
 
 def _validated(model: type[S], mapping: Mapping[str, object]) -> S:
+    """Return settings of a model. Raise InvalidSetting with all mistakes."""
     try:
         return model.model_validate(dict(mapping))
     except ValidationError as error:
@@ -385,6 +392,7 @@ def _validated(model: type[S], mapping: Mapping[str, object]) -> S:
 
 
 def _consistent(settings: Settings) -> Settings:
+    """Return settings. Raise InvalidSetting if some of them do not go together."""
     mistakes = settings.contradictions()
     if mistakes:
         raise _refused(mistakes)
@@ -392,6 +400,7 @@ def _consistent(settings: Settings) -> Settings:
 
 
 def _refused(mistakes: list[str]) -> InvalidSetting:
+    """Return the error for these mistakes."""
     return InvalidSetting("; ".join(mistakes), mistakes=mistakes)
 
 

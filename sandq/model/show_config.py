@@ -82,6 +82,7 @@ def section_values(config: NodeConfig, section: str) -> Any:
 
 
 def _shown(name: str, value: Any) -> Any:
+    """Return a value as it is written in a configuration. The name of the setting determines its unit."""
     if isinstance(value, (Address, Path)):
         return str(value)
     if isinstance(value, list):
@@ -115,12 +116,14 @@ def _yaml(value: Any) -> str:
 
 
 def _origin(keys: tuple[str, ...], in_file: set[tuple[str, ...]], set_by: Mapping[tuple[str, ...], str]) -> str:
+    """Return a comment that says where a value comes from; empty if it is from the file."""
     if keys in set_by:
         return f"  # from {set_by[keys]}"
     return "" if keys in in_file else "  # default"
 
 
 def _keys_of_file(text: str | None) -> set[tuple[str, ...]]:
+    """Return the paths of the sections and settings in a configuration."""
     if text is None:
         return set()
     value = yaml_marks.load(text).value

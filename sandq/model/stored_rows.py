@@ -137,6 +137,7 @@ _DONE: Final = list_of(array(DEADLINE, OFFSET), 1 << 16)
 
 
 def _is_sweeper(value: Any) -> bool:
+    """Return whether a value is the state of a sweep."""
     return type(value) is list and all([is_bytes(one) or SIGNED(one) or one is None for one in value])
 
 
@@ -159,6 +160,7 @@ _NO_SETTINGS: Final = ("dead_letter", "restoring")
 
 
 def _check_state(value: Any, kind: str) -> None:
+    """Raise _Wrong unless a value is the state row of a partition of this kind of topic."""
     if not _STATE(value):
         names = (
             "version, index, times, log, counts, forgotten rows, trimming, numbers, settings, level, reset, schedules, "
@@ -182,6 +184,7 @@ _APART: Final = array(_ID, one_of(None), COUNT, are_fields)
 
 
 def _check_log_row(key: bytes, value: bytes, partition: int, kind: str) -> None:
+    """Raise _Wrong unless a row is one of the log: a batch, or a single message."""
     if not is_offset_of(key, partition):
         raise _Wrong(_key_problem(partition))
     if len(value) < _LOG_HEADER.size:
@@ -202,6 +205,7 @@ def _check_log_row(key: bytes, value: bytes, partition: int, kind: str) -> None:
 
 
 def _check_batch(key: bytes, body: bytes, count: int, kind: str) -> None:
+    """Raise _Wrong unless a batch is valid, has `count` messages, and fits the kind of topic."""
     try:
         batch = Batch.parse(body, max_bytes=BATCH_BYTES)
     except InvalidRequest as error:
@@ -245,6 +249,7 @@ def _check_of_keys(tag: bytes, key: bytes, value: bytes) -> None:
 
 
 def _is_value(value: bytes) -> bool:
+    """Return whether bytes are the value of a key in a compacted topic, with its header."""
     flags, length, expires_ms, _ = _VALUE_HEADER.unpack_from(value)
     if flags not in (0, 1) or not 0 <= expires_ms <= U48_MAX:
         return False
@@ -264,6 +269,7 @@ def problem_of_row(key: bytes, value: bytes, partition: int, kind: str) -> str |
 
 
 def _check(key: bytes, value: bytes, partition: int, kind: str) -> None:
+    """Raise _Wrong if a row cannot be one of this partition."""
     tag, rest = key[:1], key[1:]
     if len(key) > KEY_BYTES_MOST:
         raise _Wrong(f"a key of {len(key)} bytes; {KEY_BYTES_MOST} is the limit")
@@ -294,10 +300,12 @@ _RANKED_KINDS: Final = ("priority", FAIR)
 
 
 def _key_problem(partition: int) -> str:
+    """Return the text of the mistake for a wrong key."""
     return f"its key is not one of such a row of partition {partition}"
 
 
 def _shown_tag(key: bytes) -> str:
+    """Return the tag of a row for a mistake."""
     return f"tag {key[:1].decode('ascii', 'replace')!r}"
 
 

@@ -99,6 +99,7 @@ _CHOICES: Final = ("ordering",)
 
 
 def _duration(field: str, value: Any) -> str | None:
+    """Return a stored duration as text."""
     if value is None:
         return None
     if type(value) is not int or value < 0:
@@ -107,6 +108,7 @@ def _duration(field: str, value: Any) -> str | None:
 
 
 def _rate(field: str, value: Any) -> str | None:
+    """Return a stored interval as the text of a rate."""
     if value is None:
         return None
     _check_int(field, value, *_INTERVAL_US)
@@ -114,6 +116,7 @@ def _rate(field: str, value: Any) -> str | None:
 
 
 def _backoff(field: str, value: Any) -> dict[str, Any]:
+    """Return a stored back-off as it is written in settings."""
     if type(value) is not dict:
         raise _refused(field, f"a mapping is expected, not {_shown(value)}")
     written: dict[str, Any] = {}
@@ -132,6 +135,7 @@ def _backoff(field: str, value: Any) -> dict[str, Any]:
 
 
 def _tenants(field: str, value: Any) -> dict[str, Any]:
+    """Return the stored rules of tenants as they are written in settings."""
     if type(value) is not list or len(value) > FIXED.tenant_patterns:
         raise _refused(field, f"an array of up to {FIXED.tenant_patterns} rows is expected, not {_shown(value)}")
     patterns = []
@@ -193,14 +197,17 @@ def _check_group_limits(limits: Any, kind: str) -> None:
 
 
 def _check_int(path: str, value: Any, least: int, greatest: int) -> None:
+    """Raise InvalidSetting unless a value is an integer within these bounds."""
     if type(value) is not int or not least <= value <= greatest:
         raise _refused(path, f"a whole number within {least}..{greatest} is expected, not {_shown(value)}")
 
 
 def _shown(value: Any) -> str:
+    """Return a value for an error message."""
     return f"{value!r:.80}"
 
 
 def _refused(path: str, what: str) -> InvalidSetting:
+    """Return the error for a wrong setting."""
     mistake = f"{path}: {what}"
     return InvalidSetting(mistake, mistakes=[mistake])

@@ -40,6 +40,7 @@ def check_pattern(text: str) -> str:
 
 
 def _most(value: object) -> int | None:
+    """Return a maximum number of messages in flight; None for `none`."""
     return None if value is None or value == "none" else schema.whole(value, 1, 1_000_000)
 
 
@@ -48,6 +49,7 @@ BURST_OF_S: Final = 10
 
 
 def _rate(value: object) -> int | None:
+    """Return the interval of a rate in µs; None for `none`."""
     try:
         return None if value is None or value == "none" else interval_us(value)
     except ValueError as error:
@@ -105,6 +107,7 @@ class AsRows:
 
 
 def _rows(mapping: dict[str, TenantSettings]) -> list[list[Any]]:
+    """Return the rules as they are stored, sorted by pattern."""
     return [one.row(pattern) for pattern, one in sorted(mapping.items())]
 
 

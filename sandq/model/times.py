@@ -68,6 +68,7 @@ _YEAR_10000_MS = 253_402_300_800_000
 
 
 def _refuse(what: str, value: object, why: str) -> InvalidTime:
+    """Return the error for a value that is no duration or instant."""
     shown = repr(value)
     return InvalidTime(f"{shown if len(shown) <= 80 else shown[:80] + '...'} is not {what}: {why}")
 
@@ -120,6 +121,7 @@ def _checked_seconds(value: object, seconds: S) -> S:
 
 
 def _text_ms(text: str) -> int:
+    """Return the duration in a text in ms, rounded up. Raise InvalidTime."""
     if len(text) > _TEXT_CHARS:
         raise _refuse("a duration", text, _DURATION_FORMS)
     if _SECONDS.fullmatch(text):
@@ -181,6 +183,7 @@ def _float_hint(value: float) -> str:
 
 
 def _rfc_3339_ms(text: str) -> int:
+    """Return the instant in a text of RFC 3339, in ms since 1970, rounded up. Raise InvalidTime."""
     match = _RFC_3339.fullmatch(text) if len(text) <= _TEXT_CHARS else None
     if match is None:
         raise _refuse("an instant", text, _INSTANT_FORMS)

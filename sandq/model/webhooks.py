@@ -60,6 +60,7 @@ def sign(secrets: Iterable[str], message_id: str, timestamp_s: int, body: bytes)
 
 
 def _signature(secret: str, message_id: str, timestamp: str, body: bytes) -> str:
+    """Return the signature of a request with one secret, in base64."""
     signed = b".".join((_encoded(message_id), timestamp.encode(), body))
     return base64.b64encode(hmac.digest(secret_key(secret), signed, "sha256")).decode("ascii")
 

@@ -43,6 +43,7 @@ class Marked:
 
 
 def _position(mark: Any) -> TextPosition:
+    """Return the line and column of a mark, counted from 1."""
     return TextPosition(1, 1) if mark is None else TextPosition(mark.line + 1, mark.column + 1)
 
 
@@ -75,9 +76,11 @@ class _Converter:
         self._seen: set[int] = set()
 
     def _mistake(self, node: yaml.Node, path: Path, what: str) -> None:
+        """Add a mistake at the position of a node."""
         self._marked.mistakes.append(Found(_position(node.start_mark), path, what))
 
     def walk(self, node: yaml.Node, path: Path) -> Any:
+        """Return the value of a node, and note the positions of all values in it."""
         self._marked.values[path] = _position(node.start_mark)
         # An alias is a second reference to the same node: the result could contain itself, or grow without bound.
         if id(node) in self._seen:
@@ -96,6 +99,7 @@ class _Converter:
             return None
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        """Return the value of a mapping. Keys must be text, each once."""
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != "tag:yaml.org,2002:str":
