@@ -6,9 +6,11 @@ import gc
 import signal
 from collections.abc import Generator
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from tests.support.examples import IS_RANDOM, examples
 
@@ -17,6 +19,10 @@ from tests.support.examples import IS_RANDOM, examples
 settings.register_profile("same", deadline=None, derandomize=True, print_blob=True, max_examples=examples(100))
 settings.register_profile("random", deadline=None, print_blob=True)
 settings.load_profile("random" if IS_RANDOM else "same")
+if not IS_RANDOM:
+    # Hypothesis also tries the constants in the source of all loaded modules. Reading them takes seconds in each
+    # process, and the examples would depend on the modules that happen to be loaded.
+    mock.patch.object(providers, "_get_local_constants", lambda: providers._local_constants).start()
 
 # A shell that runs `make test &` makes it ignore Ctrl-C, and its child processes inherit that; but tests send Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
