@@ -25,7 +25,11 @@ from typing import Any
 
 from tests.support.paths import ROOT
 
-IMPORTED = ("sandq.node", "sandq.client", "sandq.server.http.serve", "sandq.tools.running", "yaml", "trio._core._run")
+IMPORTED = (
+    *("sandq.node.node", "sandq.node.serving", "sandq.client", "sandq.server.http.serve", "sandq.tools.running"),
+    *("anyio._backends._trio", "yaml", "trio._core._run"),
+)
+"""Modules of a node. `sandq.node` itself imports most of them only when a node starts."""
 _ASKED_BYTES = 1 << 17
 """Largest request, in bytes. Most of it is the environment."""
 _asking = threading.Lock()

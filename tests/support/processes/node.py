@@ -18,6 +18,8 @@ from tests.support.waiting import PATIENCE_S, wait_until
 SERVES = b"clients are served"
 SERVES_HTTP = b"HTTP is served by a process"
 """Events in the log of a node."""
+SEGMENT_BYTES = str(4 << 20)
+"""Size of the segments of a node's write-ahead log."""
 
 
 class NodeProcess:
@@ -53,6 +55,8 @@ class NodeProcess:
             "SANDQ_LISTEN__PEER": f"{host}:0",
             "SANDQ_LISTEN__GOSSIP": f"{host}:0",
             "SANDQ_SECURITY__INSECURE": "false" if host == "127.0.0.1" else "true",
+            # A node fills two segments with zeros at its start: by default 128 MB.
+            "SANDQ_STORAGE__SEGMENT_BYTES": SEGMENT_BYTES,
             "PYTHONPATH": str(ROOT),
             **environ,
         }
