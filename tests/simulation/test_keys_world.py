@@ -119,9 +119,9 @@ def values_end_by_the_readers_clock(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("fault", "seed"),
     [
-        (values_end_by_the_readers_clock, 142),
+        (values_end_by_the_readers_clock, 162),
         (reads_ask_nobody, 0),
-        (leads_at_once, 6),
+        (leads_at_once, 9),
         (conditions_are_for_nothing, 0),
     ],
 )

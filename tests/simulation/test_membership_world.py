@@ -54,7 +54,7 @@ def run_long_kinds(seed: int) -> KindsWorld:
 
 
 def test_topics_of_all_kinds_at_once() -> None:
-    worlds = run_each(run_kinds, (1, 4))
+    worlds = run_each(run_kinds, (1, 5))
     assert all(len(world.stored) > 20 for world in worlds)
     for topic in KindsWorld.topics:
         assert sum(world.delivered_of[topic] for world in worlds) > 20, f"too few events: {topic}"

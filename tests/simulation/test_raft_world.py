@@ -68,7 +68,7 @@ def takes_all(*args: Any, **more: Any) -> bool:
     ("name", "stands_for", "seed"),
     [
         ("is_new_vote", takes_all, 1),
-        ("may_change", takes_all, 9),
+        ("may_change", takes_all, 16),
         ("known_prefix", lambda *args: 0, 2),
         ("hidden_suffix", lambda *args: nullcontext(), 2),
     ],

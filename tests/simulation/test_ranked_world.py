@@ -6,6 +6,8 @@ with any leader. In the end all faults heal, and the rest is delivered."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from sandq.model.names import FAIR
@@ -15,6 +17,8 @@ from tests.support.simulation.seeds import few_of, run_each
 STEPS = 1000
 """Number of steps before healing: 14 seconds of virtual time."""
 SEEDS, BLOCKS = 24, 3
+EVENTFUL = (0, 3, 21)
+"""Seeds of worlds that together have enough events of each kind."""
 
 
 def run_world(seed: int, steps: int = STEPS) -> RankedWorld:
@@ -27,9 +31,11 @@ def run_world(seed: int, steps: int = STEPS) -> RankedWorld:
     return world
 
 
-@pytest.mark.parametrize("block", few_of(range(BLOCKS), 1))
-def test_worlds(block: int) -> None:
-    worlds = run_each(run_world, range(block, SEEDS, BLOCKS))
+@pytest.mark.parametrize(
+    "seeds", few_of([EVENTFUL, *(range(block, SEEDS, BLOCKS) for block in range(BLOCKS))], 1), ids=str
+)
+def test_worlds(seeds: Sequence[int]) -> None:
+    worlds = run_each(run_world, seeds)
     for what, least in (("crashes", 5), ("elections", 5), ("compared", 15), ("snapshots", 0)):
         assert sum(getattr(world, what) for world in worlds) > least, f"too few events: {what}"
     assert {world.topic.kind == FAIR for world in worlds} == {True, False}
