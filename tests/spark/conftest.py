@@ -16,8 +16,9 @@ from sandq.spark.jobs.session import home_in_environment, spark_home
 from sandq.testing import Broker, broker
 
 # These options apply to every JVM of the tests, including those of commands. Few JVMs live long enough to profit from
-# the second compiler, which takes half of their CPU time.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# the second compiler, which takes half of their CPU time. Without it, the default code cache is so small that a thread
+# deletes compiled code all the time.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m")
 
 pyspark = pytest.importorskip("pyspark.sql", reason="the extra sandq[spark] is not installed: make spark")
 
