@@ -18,7 +18,7 @@ from tests.support.waiting import PATIENCE_S, wait_until
 SERVES = b"clients are served"
 SERVES_HTTP = b"HTTP is served by a process"
 """Events in the log of a node."""
-SEGMENT_BYTES = str(4 << 20)
+SEGMENT_BYTES = "1048576"
 """Size of the segments of a node's write-ahead log."""
 
 
