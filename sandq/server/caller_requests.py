@@ -1,9 +1,9 @@
 """The requests of one caller on one connection: their memory, and how many are worked on at a time.
 
-A client sends requests for itself, and has one `CallerRequests`. A gateway sends them for many callers, and each of
-these has its own limits and its own queue, as if it had its own connection. But all of these callers share one socket,
-so the node cannot stop reading for one caller only. Instead, it refuses requests of a caller that has too many in
-progress.
+A client sends requests for itself, and has one `CallerRequests`. A gateway sends requests for many callers. Each of
+these callers has its own limits and its own queue, as if it had its own connection. But all callers of a gateway share
+one socket, so the node cannot stop reading for one caller only. Instead, it refuses requests of a caller that has too
+many in progress.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONNECTION_REQUESTS_SHARE: Final = 1 / 4
 AT_ONCE: Final = 32
 """Maximum number of requests of one caller that are worked on at a time. Requests that wait for an event do not count.
 
-Further requests are queued. Without that limit, each would get a share of every round of the event loop. With
+Further requests are queued. Without that limit, each request would get a share of every round of the event loop. With
 `requests_per_connection` requests in progress, a client's connection is not read, and requests of a gateway's caller
 are refused."""
 BEGUN_WORK: Final = 16
@@ -91,7 +91,7 @@ class CallerRequests:
             self._answered.set()
 
     def hand_over(self, size: int, to: CallerRequests) -> None:
-        """Move a request to the account of another caller. Raise Overloaded if that caller has too many."""
+        """Move a request to the account of another caller. Raise Overloaded if that caller has too many requests."""
         are_too_many = to.are_too_many
         self.count(-size)
         to.count(size)
@@ -212,7 +212,7 @@ _PRODUCE: Final = int(Type.PRODUCE)
 def sizes(frames: Sequence[Frame | LargeFrame], came_bytes: int) -> tuple[int, int, int]:
     """Estimate the memory of each PRODUCE, of each other request, and of all requests that one receive completed.
 
-    All frames are assumed to have the average size: for small frames, measuring each would cost more than it is worth.
+    The estimate assumes that all frames have the average size: to measure each small frame would cost too much.
     Only the first frame can be larger than one receive.
     """
     if not frames:

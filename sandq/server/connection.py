@@ -47,7 +47,8 @@ HELLO_BYTES = 8192
 """Maximum size of the first frame, and of each frame before the client is let in, in bytes."""
 FRAME_S = 10.0
 FRAME_BYTES_PER_S = 512 << 10
-"""An incomplete frame must be complete after `FRAME_S` seconds, plus a second for each `FRAME_BYTES_PER_S` of its size.
+"""Maximum time for the rest of an incomplete frame: `FRAME_S` seconds, plus a second for each `FRAME_BYTES_PER_S` of
+its size.
 
 Time in which this node does not read the connection does not count."""
 FRAME_WORK_BITS = 4
@@ -186,7 +187,7 @@ class Connection:
         structlog.contextvars.bind_contextvars(principal=caller.principal)
 
     async def run(self, make_session: Callable[[Connection], Session]) -> None:
-        """Serve the client until it disconnects, breaks the protocol, or is too slow. Then release all memory."""
+        """Serve the client until it disconnects, violates the protocol, or is too slow. Then release all memory."""
         self._session = make_session(self)
         self.output.on_drained = self._session.drained
         asking.set(self._requests.own)
@@ -237,7 +238,7 @@ class Connection:
         self.output.cut_off()
 
     async def _read(self) -> None:
-        """Receive bytes and handle their frames, until the client ends the stream or breaks the protocol.
+        """Receive bytes and handle the frames in them, until the client ends the stream or violates the protocol.
 
         Each iteration waits for bytes, receives and decodes them, and parses and handles frames in time slices. Then it
         waits while too much is unsent or unanswered, or for memory for a large frame (back-pressure)."""

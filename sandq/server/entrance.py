@@ -42,8 +42,8 @@ _FOUNDERS: Final = Access(ANONYMOUS, [Grant(Right.CLUSTER)])
 """Rights of clients on the node's machine while the node belongs to no cluster, and knows no identities."""
 _NOBODY: Final = Access(ANONYMOUS, [])
 FOUNDED_MS: Final = 200
-"""Time in ms after which an anonymous client that has founded a cluster must log in. Until then, it can receive its
-replies. Each check that finds unanswered requests of the connection starts the time again."""
+"""Time in ms for an anonymous client that has founded a cluster to receive its replies; after that, it must log in. If
+a check finds unanswered requests of the connection, the time starts again."""
 
 
 class Entrance:

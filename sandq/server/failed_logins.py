@@ -1,4 +1,4 @@
-"""Slow down sources that send wrong credentials again and again."""
+"""Delay replies to sources that send wrong credentials repeatedly."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class GatewayProof:
         if not challenge:
             raise ProtocolError(f"unexpected PROVE: it is sent once, after a HELLO with the option {OPTION!r}")
         signed = nonce, challenge, self._node_id, cluster_uuid
-        # Try all keys, so that the duration does not reveal which key matches.
+        # Always try all keys: otherwise the duration would reveal which key matches.
         fitting = [key for key in self._keys if is_gateway_proof(proof, key, *signed)]
         if not fitting:
             raise Forbidden(

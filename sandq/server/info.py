@@ -69,7 +69,7 @@ class PlacedReplicas:
 
 
 NAMED: Final = "named"
-"""State of members that are named in the configuration, when there is no gossip about them."""
+"""State that is shown for members from the configuration, when there is no gossip about them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +242,7 @@ class ServerInfo:
         up = self.broker.links.versions()
         believed: dict[str, dict[str, Any]] = {}
         others = []
-        # Another machine of the same Serf cluster may have a name that equals a node id: put nodes first.
+        # Put nodes first: another machine of the same Serf cluster may have a name that equals the id of a node.
         for member in sorted(self.membership.members().values(), key=lambda member: tags.NODE not in member.tags):
             node_id = member.tags.get(tags.NODE, member.name)
             row: dict[str, Any] = {
@@ -300,7 +300,7 @@ class NodeState:
         return failed.message if failed is not None else None
 
     def stalled(self) -> str | None:
-        """Return what is stalled and may recover by itself; None if nothing is."""
+        """Return which work is stalled and may recover by itself; None if nothing is stalled."""
         return self._health.stalled
 
     def silent(self) -> str | None:

@@ -12,11 +12,11 @@ from sandq.protocol.requests_keys import KvGet
 from sandq.server.connection import Connection
 
 TOGETHER: Final = 256
-"""Maximum number of requests per query, so that a query does not hold up others for long."""
+"""Maximum number of requests per query, so that one query does not delay other queries for long."""
 
 
 class KvGetCoalescer:
-    """Merges the KV_GET requests of one connection."""
+    """Merges the KV_GET requests of one connection into queries."""
 
     def __init__(self, connection: Connection, kv_requests: KvRequests) -> None:
         self._connection = connection
@@ -27,7 +27,7 @@ class KvGetCoalescer:
     def add(self, frame: Frame) -> None:
         """Gather a request. Raise InvalidRequest."""
         request = KvGet.parse(frame)
-        self._kv_requests.check_partitions(request, request.keys)  # checked now, so that only this request is refused
+        self._kv_requests.check_partitions(request, request.keys)  # an error now refuses only this request
         together = self._gathered.setdefault(request[:3], [])
         together.append((frame[1], request))
         if len(together) == TOGETHER:

@@ -48,7 +48,7 @@ class LineWriter:
         """Do nothing. Loggers call this after every line."""
 
     def finish(self, seconds: float) -> bool:
-        """Wait until all lines are written or dropped, for at most `seconds`. Return whether they are."""
+        """Wait until all lines are written or dropped, for at most `seconds`. Return whether none is left."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queued, seconds)
 

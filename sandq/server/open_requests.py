@@ -164,7 +164,7 @@ class OpenRequests:
         elif caller is not None and sender is not None:
             sender.caller = caller  # its rights may have changed
         asking.set(sender or own)
-        # Bound for the tasks that are started for this caller, too.
+        # Tasks that are started for this caller inherit this value, too.
         structlog.contextvars.bind_contextvars(principal=self.caller.principal, peer=self.caller.address)
         if sender is None or sender is own:
             structlog.contextvars.unbind_contextvars("gateway")
@@ -178,7 +178,8 @@ class OpenRequests:
         return self.current.waits(size)
 
     def start(self, request_id: int, work: Callable[[], Awaitable[Answer]], wait_s: float = 0.0) -> None:
-        """Run a request that takes a while; `work` returns the reply. `wait_s`: how long the request asks to wait.
+        """Run a request in a task, because it takes a while; `work` returns the reply. `wait_s`: how long the request
+        asks to wait.
 
         Raise Overloaded if too many requests wait, or as `start_many` does."""
         if not wait_s:
@@ -262,7 +263,7 @@ class OpenRequests:
             raise refusal
 
         if isinstance(refusal, Unsure):
-            with suppress(Overloaded):  # then the uncertain error is sent, which asks the client to retry
+            with suppress(Overloaded):  # then send the uncertain error, which asks the client to retry
                 self.start(request_id, work)
                 return
         self.send_error(request_id, refusal)

@@ -34,7 +34,8 @@ UNSENT_BYTES: Final = 1 << 20
 """Limit of a connection's unsent bytes. Above it, the node reads no more requests from the socket, and no data from the
 stores for requests that have arrived.
 
-The operating system buffers at least as much in addition, so a client that reads steadily does not have to wait."""
+The operating system buffers at least as many bytes in addition, so a client that reads steadily does not have to
+wait."""
 CONNECTION_SHARE = 1 / 8
 """Part of the memory for replies that one connection may use."""
 UNIT_BITS = 10
@@ -46,7 +47,7 @@ Answer = bytes | list[bytes]
 
 
 class Sender:
-    """Sends for all clients: each `Output` that was added since it last ran. Replies made in the same moment go
+    """Sends for all clients: each `Output` that was added since it last ran. Replies made in the same moment are sent
     together."""
 
     def __init__(self) -> None:
@@ -232,8 +233,8 @@ class Output:
                 buffers = wire.head(FLUSH_BYTES)
                 sent = os.write(self._fd, buffers[0]) if len(buffers) == 1 else os.writev(self._fd, buffers)
             except Exception:
-                # `write` meets the same error, and ends this connection only. Here, the error would end the sender of
-                # all connections.
+                # Ignore the error here, where it would end the sender of all connections: `write` gets the same error,
+                # and ends only this connection.
                 self._wake.set()
                 return
             self._sent_out(sent)
@@ -250,7 +251,7 @@ class Output:
         """Send the bytes that `flush` could not send, until the connection ends. Return False if the final bytes could
         not be sent."""
         while True:
-            self._is_writing = True  # `flush` sends nothing meanwhile: its bytes would overtake these
+            self._is_writing = True  # meanwhile, `flush` sends nothing: its bytes would overtake these bytes
             while self.wire.is_due():
                 if not await self._send_piece():
                     self.cut_off()

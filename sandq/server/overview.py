@@ -1,7 +1,8 @@
 """Collect statistics of the topics that this node leads: their contents, and recent rates and history.
 
-They are computed from the statuses that partitions publish and from existing counters: no message is read. Every few
-seconds the counters are compared with the previous ones. The differences give the rates, and the history of one hour.
+The statistics are computed from the statuses that partitions publish and from existing counters, so no message is read.
+Every few seconds the counters are compared with the previous ones. The differences give the rates, and the history of
+one hour.
 """
 
 from __future__ import annotations
@@ -237,7 +238,7 @@ class Overview:
     def _sums(self, topic: OpenTopic) -> _Summed:
         """Return the sums over the partitions of a topic, and the rows of its groups with the largest backlog.
 
-        They are computed again only if the status of a partition has changed."""
+        The sums are computed again only if the status of a partition has changed."""
         seen, number = self._metrics.topic_seen(topic), topic.record.number
         known = self._summed.get(number)
         if known is not None and _is_same(known.partitions, seen.partitions):

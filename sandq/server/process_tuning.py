@@ -1,9 +1,9 @@
 """Tune a server process: Python's garbage collector, the heap of the C library, and the limit of open files.
 
-Heap: after a burst, the C library keeps some tens of MB of free memory in small pieces between used ones. By itself, it
-returns such pieces to the system only at the end of the heap. `malloc_trim` returns every free page, but takes some 5
-ms for 50 MB, and other threads that need memory may have to wait. So it is called only when it is likely to return
-something.
+Heap: after a burst, the C library keeps some tens of MB of free memory in small pieces between used ones. By itself,
+the C library returns free memory to the system only at the end of the heap. `malloc_trim` returns every free page, but
+takes some 5 ms for 50 MB, and other threads that need memory may have to wait. So this module calls `malloc_trim` only
+when much memory is likely to be free.
 
 Open files: sockets and files share one limit. `limits_within_files` bounds the number of connections, so that the log
 can always be written.
@@ -29,9 +29,9 @@ from sandq.model.limits import Limits
 YOUNG_OBJECTS: Final = 5_000
 """Net number of new objects after which the youngest generation is collected.
 
-A collection takes some ms if all the objects are in use, as those of waiting requests are. A reply of 1,000 messages
-consists of some thousands of objects. With Python's default of 700, every few replies would cause a collection of all
-objects, which stops the process for a tenth of a second and more."""
+A collection takes some ms if all new objects are in use, such as the objects of waiting requests. A reply of 1,000
+messages consists of some thousands of objects. With Python's default of 700, every few replies would cause a collection
+of all objects, which stops the process for a tenth of a second and more."""
 YOUNG_ROUNDS: Final = 5
 """Number of collections of the youngest generation for each collection of the middle one."""
 ROUNDS: Final = 500
@@ -52,7 +52,7 @@ CHECK_S: Final = 1.0
 MOVED_BYTES: Final = 16 << 20
 """Change of the process's size since the last trim, in bytes, that makes a new trim worthwhile."""
 TRIES: Final = 3
-"""Number of trims after such a change: memory of a burst is not all free as soon as the burst ends."""
+"""Number of trims after such a change, because the memory of a burst becomes free only gradually."""
 STILL_BYTES: Final = 1 << 20
 """Growth between two checks, in bytes, at which the heap is not trimmed: free memory will be used again at once."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")

@@ -1,7 +1,7 @@
 """Merge small PRODUCE batches that one receive brings for one partition into one batch, and answer each request.
 
 Most of the cost of a message is the cost of its batch: a log entry, a row, and a reply that passes all threads. All
-requests of one receive are there at the same time, so merging them delays none.
+requests of one receive arrive at the same time, so merging them delays no request.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sandq.server.delays import AT_ONCE, ahead_of_batch
 from sandq.server.request_checks import RequestChecks
 
 SMALL_BYTES = 4096
-"""Largest batch that is merged, in bytes. A larger one would gain nothing."""
+"""Size of the largest batch that is merged, in bytes. Merging larger batches would save nothing."""
 TOGETHER: Final = 512
 """Maximum number of requests that are merged. If the merged batch is refused, they are handled one by one without a
 pause, so a higher number could block the loop."""
@@ -112,8 +112,8 @@ class ProduceCoalescer:
     ) -> int:
         """Gather at most `most` requests from `frames[first]` on, as long as they can be merged with gathered ones.
 
-        Note each of them in `requests`, with `mark`. Return their number. This loop is most of the cost of many small
-        requests, so it does only what they need."""
+        Note each of them in `requests`, with `mark`. Return their number. Most of the cost of small requests is the
+        cost of this loop, so the loop does only what all of them need."""
         alike, gathered = None, None
         stop = max(first, min(first + most, len(frames)))
         for at in range(first, stop):
@@ -149,7 +149,7 @@ class ProduceCoalescer:
                 self._hand_on(of_partition)
 
     def _hand_on(self, gathered: _Gathered) -> None:
-        """Produce gathered batches as one merged batch. If that fails, produce each batch for itself."""
+        """Produce gathered batches as one merged batch. If that fails, produce each batch separately."""
         fields, ids = gathered.alike[0], gathered.ids
         if len(ids) > 1:
             try:

@@ -2,8 +2,8 @@
 
 Each identity has two token buckets, for requests and for bytes, which hold the amount of one second. A bucket is one
 number: the instant at which it will be full. Requests that settle messages are counted, but never refused: a consumer
-that could not ack would get the same messages again. They can empty a bucket, but leave no debt: a consumer that
-settles all the time can still send other requests soon after. A refused request is not counted.
+that could not ack would get the same messages again. Such requests can empty a bucket, but leave no debt: a consumer
+that settles all the time can still send other requests soon. A refused request is not counted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Slots that limit how many of something may be open at once; one source may take three quarters of them.
 
-So a single client never takes all slots. A source is an IPv4 address or an IPv6 network (`sandq/model/sources.py`).
+So a single client can never take all slots. A source is an IPv4 address or an IPv6 network (`sandq/model/sources.py`).
 Clients behind a proxy share the proxy's address.
 """
 
@@ -96,7 +96,7 @@ class OpenConnections(Generic[C]):
             self._idle[connection] = None
 
     def remove(self, connection: C) -> None:
-        """Release the slot of a connection that has ended. Do nothing if it has none any more."""
+        """Release the slot of a connection that has ended. Do nothing if the connection has lost its slot."""
         self._idle.pop(connection, None)
         if (slot := self._open.pop(connection, None)) is not None:
             slot[0].give(slot[1])

@@ -19,7 +19,8 @@ from sandq.protocol.requests import Credit, Lease, Subscribe, Unsubscribe
 from sandq.server.connection import Connection
 
 LEASES_KEPT = 1000
-"""Answered LEASE requests that are remembered, so that a cancellation that crosses the reply can release them."""
+"""Number of answered LEASE requests that are remembered: a cancellation that crosses the reply still returns their
+messages."""
 PARTITIONS_OF_WORK: Final = 4
 """Partitions of a topic that can be visited with one unit of work."""
 LISTENING_BYTES = 256

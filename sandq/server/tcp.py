@@ -44,7 +44,8 @@ log = structlog.get_logger("sandq.server")
 
 
 class ClientServer:
-    """Accepts connections up to the limit, at most three quarters of them from one address; others get an error.
+    """Accepts connections up to the limit, and at most three quarters of the limit from one address. All others get an
+    error.
 
     Clients on this machine can use spare slots in addition. If all spare slots are used, a new connection displaces the
     oldest connection that is not a gateway. So local clients cannot lock out the node's HTTP process, which proves
@@ -152,7 +153,7 @@ class ClientServer:
         try:
             await connection.run(self._make_session)
         except Exception:
-            # A bug that shows in one connection must not end the others. The log gets the traceback.
+            # An unexpected error in one connection must not end the others. The log has the traceback.
             stats.errors[SandqError.code] += 1
             if (held_back := stats.warnings.held_back()) is not None:
                 log.exception("a connection ended with an unexpected error", not_logged_before=held_back)
@@ -216,7 +217,7 @@ class ClientServer:
         if oldest is None:
             return False
         del self._spare[oldest]
-        # End it at once: there must never be more than `SPARE_SLOTS` sockets here, however fast clients connect.
+        # End it at once: there must never be more than `SPARE_SLOTS` such sockets, even if clients connect fast.
         oldest.end_at_once(Overloaded(f"a later connection from this machine has the slot of this one: {_REMEDY}"))
         return True
 

@@ -1,4 +1,5 @@
-"""Encode the topics for replies. Each is encoded once, until the metadata or the leader of a partition changes."""
+"""Encode the records of topics for replies. An encoded record is cached until the metadata or the leader of a partition
+changes."""
 
 from __future__ import annotations
 

@@ -3,10 +3,10 @@
     frames --> SendQueue --head(most)--> buffers --> socket        left(n): n bytes of the buffers were sent
     frames <-- FrameReader <--received(data)-- socket
 
-The read loop and the send loop of a connection know nothing else of the wire. A transform (TLS, by `ssl.SSLObject` in
-memory) may split the bytes as it likes, hold some back until a record is complete, and send records of its own. The
-frame reader does not depend on how bytes are split. The send queue holds plain bytes, and counts them until all bytes
-that encode them were sent.
+The read loop and the send loop of a connection use the wire only through these methods. A transform (TLS, by
+`ssl.SSLObject` in memory) may split the bytes at any position, hold bytes back until a record is complete, and send
+records of its own. The frame reader does not depend on how bytes are split. The send queue holds plain bytes, and
+counts them until all bytes that encode them were sent.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Transform(Protocol):
         Without plain bytes, these are only its own records, often none. Never raises: `decode` reports errors."""
 
     def end(self) -> None:
-        """Send nothing any more, except the records that end the stream."""
+        """From now on, send only the records that end the stream."""
 
 
 RECORD_BITS: Final = 1

@@ -1,7 +1,8 @@
 """Keep the audit log of a node: the event loop queues lines, and a thread writes them.
 
-Queueing a line never waits and never fails. Lines are lost if too many wait for the disk, or cannot be written. Lost
-lines are counted, and the log itself states their number where they are missing.
+The event loop never waits for the queue, and queueing never fails. Lines are lost if too many of them wait for the
+disk, or if the thread cannot write them. The log counts lost lines, and contains their number at the place where they
+are missing.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ NESTED: Final = 4
 FREQUENT_PER_S: Final = 100
 """Maximum lines per second about refusals and about single messages, so that they cannot displace other lines."""
 FREQUENT_SHARE: Final = FREQUENT_PER_S // 2
-"""Maximum number of these lines per second about one principal, so that its refusals do not hide the refusals of
-others."""
+"""Maximum number of these lines per second about one principal, so that refusals of one principal do not hide refusals
+of others."""
 LINES_COLLAPSED: Final = "lines_collapsed"
 """`request` of a line that states how many lines of one principal, request and result were not written."""
 LINES_LOST: Final = "lines_lost"

@@ -1,4 +1,4 @@
-"""Limit how much of the audit log one principal may fill, so that it cannot displace the lines of others.
+"""Limit the part of the audit log that one principal may fill, so that its lines cannot displace the lines of others.
 
 If a principal has used up its share, its lines are collapsed: each minute, one line per request type and result states
 how many lines were collapsed. So a flood of requests does not hide requests of other principals, nor the types of
@@ -21,7 +21,7 @@ REFILL_S: Final = 3600.0
 COLLAPSED_S: Final = 60.0
 """Time for which lines of one kind are collapsed, in seconds."""
 PRINCIPALS: Final = 4096
-"""Number of principals that are remembered. If there are more, the principal whose last line is the oldest is
+"""Number of principals that are remembered. If there are more principals, the one whose last line is the oldest is
 forgotten."""
 KINDS: Final = 4096
 """Maximum number of kinds of collapsed lines at a time. Lines of further kinds are lost."""

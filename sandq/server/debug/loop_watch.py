@@ -41,7 +41,8 @@ class LoopWatch:
     def stalls(self) -> list[dict[str, Any]]:
         """Return the recent stalls: `at_ms` is the end, `seconds` the duration, and `stack` that of the loop's thread.
 
-        The innermost frame comes first. The stack is empty if the whole process was stopped."""
+        The innermost frame comes first. If the whole process was stopped, there is no stack: the watching thread was
+        stopped, too."""
         return list(self._stalls)
 
     async def run(self) -> None:

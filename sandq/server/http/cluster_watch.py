@@ -1,4 +1,4 @@
-"""Watch the state of the cluster for all clients that follow it, with one query for all of them.
+"""Watch the state of the cluster: one query serves all clients that follow the state.
 
 The state is refreshed only while there are watchers. Each watcher gets only data that it may read: first everything,
 then only changes since its last event. The size of events is bounded.

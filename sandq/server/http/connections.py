@@ -70,8 +70,8 @@ class _Refusal(Exception):
 
 
 class _Connection(HttpToolsProtocol):
-    """A client's connection. Its one timer is used in turn for idle time, for the head of a request, and for the
-    end."""
+    """A client's connection. The connection has only one timer, which limits in turn the idle time, the time for a
+    request's head, and the time for the end."""
 
     def __init__(self, server: HttpServer, requires_tls: bool = False) -> None:
         """`requires_tls`: the client must use TLS but does not, so the connection only sends this error."""
@@ -96,7 +96,7 @@ class _Connection(HttpToolsProtocol):
 
         self.app: Any = drained
         self._running: RequestResponseCycle | None = None
-        """The request in progress. In contrast, `cycle` is the request that was received last."""
+        """The request in progress. Uvicorn's `cycle`, in contrast, is the request that was received last."""
         self._ahead = bytearray()
         self._in_head = False
         self._is_new = True

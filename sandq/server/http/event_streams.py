@@ -8,8 +8,8 @@
     data: {"code": "...", "detail": "...", "retriable": true}     the last event: the stream cannot continue
 
 A stream sends one lease request after the other, and the next request only when its client has accepted the messages of
-the last lease. So it holds at most the messages of one lease in memory. A stream never leases more messages than its
-client may hold unsettled (`InFlight`). The client settles messages with other requests.
+the last lease. So a stream holds at most the messages of one lease in memory. A stream never leases more messages than
+its client may hold unsettled (`InFlight`). The client settles messages with other requests.
 """
 
 from __future__ import annotations

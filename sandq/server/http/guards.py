@@ -79,10 +79,10 @@ _CARRIES_SCHEDULES = re.compile(r"/topics/[^/]+/schedules(/[\s\S]*)?")
 """Requests about schedules carry messages, too. Unlike the responses of `_CARRIES`, their responses contain stored
 messages, so memory is reserved for these responses."""
 _SETTLES = re.compile(r"/topics/[^/]+/groups/[^/]+/(ack|nack|dead|extend)")
-"""Requests that settle messages. Such requests are counted, but not refused: otherwise the messages would be
+"""Requests that settle messages. Quotas count these requests, but never refuse them: the messages would be
 redelivered."""
 _BY_GET = re.compile(r"/(topics/[^/]+/groups/[^/]+|overview)/stream")
-"""GET requests that change something or keep a slot, so pages of other sites must not send them."""
+"""GET requests that change something or hold a slot. Pages of other sites must not send such requests."""
 OTHER_SITES: Final = (b"cross-site", b"same-site")
 """Values of Sec-Fetch-Site with which browsers mark requests from pages of other sites."""
 HSTS: Final = (b"strict-transport-security", b"max-age=31536000")
@@ -578,8 +578,7 @@ class _Exchange:
         # The body may be unread, so the connection cannot be used for a further request.
         response.headers["connection"] = "close"
         async with anyio.create_task_group() as tasks:
-            # Drop the body meanwhile: otherwise its unread bytes could keep the server from sending the end of the
-            # response.
+            # Drop the body meanwhile: its unread bytes could prevent the server from sending the end of the response.
             tasks.start_soon(self._throw_away)
             await response(scope, self.receive, self.send)
             tasks.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""Serve the most frequent requests without the layers that would cost more than their work.
+"""Serve the most frequent requests without FastAPI's layers, which cost more than the requests themselves.
 
 FastAPI tries one route after the other, resolves dependencies, and runs the endpoint behind middlewares. Here, the path
 alone determines the endpoint. Unusual requests are left to FastAPI: with a query, an encoded path, or a body that is

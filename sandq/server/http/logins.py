@@ -80,7 +80,7 @@ class HttpLogins:
             return await self.caller(headers, certificate, source)
         if shown is None and certificate is None:
             raise Revoked("this cluster requires authentication: send a token (Authorization: Bearer ...)")
-        # The prefix keeps the two kinds apart: a header must not hit the cached answer of a certificate.
+        # The prefix distinguishes headers from certificates: a header must not get the cached answer of a certificate.
         shown_as = b"header " + shown if shown is not None else b"certificate " + str(certificate).encode()
         key = sha256(shown_as).digest()
         known = self._kept.get(key)

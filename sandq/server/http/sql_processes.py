@@ -1,7 +1,7 @@
 """The processes that run SQL statements for HTTP: one per running statement, started when needed.
 
 A process has its own memory limit, and runs one statement at a time. So a statement that needs too much memory ends
-only its own process, and a statement that exceeds its time is ended together with its process.
+only its own process. To end a statement that exceeds its time, its process is ended.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class SqlProcesses:
                 is_done = True
             except _Ended as error:
                 if not is_new:
-                    continue  # it was idle for too long, and has ended
+                    continue  # the process was idle for too long, and has ended
                 log.warning("a process of SQL has ended with its statement", why=str(error))
                 raise InvalidRequest(
                     "the statement has ended its process, probably because it ran out of memory: let it read fewer rows"
@@ -147,7 +147,7 @@ class _SqlProcess:
         self._process = process
         self._received = bytearray()
         self.runs = 0
-        """Number of statements that it has answered."""
+        """Number of statements that the process has answered."""
 
     async def send(self, line: bytes) -> None:
         """Write a line. If the process has ended, reading its answer reports that."""

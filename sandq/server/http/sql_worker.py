@@ -99,7 +99,7 @@ def limit_memory(budget: Budget) -> None:
     DuckDB does not count memory that functions use for their results, so its own limit is not enough. An allocation
     beyond this limit fails, and the statement with it.
     """
-    # The rows as they are read, a copy for DuckDB, its result, and the JSON made of that.
+    # The rows as they are read, their copy for DuckDB, the result, and the JSON made from the result.
     most = _data_bytes() + SPARE_BYTES + 3 * budget.scan_bytes + budget.result_bytes + budget.memory_bytes
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard == resource.RLIM_INFINITY or most < hard:

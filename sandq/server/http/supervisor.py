@@ -4,7 +4,7 @@ This is the node's side of `node_link`.
 
 A process that ends by itself is restarted after a back-off. The node's sockets listen meanwhile: clients that connect
 wait. After `FAILED_STARTS` starts in a row that served nothing, the sockets are closed between two attempts, so that
-clients are refused at once. The process notices the end of the node by the end of its input, whatever ended the node.
+clients are refused at once. If the node ends for any reason, the process notices the end of its input, and ends, too.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class Supervisor:
         self._has_spoken = False
         """Whether the current process has sent a message."""
         self._unanswered = 0
-        """Pushes since the last message of the process. Counting pushes leaves out the time in which the node itself
-        hangs."""
+        """Number of pushes since the last message of the process. Unlike a time, this number does not include periods
+        in which the node itself hangs."""
         self._hung: str | None = None
         """Why the current process was killed as hung."""
 

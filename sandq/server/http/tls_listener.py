@@ -82,7 +82,7 @@ class TlsListener:
             accepted.close()
             log.debug("a client was rejected", error=str(error))
         except Exception:
-            # A bug that shows in one connection must not end the others. The log gets the traceback.
+            # An unexpected error in one connection must not end the others. The log has the traceback.
             accepted.close()
             log.exception("a handshake ended with an unexpected error")
         except BaseException:

@@ -2,7 +2,7 @@
 
 The process listens on sockets that the node has bound, and sends all requests to the node's client port. The node
 reports its health through a pipe, and tells the process when to stop. If the pipe closes, the node has ended, and the
-process ends at once. In `sandq.testing`, a thread does the same (`thread`).
+process ends at once. In `sandq.testing`, a thread takes the place of the process (`thread`).
 """
 
 from __future__ import annotations

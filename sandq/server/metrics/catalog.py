@@ -1,4 +1,4 @@
-"""All metrics of a node: name, type, labels and help. `docs/metrics.md` has the same, with conditions for alerts.
+"""All metrics of a node: name, type, labels and help. `docs/metrics.md` has the same list, with conditions for alerts.
 
 Conventions: the prefix is `sandq_`, the units are seconds and bytes, and `_total` marks counters.
 """

@@ -1,6 +1,6 @@
 """Collect the metrics of a node, and render them for Prometheus.
 
-`Metrics.render` copies the needed state on the event loop, mostly references, and makes the text in a thread. For each
+`Metrics.render` copies the needed state (mostly references) on the event loop, and makes the text in a thread. For each
 partition, it uses the published status and the later results of `refresh`. So a scrape never waits for the thread that
 owns the partitions.
 """

@@ -1,6 +1,6 @@
 """Metrics of this process (`process_*`).
 
-They also work if /proc contains nothing but processes, so that the boot time cannot be read (ProcSubset=pid of
+These metrics also work if the boot time cannot be read, because /proc contains only processes (ProcSubset=pid of
 systemd).
 """
 

@@ -1,8 +1,8 @@
 """Write the text format of Prometheus at low cost per sample.
 
 `prometheus_client` makes an object of every sample. With a hundred thousand such objects, the garbage collector would
-stop the whole process. Here, a sample is a line of text from the start. All metrics use this way, also those with few
-samples.
+stop the whole process. Here, a sample is a line of text from the start. All metrics are written like this, even those
+with few samples.
 """
 
 from __future__ import annotations

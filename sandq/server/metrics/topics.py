@@ -1,4 +1,5 @@
-"""Sum numbers by topic and by group. Only a limited number of both have their own labels; the others are combined."""
+"""Sum numbers by topic and by group. Only a limited number of topics and groups have their own labels; all others are
+combined."""
 
 from __future__ import annotations
 
@@ -127,7 +128,7 @@ class GroupNumbers:
         self.stalled |= group.paused not in (None, PAUSED)
         if group.limit is not None:
             self.limits.append(group.limit)
-        # A subscription covers all partitions, so do not add them up.
+        # A subscription covers all partitions, so take the maximum instead of the sum.
         self.consumers = max(self.consumers, consumers.get(group.name, 0))
         oldest_ms = group.oldest_ms
         if oldest_ms is None and came_due:
@@ -157,7 +158,7 @@ class GroupNumbers:
 class Board:
     """Decides which topics have their own label. A topic keeps its label, or its lack of one, while it exists.
 
-    If a counter moved from one label to another, both labels would seem to change by the whole count."""
+    If a topic moved from one label to another, the counters of both labels would change by its whole count."""
 
     def __init__(self, topics: int, groups: int) -> None:
         self._topics = topics
