@@ -1,4 +1,4 @@
-"""Rights, grants and roles: what a principal may do. Pure; authentication happens elsewhere.
+"""Rights, grants and roles: what a principal may do. This module is pure; authentication happens elsewhere.
 
 A *right* is a kind of action. A *grant* is text: a right with the topics and groups that it applies to, or a role,
 which is a named list of grants::
@@ -87,7 +87,7 @@ class GrantText:
 
     @property
     def is_of_known_name(self) -> bool:
-        """True if this names a right or a built-in role. False for a custom role."""
+        """Whether the grant names a right or a built-in role. False for a custom role."""
         return self.name in ROLES or self.name in tuple(Right)
 
     def expanded(self, roles: Mapping[str, Sequence[str]]) -> list[Grant]:
@@ -159,7 +159,7 @@ def _matcher(pattern: str) -> re.Pattern[str]:
 
 
 class Access:
-    """Rights of one principal. Immutable: it is replaced when a grant or a role changes."""
+    """Rights of one principal. Immutable: a new object replaces it when a grant or a role changes."""
 
     __slots__ = ("_by_right", "_known", "_known_of_some", "grants", "principal")
 

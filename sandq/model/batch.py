@@ -89,7 +89,7 @@ def plain_single(raw: bytes) -> int | None:
     """Return the size of the value if this is a valid batch of one message with a value and nothing else; None
     otherwise.
 
-    For this most frequent kind of batch, it makes the checks of `Batch.parse` in a fifth of the time. If the
+    For this most frequent kind of batch, this function makes the checks of `Batch.parse` in a fifth of the time. If the
     result is None, call `parse`.
     """
     if len(raw) < _SINGLE.size:
@@ -122,7 +122,8 @@ def _body(raw: bytes, max_bytes: int) -> memoryview:
     packed = raw[HEADER_BYTES:]
     decompressor = zstandard.ZstdDecompressor()
     try:
-        # zstd allocates the size that the frame claims, so compare that size with ours before decompressing.
+        # zstd allocates the size that the frame claims, so compare this size with that of the header before
+        # decompressing.
         if zstandard.get_frame_parameters(packed).content_size != plain_size:
             raise InvalidRequest("batch: the compressed body claims another size than the header")
         body = decompressor.decompress(packed, max_output_size=plain_size, allow_extra_data=False)
@@ -139,7 +140,7 @@ def _padded(size: int) -> int:
 
 
 def _cut(buffers: memoryview, start: int, size: int, column: int) -> memoryview:
-    """Return `size` bytes from `start`. They and their zero padding must be within the buffers."""
+    """Return `size` bytes from `start`. These bytes and their zero padding must be within the buffers."""
     stop = start + size
     if start + _padded(size) > len(buffers) or any(buffers[stop : start + _padded(size)]):
         raise InvalidRequest(f"batch: the buffers of {name_of(column)} do not fit its length")
@@ -179,7 +180,7 @@ def _parse_column(column: int, kind: int, nullable: int, buffers: memoryview, co
         offsets = _cut(buffers, at, 4 * (count + 1), column)
         at += _padded(len(offsets))
         bounds = _ints(offsets, "i")
-        # Sorting a sorted list compares each pair once, in C: the fastest check.
+        # This is the fastest check: sorting a sorted list compares each pair of neighbours once, in C.
         if bounds[0] != 0 or bounds != sorted(bounds):
             raise InvalidRequest(f"batch: the offsets of {name_of(column)} fall, or do not begin at 0")
         data = _cut(buffers, at, bounds[-1], column)

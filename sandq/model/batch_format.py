@@ -291,7 +291,7 @@ def assemble(encoded: Sequence[Encoded], count: int, flags: int, *, compress: bo
     body += buffers
     codec = CODEC_NONE
     stored = size
-    # A reader refuses a batch that is larger than this once decompressed, as a decompression bomb.
+    # Readers refuse a batch that is larger than this after decompression, because it may be a decompression bomb.
     if compress and size <= DEFAULT.batch_bytes:
         packed = zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(b"".join(body))
         if len(packed) < size:

@@ -12,10 +12,9 @@ ANONYMOUS: Final = "anonymous"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The client that sends the requests of a connection, or for which a gateway sends them. Passed to the broker with
-    each request.
+    """The client that sends a request, or for which a gateway sends it. The broker gets the caller with each request.
 
-    `principal`: its name for rights, quotas and audit; "anonymous" if it did not have to authenticate. `address`:
+    `principal`: its name for rights, quotas and audit; "anonymous" if the client has not authenticated. `address`:
     "host:port" of its connection; behind a gateway, the host alone. `gateway`: address of the gateway's connection, if
     one is in between. `access`: its rights; None: full access.
     """

@@ -1,7 +1,7 @@
 """Load a node's configuration from a YAML file and the environment, and report every mistake with its position.
 
 `SANDQ_NODE__ID=node2` sets `node.id`: two underscores stand for the dot. Lists are written with commas, or as YAML
-(`[a:1, b:2]`). An unknown `SANDQ_` name is a mistake like any other. Mistakes look like
+(`[a:1, b:2]`). An unknown variable that begins with `SANDQ_` is a mistake, too. Mistakes look like
 
     bad.yaml:7:5: cluster.peers.0.hostt: unknown key; did you mean 'host'?
 
@@ -98,15 +98,15 @@ def _why_unknown(variable: str, known: Iterable[str]) -> str:
 
 
 def _is_list(path: _Keys) -> bool:
-    """Return whether a key holds a list. A bracket begins a list only there; elsewhere it may begin an IPv6 address or
-    a name."""
+    """Return whether a key holds a list. Only for such a key, a bracket begins a list. For other keys, it may begin an
+    IPv6 address or a name."""
     section = schema.model_at(NodeConfig, path[:-1])
     return section is not None and get_origin(schema.keys_of(section).get(str(path[-1]))) is list
 
 
 @dataclass
 class _Draft:
-    """Values that become a configuration, the origin of each value, and the mistakes as (position, text)."""
+    """A configuration in the making: values, the origin of each value, and mistakes as (position, text)."""
 
     file: str | None
     values: dict[str, Any] = field(default_factory=dict)

@@ -39,8 +39,8 @@ class GossipSection(schema.Section):
 
     profile: Literal["lan", "local", "fast"] = "lan"
     encrypt: Annotated[bool | str, PlainValidator(_encryption)] = True
-    """`accept` and `send` also accept unencrypted packets, so that encryption can be turned on node by node. `accept`
-    still sends unencrypted packets."""
+    """With `accept` and `send`, the node also accepts unencrypted packets, so that encryption can be turned on node by
+    node. With `accept`, it sends its own packets unencrypted."""
     keys_file: FilePath | None = None
     probe_interval_ms: Annotated[int | None, schema.duration(10, 60_000)] = Field(default=None, alias="probe_interval")
     probe_timeout_ms: Annotated[int | None, schema.duration(5, 60_000)] = Field(default=None, alias="probe_timeout")

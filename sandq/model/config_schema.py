@@ -235,7 +235,8 @@ LIMIT_BOUNDS = {
     "delay_days": 1_000_000,
 }
 _LEAST_MEMORY = 256 * _MIB
-"""Minimum of `memory_bytes`: the part of it that is reserved for frames must hold a frame of the largest size."""
+"""Minimum of `memory_bytes`: a frame of the largest size must fit into the part of this memory that is reserved for
+frames."""
 
 
 def _fits(value: int, info: ValidationInfo) -> int:

@@ -221,7 +221,7 @@ class Overloaded(Retriable):
 
 
 class Throttled(Overloaded):
-    """The client sends more requests per second about the topic than it may; nothing was done. Details:
+    """The client sends more requests per second about the topic than the topic allows; nothing was done. Details:
     `retry_after_ms`."""
 
     code = "THROTTLED"
@@ -229,7 +229,7 @@ class Throttled(Overloaded):
 
 
 class QuotaExceeded(Overloaded):
-    """An identity has, or requests, more than its quota; nothing was done. Details: `quota`, `maximum`, and
+    """An identity uses or requests more than its quota allows; nothing was done. Details: `quota`, `maximum`, and
     `retry_after_ms` if waiting helps."""
 
     code = "QUOTA"
@@ -257,14 +257,14 @@ class OutOfSequence(Retriable):
 
 
 class TimedOut(Retriable):
-    """No reply arrived in time. The outcome is unknown: the request may have been done."""
+    """No reply arrived in time. The outcome is unknown: the node may have executed the request."""
 
     code = "TIMED_OUT"
     http_status = 504
 
 
 class ConnectionLost(Retriable):
-    """The connection broke before the reply. The outcome is unknown: the request may have been done."""
+    """The connection broke before the reply. The outcome is unknown: the node may have executed the request."""
 
     code = "CONNECTION_LOST"
 

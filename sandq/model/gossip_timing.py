@@ -9,8 +9,8 @@ With n members, probe interval P, suspicion multiplier M and maximum X, retransm
     each member transmits a message                             R * max(2, ceil(log10(n + 1)))   times
     two members exchange all they know every                    push-pull interval, longer from 33 members on
 
-Small intervals notice a crash sooner and cost more packets. Small multipliers also notice it sooner, but mistake slow
-members for dead ones.
+With small intervals, members notice a crash sooner but send more packets. With small multipliers, they also notice a
+crash sooner, but mistake slow members for dead ones.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Timing:
 
 
 PUSH_PULL_MEMBERS: Final = 32
-"""Number of members above which exchanges become rarer, because there is more to exchange."""
+"""Number of members above which push-pull exchanges become rarer, because each exchange is larger."""
 
 PROFILES: Final = {
     "lan": Timing(),

@@ -1,7 +1,7 @@
 """Limits of consumer groups: the maximum number of messages in flight, and the maximum rate of deliveries.
 
-They belong to the topic, because they apply across all its partitions, and because a group may be created after its
-limits. Once a topic has had group limits, its record of settings has `[next epoch, {group: [epoch, partitions,
+These limits belong to the topic, because they apply across all its partitions, and because a group may be created after
+its limits. Once a topic has had group limits, its record of settings has `[next epoch, {group: [epoch, partitions,
 max_in_flight or nil, microseconds between two messages or nil, burst or nil]}]`. PERSISTED.
 
 Each change of a group's limits gets a new epoch: deliveries allowed under an older epoch no longer count. The next

@@ -22,8 +22,8 @@ WARNING: Final = "warning"
 ALONE_MS: Final = 60_000
 """A group without consumers needs attention once its oldest ready message has waited this long, in ms.
 
-Consumers that ask over HTTP are not connected between two requests. A group that they serve is not this far behind, or
-has leased messages.
+Consumers that ask over HTTP are not connected between two requests. A group that such consumers serve is not this far
+behind, or has leased messages.
 """
 RECENT_MS: Final = 5 * 60_000
 """Time in ms for which a receiver that failed is reported, even if it accepts other messages."""

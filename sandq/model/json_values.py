@@ -1,7 +1,7 @@
 """Values of messages that are JSON: how they are written, marked by a header, and read back.
 
 A message whose value is JSON has the header `content-type` with `application/json`, or a type that ends with `+json`.
-Producers set it for a value that is given as JSON; readers then show the value as JSON.
+Producers set this header for a value that is given as JSON, and readers show such a value as JSON.
 """
 
 from __future__ import annotations

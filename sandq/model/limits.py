@@ -1,4 +1,5 @@
-"""Named limits: each bounds one thing that could otherwise grow, and each has a clear error (design: limits).
+"""Named limits. Each limit bounds one number or size that could otherwise grow, and has an error that names it (design:
+limits).
 
 A node's configuration may change the limits in `Limits` (`limits:` in its YAML). Formats have further bounds that no
 configuration changes: see `FixedLimits`, `batch.MAX_MESSAGES` and `offsets`.
@@ -24,8 +25,8 @@ class Limits:
     headers_bytes: int = 64 * _KIB
     batch_messages: int = 65_536
     consumer_id_chars: int = 255
-    # How far ahead a message may be. This catches clients that pass milliseconds instead of seconds: without it, their
-    # messages would be due many years later, unnoticed.
+    # How far ahead a message may be. This limit reveals clients that pass milliseconds instead of seconds: without the
+    # limit, nobody would notice that their messages are due many years later.
     delay_days: int = 3660
 
     # Limits of a topic.

@@ -1,7 +1,7 @@
 """The interface of membership backends, and its types.
 
-Membership is a hint. It finds nodes, and shows operators the believed state of each. Raft decides which node leads. No
-member is removed only because it counts as failed here.
+Membership is only a hint: it finds nodes, and shows operators the believed state of each node. Raft decides which node
+leads. No member is removed only because it counts as failed here.
 """
 
 from __future__ import annotations

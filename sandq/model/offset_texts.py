@@ -1,9 +1,9 @@
 """Convert many offsets to text at once: 26 characters each, concatenated, as the data of an Arrow column.
 
-`offsets.to_text` takes 1.6 us per offset, which would be most of the cost of reading a message. Here no Python code
-runs per message. A *run* is a range of consecutive offsets. Up to 256 consecutive texts differ in two characters only,
-so their common parts are joined with a table of these characters. A column is split into groups of five bits by
-arithmetic on one large integer.
+`offsets.to_text` takes 1.6 us per offset, which would be most of the cost of reading a message. The functions of this
+module run no Python code per message. A *run* is a range of consecutive offsets. Up to 256 consecutive texts differ in
+two characters only, so their common parts are joined with a table of these characters. A column is split into groups of
+five bits by arithmetic on one large integer.
 """
 
 from __future__ import annotations

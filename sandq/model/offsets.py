@@ -1,4 +1,4 @@
-"""Offsets, lease tokens, and their texts. All of it is persisted and on the wire: never change it.
+"""Offsets, lease tokens, and their texts. PERSISTED, and part of the protocol: never change these formats.
 
     offset  = deliver_ms u48 | raft index u48 | place u20 | partition u12     16 bytes, big-endian
     text    = 26 characters of Crockford's base32 (0-9 A-Z without I L O U), uppercase; both order by time
@@ -31,7 +31,7 @@ FIRST = bytes(OFFSET_BYTES)
 LAST = b"\xff" * OFFSET_BYTES
 
 PLACE_STEP = 1 << 12
-"""Difference between the integers of two offsets at neighbouring places."""
+"""Difference between two offsets at neighbouring places, as integers."""
 PLACE_BITS = PLACE_MAX << 12
 """Mask of the place within the integer of an offset."""
 _PREFIX_BYTES = 12  # deliver_ms and index; the last four bytes are place and partition

@@ -1,8 +1,8 @@
 """Choose the partition of a key: xxh3_64, then jump consistent hash.
 
-Part of the protocol: producers in any language must agree, so the numbers never change. When the number of partitions
-grows from n to n + 1, one key in n + 1 moves, and only to the new partition (Lamping and Veach, "A Fast, Minimal
-Memory, Consistent Hash Algorithm", 2014).
+This choice is part of the protocol: producers in all languages must choose the same partition, so the constants never
+change. When the number of partitions grows from n to n + 1, one key in n + 1 moves, and only to the new partition
+(Lamping and Veach, "A Fast, Minimal Memory, Consistent Hash Algorithm", 2014).
 """
 
 from __future__ import annotations

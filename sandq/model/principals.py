@@ -1,4 +1,4 @@
-"""Names of callers, and the text of tokens. Pure.
+"""Names of callers, and the text of tokens.
 
 A *principal* is a kind and a name: `token:NAME`, `jwt:SUBJECT`, `cert:NAME`. `anonymous` is a caller without
 credentials, and `node` is a node, or a gateway of the cluster. PERSISTED: identities are stored by principal, tokens by

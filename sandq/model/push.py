@@ -57,7 +57,7 @@ def changed_push(old: Push | None, given: Mapping[str, object]) -> dict[str, Any
                 mistakes.append(error.message if error.message.startswith(name) else f"{name}: {error.message}")
     is_elsewhere = old is not None and push["url"] != before.get("url")
     if is_elsewhere and (given.get("secrets") is None or given.get("keep_secrets")):
-        # Otherwise requests to the new URL would have signatures that the old receiver accepts, too.
+        # Otherwise the new receiver would get signatures that the old receiver accepts.
         mistakes.append("secrets: another url needs secrets of its own: give them with it, without keep_secrets")
     keeps = given.get("keep_secrets", False)
     if type(keeps) is not bool:

@@ -2,7 +2,7 @@
 
 A pattern (`*.example.com`) allows names, but only at public addresses. A network (`10.1.0.0/16`) allows addresses,
 public or not. The sender resolves a name, checks each address here, and connects to an allowed address, not to the
-name. So it does not matter if the name resolves to another address a moment later (DNS rebinding).
+name. So a name that resolves to a different address a moment later (DNS rebinding) has no effect.
 """
 
 from __future__ import annotations

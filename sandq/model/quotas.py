@@ -80,7 +80,7 @@ class Quota:
 
 
 NO_QUOTA: Final = Quota()
-"""Quotas without any limit. There is only this object, so that `is` recognizes it."""
+"""Quotas without any limit. This is the only such object, so that it can be compared with `is`."""
 NAMES: Final = tuple(field.name for field in fields(Quota))
 """Names of all quotas."""
 

@@ -1,7 +1,7 @@
 """Keys and fields of the stored rows of each tag, for rows that are one array of MessagePack.
 
-Row formats: docs/storage-format.md. Tags are literals here. `partition.rows` has constants for them, and a
-test compares both modules.
+Row formats: docs/storage-format.md. This module writes tags as literals. `partition.base.rows` has constants for the
+same tags, and a test compares the two modules.
 """
 
 from __future__ import annotations

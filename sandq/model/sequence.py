@@ -6,8 +6,8 @@
 
 RESENT has no effect while the partition remembers the producer. If the partition has forgotten the producer, RESENT
 distinguishes a first batch that was sent before from a new batch. The partition keeps checksums of the last few batches
-only. The chain makes their comparison cover all batches: a resent batch counts as the
-same only if the batches before it are the same, too.
+only. The chain extends the comparison to all batches: a resent batch counts as the same only if all batches before it
+are the same, too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Descriptions of topic settings: one source for the help of `sandctl` and for the fields of the console.
 
-It imports nothing heavy, so that `sandctl --help` stays fast. Values and ranges: `sandq.model.settings`.
+This module imports no slow modules, so that `sandctl --help` stays fast. Values and ranges: `sandq.model.settings`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Read-only SQL over a cluster (`docs/sql.md`). This package uses only the client, and needs the extra `sql`.
 
-Statements are in MySQL's dialect; sqlglot parses them. For each table of a statement, bounds are extracted from WHERE,
-and the rows within them are fetched through the client. DuckDB then evaluates the whole statement over these rows, in
-memory and without access to files or settings.
+Statements are in MySQL's dialect; sqlglot parses them. For each table of a statement, this package extracts bounds from
+WHERE, and fetches the rows within these bounds through the client. DuckDB then evaluates the whole statement over these
+rows, in memory and without access to files or settings.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Extracts bounds of a table's columns from the WHERE of a parsed statement.
 
-Only conditions that are joined by AND are used, and only comparisons of a column with an expression that does not
-depend on rows. Other conditions are ignored: DuckDB evaluates the whole WHERE again over the fetched rows. So bounds
-may be wider than WHERE, but never narrower.
+Bounds come only from conditions that are joined by AND, and only from comparisons of a column with an expression that
+does not depend on rows. Other conditions are ignored: DuckDB evaluates the whole WHERE again over the fetched rows. So
+bounds may be wider than WHERE, but never narrower.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _RANGES: Final = (exp.GT, exp.GTE, exp.LT, exp.LTE)
 
 @dataclass
 class Bound:
-    """Bounds of a column. `values`: the allowed values; None if all are. `prefix`: the beginning of its values."""
+    """Bounds of a column. `values`: the allowed values; None if all values are allowed. `prefix`: the beginning of each
+    allowed value."""
 
     values: tuple[Any, ...] | None = None
     low: Any = None
@@ -199,7 +200,7 @@ def _equal_values(
 def _add_comparison(bound: Bound, kind: Any, value: Any) -> bool:
     """Restrict the bound of a column by one comparison with a constant.
 
-    Return True: the bound expresses the whole condition.
+    Always return True: the bound expresses the whole condition.
     """
     if value is None:  # no comparison with NULL is true
         bound.among([])

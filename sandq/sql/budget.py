@@ -11,7 +11,7 @@ MIB: Final = 1 << 20
 STATEMENT_BYTES: Final = 256 * 1024
 """Maximum length of a statement with its parameters."""
 STATEMENT_NODES: Final = 20_000
-"""Maximum number of nodes of a parsed statement; each costs time before the cluster is asked."""
+"""Maximum number of nodes of a parsed statement. Each node costs time before the first request to the cluster."""
 NESTING: Final = 30
 """Maximum depth of brackets."""
 VALUE_BYTES: Final = 64 * 1024

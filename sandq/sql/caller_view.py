@@ -1,8 +1,8 @@
 """`CallerView`: the cluster with the rights of one caller. Readers of tables access the client only through it.
 
 Each method checks the caller's right `read` before it asks the cluster. Topics that the caller may not read are left
-out of listings. If a statement names such a topic or group, the error is the same whether it exists or not. If the
-client uses the caller's token, nodes check the same requests again.
+out of listings. If a statement names a topic or group that the caller may not read, the error is the same whether this
+object exists or not. If the client uses the caller's token, nodes check the same requests again.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class CallerView:
     # -- rights ---------------------------------------------------------------------------------------------------
 
     def may_read(self, topic: str, group: str | None = None) -> bool:
-        """Return whether the caller may read a topic, or a group of it. Without a group, the whole topic is meant."""
+        """Return whether the caller may read a group of a topic. Without a group: whether the caller may read the whole
+        topic."""
         return self._access is None or self._access.allows(Right.READ, _short(topic), _short(group))
 
     def check(self, topic: str, group: str | None = None) -> None:

@@ -89,11 +89,11 @@ class Catalog:
 
     @property
     def names(self) -> Sequence[str]:
-        """Return the names of its tables, in lower case."""
+        """Return the names of the tables of information_schema, in lower case."""
         return list(self._made)
 
     def table(self, name: str) -> Any:
-        """Return one of its tables (pyarrow.Table)."""
+        """Return one table of information_schema (pyarrow.Table)."""
         return self._made[name]
 
     def _table_rows(self) -> list[tuple[Any, ...]]:

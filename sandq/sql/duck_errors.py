@@ -1,7 +1,7 @@
 """Translates errors of DuckDB and of the parser for users of MySQL: what is wrong, where, and what to do.
 
-DuckDB and the parser use their own names of types, classes and functions ("INT64", "STRING_LITERAL", candidate
-functions), which a user of MySQL does not know.
+A user of MySQL does not know the names that DuckDB and the parser use for types, classes and functions ("INT64",
+"STRING_LITERAL").
 """
 
 from __future__ import annotations
@@ -175,7 +175,8 @@ def translated_text(text: str) -> SqlError:
 
 
 def _by_message(message: str, number: int) -> SqlError:
-    """Translate a message by the first pattern that it contains; otherwise keep it, without its list of candidates."""
+    """Translate a message by the first pattern that matches. If no pattern matches, keep the message without its list
+    of candidates."""
     message = message[:_CHARS]
     for pattern, made in _MESSAGES:
         found = re.search(pattern, message)

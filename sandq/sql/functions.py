@@ -75,7 +75,7 @@ def replace_functions(tree: exp.Expr, facts: Facts) -> exp.Expr:
         if made is node:
             made = bounded(node)
             if made is not node:
-                # A bounded call holds its arguments several times, so calls within calls grow exponentially.
+                # A bounded call contains its arguments several times, so nested calls grow exponentially.
                 parts += sum(1 for _ in made.walk())
                 if parts > BOUNDED_PARTS:
                     raise SqlError(TOO_LARGE, _TOO_LARGE)
@@ -98,15 +98,15 @@ _COPIED: Final[Mapping[type, str]] = {
 
 
 def _copies(node: exp.Expr) -> int:
-    """Return how often DuckDB copies the argument that `_COPIED` names for this operator."""
+    """Return how many copies DuckDB makes of the argument that `_COPIED` names for this operator."""
     if isinstance(node, exp.Case):
         return len(node.args["ifs"])
     return max(len(node.expressions), 1) if isinstance(node, exp.In) else 2
 
 
 def _check_copies(tree: exp.Expr) -> None:
-    """Raise SqlError (1153) for nested operators that DuckDB would multiply. DuckDB cannot be interrupted while it does
-    so."""
+    """Raise SqlError (1153) for nested operators whose arguments DuckDB would copy too often. DuckDB cannot be
+    interrupted while it copies."""
     sizes: dict[int, int] = {}
     for node in reversed(list(tree.dfs())):  # children first
         size = 1 + json_values.parts_of(node) + sum([sizes[id(child)] for child in node.iter_expressions()])
@@ -289,7 +289,8 @@ _LONG: Final = 65_536
 def _check_count(node: exp.Expr, facts: Facts) -> exp.Expr:
     """Return a call of REPEAT, SPACE or a function that pads. Raise SqlError unless its number is a small constant.
 
-    DuckDB does not count the memory of the texts that these functions create. Calls within each other are refused, too.
+    DuckDB does not count the memory of the texts that these functions create. Nested calls of these functions are
+    refused, too.
     """
     of = node.this if isinstance(node, (exp.Repeat, exp.Pad)) else None
     count = node.this if isinstance(node, exp.Space) else node.args.get("times", node.expression)
@@ -371,7 +372,7 @@ _NAMED: Final[dict[str, Callable[..., exp.Expr]]] = {
 
 
 _CUTS: Final = 3
-"""Maximum number of calls of SUBSTRING_INDEX within each other."""
+"""Maximum number of nested calls of SUBSTRING_INDEX."""
 
 
 def _substring_index(text: Any, by: Any, count: Any) -> exp.Expr:

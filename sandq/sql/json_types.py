@@ -44,7 +44,7 @@ def is_json(node: Any) -> bool:
 def mark_kinds(tree: exp.Expr, database: str | None) -> None:
     """Store the kind of each expression of a statement.
 
-    The parser reads `json->'$.a'` as a lambda if it is an argument of a function; this is corrected.
+    The parser reads `json->'$.a'` as a lambda if it is an argument of a function. This function corrects that.
     """
     for arrow in list(tree.find_all(exp.Lambda)):
         if len(arrow.expressions) == 1 and isinstance(arrow.this, exp.Literal) and arrow.this.is_string:

@@ -1,8 +1,8 @@
 """Ends an SQL process that has no memory left.
 
-To plan some statements, DuckDB allocates gigabytes that it does not count, and keeps them after it has failed. A
-process at its memory limit then fails all statements of all clients, and Python's own state may be damaged. So the
-process exits, and its node starts a new one.
+To plan some statements, DuckDB allocates gigabytes without counting them, and keeps this memory after the statement has
+failed. A process at its memory limit then fails all statements of all clients, and Python's own state may be damaged.
+So the process exits, and its node starts a new one.
 """
 
 from __future__ import annotations

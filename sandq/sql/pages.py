@@ -1,6 +1,7 @@
 """Converts pages of a partition's log into Arrow columns: only those of the table `messages` that a query needs.
 
-Values and keys are used without a copy. Offsets, ids and times are computed for all messages of a piece together.
+Columns share the memory of values and keys instead of copying it. Offsets, ids and times are computed for all messages
+of a piece together.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Span = tuple[int, int]
 
 
 class MovedMessages(Exception):
-    """A query needs the number of moves, but a page has moved messages without this number."""
+    """A query needs the number of moves, but a page contains moved messages, and no number of moves."""
 
 
 _OF_BATCH: Final = {

@@ -27,7 +27,7 @@ class Planned:
     """The plan of a query.
 
     `scans`, `catalog`: the fetched and the fixed tables, by their names in DuckDB's query. `replaced`: for each table
-    of the statement its node, such a name, and the needed columns (None: all).
+    of the statement: its node, its name in DuckDB's query, and the needed columns (None: all).
     """
 
     query: exp.Expr
@@ -157,7 +157,7 @@ def _is_cte(table: exp.Table) -> bool:
 
 
 def _resolve(node: exp.Table, database: str | None, catalog: Catalog) -> Table | str:
-    """Return the table, or its name if it is one of information_schema."""
+    """Return the table that a node names. If the table belongs to information_schema, return its name."""
     if not isinstance(node.this, exp.Identifier):
         raise not_supported("a function instead of a table")
     of = (node.db or database or "").lower()
@@ -201,8 +201,8 @@ def _scan(
 ) -> Scan:
     """Return the scan of one table of the statement.
 
-    It has the needed columns and the bounds from WHERE and ON. It has a LIMIT only if the bounds are equivalent to
-    WHERE, because DuckDB would otherwise remove rows afterwards. `known`: the tables of the statement, by node.
+    The scan has the needed columns and the bounds from WHERE and ON. It has a LIMIT only if the bounds are equivalent
+    to WHERE, because DuckDB would otherwise remove rows afterwards. `known`: the tables of the statement, by node.
     """
     needed: dict[str, None] = {}
     for column in table.columns:

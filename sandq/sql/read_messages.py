@@ -37,7 +37,7 @@ async def messages(view: CallerView, scan: Scan, held: Held) -> Any:
     found: list[Any] = []
     rows = 0
     for topic in await topics_of(view, scan.bounds.of("topic")):
-        # With ORDER BY, each topic may have all of the first rows. So each topic is read up to the whole limit.
+        # With ORDER BY, all of the first rows may belong to one topic. So read each topic up to the whole limit.
         left = None if scan.limit is None or scan.is_ordered else scan.limit - rows
         if left is not None and left <= 0:
             break
@@ -74,7 +74,8 @@ async def _messages_of(view: CallerView, topic: str, scan: Scan, limit: int | No
 async def _listed_then_pages(view: CallerView, topic: str, scan: Scan, limit: int | None, held: Held) -> Any:
     """Read messages with their states.
 
-    Messages that are due, or will be within a second, are listed. Later messages are delayed, and are read as pages.
+    Messages that are due now or within a second are listed with their states. All later messages are delayed, and are
+    read as pages.
     """
     at_us = (_MARGIN_MS + (await view.forecast(topic, "second", 1)).now_ms) * 1000
     due, later = scan.within("deliver_at"), scan.within("deliver_at")

@@ -51,7 +51,7 @@ def span_of(bound: Bound) -> tuple[int | None, int | None]:
 
 def time(ms: int | None) -> int | None:
     """Convert a time to the microseconds of a column. Times after the year 9999 become its last millisecond."""
-    # SQL clients cannot represent later times. One such row must not make a whole table unreadable.
+    # SQL clients cannot represent later times. A row with a later time must not make the whole table unreadable.
     return None if ms is None else min(ms, _LAST_MS) * 1000
 
 

@@ -16,7 +16,7 @@ from sandq.sql.schema import Table
 FEW: Final = 200
 """Largest LIMIT for which messages are listed with their states instead of reading pages of the log.
 
-Listing costs more per message, but less before the first one.
+Listing costs more per message than pages, but has its first message sooner.
 """
 ALLOW: Final = "sandq_allow_full_scan"
 """Variable with which a session allows queries that read a whole topic."""
@@ -65,7 +65,8 @@ class Scan:
 
     @property
     def by_name(self) -> str | None:
-        """The column by whose values the query names single messages: `id` or `unique_key`. None if it names none."""
+        """The column by which the query names single messages: `id` or `unique_key`. None if the query names no
+        messages."""
         return next((name for name in ("id", "unique_key") if self.bounds.of(name).values is not None), None)
 
     @property

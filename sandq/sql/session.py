@@ -115,7 +115,7 @@ class Session:
             self._scope.cancel()
 
     async def run(self, text: str) -> Answer:
-        """Run a statement. Raises SqlError if it fails, at its deadline, and after `kill`."""
+        """Run a statement. Raises SqlError if the statement fails, at its deadline, and after `kill`."""
         tree = await _parsed(text)
         if tree is None:
             return Answer()

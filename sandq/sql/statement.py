@@ -14,7 +14,7 @@ from sandq.sql.budget import NESTING, STATEMENT_BYTES, STATEMENT_NODES
 from sandq.sql.duck_errors import syntax_text
 from sandq.sql.errors import NOT_SUPPORTED, READ_ONLY, SYNTAX, TOO_LARGE, SqlError
 
-# It warns about unknown syntax, for which this module raises an error anyway.
+# Silence the parser's warnings about unknown syntax: this module raises an error for such syntax.
 logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 
 _INSTEAD: Final = (
@@ -32,7 +32,8 @@ _WRITING_COMMANDS: Final = frozenset(_WRITING_NAMES.split())
 
 
 def parse(text: str) -> exp.Expr | None:
-    """Parse the single statement in a text; None if it has only comments. Raises SqlError if it is invalid."""
+    """Return the single statement in a text, parsed. None if the text has only comments. Raises SqlError if the text is
+    invalid."""
     if len(text) > STATEMENT_BYTES:
         raise SqlError(
             TOO_LARGE, f"the statement has {len(text):,} characters; at most {STATEMENT_BYTES:,} are allowed"
@@ -100,8 +101,8 @@ _MANY: Final = 1 << 40
 
 
 class _Bounded(MySQL.Parser):  # type: ignore[misc]  # it is Any to mypy
-    """A parser with a limited number of steps. The parser backtracks, so nested constructs can take exponentially many
-    steps."""
+    """A parser with a limited number of steps. Because the parser backtracks, nested constructs can take exponentially
+    many steps."""
 
     steps = 0
     most = 0
