@@ -58,6 +58,7 @@ ACCOUNTS = ("requests", "answers", "watchers", "http")
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Serving]:
+    """Run a node with low limits."""
     config = small_config(
         tmp_path,
         LISTEN__HTTP="127.0.0.1:0",
@@ -219,6 +220,8 @@ def asks(requests: Asked, *, reads: bool = True, rounds: int = 20) -> Abuse:
 
 
 def half_a_frame(size: int, hello: bool = True) -> Abuse:
+    """Return an abuse: send half of a frame of `size` bytes, and wait for the node's reaction."""
+
     async def abuse(node: Serving, dial: Dial) -> None:
         while True:
             raw = await dial(node, hello=hello)
@@ -241,6 +244,7 @@ async def is_idle(node: Serving, dial: Dial) -> None:
 
 
 async def proves_nothing(node: Serving, dial: Dial) -> None:
+    """Send wrong proofs, and requests for other callers without a proof."""
     while True:
         for fields in ((Type.PROVE, bytes(32)), (Type.ON_BEHALF, None, "192.0.2.7")):
             raw = await dial(node)
@@ -299,6 +303,7 @@ def http(head: str, body: bytes = b"", *, reads: bool = True, length: int | None
 
 
 async def half_a_head(node: Serving, dial: Dial) -> None:
+    """Send half of a request's head over many connections."""
     assert node.http is not None
     async with AsyncExitStack() as stack:
         for _ in range(20):

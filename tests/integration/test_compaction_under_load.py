@@ -51,6 +51,7 @@ class Follower:
         self.changes = 0
 
     def take(self, key: bytes, value: bytes | None, version: str) -> None:
+        """Note a change. Versions of a key must rise."""
         assert version > self.versions.get(key, ""), "versions of a key must arrive in order"
         self.versions[key] = version
         self.changes += 1

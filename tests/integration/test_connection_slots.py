@@ -30,6 +30,7 @@ From = Callable[..., Awaitable[RawClient]]
 
 @pytest.fixture
 async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serving]:
+    """Run a node with few slots that regards only `HERE` as its own machine."""
     secret_file = tmp_path / "gateway-secret"
     secret_file.write_bytes(SECRET + b"\n")
     secret_file.chmod(0o600)

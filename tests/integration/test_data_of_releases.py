@@ -31,6 +31,7 @@ async def taken(client: sandq.Client, topic: str, count: int) -> list[sandq.Leas
 
 
 async def check(address: str) -> None:
+    """Check that the data of an earlier release is complete and behaves as before."""
     async with sandq.connect(address, timeout=PATIENCE_S) as client:
         left = await taken(client, "jobs", PRODUCED_BEFORE - ACKED + PRODUCED_AFTER)
         values = {message.value.decode() for message in left}

@@ -13,6 +13,7 @@ from tests.support.waiting import PATIENCE_S
 
 
 async def take(client: RawClient, count: int, *, ack: bool = True, credit: bool = True) -> list[bytes | None]:
+    """Return the values of the next `count` pushed messages, and ack and renew the credit if asked to."""
     got: list[bytes | None] = []
     with trio.fail_after(PATIENCE_S):
         while len(got) < count:

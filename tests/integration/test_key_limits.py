@@ -30,6 +30,7 @@ def test_three_consumers_have_two_messages_of_a_key_at_once(backend: str) -> Non
 
 
 async def _three_consumers(b: AsyncBroker) -> None:
+    """Let three consumers work on messages of few keys, and check the limit per key at every moment."""
     await b.create_topic("t", partitions=2, max_in_flight_per_key=2)
     held: dict[str, set[int]] = defaultdict(set)
     done: set[tuple[str, int]] = set()

@@ -54,6 +54,7 @@ class Watcher:
         self.answers = 0
 
     async def ask(self, wait_ms: int = 10_000) -> list[Write]:
+        """Ask for the changes since the last reply, and return them as writes."""
         every, start, stop = (self.options.get(n, d) for n, d in (("every", True), ("start", b""), ("stop", None)))
         most = self.options.get("most", 1000)
         reply = await self.client.call(

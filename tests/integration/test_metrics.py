@@ -313,6 +313,7 @@ async def test_a_label_may_hold_anything(tmp_path: Path) -> None:
 
 
 def _documented() -> dict[str, tuple[str, tuple[str, ...], str]]:
+    """Return the metrics in docs/metrics.md: type, labels and help by name."""
     rows: dict[str, tuple[str, tuple[str, ...], str]] = {}
     for line in DOCS.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]

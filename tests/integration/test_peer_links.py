@@ -442,6 +442,7 @@ class FarListener(trio.abc.Listener[trio.SocketStream]):
         self._listener = listener
 
     async def accept(self) -> trio.SocketStream:
+        """Accept a connection that seems to come from another machine."""
         stream = await self._listener.accept()
         socket = stream.socket
 

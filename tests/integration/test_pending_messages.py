@@ -211,6 +211,7 @@ async def test_a_cancel_is_remembered_for_ten_minutes(timed: Serving, hand: Hand
 
 
 async def outcome_of_cancel(messages: sandq.Messages, message_id: str) -> str:
+    """Cancel a message, and return the outcome as a word."""
     try:
         await messages.cancel(message_id)
     except NotFound:

@@ -58,6 +58,7 @@ def locked(name: str, version: str, system: str, machine: str) -> dict[str, str]
 def download(
     packages: Mapping[str, str], names: Iterable[str], version: str, platforms: Iterable[str], to: Path
 ) -> None:
+    """Download the wheels of packages for these platforms, with the hashes of the lock."""
     lock = to / "lock.txt"
     lock.write_text("".join(f"{packages[name]}\n" for name in names))
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]

@@ -90,6 +90,7 @@ async def test_all_columns_are_written(timed: Serving, hand: HandClock) -> None:
 
 
 async def all_columns(node: Serving, api: sandq.Client, now_ms: int) -> None:
+    """Write rows with all columns that Spark may send, and check the stored messages."""
     await api.admin.create_topic("t", partitions=PARTITIONS)
     await api.admin.create_topic("u")
     soon = datetime(2036, 1, 1, 0, 0, 0, 1, UTC)

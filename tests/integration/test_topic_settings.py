@@ -101,6 +101,7 @@ async def test_a_lease_and_attempts(timed: Serving, hand: HandClock) -> None:
 
 
 async def lease_and_attempts(api: sandq.Client, hand: HandClock) -> None:
+    """Check that changed settings of leases and attempts apply from the next lease on."""
     await api.admin.create_topic("t", lease="1h", max_attempts=None, backoff={"kind": "none"})
 
     async def leased_for(message_id: str) -> float:

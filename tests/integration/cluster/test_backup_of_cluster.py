@@ -17,6 +17,7 @@ SETTINGS: dict[str, Any] = {"partitions": 3, "replicas": 3, "max_attempts": 2, "
 
 
 async def _fill(api: sandq.Client) -> None:
+    """Create topics of several kinds, and fill them with messages, keys, a schedule and dead letters."""
     await api.admin.create_topic("jobs", dead_letter_topic=None, **SETTINGS)
     await api.admin.create_topic("mail", kind="fair", partitions=2, replicas=3)
     await api.admin.create_topic("config", kind="compacted", partitions=2, replicas=3)

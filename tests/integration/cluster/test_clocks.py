@@ -73,6 +73,7 @@ class ClockedNodes(ThreeNodes):
 
 @asynccontextmanager
 async def clocked(directory: Path, **ahead_s: float) -> AsyncIterator[ClockedNodes]:
+    """Run nodes whose clocks are ahead by these numbers of seconds."""
     async with trio.open_nursery() as nursery:
         nodes = ClockedNodes(directory, nursery)
         nodes.ahead_s.update(ahead_s)
@@ -233,6 +234,7 @@ async def test_leader_with_wrong_clock_hands_leadership_over_before_any_command(
 
 
 def _watch(nodes: ClockedNodes, name: str, began: list[int]) -> None:
+    """Add the number of each Raft group that a node begins to lead to `began`."""
     node_log = nodes.running[name].broker.node_log
     before = node_log._hooks.on_leads
 

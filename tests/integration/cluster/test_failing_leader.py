@@ -33,6 +33,7 @@ class Disk:
             raise StorageFailed("the log fails", operation="sync", file=name, errno="EIO")
 
     def stores(self, *args: Any, **options: Any) -> LevelStores:
+        """Return stores whose writes fail while the disk is to fail them."""
         disk = self
 
         class Stores(LevelStores):

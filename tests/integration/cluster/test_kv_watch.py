@@ -42,6 +42,7 @@ class Written:
         self._rng = random.Random(seed)
 
     async def write(self, kv: sandq.Keys, name: str) -> None:
+        """Write, swap and delete random keys until stopped, and note the last write of each."""
         number = 0
         while number < WRITES or not self.stop.is_set():
             key = f"{name}-{self._rng.randrange(KEYS)}".encode()

@@ -29,6 +29,7 @@ def partition_of(message_id: str) -> int:
 
 
 async def raised(nodes: ThreeNodes, partitions: int = MANY, name: str = "node2") -> None:
+    """Raise the number of partitions, and wait until replicas and leaders are spread over all nodes."""
     async with nodes.connect(name) as client:
         record = await client.admin.update_topic("t", partitions=partitions)
         assert (len(record.partitions), record.initial_partitions) == (partitions, FEW)

@@ -30,6 +30,7 @@ class Workers:
         self.arrived: list[str] = []
 
     async def work(self, client: sandq.Client) -> None:
+        """Consume messages: nack every second one, and ack all others with a message to `failed`."""
         async with client.subscribe("t", group="g", credit=20) as subscription:
             async for message in subscription:
                 self.seen += 1

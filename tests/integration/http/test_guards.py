@@ -75,6 +75,7 @@ async def test_pages_of_other_sites_open_no_stream(web: Web) -> None:
 
 @pytest.fixture
 async def open_web(tmp_path: Path) -> AsyncIterator[Web]:
+    """Run a node with HTTP, and yield a client for it."""
     config = small_config(
         tmp_path, LISTEN__HTTP="127.0.0.1:0", HTTP__ALLOWED_HOSTS="queue.example", HTTP__ALLOWED_ORIGINS=FOREIGN
     )

@@ -64,6 +64,7 @@ def check_headers(row: dict[str, Any], cell: bytes | None) -> None:
 
 
 def as_json(value: Any) -> Any:
+    """Return a value in the form in which HTTP is expected to show it."""
     if isinstance(value, dict):
         return {name: as_json(part) for name, part in value.items()}
     if isinstance(value, list):

@@ -29,6 +29,7 @@ async def test_a_query_that_cannot_be_interrupted_does_not_keep_the_port() -> No
 
 
 def _exit_code(address: str) -> int:
+    """Run the SQL process, close its input while a query ignores interrupts, and return the exit code."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         said = {
             "servers": [address],

@@ -59,6 +59,7 @@ class Served:
 
 @asynccontextmanager
 async def served(budget: Budget | None = None, **options: Any) -> AsyncIterator[Served]:
+    """Run a broker with a filled topic, and a MySQL server for it."""
     async with sandq.testing.broker() as broker:
 
         def connect(token: str | None) -> Any:

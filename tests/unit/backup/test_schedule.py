@@ -21,6 +21,7 @@ HOUR_MS = 3_600_000
 
 
 def made(location: Any, ms: int, cluster_uuid: str = "u") -> Manifest:
+    """Store an empty backup that began at `ms`, and return its manifest."""
     manifest = Manifest(
         backup_id=manifests.new_id(ms),
         kind=FULL,

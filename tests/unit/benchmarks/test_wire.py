@@ -29,6 +29,7 @@ class Server:
         self._threads[0].start()
 
     def _accept(self) -> None:
+        """Serve each connection in a thread, until the listener is closed."""
         while True:
             try:
                 connection, _ = self._listener.accept()

@@ -11,6 +11,7 @@ import sandq
 
 
 def undocumented(module: ModuleType) -> list[str]:
+    """Return the public names of a module, and of its classes, without a docstring."""
     missing = []
     for name in module.__all__:
         found = getattr(module, name)

@@ -64,6 +64,8 @@ def test_blocking_calls_accept_timeout(api: type) -> None:
 
 @pytest.fixture
 def work() -> Callable[[float], Any]:
+    """Return a class with a method that reads and one that changes something, each with a timeout."""
+
     class Part:
         @timed_read
         async def check(self, pause_s: float, *, timeout: Any = None) -> str:  # noqa: ASYNC109

@@ -28,6 +28,7 @@ QUIET = dataclasses.replace(LAN, probe_interval_s=1e6, push_pull_interval_s=1e6,
 
 
 def core_of(timing: Timing = LAN, packets: Packets | None = None) -> Gossip:
+    """Return the core of a member named `own`, with fixed randomness."""
     return Gossip(
         name="own",
         address=Address("10.0.0.1", 9900),

@@ -272,6 +272,7 @@ class Work:
         return Joinable(data)
 
     def unpacker(self, **options: Any) -> msgpack.Unpacker:
+        """Return an unpacker that counts its attempts and the bytes that it reads."""
         work = self
 
         class Unpacker(msgpack.Unpacker):  # type: ignore[misc]

@@ -19,6 +19,7 @@ from sandq.storage.memory_files import MemoryFiles
 
 
 def discovery(files: MemoryFiles | None = None, zone: str = "a", **environ: str) -> Discovery:
+    """Return the discovery of a node with these settings from the environment."""
     config = load_config(None, {"SANDQ_CLUSTER__BOOTSTRAP": "true", **{f"SANDQ_{k}": v for k, v in environ.items()}})
 
     def tags() -> dict[str, str]:

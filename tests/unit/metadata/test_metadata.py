@@ -328,6 +328,7 @@ HASH = bytes(range(32))
 
 
 def identity(principal: str = "token:app", **changed: object) -> m.PutIdentity:
+    """Return a command that creates an identity, with these changes."""
     fields: dict[str, object] = {
         "is_new": True,
         "grants": ["writer:billing.*"],

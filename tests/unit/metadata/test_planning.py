@@ -18,6 +18,7 @@ AFTER_MS = 300_000
 
 
 def node(name: str, *, failed: int | None = None, standing: str = IN, zone: str = "default") -> NodeRecord:
+    """Return a registered node. `failed`: for how long it has failed, in ms."""
     failed_ms = T - failed if failed is not None else None
     return NodeRecord(
         node_id=name,
@@ -38,6 +39,7 @@ def registry(*nodes: NodeRecord) -> dict[str, NodeRecord]:
 
 
 def topic(*placed: tuple[str, ...], replicas: int = 0) -> dict[str, Topic]:
+    """Return a topic whose partitions have replicas on these nodes; the first node leads."""
     partitions = []
     for group, nodes in enumerate(placed, 1):
         members = tuple([f"{name}#{group}" for name in nodes])
@@ -65,6 +67,7 @@ def changes(
     balanced: Iterable[str] | None = None,
     not_led: Collection[int] = (),
 ) -> list[m.Command]:
+    """Return the commands that the planning proposes next. `not_led`: Raft groups without a leader."""
     there = [n.node_id for n in nodes.values() if n.standing == IN] if balanced is None else list(balanced)
     led = {p.group for topic in topics.values() for p in topic.partitions} - set(not_led)
     return next_changes(topics, nodes, there, led, T, AFTER_MS)

@@ -35,6 +35,7 @@ def check(
     limits: Limits = Limits(),  # noqa: B008  # frozen
     **columns: Any,
 ) -> tuple[int, bool]:
+    """Check a batch of one message with these columns."""
     cells = {Column.VALUE: [b"x"]} | {Column[name.upper()]: found for name, found in columns.items()}
     return tuple(check_batch(encode(cells), NOW_MS, limits, place))
 

@@ -62,6 +62,7 @@ class Nodes:
         return {number: name for number in GROUPS for name in NAMES if self.group(name, number).is_leader}
 
     def pass_(self, name: str) -> None:
+        """Do one pass of a node's loop, and deliver its messages to the nodes that it reaches."""
         passes = self.group_commit[name]
         passes.on_time()
         _, ready = passes.tick()

@@ -26,6 +26,7 @@ class LeasingServer(FakeServer):
     leases = 0
 
     def do_lease(self, connection: FakeConnection, frame: Frame) -> Any:
+        """Lease the first ready message of the topic."""
         request = Lease.parse(frame)
         self.record(request.topic)
         self.leases += 1

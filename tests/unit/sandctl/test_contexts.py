@@ -22,6 +22,7 @@ Invoke = Callable[..., Result]
 
 @pytest.fixture
 def ctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    """Return a function that runs sandctl with an empty configuration directory."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     for name in ("SANDCTL_SERVERS", "SANDCTL_TOKEN", "SANDCTL_CONTEXT", "SANDCTL_CA", "SANDCTL_TLS"):
         monkeypatch.delenv(name, raising=False)

@@ -53,6 +53,7 @@ class Session(NothingTogether):
         self.refusal: Exception | None = None
 
     def handle(self, frame: Any) -> None:
+        """Note a request and its caller, then refuse it or start its work."""
         if frame[0] == Type.ON_BEHALF:
             self.connection.set_caller(None if frame[3] is None else Caller(frame[2] or ANONYMOUS, frame[3]))
             return
@@ -89,6 +90,7 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway(memory: MemoryBudget) -> AsyncIterator[Gateway]:
+    """Connect a gateway, and yield it with its session."""
     session = Session()
 
     def make_session(connection: Connection) -> Session:

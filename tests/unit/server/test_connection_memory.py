@@ -63,6 +63,8 @@ def memory() -> MemoryBudget:
 def connected(
     memory: MemoryBudget, session: Session, host: str = "10.0.0.1"
 ) -> AbstractAsyncContextManager[tuple[Connection, trio.SocketStream]]:
+    """Return a connection from this host, whose session is `session`."""
+
     def make_session(connection: Connection) -> Session:
         session.connection = connection
         return session

@@ -66,6 +66,7 @@ class Bed:
 
 
 async def _flood() -> None:
+    """Use all slots, and check how further connections are refused."""
     at = Bed()
     for number in range(SLOTS + SPARE_SLOTS):
         assert not at.busy(f"192.0.2.{number}").sent
@@ -79,6 +80,7 @@ async def _flood() -> None:
 
 
 async def _share() -> None:
+    """Use the share of one network, and check that other networks still get slots."""
     at = Bed()
     share, spare_share = SLOTS - SLOTS // 4, SPARE_SLOTS - SPARE_SLOTS // 4
     for number in range(share + spare_share):

@@ -126,6 +126,7 @@ class Bed:
         return self.status.restarts.total()
 
     async def _launch(self, descriptors: Sequence[int]) -> Process:
+        """Start a process, or fail as often as asked to."""
         self.tried_s.append(trio.current_time())
         if self.fails:
             self.fails -= 1

@@ -80,6 +80,7 @@ class Broker:
     def produce(
         self, asked: Produce, caller: Caller, done: Done, *, requests: int = 1, checked: Checked | None = None
     ) -> None:
+        """Take a batch, or refuse it if it is too large or has a value that is refused."""
         batch = Batch.parse(asked.batch)
         self.requests.append(requests)
         if batch.count > self.most_messages:

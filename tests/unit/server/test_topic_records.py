@@ -17,6 +17,7 @@ from tests.support.nodes.fake_links import FakeLinks
 
 
 def topic(name: str = "t", partitions: int = 2) -> Topic:
+    """Return the record of a topic."""
     placed = tuple([Partition(number + 1, ("a#1",), ("a#1", "b#2")) for number in range(partitions)])
     return Topic(
         name=name,

@@ -45,6 +45,7 @@ class Blocks:
         self._kept = bytearray()
 
     def decode(self, data: bytes) -> bytes:
+        """Return the plain bytes of complete blocks. A handshake comes first."""
         self._kept += data
         if not self.is_open:
             if len(self._kept) < len(self.HI):

@@ -12,6 +12,7 @@ from sandq.sql.bounds import Bounds, bounds_of
 
 
 def bounds(where: str) -> Bounds:
+    """Return the bounds in a WHERE."""
     select = sqlglot.parse_one(f"SELECT 1 FROM t WHERE {where}", read="mysql")
 
     def column_of(part: exp.Expr) -> str | None:

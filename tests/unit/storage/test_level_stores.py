@@ -306,6 +306,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Row]]:
 
 
 def reading(path: Path, rows: list[Row], how: str) -> list[Row]:
+    """Read all rows of stores in one of several ways."""
     stores = LevelStores(path)
     try:
         if how == "forwards":

@@ -35,6 +35,7 @@ def of(peer: str, workload: str, *samples: Sample) -> list[Outcome]:
 
 
 def a_run() -> Run:
+    """Return the outcomes of a run with several brokers, one of which failed."""
     outcomes = [
         *of(OURS, "produce_batched", sample(300, 2), sample(100, 4), sample(200, 3)),
         *of("nats", "produce_batched", sample(100, 6), sample(100, 6), sample(100, 6)),

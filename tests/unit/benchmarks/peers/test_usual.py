@@ -21,6 +21,8 @@ class Counting(usual.Usual):
         self.is_open = True
 
     async def producers(self, count: int) -> list[usual.Produce]:
+        """Return producers that count their messages, and how many work at the same time."""
+
         async def produce(text: bytes) -> object:
             self.busy += 1
             self.most = max(self.most, self.busy)

@@ -47,6 +47,7 @@ class World:
             node.clock.peers.forget(name)
 
     def ask(self, name: str, of: str, there_s: float = 0.001, back_s: float = 0.001) -> None:
+        """Let one node compare its clock with that of another. `there_s`, `back_s`: travel times."""
         asks, asked = self.nodes[name].clock, self.nodes[of].clock
         asked_s = asks.monotonic_s()
         self.now_s += there_s

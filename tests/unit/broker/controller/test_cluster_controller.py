@@ -43,6 +43,7 @@ class Host:
 
     @property
     def status(self) -> MetadataView:
+        """Return the view of the metadata, as the controller reads it."""
         s = self.state
         return MetadataView(
             applied_index=s.applied_index,
@@ -118,6 +119,7 @@ class Bed:
         )
 
     def identity(self, name: str) -> PeerIdentity:
+        """Return the identity with which a node joins."""
         return PeerIdentity(
             node_id=name,
             store_uuid=f"store-{name}",

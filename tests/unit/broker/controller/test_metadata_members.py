@@ -12,6 +12,7 @@ from sandq.raft import Members
 
 
 def registry(names: str, **standings: str) -> dict[str, NodeRecord]:
+    """Return registered nodes, one per letter of `names`. `standings`: of nodes that are not IN."""
     return {
         name: NodeRecord(
             node_id=name,

@@ -67,6 +67,7 @@ class Led:
             raise self.lost
 
     async def call(self, command: c.Lease, line: Any, *, work: int) -> list[Any]:
+        """Lease messages that are due, as a partition does, but nothing while it is promoting."""
         (grant,) = command.grants
         self.asked.append(grant.consumer)
         await trio.lowlevel.checkpoint()  # the message is stored
@@ -118,6 +119,7 @@ class Bed:
         await trio.lowlevel.checkpoint()
 
     async def take(self, name: str, wait_ms: int = DAY_MS, most: int = 1) -> None:
+        """Lease messages once for a consumer, and note how many it got."""
         request = Lease("t", "g", name, most, wait_ms, None, "earliest", False)
         deliveries: Any = self.partitions
         timers: Any = self.timers

@@ -21,6 +21,8 @@ class Crowd(Bed):
         self.given: list[str] = []
 
     def consumer(self, name: str, credit: int) -> Subscription:
+        """Add a consumer, and return its subscription."""
+
         def push(delivery: Delivery) -> None:
             self.given.append(name)
 

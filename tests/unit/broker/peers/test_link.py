@@ -30,6 +30,7 @@ class CountedStream(trio.abc.HalfCloseableStream):
         self.on_send: Callable[[], None] = lambda: None
 
     async def send_all(self, data: Any) -> None:
+        """Count the bytes, then send them, drop them (`leaking`) or hang (`stuck`)."""
         self.sizes.append(len(data))
         self.on_send()
         if self.stuck:
@@ -76,6 +77,7 @@ class Bed:
 
 @asynccontextmanager
 async def running(*, alive: bool = True) -> AsyncIterator[Bed]:
+    """Run a bed with its tasks."""
     bed = Bed()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(bed.run)

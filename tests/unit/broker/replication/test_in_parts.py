@@ -112,6 +112,7 @@ class Slicing(OneAfterTheOther):
         self._ends_after = ends_after
 
     def submit(self, command: Any, done: Callable[[Any], None], **how: Any) -> None:
+        """Do the first message of a command at once, and report the rest as a part."""
         self.submitted.append((list(command.items), how))
         if len(self.submitted) > self._ends_after:
             done([[] for _ in command.items])

@@ -60,6 +60,7 @@ class Bed:
 
 @asynccontextmanager
 async def bed(**options: int) -> AsyncIterator[Bed]:
+    """Run a bed until its metadata is ready."""
     found = Bed(**options)
     async with trio.open_nursery() as nursery:
         await nursery.start(found.runner.run)

@@ -188,6 +188,7 @@ class Threads:
 
 @asynccontextmanager
 async def threads() -> AsyncIterator[Threads]:
+    """Run a runner until all of its hosts are ready."""
     found = Threads()
     async with trio.open_nursery() as nursery:
         await nursery.start(found.runner.run)

@@ -51,6 +51,7 @@ class Broker:
         return self._led[partition]
 
     async def ask(self, host: Any, question: Callable[[Any], Any], *, work: int) -> Any:
+        """Answer a question about a replica once answers are allowed, and count concurrent questions."""
         self.asking += 1
         self.asking_most = max(self.asking_most, self.asking)
         try:

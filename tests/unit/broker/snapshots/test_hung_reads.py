@@ -40,6 +40,7 @@ class HungRunner:
 
 
 def bed() -> tuple[Snapshots, HungRunner, Any]:
+    """Return snapshots whose reads hang, their runner, and a host."""
     runner: Any = HungRunner()
     members = SimpleNamespace(voters=("a#1", "b#1"), learners=())
     journal = SimpleNamespace(term_at=lambda index: 1, members_at=lambda index: members)

@@ -156,6 +156,7 @@ class Target:
             raise PowerLost
 
     async def begin(self, meta: Meta) -> TargetSink | None:
+        """Begin to receive a snapshot, unless the pointer is as new already."""
         pointer = self.pointers.get(meta.group)
         if pointer is not None and pointer.snapshot_index >= meta.index:
             return None
@@ -191,6 +192,7 @@ class TargetSink:
         return last
 
     async def finish(self, meta: Meta) -> None:
+        """Write the pointer to the received snapshot. Each step may fail."""
         target = self._target
         target.step()
         target.stores.flush()

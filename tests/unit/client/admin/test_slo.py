@@ -24,6 +24,7 @@ def report(
     hour: tuple[int, int] = (0, 0),
     **changes: Any,
 ) -> NodeSlo:
+    """Return a node's report about its lateness objective. `hour`: (in time, late) within the last hour."""
     windows = [
         [HOUR_MS, [0, hour[0], 0, hour[1]], 0, 0],
         [WINDOW_MS, [early, in_time, late, 0], early, unproven],

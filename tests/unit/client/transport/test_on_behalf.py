@@ -36,6 +36,8 @@ class Node(FakeServer):
 
 
 def with_gateway(run: Any, server: FakeServer, body: Any) -> None:
+    """Run `body` with a client that proves to be a gateway."""
+
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
             server.add_topic("t")

@@ -19,6 +19,7 @@ def digest(found: list[Row], pieces: int = 1) -> bytes:
 
 
 def worked(*, restarts: bool) -> Bench:
+    """Return a bench after many commands. `restarts`: load it from its rows now and then."""
     bench = Bench()
     for at in range(40):
         bench.send("a", "b", at=1000 * at, due=[3_600_000 * at] * 2)

@@ -31,6 +31,7 @@ scans = st.tuples(st.just("scan"), keys, keys, st.integers(1, 5), st.integers(1,
 def naive(
     found: dict[bytes, bytes], start: bytes, stop: bytes, limit: int, max_bytes: int, reverse: bool
 ) -> list[tuple[bytes, bytes]]:
+    """Return the rows of a scan, computed in the simplest way."""
     rows: list[tuple[bytes, bytes]] = []
     for key in sorted(found, reverse=reverse):
         if start <= key < stop:

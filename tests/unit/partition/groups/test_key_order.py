@@ -293,6 +293,7 @@ class Plain:
         self.blocked: dict[bytes, int] = {}
 
     def free(self, limit: int) -> list[bytes]:
+        """Return the blocked messages that are free, computed in the simplest way."""
         taken = Counter(self.busy.values())
         found = []
         for offset, key in sorted(self.blocked.items()):

@@ -39,6 +39,7 @@ def why(bench: Bench, offset: bytes) -> dict[str, dict[str, Any]]:
 
 class TestSeveralGroups:
     def settle(self, bench: Bench, group: str, state: str) -> None:
+        """Bring a message into this state in a group."""
         if state == "ready":
             return
         lease = bench.one(at=1, group=group)

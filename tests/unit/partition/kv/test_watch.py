@@ -28,6 +28,7 @@ def watch_page(
     stop: str | None = None,
     limit: int = ALL,
 ) -> Changes:
+    """Return one page of a watch."""
     watch = Watch(after, mark, every, start.encode(), None if stop is None else stop.encode())
     return changes(bench.machine, watch, limit, ALL, bench.view)
 
@@ -38,6 +39,7 @@ def seen(found: Changes) -> list[Seen]:
 
 
 def messages(piece: Piece) -> list[tuple[bytes, str, str | None]]:
+    """Return (offset, key, value) of the messages in a piece."""
     batch = Batch.parse(piece.batch)
     keys, values = batch.bytes_column(Column.KEY) or [], batch.values()
     live = range(batch.count) if piece.live is None else [p for at, n in piece.live for p in range(at, at + n)]

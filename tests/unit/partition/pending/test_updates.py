@@ -47,6 +47,7 @@ def values(bench: Bench, at: int = 5000, **lease: Any) -> list[str]:
 
 
 def fetched(bench: Bench, at: int = 5000) -> list[str]:
+    """Return the values of all messages in the log."""
     bench.apply(at, c.Clock())
     page = fetch(bench.machine, bench.view, offsets.FIRST, None, ALL, ALL, pending=True)
     found: list[str] = []

@@ -69,6 +69,7 @@ class Schedules:
         return [headers["sandq-occurrence"] - T for headers in self.headers(at)]
 
     def headers(self, at: int) -> list[dict[str, Any]]:
+        """Lease and ack all messages that are due, and return their headers."""
         bench = self.bench
         found = []
         for lease in bench.lease(at=at):

@@ -52,6 +52,7 @@ class Troubled:
 
 
 def bundled(ctl: Ctl, file: Path) -> dict[str, Any]:
+    """Make a debug bundle, and return its files as JSON."""
     result = ctl("debug", "bundle", str(file))
     assert result.exit_code == 0, result.output
     with tarfile.open(file) as archive:

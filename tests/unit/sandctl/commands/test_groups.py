@@ -160,6 +160,7 @@ def test_dead_purge(ctl: Ctl, client: FakeClient, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def two_groups(client: FakeClient) -> None:
+    """Give the client two groups: one with settings of its own, one without."""
     row = {"cursor": text(NOW_MS, 1), "committed": text(NOW_MS, 0), "ready": 5, "leased": 1, "waiting": 0, "dead": 2}
     row |= {"dead_reasons": {"nacked": 2}, "consumers": 1, "reason": None}
     own = {"max_attempts": None, "backoff": {"kind": "fixed", "first_ms": 5000, "factor_permille": 2000}}

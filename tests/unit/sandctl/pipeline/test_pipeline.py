@@ -207,6 +207,7 @@ def test_spark_is_missing(ctl: Ctl, monkeypatch: pytest.MonkeyPatch, args: list[
 
 
 def run(*command: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a command with these environment variables, and return its outcome."""
     return subprocess.run(
         command,
         cwd=ROOT,

@@ -57,6 +57,7 @@ def note(
     about_more: dict[str, Any] | None = None,
     **more: Any,
 ) -> None:
+    """Add a line with defaults for everything that is not given."""
     audit.note(
         principal=principal,
         peer=peer,

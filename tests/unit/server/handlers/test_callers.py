@@ -97,6 +97,7 @@ class PeerSlots:
 
 
 def info_of(identities: FakeBroker) -> SimpleNamespace:
+    """Return the parts of a server that the session of this test needs."""
     return SimpleNamespace(
         cluster=SimpleNamespace(waiting=lambda: None),
         add_hint=None,

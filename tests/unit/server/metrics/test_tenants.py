@@ -24,6 +24,7 @@ def rows_of(group: str, count: int, first: int = 0) -> list[Row]:
 def samples_of(
     topics: list[tuple[str, list[Row]]], labelled: set[tuple[str, str]], limit: int
 ) -> list[tuple[str, ...]]:
+    """Return the samples of tenants, as the metrics show them."""
     exposition = Exposition(catalog.EVERY, openmetrics=False)
     write_tenants(topics, labelled, limit, exposition)
     text = exposition.text(b"").decode()

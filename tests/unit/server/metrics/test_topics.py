@@ -16,6 +16,7 @@ def group(name: str, *, ready: int = 0, leased: int = 0, oldest_ms: int | None =
 
 
 def partition(*groups: GroupStatus, later: int = 0, came_due: int = 0, **counted: int) -> PartitionSeen:
+    """Return a partition with these groups and counters, as metrics see it."""
     status = Status(
         applied_index=1,
         now_ms=0,

@@ -106,6 +106,7 @@ def live_ranges(draw: st.DrawFn, count: int) -> list[list[int]] | None:
 
 @st.composite
 def a_piece(draw: st.DrawFn) -> Piece:
+    """Return a piece of a log with random columns, offsets and gaps."""
     count = draw(st.integers(1, 40))
 
     def column(of: st.SearchStrategy[Any]) -> list[Any]:

@@ -132,6 +132,7 @@ def a_range(partition: int, start: bytes, end: bytes, messages: int | None = Non
 
 @st.composite
 def some_ranges(draw: st.DrawFn) -> list[Range]:
+    """Return random ranges of partitions, some of them small."""
     found = []
     for partition in draw(st.lists(st.integers(0, 20), unique=True, max_size=8)):
         start, end = sorted((draw(offset), draw(offset)))

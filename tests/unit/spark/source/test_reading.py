@@ -41,6 +41,7 @@ class FakeLog:
         self.threads: set[int] = set()
 
     def ask(self, cursor: bytes) -> FetchReply:
+        """Return the next page of the log, and trim the log when the test says so."""
         self.threads.add(threading.get_ident())
         self.trimmed = self.trims.get(len(self.asked), self.trimmed)
         self.asked.append(cursor)
