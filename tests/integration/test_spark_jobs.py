@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 
 import pytest
@@ -19,8 +20,9 @@ from tests.support.ports import free_port
 from tests.support.waiting import until_answer
 
 HOUR_MS = 3_600_000
-DEAD = 2500
-"""Number of messages: more than one page for each of two partitions."""
+DEAD = 250
+"""Number of messages: more than one page of PAGE for each of two partitions."""
+PAGE = 100
 
 
 async def test_forecast_of_several_topics(node: Serving, api: sandq.Client) -> None:
@@ -43,7 +45,8 @@ async def test_forecast_of_several_topics(node: Serving, api: sandq.Client) -> N
         await collect_forecast(api, ["a", "nosuch"])
 
 
-async def test_report(node: Serving, api: sandq.Client) -> None:
+async def test_report(node: Serving, api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[collect_report.__module__], "PAGE_MAX", PAGE)
     await api.admin.create_topic("t", partitions=2, max_attempts=1)
     await api.admin.create_topic("config", kind="compacted")
     await api.kv("config").put("k", b"v")

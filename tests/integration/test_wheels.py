@@ -69,7 +69,7 @@ class Environment:
         venv.create(directory, with_pip=False)
         self.bin = directory / "bin"
         pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "--disable-pip-version-check"]
-        install = ["install", "--quiet", "--no-deps", "--no-index", *map(str, wheels)]
+        install = ["install", "--quiet", "--no-compile", "--no-deps", "--no-index", *map(str, wheels)]
         subprocess.run([*pip, *install], check=True, capture_output=True)
         (site,) = directory.glob("lib/python3*/site-packages")
         found: dict[str, importlib.metadata.Distribution] = {}

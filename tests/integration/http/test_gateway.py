@@ -17,9 +17,8 @@ import trio
 
 from sandq.model.config_types import Address
 from sandq.node.running import Serving
-from sandq.server.http import guards, standalone
+from sandq.server.http import connections, guards, standalone
 from sandq.server.http.bounds import FULL, SPARE_SLOTS
-from sandq.server.http.connections import AHEAD_BYTES
 from tests.support.http_client import NO_TLS
 from tests.support.nodes.gateway import PATIENT, gateway
 from tests.support.nodes.small_node import small_config
@@ -29,6 +28,8 @@ from tests.support.waiting import PATIENCE_S, until_answer, until_holds
 
 GET = b"GET /topics/t HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+AHEAD_BYTES = 8192
+"""Bytes that a connection may keep behind a request, in tests of pipelining."""
 LAST = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
 
 
@@ -119,7 +120,8 @@ async def test_invalid_request_is_refused_after_replies_to_earlier_requests(at: 
     assert [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"400"]
 
 
-async def test_pipelined_requests_are_all_answered(at: Address) -> None:
+async def test_pipelined_requests_are_all_answered(at: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "AHEAD_BYTES", AHEAD_BYTES)
     async with await trio.open_tcp_stream(*at) as stream, trio.open_nursery() as nursery:
         count = 4 * AHEAD_BYTES // len(HEALTH)
         nursery.start_soon(stream.send_all, HEALTH * count + LAST)
