@@ -22,6 +22,9 @@ START_S = 60.0
 STOP_S = 15.0
 POLL_S = 0.01
 
+SEGMENT_BYTES = "4MiB"
+"""Size of the segments of a node's log. A node fills two of them with zeros at its start: by default 128 MB."""
+
 _PR_SET_PDEATHSIG = 1
 SERVES = b"clients are served"
 """Log event of a node that accepts clients."""
@@ -89,6 +92,7 @@ class Node:
         self._environ = {name: value for name, value in os.environ.items() if not name.startswith("SANDQ_")}
         self._environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self._environ["SANDQ_NODE__DATA_DIR"] = str(directory / "data")
+        self._environ["SANDQ_STORAGE__SEGMENT_BYTES"] = SEGMENT_BYTES
         self._environ["SANDQ_LISTEN__CLIENT"] = self.address
         self._environ["SANDQ_LISTEN__HTTP"] = "none"
         self._environ["SANDQ_LISTEN__PEER"] = "127.0.0.1:0"

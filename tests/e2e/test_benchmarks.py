@@ -18,8 +18,8 @@ LONG = pytest.mark.long
 @pytest.mark.parametrize(
     "names",
     [
-        ["produce_1000", "consume", "kv_client_get"],
-        pytest.param(["lateness_idle", "kv_watch"], marks=LONG),
+        ["produce_1000", "consume"],
+        pytest.param(["kv_client_get", "lateness_idle", "kv_watch"], marks=LONG),
         pytest.param(["backup_create", "backup_restore", "backup_lateness"], marks=LONG),
         pytest.param(["sql_by_id", "sql_range"], marks=LONG),
         pytest.param(["produce_scheduled", "consume_each"], marks=LONG),

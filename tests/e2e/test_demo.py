@@ -73,6 +73,7 @@ def test_demo_across_kill_and_fourth_node_succeeds(tmp_path: Path, environ: dict
     assert left(tmp_path) == []
 
 
+@pytest.mark.long
 def test_without_a_kill_and_keeping_the_data(tmp_path: Path, environ: dict[str, str], reminders: Path) -> None:
     done = demo(environ, "--reminders", str(reminders), "--seconds", "2", "--no-kill", "--keep")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -142,8 +143,10 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, environ: dict[str, str], con
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_interrupted_demo_leaves_no_node(how: signal.Signals, tmp_path: Path, environ: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "demo"]
+def test_interrupted_demo_leaves_no_node(
+    how: signal.Signals, tmp_path: Path, environ: dict[str, str], reminders: Path
+) -> None:
+    command = [sys.executable, "-m", "demo", "--reminders", str(reminders)]
     with subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) as process:
         try:
             nodes = _nodes_that_deliver(process.stdout)

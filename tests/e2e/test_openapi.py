@@ -88,7 +88,7 @@ def examine(directory: Path, phases: str, examples: int, seed: int) -> None:
 
 
 def test_replies_are_documented_and_no_server_errors(tmp_path: Path) -> None:
-    examine(tmp_path, PHASES, 6, 1)
+    examine(tmp_path, PHASES, 3, 1)
 
 
 @pytest.mark.long

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +14,8 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
+from tests.support.processes.forks import Fork
+from tests.support.processes.node import SEGMENT_BYTES
 from tests.support.processes.shell import Shell
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -30,7 +32,7 @@ class Walk:
         self.page = re.sub(r"127\.0\.0\.1:(\d+)", lambda found: f"127.0.0.1:{ports[found[1]]}", PAGE)
         self.directory = directory
         self.shell = Shell(directory, XDG_CONFIG_HOME=str(directory / "config"))
-        self.nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self.nodes: dict[str, Fork] = {}
         self.said = ""
         """Output of the commands, without tokens that a command printed on request."""
         self.secrets: set[str] = set()
@@ -67,15 +69,10 @@ class Walk:
                 self.secrets.add(path.read_text(encoding="utf-8").strip())
 
     def start(self, name: str) -> None:
+        environ = os.environ | {"PYTHONPATH": str(ROOT), "SANDQ_STORAGE__SEGMENT_BYTES": SEGMENT_BYTES}
         with (self.directory / f"{name}.log").open("ab") as log:
-            self.nodes[name] = subprocess.Popen(
-                [sys.executable, "-m", "sandq.cli", "--config", f"{name}.yaml"],
-                cwd=self.directory,
-                env=os.environ | {"PYTHONPATH": str(ROOT)},
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-            )
+            arguments = ["--config", f"{name}.yaml"]
+            self.nodes[name] = Fork("sandq.cli", arguments, env=environ, cwd=self.directory, out=log.fileno())
         wait_until(lambda: "ready" in self.log(name) or "HTTP: " in self.log(name))
 
     def log(self, name: str) -> str:
@@ -83,9 +80,15 @@ class Walk:
 
     def stop(self) -> None:
         for node in self.nodes.values():
-            node.terminate()
+            node.send_signal(signal.SIGTERM)
         for node in self.nodes.values():
             assert node.wait(PATIENCE_S) == 0
+
+
+def processes_of(node: Fork) -> list[int]:
+    """Return the process ids of a node and of the processes that it started."""
+    children = [task.read_text().split() for task in Path(f"/proc/{node.pid}/task").glob("*/children")]
+    return [node.pid, *(int(pid) for pids in children for pid in pids)]
 
 
 @pytest.fixture
@@ -95,8 +98,8 @@ def walk(tmp_path: Path) -> Iterator[Walk]:
         yield walk
     finally:
         for node in walk.nodes.values():
-            node.kill()
-            node.wait()
+            node.send_signal(signal.SIGKILL)
+            node.wait(PATIENCE_S)
 
 
 def test_page_runs_and_reveals_no_secret(walk: Walk) -> None:
@@ -122,7 +125,9 @@ def test_page_runs_and_reveals_no_secret(walk: Walk) -> None:
     web = re.findall(r"http: (127\.0\.0\.1:\d+)", walk.page)[0]
     walk.line(f'curl -s --cacert certs/ca.pem -H "Authorization: Bearer $(cat ada.token)" https://{web}/metrics')
     assert "sandq_insecure 0" in walk.said
-    processes = b"".join(Path(f"/proc/{node.pid}/cmdline").read_bytes() for node in walk.nodes.values())
+    pids = [pid for node in walk.nodes.values() for pid in processes_of(node)]
+    assert len(pids) > len(NODES), "a process serves HTTP"
+    processes = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids)
     walk.stop()
     walk.line("sandq wal dump data/node1 --json --values")
 

@@ -89,7 +89,7 @@ def test_drains_and_kills_under_load_lose_nothing(seed: int, drained: int, make_
         async with cluster.connect() as client:
             await cluster.until_registered(client)
             await client.admin.create_topic("t", partitions=PARTITIONS, replicas=3, **SETTINGS)
-            async with under_load(client, rng, least=500) as record, trio.open_nursery() as nursery:
+            async with under_load(client, rng) as record, trio.open_nursery() as nursery:
                 stop = trio.Event()
                 nursery.start_soon(kill_some, client, stop)
                 for name in rng.choices(NAMES, k=drained):

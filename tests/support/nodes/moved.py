@@ -23,7 +23,7 @@ from tests.support.waiting import PATIENCE_S, until_holds
 BEFORE = 40
 """Number of messages that are stored before the load begins; half of them are due later."""
 LATER_MS = 2000
-PAUSE_S = 0.05
+PAUSE_S = 0.1
 LEAST = 100
 
 
