@@ -16,9 +16,11 @@ import pytest
 import trio
 
 import sandq
+from sandq import cli
 from tests.support.paths import ROOT
 from tests.support.pipes import fill
 from tests.support.processes.node import NodeProcess
+from tests.support.processes.shell import run_here
 from tests.support.processes.shipped_cluster import ShippedCluster
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -26,8 +28,8 @@ MakeNode = Callable[..., NodeProcess]
 
 
 @pytest.fixture
-def make_node(make_node: MakeNode) -> MakeNode:
-    """Return a function that makes nodes with a Python process of their own, because the start is tested."""
+def fresh_node(make_node: MakeNode) -> MakeNode:
+    """Return a function that makes nodes with a Python process of their own, for tests of their output."""
     return partial(make_node, is_fresh=True)
 
 
@@ -46,8 +48,8 @@ def run(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProce
 TEXT = ("-m", "sandq.cli", "--log-format", "text")
 
 
-def test_start_prints_data_directory_and_address(make_node: MakeNode) -> None:
-    node = make_node(program=TEXT)
+def test_start_prints_data_directory_and_address(fresh_node: MakeNode) -> None:
+    node = fresh_node(program=TEXT)
     node.start()
     wait_until(lambda: f"clients: {node.address}" in node.output())
     assert node.stop() == 0
@@ -70,8 +72,8 @@ def test_insecure_node_prints_warning_at_every_start(make_node: MakeNode) -> Non
         assert node.output().count("this node accepts any client") == number
 
 
-def test_start_and_stop_are_logged_as_events(make_node: MakeNode) -> None:
-    node = make_node()
+def test_start_and_stop_are_logged_as_events(fresh_node: MakeNode) -> None:
+    node = fresh_node()
     node.start()
     wait_until(lambda: '"ready"' in node.output())
     assert node.stop() == 0
@@ -84,9 +86,9 @@ def test_start_and_stop_are_logged_as_events(make_node: MakeNode) -> None:
 
 @pytest.mark.parametrize("log_format", ["json", "text"])
 @pytest.mark.parametrize("output", ["full", "broken", "stuck"])
-def test_unwritable_output_prevents_neither_start_nor_stop(make_node: MakeNode, output: str, log_format: str) -> None:
+def test_unwritable_output_prevents_neither_start_nor_stop(fresh_node: MakeNode, output: str, log_format: str) -> None:
     """Standard output and error are a full disk, a pipe whose reader has ended, or a pipe that is never read."""
-    node = make_node(program=("-m", "sandq.cli", "--log-level", "debug", "--log-format", log_format))
+    node = fresh_node(program=("-m", "sandq.cli", "--log-level", "debug", "--log-format", log_format))
 
     async def use() -> None:
         async with sandq.connect(node.address, timeout=PATIENCE_S) as client:
@@ -193,8 +195,8 @@ def test_invalid_configuration_lists_all_errors(tmp_path: Path) -> None:
 
 def test_shipped_configurations_are_valid(tmp_path: Path) -> None:
     for name in ("single", "node1", "node2", "node3"):
-        checked = run("check-config", str(ROOT / "configs" / f"{name}.yaml"), cwd=tmp_path)
-        assert (checked.returncode, checked.stderr) == (0, ""), name
+        checked = run_here(["check-config", str(ROOT / "configs" / f"{name}.yaml")], {}, tmp_path, program=cli.main)
+        assert (checked.code, checked.err) == (0, ""), name
 
 
 def test_shipped_configurations_form_a_cluster(tmp_path: Path) -> None:
