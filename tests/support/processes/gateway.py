@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 from sandq.model.config_types import Address
 from tests.support.paths import ROOT
+from tests.support.processes.forks import Fork
 from tests.support.waiting import PATIENCE_S, wait_until
 
 
@@ -20,12 +19,12 @@ class GatewayProcess:
     def __init__(self, directory: Path, *options: str, **environ: str) -> None:
         self._log = directory / "gateway.log"
         with self._log.open("wb") as out:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "sandq.cli", "http", "--listen", "127.0.0.1:0", *options],
+            self._process = Fork(
+                "sandq.cli",
+                ["http", "--listen", "127.0.0.1:0", *options],
                 env=os.environ | {"PYTHONPATH": str(ROOT)} | environ,
-                stdout=out,
-                stderr=out,
                 cwd=directory,
+                out=out.fileno(),
             )
         wait_until(lambda: self._process.poll() is not None or self.event("ready"))
         ready = self.event("ready")
@@ -50,5 +49,5 @@ class GatewayProcess:
 
     def close(self) -> None:
         if self._process.poll() is None:
-            self._process.kill()
+            self._process.send_signal(signal.SIGKILL)
             self.ended()
