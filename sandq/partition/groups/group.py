@@ -338,6 +338,13 @@ class Group:
         """Return whether a message is dead. Read its row only if the group has dead messages."""
         return self.dead.total() > 0 and view.get(rows.of_group(rows.DEAD, self.group_id, offset)) is not None
 
+    def is_reviving(self, offset: bytes, view: View) -> bool:
+        """Return whether a message is dead until the seek in progress makes it ready again.
+
+        If its producer could change it meanwhile, the seek would not find it in the log, and would deliver the dead
+        letter in its place: a cancelled message, or a moved one for the second time."""
+        return self.seeking and self.is_dead(offset, view)
+
     def has_passed(self, offset: bytes) -> bool:
         """Return whether the cursor is above this message, or was above it before a clock reset."""
         return offset <= self.cursor or offset in self.gaps

@@ -30,7 +30,7 @@ class Ownership:
         pending, waiting = not self._groups.by_id, False
         found: set[str] = set()
         for group in self._groups.by_id.values():
-            if group.is_pending(offset, view):
+            if group.is_pending(offset, view) and not group.is_reviving(offset, view):
                 pending = pending or self._groups.awaits(group, offset, view)
                 continue
             holder = group.holder_of(offset)

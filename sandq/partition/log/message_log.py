@@ -233,7 +233,8 @@ class MessageLog:
 
     def is_pending(self, offset: bytes, view: View) -> bool:
         """Return whether the message may be cancelled and moved: every group has yet to make its first attempt."""
-        return all(group.is_pending(offset, view) for group in self._groups.by_id.values())
+        groups = self._groups.by_id.values()
+        return all(group.is_pending(offset, view) and not group.is_reviving(offset, view) for group in groups)
 
     def load(self, found: Found, view: View) -> Message:
         """Return the message with its fields."""
