@@ -323,6 +323,24 @@ class Group:
             self._finish_reads()
             self._note_round()
 
+    def commit_alone(self) -> bool:
+        """Commit the synced commands without a tick, if this leader is the only member. Return whether that was done.
+
+        Without other members, an entry is committed as soon as it is on this disk. A tick commits all other entries:
+        the no-op that opens a term, SKIPs, changes of the members, and commands that follow an uncommitted change."""
+        core, journal = self._core, self.journal
+        first, last = self.commit_index + 1, journal.durable
+        # Once the no-op of this term is committed, all entries behind it are of this term.
+        if not (self.is_alone and self.is_leader and first > self.term_start and not self.is_changing):
+            return False
+        if self._settles or any([entry[0][0] != wire.REGULAR for entry in journal.between(first, last)]):
+            return False
+        core._SyncObj__raftCommitIndex = core._SyncObj__leaderCommitIndex = last
+        journal.setRaftCommitIndex(last)
+        core._SyncObj__applyLogEntries()
+        self._note_round()
+        return True
+
     def heartbeat(self) -> None:
         """Send a heartbeat to all members with the next tick. Call on a leader only."""
         self._core._SyncObj__newAppendEntriesTime = 0  # the library then sends in the next tick

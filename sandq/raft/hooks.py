@@ -21,6 +21,7 @@ from sandq.raft.journal import GroupJournal
 SUPPORTED_VERSION = "0.3.17"
 PREFIX = "_SyncObj__"
 METHODS = (
+    "applyLogEntries",
     "doApplyCommand",
     "parseChangeClusterRequest",
     "changeCluster",
@@ -37,6 +38,7 @@ METHODS = (
 ATTRIBUTES = (
     "raftLastApplied",
     "raftCommitIndex",
+    "leaderCommitIndex",
     "serializer",
     "raftElectionDeadline",
     "raftState",

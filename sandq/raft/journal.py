@@ -136,6 +136,11 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         """Note that the entries up to `index`, with the same content as in memory, are on the disk."""
         self.durable = index
 
+    def between(self, first: int, last: int) -> list[LogEntry]:
+        """Return the entries from index `first` to `last`, which must be in the log."""
+        start = self[0][1]
+        return self[first - start : last + 1 - start]
+
     def members_at(self, index: int) -> Members:
         """Return the configuration that applies at `index`, which must be in the log."""
         # The first configuration is stored at index 0, and applies if there is no later one.

@@ -20,11 +20,13 @@ from tests.support.simulation.seeds import few_of, run_each
 STEPS = 1500
 """Number of steps: 45 seconds of virtual time."""
 SEEDS = 300
+ALONE_SEEDS = 100
+ONE = ("n1",)
 THREE, FIVE = ("n1", "n2", "n3"), ("n1", "n2", "n3", "n4", "n5")
 
 
-def run_world(seed: int, steps: int = STEPS) -> RaftWorld:
-    world = RaftWorld(seed, FIVE if seed % 5 == 0 else THREE)
+def run_world(seed: int, steps: int = STEPS, names: tuple[str, ...] | None = None) -> RaftWorld:
+    world = RaftWorld(seed, names or (FIVE if seed % 5 == 0 else THREE))
     try:
         world.live(steps)
         world.heal()
@@ -40,6 +42,20 @@ def test_worlds(block: int) -> None:
     for what, least in (("crashes", 100), ("snapshots", 100), ("changes", 50), ("reads", 500), ("elections", 80)):
         assert sum(getattr(world, what) for world in worlds) > least, f"too few events: {what}"
     assert sum(len(world.acked) for world in worlds) > 5000
+
+
+def run_alone(seed: int) -> RaftWorld:
+    return run_world(seed, names=ONE)
+
+
+@pytest.mark.parametrize("block", few_of(range(10), 1))
+def test_worlds_of_one_voter_and_sometimes_two(block: int) -> None:
+    """The only member commits by its sync, until a learner is added, and again once it is alone."""
+    seeds = range(block * ALONE_SEEDS // 10, (block + 1) * ALONE_SEEDS // 10)
+    worlds = run_each(run_alone, seeds)
+    for what, least in (("crashes", 20), ("changes", 20), ("reads", 100)):
+        assert sum(getattr(world, what) for world in worlds) > least, f"too few events: {what}"
+    assert sum(len(world.acked) for world in worlds) > 1000
 
 
 @pytest.mark.long

@@ -33,6 +33,8 @@ class RaftWorld:
         self._crash_probability = rng.choice((0.002, 0.01, 0.03))
         self._is_careless = rng.random() < 0.5
         """Whether the operator requests membership changes that are not allowed."""
+        self._shrinks = len(names) == 1
+        """Whether the operator may remove all voters but the leader."""
         self.names = (*names, f"n{len(names) + 1}")
         self.disks = {name: Disk() for name in self.names}
         self.nodes: dict[str, RaftNode] = {}
@@ -222,7 +224,7 @@ class RaftWorld:
             self._incarnations += 1
             return Members(voters, (*learners, member_id(self.rng.choice(absent), self._incarnations)))
         others = [m for m in voters if m != group.member]
-        if len(voters) > 3 and others:
+        if (len(voters) > 3 and others) or (self._shrinks and len(voters) == 2):
             leaving = self.rng.choice(others)
             return Members(tuple(m for m in voters if m != leaving), learners)
         return None
@@ -347,9 +349,10 @@ class RaftWorld:
         raise AssertionError(f"no progress after healing: {self._describe_pending()}")
 
     def _is_even(self) -> bool:
+        """Return whether all voters have applied everything that was committed."""
+        last = max([*self.canon, *self.acked], default=0)
         return all(
-            (machine := self.nodes[node_of(m)].machine) is not None and machine.applied == max(self.canon, default=0)
-            for m in self._voters()
+            (machine := self.nodes[node_of(m)].machine) is not None and machine.applied == last for m in self._voters()
         )
 
     def _describe_pending(self) -> list[Any]:

@@ -56,22 +56,51 @@ def test_entry_is_applied_only_after_its_commit_batch_is_synced() -> None:
     records, ready = commits.tick()
     assert [(kind, index, command) for kind, _, index, _, command in records] == [(Kind.ENTRY, 3, b"\0command")]
     assert (ready, done) == ([], [])
-    assert commits.synced() == []
-    assert commit_batch(commits) == [(3, b"command")]
+    assert [(entry.index, entry.command) for entry in commits.synced()] == [(3, b"command")]
     assert done == [(3, None)]
 
 
-def test_entries_of_one_batch_are_ready_while_the_next_is_written() -> None:
+def test_command_of_the_only_member_is_committed_by_its_sync() -> None:
     commits = GroupCommit()
     group = elected(commits)
-    group.propose(b"one", lambda index, failure: None)
+    for command in (b"one", b"two"):
+        group.propose(command, lambda index, failure: None)
+        commits.mark(group)
+        assert [command for _, command in commit_batch(commits)] == [command]
+        assert not commits.has_work
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_command_beside_a_change_of_members_is_committed_by_a_tick(is_first: bool) -> None:
+    """The learner is a member from its entry on, whether that entry precedes or follows the command."""
+    commits = GroupCommit()
+    group = elected(commits)
+    steps: list[Any] = [
+        lambda: group.propose(b"x", lambda index, failure: None),
+        lambda: group.change_members(Members((MEMBER,), ("n2#2",)), lambda index, failure: None),
+    ]
+    for step in steps if is_first else reversed(steps):
+        step()
     commits.mark(group)
-    commit_batch(commits)
-    group.propose(b"two", lambda index, failure: None)
+    assert commit_batch(commits) == []
+    assert [command for _, command in commit_batch(commits)] == ([b"x", b""] if is_first else [b"", b"x"])
+    group.propose(b"y", lambda index, failure: None)
     commits.mark(group)
-    records, ready = commits.tick()
-    assert len(records) == 1
-    assert [entry.command for entry in ready] == [b"one"]
+    assert commit_batch(commits) == []
+    assert [command for _, command in commit_batch(commits)] == [b"y"]
+
+
+def test_only_member_commits_by_its_sync_again_after_the_learner_left() -> None:
+    commits = GroupCommit()
+    group = elected(commits)
+    for members in (Members((MEMBER,), ("n2#2",)), ALONE):
+        group.change_members(members, lambda index, failure: None)
+        commits.mark(group)
+        while commits.has_work:
+            commit_batch(commits)
+    group.propose(b"x", lambda index, failure: None)
+    commits.mark(group)
+    assert [command for _, command in commit_batch(commits)] == [b"x"]
 
 
 def test_all_groups_share_one_commit_batch() -> None:
@@ -215,6 +244,6 @@ def test_group_removed_while_its_batch_is_written_is_not_ticked_again() -> None:
     commits.tick()
     commits.remove(group)
     commits.mark(group)
-    commits.synced()
-    _, ready = commits.tick()
+    ready = commits.synced()
     assert [entry.group for entry in ready] == [2]
+    assert not commits.has_work
