@@ -48,7 +48,14 @@ class InMemory:
                 not self._ttl.any_expires or all([group.ready is None or group.ready.knows_lowest for group in groups])
             )
             and all([self._is_in_memory(command) for command in entry.commands])
+            and not self._leases_what_it_appends(entry)
         )
+
+    @staticmethod
+    def _leases_what_it_appends(entry: c.Entry) -> bool:
+        """Return whether an entry may lease messages that it appends itself: their rows are not in a look-ahead."""
+        kinds = [type(command) for command in entry.commands]
+        return c.Lease in kinds and c.Append in kinds
 
     def _is_in_memory(self, command: c.Command) -> bool:
         """Return whether a command needs no stored rows."""
@@ -61,6 +68,8 @@ class InMemory:
             case c.Ack():
                 tokens = [token for token, _ in command.items]
                 return len(tokens) <= ITEMS and all([self._is_acked_in_memory(token) for token in tokens])
+            case c.Lease():
+                return self._is_leased_in_memory(command)
         return False
 
     def _is_acked_in_memory(self, token: int) -> bool:
@@ -70,3 +79,16 @@ class InMemory:
             return True
         group = self._groups.by_id.get(lease.group_id)
         return not (lease.kept or self._shared.is_ordered or group is None or group.order.blocked)
+
+    def _is_leased_in_memory(self, command: c.Lease) -> bool:
+        """Return whether a lease grants only messages of the log whose rows are in the group's look-ahead, without any
+        rule that may read rows: ranks, key order, limits, ttl, and messages that wait or were moved."""
+        group = self._groups.find(command.group)
+        if group is None or group.ready is not None or group.allowance is not None or group.gaps:
+            return False
+        if self._shared.is_ordered or self._shared.settings["ttl_ms"] is not None or group.order.blocked:
+            return False
+        waiting, reader = group.next_waiting(), group.reader
+        if waiting is not None and waiting.due_ms <= command.horizon_ms:
+            return False
+        return reader.unsure_s is None and reader.has_at_hand(command.horizon_ms, ITEMS)

@@ -43,7 +43,7 @@ SHARE: Final = 4
 
 If other groups used the thread for a time T, the entry then runs for at least T / `SHARE`. Otherwise a steady load of
 large entries in other groups would keep the entry from ever finishing."""
-HERE_ENTRIES: Final = 8
+HERE_ENTRIES: Final = 16
 """Maximum number of entries that `run_here` applies at once."""
 HERE_BYTES: Final = 16 << 10
 """Maximum bytes of commands that `run_here` applies at once. They take about 1 ms."""

@@ -177,6 +177,17 @@ class LogReader:
         """Whether `head` reads no rows."""
         return bool(self.entries) or self.covered == offsets.LAST
 
+    def has_at_hand(self, until_ms: int, most: int) -> bool:
+        """Return whether the messages due at `until_ms`, and the next one, are in the cache: at most `most` single
+        messages with their plain rows."""
+        end = ((min(until_ms, offsets.U48_MAX) + 1) << 80).to_bytes(17, "big")[1:]
+        for count, (first, length, _, extra, _, row) in enumerate(self.entries):
+            if first >= end:
+                return True
+            if count == most or length > 1 or extra is not None or row is None:
+                return False
+        return self.covered == offsets.LAST
+
     def head(self, view: View) -> LogEntry | None:
         """Return the first entry above the cursor. None if there is none."""
         if self._kept == self._most:

@@ -78,6 +78,57 @@ def test_acks() -> None:
     assert b.needed_no_disk
 
 
+def scheduled(**settings: Any) -> Bench:
+    """Return a partition with messages that are due each ms, of which the group has leased the first ones."""
+    b = bench(**settings)
+    b.open("g")
+    b.append(*["a"] * 400, at=0, due=range(1000, 1400))
+    b.status()
+    for at in range(1000, 1100, 10):
+        b.lease(at=at)
+        b.status()
+    return b
+
+
+def test_lease_of_messages_read_ahead_needs_no_disk() -> None:
+    b = scheduled()
+    assert len(b.lease(at=1110)) == 1 and b.needed_no_disk
+    b.status()
+    b.lease(at=1111 + ITEMS)
+    assert not b.needed_no_disk
+
+
+def test_lease_after_all_rows_were_read_needs_no_disk() -> None:
+    b = scheduled()
+    for at in range(1100, 1400, 20):
+        b.lease(at=at)
+        b.status()
+    b.lease(at=1410)
+    assert not b.needed_no_disk  # this lease looks for more rows
+    b.status()
+    b.lease(at=1500)
+    assert b.needed_no_disk
+
+
+@pytest.mark.parametrize("settings", [{"ordering": "key"}, {"ttl": "1h"}])
+def test_lease_under_rules_of_the_topic_needs_the_disk(settings: dict[str, Any]) -> None:
+    b = scheduled(**settings)
+    b.lease(at=1110)
+    assert not b.needed_no_disk
+
+
+def test_lease_of_waiting_messages_needs_the_disk() -> None:
+    b = scheduled()
+    (lease,) = b.lease(at=1101)
+    b.nack(lease.token, at=1102)
+    b.status()
+    b.lease(at=1103)
+    assert b.needed_no_disk
+    b.status()
+    b.lease(at=5000)
+    assert not b.needed_no_disk
+
+
 def test_ack_of_message_with_blocked_key_needs_the_disk() -> None:
     b = bench(ordering="key")
     b.open("g")
