@@ -18,6 +18,7 @@ from sandq.broker.controller.reconciler import Reconciler
 from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.broker.delivery.outbox_sender import OutboxSender
 from sandq.broker.health.replica_digests import ReplicaDigests
+from sandq.broker.leader.lease_window import LeaseWindow
 from sandq.broker.stats.slo import LatenessSlo
 from sandq.model.auto_create import AutoCreate
 from sandq.model.config import NodeConfig
@@ -62,6 +63,10 @@ def open_delivery(context: Context, storage: Storage, replication: Replication) 
     outbox = OutboxSender(own, catalog, runner, clock, links, nursery)
     restores = WholeRestores(own, catalog, routes, links)
     log_reads = LogReads(own, node_log, clock.now_ms, links)
+    window = LeaseWindow(
+        timers, ahead_ms=config.delivery.lease_ahead_ms, stats=context.stats, most_ms=config.slo.lateness_ms // 2
+    )
+    node_log.group_commit.before_proposals = lambda: window.before_proposals(clock.now_ms())
     reconciler = Reconciler(
         catalog=catalog,
         progress=progress,
@@ -71,7 +76,7 @@ def open_delivery(context: Context, storage: Storage, replication: Replication) 
         runner=runner,
         clock=clock,
         timers=timers,
-        lease_ahead_ms=config.delivery.lease_ahead_ms,
+        window=window,
         stats=context.stats,
         limits=limit_shares,
         outbox=outbox,

@@ -71,6 +71,10 @@ class GroupCommit:
         """Records written by the journals of all groups since the last `end_tick`."""
         self.groups: dict[int, Group] = {}
         self._wake = wake
+        self.before_proposals: Callable[[], None] = lambda: None
+        """Called before the ticks of a commit batch in which groups propose requests. It may add requests."""
+        self._has_requests = False
+        """True if groups have requests to propose in the next tick."""
         self._queue_accepts = may_send
         self._takes_entries = takes_entries
         self._accompanied: set[Group] = set()
@@ -159,6 +163,11 @@ class GroupCommit:
         self._touched.pop(group, None)
         self._ticked = [ticked for ticked in self._ticked if ticked[0] is not group]
         self._committed = [entry for entry in self._committed if entry.group != group.number]
+
+    def mark_requests(self, group: Group) -> None:
+        """Mark a group that has requests to propose."""
+        self._has_requests = True
+        self.mark(group)
 
     def mark(self, group: Group) -> None:
         """Mark a group dirty, so that the next tick includes it. Do nothing if the group was removed."""
@@ -258,6 +267,9 @@ class GroupCommit:
     def begin_tick(self) -> None:
         """Handle the received messages, then queue every dirty group to be ticked once."""
         self._handle_arrived()
+        if self._has_requests:
+            self.before_proposals()
+            self._has_requests = False
         self._ticking.extend(self._dirty)
         self._dirty = {}
 

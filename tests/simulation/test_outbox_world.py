@@ -24,7 +24,7 @@ def run_world(seed: int, steps: int = STEPS) -> OutboxWorld:
 
 
 def test_worlds() -> None:
-    worlds = run_each(run_world, (4,))
+    worlds = run_each(run_world, (4, 7))
     assert all(len(world.offsets) > 30 for world in worlds)
     for what in ("Nack", "AckThen"):
         assert sum(world.counts[what] for world in worlds) > 20

@@ -19,6 +19,7 @@ from sandq.broker.clock.timers import Timers
 from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.broker.delivery.outbox_sender import OutboxSender
 from sandq.broker.delivery.sending_acks import target_of
+from sandq.broker.leader.lease_window import LeaseWindow
 from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.leader.schedule_firing import ScheduleFiring
 from sandq.broker.peers.metadata_progress import MetadataProgress
@@ -56,7 +57,7 @@ class Reconciler:
         runner: Runner,
         clock: GuardedClock,
         timers: Timers,
-        lease_ahead_ms: int,
+        window: LeaseWindow,
         stats: NodeStats,
         limits: LimitShares,
         outbox: OutboxSender,
@@ -71,7 +72,7 @@ class Reconciler:
         self._runner = runner
         self._clock = clock
         self._timers = timers
-        self._lease_ahead_ms = lease_ahead_ms
+        self._window = window
         self._stats = stats
         self._limits = limits
         self._outbox = outbox
@@ -208,7 +209,7 @@ class Reconciler:
             partition=partition,
             clock=self._clock,
             timers=self._timers,
-            lease_ahead_ms=self._lease_ahead_ms,
+            window=self._window,
             on_status=on_status,
             stats=opened.stats,
             cluster_level=lambda: self._catalog.view.feature_level,

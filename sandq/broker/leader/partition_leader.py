@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.clock.timers import Timer, Timers
+from sandq.broker.leader.lease_window import LeaseWindow
 from sandq.broker.leader.subscription import Subscription
 from sandq.broker.replication.fair_queue import BEHIND
 from sandq.broker.replication.raft_group import RaftGroup
@@ -25,9 +26,8 @@ from sandq.model.group_limits import next_epoch
 from sandq.model.key_limits import key_limit
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
-from sandq.partition.group_status import GroupStatuses
+from sandq.partition.group_status import GroupStatus, GroupStatuses
 from sandq.partition.jobs.jobs import STEP_MESSAGES
-from sandq.partition.leasing.lease_grants import MAX_LEASE_AHEAD_MS
 from sandq.partition.partition_status import Status
 
 MAX_GRANTS = 64
@@ -36,24 +36,10 @@ SHARED_GRANT_MESSAGES = 64
 """Maximum messages of one grant while several consumers have credit, so that due messages are spread over them."""
 RETRY_MS = 50
 """Pause after a refusal (overload, no settled leader), in ms."""
-PAUSE_MS, DENSE_PAUSE_MS = 3, 8
-"""Time span of future messages in one lease, in ms.
-
-A lease is sent when its last message is due, so its first message may be late by this span. The longer span applies
-while a lease has at least `DENSE_PER_MS` messages for each ms."""
-STORE_MS = 5
-"""Minimum time in ms between the request of a lease and the due time of its last message.
-
-Storing a lease rarely takes longer.
-
-A lease is requested earlier if something else, such as an ack, is stored anyway, and all messages of the lease may be
-leased."""
-DENSE_PER_MS = 5
-"""Minimum number of granted messages per ms of a lease for a group to count as dense."""
-FIRST_WINDOW = 8
+FIRST_WINDOW = 256
 """Minimum number of messages that each partition may request when a consumer's credit is shared."""
-UPKEEP_PAUSE_MS = 100
-"""Minimum time between two upkeeps, in ms."""
+UPKEEP_PAUSE_MS = 500
+"""Minimum time between two upkeeps, in ms. Each costs a commit batch, and every ack makes one due."""
 HUNGRY_MS: Final = 5000
 """For a group with limits: time in ms after a LEASE request in which its consumer is expected to ask again."""
 RETURN_MS: Final = 10_000
@@ -93,12 +79,12 @@ class _GroupPump:
         self.busy = False
         self.asked_ms = 0
         """Wall-clock time of the last lease request, in ms."""
-        self.asked_early = False
-        """True if the last lease was requested before its first message was due, or by the timer for that message."""
-        self.awaited_ms: int | None = None
-        """Due time in ms of the message that the timer is set for."""
-        self.is_dense = False
-        """True while messages are due at a high rate. They are then leased less often and further ahead."""
+        self.is_scheduled = False
+        """True if the first message of the last lease had a time of its own."""
+        self.along_ms: int | None = None
+        """Time in ms from which the group may be leased along with others. None if it does not wait for that."""
+        self.scheduled_ms: int | None = None
+        """Due time in ms of the last next message that was not due yet when the partition's state was known."""
         self.timer_ms: int | None = None
         self.timer: Timer | None = None
         """Timer that fires at `timer_ms`. Cancel it with `sleep_no_more`."""
@@ -133,7 +119,7 @@ class PartitionLeader:
         partition: int,
         clock: GuardedClock,
         timers: Timers,
-        lease_ahead_ms: int,
+        window: LeaseWindow,
         on_status: Callable[[Status], None] = lambda status: None,
         stats: TopicStats | None = None,
         cluster_level: Callable[[], int] = lambda: FIRST_LEVEL,
@@ -155,7 +141,7 @@ class PartitionLeader:
         self.stats = stats or TopicStats(NodeStats())
         self._clock = clock
         self._timers = timers
-        self._lease_ahead_ms = lease_ahead_ms
+        self._window = window
         self._cluster_level = cluster_level
         self._highest_level = highest_level
         self._on_limits = on_limits
@@ -167,9 +153,6 @@ class PartitionLeader:
         self._raising = False
         """True while the partition is being raised to the cluster's feature level."""
         self._pumps: dict[str, _GroupPump] = {}
-        self._along_ms: dict[str, int] = {}
-        """Time in ms from which a lease may be requested together with other commands, before its timer fires, by
-        group."""
         self._attended = set() if attended is None else attended
         self.groups = GroupStatuses()
         """Last known status of each group."""
@@ -197,7 +180,7 @@ class PartitionLeader:
         self.closed = False
         self.watchers: dict[str, dict[Watcher, None]] = {}
         """Watchers by group."""
-        raft_group.listen(on_status=self.status_changed, on_flush=self._lease_along)
+        raft_group.listen(on_status=self.status_changed)
 
     def attach(self, subscription: Subscription) -> None:
         """Add a subscription. It replaces an earlier subscription of the same consumer."""
@@ -383,7 +366,6 @@ class PartitionLeader:
         """Lease messages that are due, or set a timer for the next message.
 
         `is_along`: something else is stored anyway."""
-        self._along_ms.pop(name, None)
         pump, group = self._pumps.get(name), self.groups.get(name)
         if pump is None or group is None:
             return
@@ -404,31 +386,50 @@ class PartitionLeader:
                 self._on_limits(self)
         if group.next_ms is None:
             return
-        ahead_ms, pause_ms = self._lease_spans(pump)
+        wake_ms = self._wake_ms(pump, group, now_ms)
         # Do not lease earlier than needed: a message that is produced after the lease follows all of its messages, even
         # if it is due before them.
-        # A lease may be requested with other commands from `along_ms` on. At `wake_ms`, it is requested in any case.
-        along_ms = max(group.next_ms + pause_ms - ahead_ms, group.not_before_ms)
-        wake_ms = max(group.next_ms - ahead_ms, group.not_before_ms)
-        if pump.asked_ms <= now_ms:  # the clock was not set back
-            # Dense messages are leased together: a lease for one ms has the same cost as a lease for several ms.
-            latest_ms = group.next_ms + min(pause_ms, ahead_ms) - STORE_MS
-            wake_ms = max(wake_ms, latest_ms if pump.is_dense else min(pump.asked_ms + pause_ms, latest_ms))
+        along_ms = max(group.next_ms - self._ahead_ms, group.not_before_ms, pump.asked_ms + self._span_ms // 2)
         if wake_ms > now_ms and not (is_along and along_ms <= now_ms):
             self._wake_at(name, pump, wake_ms)
-            pump.awaited_ms = group.next_ms
-            if along_ms < wake_ms:
-                self._along_ms[name] = along_ms
+            if along_ms < wake_ms and along_ms != pump.along_ms:
+                pump.along_ms = along_ms
+                self._window.wait(along_ms, partial(self._lease_along, name))
             return
         self._lease(name, pump, group.next_ms, now_ms)
 
-    def _lease_spans(self, pump: _GroupPump) -> tuple[int, int]:
-        """Return how far ahead messages may be leased, and the time span of future messages in one lease, in ms."""
-        if self.raft_group.status.settings.get("rank") is not None:
-            return 0, PAUSE_MS  # until a message is due, a message of higher rank may arrive
-        if pump.is_dense:
-            return min(2 * self._lease_ahead_ms, MAX_LEASE_AHEAD_MS), DENSE_PAUSE_MS
-        return self._lease_ahead_ms, PAUSE_MS
+    def _lease_along(self, group: str) -> None:
+        """Lease messages of a group, because other requests are stored at the same time."""
+        pump = self._pumps.get(group)
+        if pump is not None:
+            pump.along_ms = None
+            self.pump(group, is_along=True)
+
+    @property
+    def _ahead_ms(self) -> int:
+        """How long before its time a message may be leased, in ms."""
+        # Until a message is due, a message of higher rank may arrive.
+        return 0 if self.raft_group.status.settings.get("rank") is not None else self._window.ahead_ms
+
+    @property
+    def _span_ms(self) -> int:
+        """Time span of the messages in one lease, in ms. A message may be late by this time."""
+        return self._window.span_ms
+
+    def _wake_ms(self, pump: _GroupPump, group: GroupStatus, now_ms: int) -> int:
+        """Return when to request the next lease of a group, if no other request is stored earlier."""
+        assert group.next_ms is not None
+        if not self._is_scheduled(pump, group.next_ms):
+            return group.not_before_ms  # produced for now, or left over by a lease without enough credit
+        at_ms = self._window.wake_ms(group.next_ms, now_ms, ahead_ms=self._ahead_ms, span_ms=self._span_ms)
+        return max(at_ms, group.not_before_ms)
+
+    def _is_scheduled(self, pump: _GroupPump, next_ms: int) -> bool:
+        """Return whether the next message has a time of its own. Such a message is stored before it is due, so at first
+        it is later than the time of the newest entry."""
+        if next_ms > self.raft_group.status.now_ms:
+            pump.scheduled_ms = next_ms
+        return next_ms == pump.scheduled_ms
 
     def _lease(self, name: str, pump: _GroupPump, next_ms: int, now_ms: int) -> None:
         """Request a lease of messages for the consumers with free credit. `next_ms`: time of the next message."""
@@ -436,18 +437,22 @@ class PartitionLeader:
         if not grants:
             pump.free_since_ms = None
             return
-        ahead_ms, pause_ms = self._lease_spans(pump)
-        # A lease is sent when its last message is due, so `pause_ms` limits the delay of its first message.
-        horizon_ms = max(now_ms, min(now_ms + ahead_ms, next_ms + pause_ms))
+        pump.is_scheduled = self._is_scheduled(pump, next_ms)
+        horizon_ms = now_ms
+        if pump.is_scheduled:
+            # A lease is sent when its last message is due, so the window limits the delay of its first message.
+            horizon_ms = max(now_ms, min(now_ms + self._ahead_ms, next_ms + self._span_ms))
         command = c.Lease(name, horizon_ms, tuple(grants))
         pump.busy, pump.asked_ms, pump.asked_free_since_ms = True, now_ms, pump.free_since_ms
-        pump.asked_early = next_ms > now_ms or next_ms == pump.awaited_ms
         try:
             # The lease follows earlier acks, because these may free messages that the lease can grant.
             done, work = partial(self._leased, name, pump, reserved), lease_work(grants)
             self.raft_group.submit(command, done, work=work, line=pump)
         except SandqError:
             self._refused(name, pump, reserved)
+            return
+        if pump.is_scheduled:
+            self._window.asked(now_ms)
 
     @property
     def knows_limits(self) -> bool:
@@ -466,13 +471,6 @@ class PartitionLeader:
         if self.raft_group.status.limits is not None and name in self.raft_group.status.limits.allowances:
             self._asked_ms[name] = self._clock.now_ms()
             self._on_limits(self)
-
-    def _lease_along(self) -> None:
-        """Add leases that would be requested soon to the commands that are proposed now."""
-        if self._along_ms:
-            now_ms = self._clock.now_ms()
-            for name in [name for name, along_ms in self._along_ms.items() if along_ms <= now_ms]:
-                self.pump(name, is_along=True)
 
     def _wake_at(self, name: str, pump: _GroupPump, at_ms: int) -> None:
         """Pump the group at `at_ms`, unless a timer for an earlier time is set."""
@@ -556,13 +554,15 @@ class PartitionLeader:
         for subscription, limit in reserved.items():
             subscription.credit += limit
         granted = sum(delivery.count for delivery in result)
-        dense = DENSE_PER_MS * (DENSE_PAUSE_MS if pump.is_dense else PAUSE_MS)
-        pump.is_dense = pump.asked_early and granted >= dense
+        not_before_ms = 0
+        if pump.is_scheduled:
+            self._window.leased(granted, self._clock.now_ms())
+            not_before_ms = self._window.push_ms
         pump.window = 2 * granted if granted >= sum(reserved.values()) else max(granted, 1)
         for delivery in result:
             subscription = by_consumer[delivery.consumer]
             subscription.credit -= delivery.count
-            self.push(subscription, delivery, free_since_ms)
+            self.push(subscription, delivery, free_since_ms, not_before_ms=not_before_ms)
         if result or self.is_promoting(name):
             self.pump(name)
         else:
@@ -597,15 +597,23 @@ class PartitionLeader:
         group = self.groups.get(name)
         return self.may_block or (group is not None and group.limit is not None)
 
-    def push(self, subscription: Subscription, delivery: Delivery, free_since_ms: int | None = None) -> None:
-        """Send a lease once its last message is due.
+    def push(
+        self,
+        subscription: Subscription,
+        delivery: Delivery,
+        free_since_ms: int | None = None,
+        *,
+        not_before_ms: int = 0,
+    ) -> None:
+        """Send a lease once its last message is due, but not before `not_before_ms`.
 
         If its consumer has left, the lease expires, or is pushed again when the consumer returns. If a later process of
         the consumer has taken over, the lease is given back. `free_since_ms`: see `TopicStats.delivered`."""
         now_ms = self._clock.now_ms()
-        if delivery.due_ms > now_ms:
+        at_ms = max(delivery.due_ms, not_before_ms)
+        if at_ms > now_ms:
             self._ahead[delivery.token] = subscription, delivery, free_since_ms
-            self._timers.at(delivery.due_ms, lambda: self._due(subscription, delivery))
+            self._timers.at(at_ms, lambda: self._due(subscription, delivery))
             return
         self._ahead.pop(delivery.token, None)
         if self._ahead:

@@ -78,7 +78,6 @@ class _Listeners:
 
     status: list[Callable[[], None]] = field(default_factory=list)
     ready: list[Callable[[bool], None]] = field(default_factory=list)
-    flush: list[Callable[[], None]] = field(default_factory=list)
     route: list[Callable[[bool], None]] = field(default_factory=list)
 
 
@@ -162,14 +161,12 @@ class RaftGroup:
         *,
         on_status: Callable[[], None] | None = None,
         on_ready: Callable[[bool], None] | None = None,
-        on_flush: Callable[[], None] | None = None,
         on_route: Callable[[bool], None] | None = None,
     ) -> None:
         """Call these functions from now on, on the loop.
 
         - `on_status()`: after each change of `status`.
         - `on_ready(ready)`: when this node leads the group and may answer for it, and when that ends.
-        - `on_flush()`: before entries are proposed. Commands submitted in it are written and synced with them.
         - `on_route(here)`: when clients must send requests to this node, and when they must not any more. It precedes
           `on_ready`.
         """
@@ -179,8 +176,6 @@ class RaftGroup:
             self._listeners.status.append(on_status)
         if on_ready is not None:
             self._listeners.ready.append(on_ready)
-        if on_flush is not None:
-            self._listeners.flush.append(on_flush)
 
     def notify_status(self) -> None:
         """Notify the listeners that the status changed."""
@@ -395,7 +390,7 @@ class RaftGroup:
             raise DiskFull(self._backlog.disk_full)
         self.requests.check_capacity(size)
         self.requests.add(Request(command, size, size if work is None else work, messages, done), line)
-        self._group_commit.mark(self.group)
+        self._group_commit.mark_requests(self.group)
 
     async def call(
         self,
@@ -528,8 +523,6 @@ class RaftGroup:
         reason = self._reason_to_wait(self)
         if reason is not None:  # entries are stamped only here
             requests.refuse_waiting(_not_taken(reason))
-        for on_flush in self._listeners.flush:
-            on_flush()
         left, left_bytes = BATCH_WORK, BATCH_BYTES
         while requests.waiting:
             if left <= 0 or left_bytes <= 0:

@@ -35,6 +35,8 @@ class NodeStats:
         self.attempts = Histogram(ATTEMPTS)
         self.round_trips = Histogram(SECONDS)
         """Round trips of gossip probes of other members."""
+        self.lease_window_s = 0.0
+        """Current window in which scheduled messages are leased together, in s."""
         self.early = 0
         """Number of messages that were sent before their time."""
 

@@ -54,6 +54,7 @@ NODE: Final = (
     ),
     Metric("sandq_clock_peer_offset_seconds", GAUGE, ("peer",), "Guarded clock of a peer, minus this node's."),
     Metric("sandq_clock_median_offset_seconds", GAUGE, (), "Median of the peers' guarded clocks, minus this node's."),
+    Metric("sandq_lease_window_seconds", GAUGE, (), "Time in which due messages are collected for one lease."),
     Metric("sandq_slo_lateness_seconds", GAUGE, (), "Maximum lateness of a delivery that is in time (slo.lateness)."),
     Metric("sandq_slo_target_ratio", GAUGE, (), "Share of deliveries that should be in time (slo.target)."),
     Metric("sandq_event_loop_stall_seconds", HISTOGRAM, (), "Delay of the event loop in running a task that was due."),

@@ -362,6 +362,7 @@ class Metrics:
             out.value(name, offset_ms / 1000, out.labels(name, peer))
         if seen.clock.median_ms is not None:
             out.value("sandq_clock_median_offset_seconds", seen.clock.median_ms / 1000)
+        out.value("sandq_lease_window_seconds", self._stats.lease_window_s)
         out.value("sandq_slo_lateness_seconds", self._stats.slo_lateness_s)
         out.value("sandq_slo_target_ratio", about.slo_target)
         out.histogram("sandq_event_loop_stall_seconds", self._stalls)

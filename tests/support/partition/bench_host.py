@@ -22,7 +22,7 @@ class BenchHost:
     def status(self) -> Any:
         return self.bench.status()
 
-    def listen(self, *, on_status: Any, on_flush: Any) -> None:
+    def listen(self, *, on_status: Any) -> None:
         self._on_status = on_status
 
     def submit(self, command: Any, done: Any, *, messages: int = 0, work: int = 0, line: Any = None) -> None:

@@ -21,6 +21,7 @@ from sandq.partition.base.digest import comparable
 from sandq.raft import Members
 from tests.support.nodes.fake_links import FakeLinks
 from tests.support.nodes.next_level import NEXT
+from tests.support.simulation.any_window import AnyWindow
 from tests.support.simulation.fake_links import Network
 from tests.support.simulation.stepped import Stepped, VirtualClock
 from tests.support.storage.faulty_files import FaultyFiles, Plan
@@ -122,12 +123,14 @@ class ClusterNode(Stepped):
         assert own is not None
         self.node_log.install([(GROUP, own, members)])
         self.host = self.node_log.open_partition(world.topic, 0)
+        window = AnyWindow(self.timers, ahead_ms=world.lease_ahead_ms)
+        self.node_log.group_commit.before_proposals = lambda: window.before_proposals(self.clock.now_ms())
         self.delivery = PartitionLeader(
             raft_group=self.host,
             partition=0,
             clock=self.clock,  # type: ignore[arg-type]
             timers=self.timers,  # type: ignore[arg-type]
-            lease_ahead_ms=world.lease_ahead_ms,
+            window=window,
             cluster_level=lambda: self.node_log.feature_level,
             highest_level=NEXT.highest,
         )

@@ -30,6 +30,7 @@ from sandq.storage.stores import MemoryStores
 from tests.support.nodes.fake_receiver import FakeReceiver
 from tests.support.nodes.next_level import NEXT
 from tests.support.registered import register_node
+from tests.support.simulation.any_window import AnyWindow
 from tests.support.simulation.moments import Moments
 from tests.support.simulation.oracle import GROUPS, Held, Oracle, Sent
 from tests.support.simulation.owner import Owner
@@ -64,12 +65,14 @@ class Node(Stepped):
         )
         self.metadata = self.node_log.open_metadata()
         self.host = self._open_topic()
+        window = AnyWindow(self.timers, ahead_ms=5)
+        self.node_log.group_commit.before_proposals = lambda: window.before_proposals(self.clock.now_ms())
         self.delivery = PartitionLeader(
             raft_group=self.host,
             partition=0,
             clock=world.clock,  # type: ignore[arg-type]
             timers=self.timers,  # type: ignore[arg-type]
-            lease_ahead_ms=5,
+            window=window,
             cluster_level=lambda: self.metadata.status.feature_level,
             highest_level=NEXT.highest,
         )

@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 
-from sandq.broker.leader.partition_leader import (
-    DENSE_PAUSE_MS,
-    DENSE_PER_MS,
-    PAUSE_MS,
-    PartitionLeader,
-)
+from sandq.broker.leader.lease_window import LEAST_MS, MESSAGES_PER_S, MOST_MS, LeaseWindow
+from sandq.broker.leader.partition_leader import PartitionLeader
 from sandq.broker.leader.subscription import Subscription
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.replica import Delivery, PartitionReplica
+from sandq.broker.stats.node_stats import NodeStats
 from sandq.metadata.state import Partition, Topic
 from sandq.model.batch import Column, encode
 from sandq.model.errors import NotLeader, SandqError
@@ -61,8 +58,10 @@ class Bed(Stepped):
         )
         self.node_log.install([(GROUP, "n1#1", Members(("n1#1",)))])
         self.host = self.node_log.open_partition(topic, 0)
+        self.window = LeaseWindow(self.timers, ahead_ms=lease_ahead_ms, stats=NodeStats())  # type: ignore[arg-type]
+        self.node_log.group_commit.before_proposals = lambda: self.window.before_proposals(self.clock.ms)
         self.delivery = PartitionLeader(
-            raft_group=self.host, partition=0, clock=self.clock, timers=self.timers, lease_ahead_ms=lease_ahead_ms
+            raft_group=self.host, partition=0, clock=self.clock, timers=self.timers, window=self.window
         )  # type: ignore[arg-type]
         self.pushed: list[tuple[str, int]] = []
         self.counts: list[int] = []
@@ -196,7 +195,7 @@ def test_returned_message_comes_first_though_its_timer_is_late(bed: Bed, monkeyp
     """An overloaded node learns of a lease before it handles timers that were due earlier."""
     bed.delivery.attach(bed.subscription("first"))
     bed.produce(LEASE_AHEAD_MS // 2)
-    bed.clock.ms += PAUSE_MS
+    bed.clock.ms += LEAST_MS
     bed.produce(LEASE_AHEAD_MS // 2)
     assert bed.pushed == []
     with monkeypatch.context() as late:
@@ -209,24 +208,41 @@ def test_returned_message_comes_first_though_its_timer_is_late(bed: Bed, monkeyp
     assert len(bed.pushed) == 3, "and once each"
 
 
-@pytest.mark.parametrize("lease_ahead_ms", [DENSE_PAUSE_MS, 5, LEASE_AHEAD_MS])
-@pytest.mark.parametrize("each_ms, pause_ms", [(1, PAUSE_MS), (DENSE_PER_MS, DENSE_PAUSE_MS)])
-def test_dense_messages_are_leased_together(lease_ahead_ms: int, each_ms: int, pause_ms: int) -> None:
-    """With several messages per millisecond, a lease is requested every few ms, and no message waits longer for it."""
+@pytest.mark.parametrize("lease_ahead_ms, each_ms, acks", [(0, 1, False), (5, 2, True), (LEASE_AHEAD_MS, 5, False)])
+def test_messages_of_a_window_are_leased_together(lease_ahead_ms: int, each_ms: int, acks: bool) -> None:
+    """A lease is requested once per window, and no message waits longer for it. Acks do not shorten the windows."""
     bed = Bed(lease_ahead_ms)
-    subscription = bed.subscription("first")
-    subscription.credit = CREDIT * DENSE_PER_MS
+    subscription = bed.subscription("first", acks=acks)
+    subscription.credit = 10_000
     bed.delivery.attach(subscription)
-    begun_ms, first_ms, span_ms = bed.clock.ms, 2 * LEASE_AHEAD_MS, 80
+    begun_ms, first_ms, span_ms = bed.clock.ms, 2 * LEASE_AHEAD_MS, 800
+    longest_ms = min(1000 * each_ms // MESSAGES_PER_S, MOST_MS)
     for at in range(span_ms):
         bed.produce(first_ms + at, each_ms)
-    for now_ms in range(begun_ms, begun_ms + first_ms + span_ms):
+    leases = 0
+    for now_ms in range(begun_ms, begun_ms + first_ms + span_ms + longest_ms + 1):
+        if now_ms == begun_ms + first_ms + span_ms // 2:
+            leases = len(bed.counts)
         bed.clock.ms = now_ms
         bed.settle()
         due_ms = now_ms - begun_ms - first_ms
-        assert (due_ms - pause_ms) * each_ms <= sum(bed.counts) <= max(due_ms + 1, 0) * each_ms
+        assert min(due_ms - longest_ms, span_ms) * each_ms <= sum(bed.counts), "a message is too late"
+        assert sum(bed.counts) <= max(due_ms + 1, 0) * each_ms, "a message is early"
     assert sum(bed.counts) == span_ms * each_ms
-    assert len(bed.counts) <= span_ms / pause_ms + 4
+    assert len(bed.counts) - leases <= 1.5 * span_ms / 2 / longest_ms
+
+
+def test_a_message_alone_comes_at_its_time(bed: Bed) -> None:
+    bed.delivery.attach(bed.subscription("first"))
+    for step_ms in (100, 40, 200):
+        bed.produce(step_ms)
+        before = len(bed.counts)
+        bed.clock.ms += step_ms - 1
+        bed.settle()
+        assert len(bed.counts) == before
+        bed.clock.ms += 1
+        bed.settle()
+        assert len(bed.counts) == before + 1
 
 
 def test_simultaneous_messages_do_not_extend_the_look_ahead() -> None:
@@ -236,32 +252,11 @@ def test_simultaneous_messages_do_not_extend_the_look_ahead() -> None:
     bed.delivery.attach(subscription)
     bed.produce(7)
     for _ in range(3):
-        bed.produce(0, 10 * DENSE_PER_MS)
-        assert sum(bed.counts) % (10 * DENSE_PER_MS) == 0
+        bed.produce(0, 50)
+        assert sum(bed.counts) % 50 == 0
         subscription.credit = CREDIT
         subscription.notify_credit()
-    assert sum(bed.counts) == 30 * DENSE_PER_MS
-
-
-def test_acks_take_leases_along() -> None:
-    """If dense messages are acked at once, each pause ends with one entry that holds acks and leases."""
-    bed, span_ms = Bed(5), 800
-    subscription = bed.subscription("first", acks=True)
-    subscription.credit = CREDIT * DENSE_PER_MS
-    bed.delivery.attach(subscription)
-    begun_ms, first_ms = bed.clock.ms, 2 * LEASE_AHEAD_MS
-    for at in range(span_ms):
-        bed.produce(first_ms + at, DENSE_PER_MS)
-    before = bed.host.status.applied_index
-    for now_ms in range(begun_ms, begun_ms + first_ms + span_ms + DENSE_PAUSE_MS):
-        bed.clock.ms = now_ms
-        bed.settle()
-        due_ms = now_ms - begun_ms - first_ms
-        least, most = (min(due_ms - DENSE_PAUSE_MS, span_ms), max(due_ms + 1, 0))
-        assert least * DENSE_PER_MS <= sum(bed.counts) <= most * DENSE_PER_MS
-    assert sum(bed.counts) == span_ms * DENSE_PER_MS
-    leases = span_ms / DENSE_PAUSE_MS
-    assert bed.host.status.applied_index - before <= 1.2 * leases + 4, "leases and acks must share an entry"
+    assert sum(bed.counts) == 150
 
 
 def test_due_messages_are_leased_immediately(bed: Bed) -> None:

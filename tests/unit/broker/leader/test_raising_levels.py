@@ -10,6 +10,7 @@ from sandq.model.features import FIRST_LEVEL
 from sandq.partition import commands as c
 from tests.support.nodes.next_level import NEXT
 from tests.support.partition.bench_host import BenchHost
+from tests.support.simulation.any_window import AnyWindow
 from tests.support.simulation.stepped import VirtualClock, VirtualTimers
 
 
@@ -25,7 +26,7 @@ class Bed:
             partition=0,
             clock=self.clock,  # type: ignore[arg-type]
             timers=self.timers,  # type: ignore[arg-type]
-            lease_ahead_ms=5,
+            window=AnyWindow(self.timers, ahead_ms=5),
             cluster_level=lambda: self.level,
             highest_level=NEXT.highest,
         )

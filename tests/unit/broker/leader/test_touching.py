@@ -8,6 +8,7 @@ from sandq.broker.leader.partition_leader import TOUCH_MS, PartitionLeader
 from sandq.partition import commands as c
 from tests.support.partition.bench import T
 from tests.support.partition.bench_host import BenchHost
+from tests.support.simulation.any_window import AnyWindow
 from tests.support.simulation.stepped import VirtualClock, VirtualTimers
 
 YEAR = 365 * 86_400_000
@@ -21,7 +22,7 @@ class Bed:
         self.host.bench.open(at=0)
         timers = VirtualTimers(self.clock)
         self.leader = PartitionLeader(
-            raft_group=self.host, partition=0, clock=self.clock, timers=timers, lease_ahead_ms=5
+            raft_group=self.host, partition=0, clock=self.clock, timers=timers, window=AnyWindow(timers, ahead_ms=5)
         )  # type: ignore[arg-type]
 
     def touched(self) -> list[str]:
