@@ -50,6 +50,8 @@ class View:
         """Ranges in which `note_vacant` found no stored row since the last drain."""
         self.has_overlays: bool | None = None
         """Whether the partition has, or had, rows of `reader/overlays.py`. None: not checked yet."""
+        self.has_tombstones: bool | None = None
+        """Whether the partition has, or had, tombstones. None: not checked yet."""
         self._made: tuple[bytes, Any] | None = None
         """Last arguments of `note_made` since the last drain."""
         self.bytes = 0

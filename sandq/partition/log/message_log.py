@@ -272,6 +272,7 @@ class MessageLog:
         if remember:
             key, until_ms = rows.TOMBSTONE + kept.offset, step.now_ms + CANCEL_MEMORY_MS
             self._expiring_rows.put(step, key, until_ms, CANCELLED, step.now_ms)
+            step.view.has_tombstones = True
         self._expiring_rows.expire_move(step, kept.id)
 
     def move(
@@ -423,9 +424,11 @@ class MessageLog:
             self.state.bytes -= overlays.drop(step, offset, 1)
         if not found.alone or offsets.deliver_ms(offset) <= step.floor_ms:
             view.put(rows.TOMBSTONE + offset, rows.pack(why, now_ms, None))
+            view.has_tombstones = True
             self._trim_schedule.note_settled(step)
         elif remember:
             self._expiring_rows.put(step, rows.TOMBSTONE + offset, now_ms + CANCEL_MEMORY_MS, why, now_ms)
+            view.has_tombstones = True
         due_before = self.counts.due
         self.counts.add(offsets.deliver_ms(offset), -1)
         self.state.messages -= 1

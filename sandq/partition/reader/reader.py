@@ -492,6 +492,12 @@ def without(entry: LogEntry, gone: list[bytes]) -> list[LogEntry]:
 
 def tombstones(view: View, first: bytes, last: bytes, limit: int) -> list[bytes]:
     """Return the offsets of tombstones between `first` and `last`, both included."""
+    # Most partitions have no tombstones. A scan of an empty range is expensive: it steps over all rows that were
+    # deleted between the range and the next row of the store.
+    if view.has_tombstones is None:
+        view.has_tombstones = bool(view.scan(*rows.tag_bounds(rows.TOMBSTONE), limit=1, max_bytes=1))
+    if not view.has_tombstones:
+        return []
     start, stop = rows.TOMBSTONE + first, rows.after(rows.TOMBSTONE + last)
     return [key[1:] for key, _ in view.scan(start, stop, limit=limit, max_bytes=_NO_LIMIT)]
 

@@ -96,7 +96,7 @@ def _end(partition: PartitionState, step: Step, command: c.RestoreEnd) -> dict[s
     if row is None:
         raise Conflict("no row of the state is among those that were restored")
     view.put(rows.STATE_KEY, row)
-    view.has_overlays = None  # not known yet for these rows
+    view.has_overlays = view.has_tombstones = None  # not known yet for these rows
     try:
         restored = _restored(partition, view)
         restored.index_base += restored.applied_index
