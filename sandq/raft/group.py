@@ -331,7 +331,7 @@ class Group:
         core, journal = self._core, self.journal
         first, last = self.commit_index + 1, journal.durable
         # Once the no-op of this term is committed, all entries behind it are of this term.
-        if not (self.is_alone and self.is_leader and first > self.term_start and not self.is_changing):
+        if not (self.is_alone and self.is_leader and last >= first > self.term_start and not self.is_changing):
             return False
         if self._settles or any([entry[0][0] != wire.REGULAR for entry in journal.between(first, last)]):
             return False

@@ -19,7 +19,7 @@ from sandq.broker.stats.node_stats import NodeStats
 LEAST_MS: Final = 3
 MOST_MS: Final = 18
 """Longest window in ms. A message may be late by this time."""
-MESSAGES_PER_S: Final = 50
+MESSAGES_PER_S: Final = 60
 """Messages leased per second for each ms of the window."""
 STORE_MS: Final = 5
 """Minimum time in ms between the request of a lease and the due time of its last message.

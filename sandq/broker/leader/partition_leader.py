@@ -38,7 +38,7 @@ RETRY_MS = 50
 """Pause after a refusal (overload, no settled leader), in ms."""
 FIRST_WINDOW = 256
 """Minimum number of messages that each partition may request when a consumer's credit is shared."""
-UPKEEP_PAUSE_MS = 500
+UPKEEP_PAUSE_MS = 200
 """Minimum time between two upkeeps, in ms. Each costs a commit batch, and every ack makes one due."""
 HUNGRY_MS: Final = 5000
 """For a group with limits: time in ms after a LEASE request in which its consumer is expected to ask again."""
