@@ -18,7 +18,7 @@ from benchmarks.result import Goal, Measured, Row, Setting
 
 P99 = Goal(50, "ms", at_least=False)
 MEMORY_MB = 256
-"""Goal for the memory that the node uses in addition to its memory before, in MB."""
+"""Goal for the growth of the node's memory during the load, in MB."""
 ABUSERS = 8
 SETTLE_S = 1.0
 LOOK_S = 0.02

@@ -210,9 +210,9 @@ def named_servers() -> tuple[str, ...]:
 def effective() -> Settings:
     """Return the settings of this command, completed by the settings of its context.
 
-    Options take precedence over the context, and the context of `--context` over the environment. Any other context (of
-    SANDCTL_CONTEXT, or the current one) is ignored if servers are named without it, so that its token goes to no other
-    server. Environment variables take precedence over such a context.
+    Options take precedence over the context, and the context of `--context` over the environment. If an
+    option or the environment names servers, any other context (of SANDCTL_CONTEXT, or the current one) is ignored,
+    because its token must not be sent to those servers. Environment variables take precedence over such a context.
     """
     given = settings()
     if given.context is None and named_servers():

@@ -17,7 +17,7 @@ LINE_BYTES_MAX = 256 << 20
 
 
 class BadLine(Exception):
-    """A line is not a message. The text says why."""
+    """Raised for an input line that is not a valid message. The text says why."""
 
 
 def parse_line(line: bytes, headers: Mapping[str, str] | None = None) -> dict[str, Any]:

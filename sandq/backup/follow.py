@@ -253,7 +253,7 @@ class BackupFollower:
     async def _check_same(self, topics: Sequence[Topic]) -> None:
         """Raise Unavailable if a topic was recreated meanwhile.
 
-        Nodes get the names of topics only, so the entries read may belong to either topic.
+        Requests to nodes name a topic without its number. So the entries may be from the old topic or from the new one.
         """
         now = {row["name"]: row["number"] for row in (await self._transfer.catalog())["topics"]}
         for topic in topics:

@@ -22,7 +22,7 @@ except ImportError:  # not available on every platform of clients
     fcntl = None  # type: ignore[assignment]
 
 LOCK = "lock"
-"""Name of the lock file in a backup, held while it is made or deleted."""
+"""Name of the lock file in a backup. The lock is held while the backup is made or deleted."""
 PARTIAL = ".partial"
 """Suffix of a file that is being written."""
 

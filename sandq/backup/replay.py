@@ -80,8 +80,8 @@ class PartitionReplay:
         self.is_over = False
         """True if the next entry is beyond the end of the replay."""
         self.late: int | None = None
-        """Index of the last entry that belongs to the replay but follows an entry beyond its end; None: no such
-        entry."""
+        """Index of the last entry that belongs to the replay, although an earlier entry is already beyond the end of
+        the replay. None if there is no such entry."""
         self._last = last
         self._stores = stores
         self._store = store
@@ -372,7 +372,7 @@ def made_of(
     parts: Mapping[tuple[int, int], PartitionPart],
     level: int,
 ) -> Manifest:
-    """Return the manifest of a backup that was made this way."""
+    """Return the manifest of the backup that the replay makes."""
     made = [
         TopicPart(
             topic.name,

@@ -163,7 +163,7 @@ class Gossip:
         self._changed.clear()
         return changed
 
-    # -- actions of the edge --------------------------------------------------------------------------------------
+    # -- calls of the owner ---------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
         """Run the due tasks."""

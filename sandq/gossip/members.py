@@ -156,7 +156,9 @@ class Members:
     # -- intents --------------------------------------------------------------------------------------------------
 
     def announce_join(self) -> None:
-        """Announce that this member is present, with a newer time than any known intent. Not after a leave."""
+        """Announce that this member is present, with a newer time than any known intent.
+
+        Do nothing if this member has announced its leave."""
         if self._leaving:
             return
         self.clock += JOIN_STEP

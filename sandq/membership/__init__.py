@@ -1,1 +1,1 @@
-"""Membership of nodes: the sockets of gossip, and the other backends (floor F4 of docs/architecture.md)."""
+"""Membership of nodes: the sockets of gossip, and the other backends (layer F4 of docs/architecture.md)."""

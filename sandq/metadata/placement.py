@@ -74,9 +74,9 @@ def place(
 ) -> list[list[str]]:
     """Return the nodes of each new partition, given the existing ones in `slots`.
 
-    There must be at least `replicas` candidates. A candidate with `takes=False` is used last. It leads only if the
-    partition has no other kind of node. All partitions are placed, even beyond the nodes' capacity. If the free
-    capacity is enough for all of them, no node exceeds its capacity."""
+    There must be at least `replicas` candidates. A candidate with `takes=False` is used last. It leads a partition
+    only if all nodes of that partition are such candidates. All partitions are placed, even beyond the nodes'
+    capacity. If the free capacity is enough for all of them, no node exceeds its capacity."""
     planner = _Planner(candidates, slots)
     return [planner.new(group, replicas, len(groups) - at) for at, group in enumerate(groups)]
 

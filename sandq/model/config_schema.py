@@ -166,8 +166,8 @@ class ClusterSection(schema.Section):
 
 
 class HttpSection(schema.Section):
-    """Hosts and browser origins that the HTTP API accepts in addition to this node's own names, and the secret of
-    gateways."""
+    """The secret of gateways, and the hosts and browser origins that the HTTP API accepts in addition to its own
+    names."""
 
     removed: ClassVar[Mapping[str, str]] = {
         "workers": "removed: a node always serves HTTP from a process that it starts; delete the key"

@@ -46,7 +46,7 @@ class Delivery:
 
 
 def open_delivery(context: Context, storage: Storage, replication: Replication) -> Delivery:
-    """Create the delivery of a node. It opens no topic before the node belongs to its cluster.
+    """Create the `Delivery` of a node. No topic is opened before the node belongs to its cluster.
 
     Raises StartupError."""
     config, clock, timers, own = context.config, context.clock, context.timers, storage.own.node

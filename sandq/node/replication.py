@@ -93,6 +93,7 @@ async def replicating(context: Context, storage: Storage) -> AsyncIterator[Repli
     clocks = ClockKeeper(context.clock, links, lambda: node_log.nodes)
 
     def publish(published: Published) -> None:
+        """Hand the results to the groups. Send all frames that follow from them together."""
         with sender.gathering():
             node_log.published(published)
 

@@ -1,4 +1,4 @@
-"""Serve until a stop is requested. Restart a node whose stores met a full disk when the disk has space again."""
+"""Serve until a stop is requested. If a full disk stopped the node, restart it once the disk has space again."""
 
 from __future__ import annotations
 

@@ -73,7 +73,8 @@ def headers_of(message: Message, group: str, secrets: Sequence[str], now_s: int,
 def _own_headers(key: bytes | None, own: dict[str, Any] | None, cell: bytes | None) -> Headers:
     """Return the key and the headers of the message, as far as they fit.
 
-    `cell`: the stored headers. `own`: their map; None if they are not a map, and are sent in base64.
+    `cell`: the stored headers. `own`: the headers as a map. None if the stored headers are not a map; they are
+    then sent in base64.
     """
     wanted = [] if key is None else [("sandq-key", quote(key, safe=_VALUE_SAFE.strip()))]
     if own is None:

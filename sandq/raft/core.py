@@ -104,8 +104,9 @@ class Core(SyncObj):  # type: ignore[misc]
     ) -> Sequence[LogEntry]:
         """Guard L4: return entries from index `fromIDx` on; none if the log no longer has this index.
 
-        With `count`, the library applies or counts entries. With `maxSizeBytes`, it sends them: return whole entries of
-        about `MAX_APPEND_BYTES`. With neither, it looks for entries that conflict with a leader: return all."""
+        The library gives `count` to apply or count entries. It gives `maxSizeBytes` to send entries: return whole
+        entries of about `MAX_APPEND_BYTES`. It gives neither to look for entries that conflict with a leader: return
+        all."""
         journal = self._journal
         if fromIDx is None or fromIDx < journal.first_index:
             return []

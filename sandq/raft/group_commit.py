@@ -152,8 +152,8 @@ class GroupCommit:
     def remove(self, group: Group, *, keeps_log: bool = False) -> None:
         """Stop running a group.
 
-        Its records since the last tick are dropped, unless its log stays in use (`keeps_log`): a checkpoint may have
-        truncated the log, and relies on the records about the truncation."""
+        Drop the group's records since the last tick. With `keeps_log`, keep the records: a checkpoint may have
+        truncated the log, and needs the records about the truncation."""
         if not keeps_log:
             self.records[:] = [record for record in self.records if record[1] != group.number]
         self.groups.pop(group.number, None)

@@ -103,6 +103,7 @@ class _Counting:
                 self.found[self._unit_of(fire_ms)] += 1
 
     def _add_dense(self, first_ms: int, every_ms: int, number: int) -> None:
+        """Add `number` messages, one each `every_ms` from `first_ms` on: unit by unit, not message by message."""
         counted = 0
         start_ms = self._unit_of(first_ms)
         while counted < number:

@@ -84,8 +84,9 @@ def _next_ms(recurrence: Recurrence, after_ms: int, done: Done) -> int | None:
 
 
 def _last_of(recurrence: Recurrence, after_ms: int, until_ms: int, most: int) -> tuple[int, list[int]]:
-    """Return (about how many occurrences precede them in the range, the last `most` occurrences). The range has one or
-    more."""
+    """Return the last `most` occurrences of a range, and the approximate number of occurrences before these.
+
+    The range contains at least one occurrence. The result is (number, occurrences)."""
     found = recurrence.occurrences(after_ms, until_ms, _COUNT_MOST)
     if len(found) < _COUNT_MOST:
         return max(len(found) - most, 0), found[-most:]

@@ -93,7 +93,7 @@ class Connection:
         self.login: Login | None = None
         """The login that admitted the client; None if it has shown no credentials."""
         self.time_slice = TimeSlice()
-        """Time slice of the reader task: handling the requests as they arrive spends its work."""
+        """Time slice of the reader task. Each handled request uses a part of it."""
         self._stream = stream
         self._fd = stream.socket.fileno()
         self._gate = gate

@@ -65,7 +65,7 @@ class PlainWire:
         """Return whether there are bytes that may be sent now."""
 
     def left(self, sent: int) -> int:
-        """Note that bytes were sent. Return how many plain bytes that completes."""
+        """Record that `sent` bytes were sent. Return how many plain bytes that completes."""
         return sent
 
     def received(self, data: bytes) -> bytes | None:
@@ -127,7 +127,7 @@ class TransformedWire:
         return None if transform.has_ended and not plain else plain
 
     def end(self) -> None:
-        """End the transform: the rest to send tells the client that nothing follows."""
+        """End the transform. The last bytes to send tell the client that no more bytes follow."""
         self._transform.end()
 
 

@@ -251,7 +251,7 @@ def _scan(
 
 
 def _cheapest(table: Table) -> Column:
-    """Return the column to fetch if a query names none, as COUNT(*)."""
+    """Return the column to fetch if a query names no column (for example, COUNT(*))."""
     return table.column("partition") or table.columns[0]
 
 

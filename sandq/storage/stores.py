@@ -174,7 +174,7 @@ class MemoryStores:
         return self.after(rng.randint(0, len(self._unflushed)))
 
     def after(self, writes: int) -> MemoryStores:
-        """Return the stores after a crash that this number of writes after the last flush survived."""
+        """Return the stores after a crash in which only the first `writes` writes since the last flush survived."""
         rows = dict(self._flushed)
         for batch in self._unflushed[:writes]:
             _apply(rows, batch)

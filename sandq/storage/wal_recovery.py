@@ -189,6 +189,7 @@ class _Recovery:
         self._before = reader
 
     def _replay(self, reader: Reader) -> None:
+        """Replay the records of one segment, and note groups without a known store (`strays`) that have records."""
         replays, segment = self._replays, reader.segment
         kind = 0
         for kind, group, index, term, payload in reader:

@@ -71,8 +71,8 @@ class WriteBehindStores:
         """Return whether the store with this prefix may accept more messages. For any thread.
 
         It may if its bytes in the queue, plus the `beside_bytes` that will be queued next, are below its share. If the
-        queue is full, all stores with bytes in it have equal shares, so that stores with few bytes continue, until the
-        queue has twice `limit_bytes`."""
+        queue is full, all stores with queued bytes have equal shares, so that stores with few bytes can continue. If
+        the queue has twice `limit_bytes`, no store can."""
         if self.bytes >= 2 * self.limit_bytes:
             return False
         size = self._sizes.get(prefix, 0) + beside_bytes

@@ -86,8 +86,8 @@ class BlockWrapper(Wrapper[B]):
         try:
             self._portal.call(lambda: self._leave(kind, error, traceback))
         except ClosedError as closed:
-            # When the client was closed, it left this block, and its failure was stored. If the timeout of the close
-            # passed first, the block is still open, and the error is `closed`.
+            # Closing the client left this block, and stored the failure of the block. If the close timed out before,
+            # the block is still open: raise the ClosedError itself.
             failure = self._blocks.failures.get(self._inner) or (closed if self._inner in self._blocks.open else None)
             if error is None and failure is not None:
                 raise failure from None

@@ -22,7 +22,7 @@ SHARE: Final = 0.25
 SOURCE_SHARE: Final = 0.5
 """Maximum part of `SHARE` that one source may use."""
 BURST_S: Final = 0.5
-"""CPU time in s that may be used without waiting after a pause (size of the bucket)."""
+"""Size of the bucket: CPU time in s that is available at once after an idle period."""
 LEAST_WAIT_S: Final = 0.0005
 """Shortest sleep while a bucket refills, in s."""
 HANDSHAKE_S: Final = 10.0
@@ -52,7 +52,7 @@ class _Bucket:
     """A token bucket of CPU time in s. One step may bring it below zero; it must then refill before the next step."""
 
     def __init__(self, share: float) -> None:
-        """`share`: part of one CPU. The maximum burst is in proportion to it: `BURST_S` for `SHARE`."""
+        """`share`: part of one CPU. The maximum burst is `BURST_S * share / SHARE` seconds."""
         self._share = share
         self._left_s = BURST_S * share / SHARE
         self._most_s = self._left_s

@@ -26,7 +26,7 @@ Write = tuple[bytes, bytes | None]
 
 
 def make_watches_wait_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no wait for changes time out. Requests with a wait of 0 are answered immediately."""
+    """Let requests that wait for changes wait very long. Requests with a wait of 0 are answered immediately."""
 
     class Endless(kv_watch._Watcher):
         def __init__(self, watch: Watch, max_messages: int, max_bytes: int, deadline_s: float, output: Output) -> None:

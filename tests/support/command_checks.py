@@ -342,10 +342,10 @@ METADATA: Final[Mapping[type[Any], Mapping[str, Checked]]] = {
 
 _HEAD: Final = """# Checks before the log
 
-Every replica computes with the entries of the log in `apply`. A value that `apply` cannot use would stop all replicas.
-So the leader checks each field of each command before it proposes the command. This page lists these checks. It is
-generated: `python -m tests.support.command_checks > docs/checks.md`. A test compares it with the commands and with the
-classes of the requests.
+On every replica, `apply` computes with the values in the entries of the log. A value that `apply` cannot use would
+stop all replicas. So the leader checks each field of each command before it proposes the command. This page lists
+these checks. It is generated: `python -m tests.support.command_checks > docs/checks.md`. A test compares it with the
+commands and with the classes of the requests.
 
 *Request* names the request fields from which the field is taken. The class of the request declares their types and
 ranges ([protocol.md](protocol.md)). *Further checks* lists the other checks, and *where* names their module below

@@ -80,5 +80,5 @@ async def give_first_token(
 
 
 def _pending(files: Files) -> str:
-    """Return the token of which it is unknown whether it was stored; empty if there is none."""
+    """Return the pending token, which may or may not have been stored; empty if there is none."""
     return files.read(PENDING).decode().strip() if files.exists(PENDING) else ""

@@ -167,8 +167,8 @@ class Rebalancer:
     async def _move(self, differing: Sequence[_Led], most: int, nursery: trio.Nursery) -> None:
         """Do the next step of the move in each group that is ready for it.
 
-        No further group begins to get a replica while `most` groups have learners. Unreachable learners do not count,
-        as they may stay for long."""
+        Start no replica in a further group while `most` groups have learners. Unreachable learners do not count: they
+        may stay for long."""
         up = self._links.reachable()
         learning = sum(any(node_of(learner) in up for learner in led.host.members.learners) for led in differing)
         async for led in _yielding(differing):

@@ -116,7 +116,9 @@ class LimitPlan:
     def _served_now(
         self, starved: Sequence[int], uses: Mapping[int, PartitionUse], most: int, may_take: bool, now_ms: int
     ) -> list[int]:
-        """Return the starved partitions that have a turn: at most `most`, so that each can get something."""
+        """Return the starved partitions that have a turn: at most `most`, so that each can get something.
+
+        `may_take`: whether partitions whose turn is over lose their shares now."""
         if len(starved) <= most:
             return list(starved)
 

@@ -5,7 +5,7 @@ the threads is observed. If the log, the state or the store has made no progress
 *stalled*:
 
 - Pending requests are answered: TIMED_OUT if they were proposed (the outcome is unknown), UNAVAILABLE otherwise.
-- The node answers for no group that others can lead, and gives its leaderships to healthy nodes.
+- The node stops answering for groups that other nodes can lead, and transfers its leaderships to healthy nodes.
 - It repeatedly sends SICK to all nodes. The metadata leader marks it as failed, and later replaces it.
 
 All of this ends with the next progress. Leadership is handed over only to healthy nodes: if all nodes hang on one disk,

@@ -29,7 +29,8 @@ class FairQueue(Generic[T]):
         self._marks: dict[Hashable, int] = {}
         """Mark of the last waiting item of each flow."""
         self._taken = 0
-        """Virtual time: the mark of the last item taken. An item without a flow raises it to the highest mark."""
+        """Virtual time: the mark of the last item taken. Taking an item without a flow raises this time to the highest
+        mark."""
         self._highest = 0
         self.added = 0
         """Number of items that were ever added."""

@@ -499,7 +499,8 @@ def log_entry(key: bytes, value: bytes) -> LogEntry:
         return batch_entry(key[1:], count, len(value))
     if not flags & FLAG_EXTRA and len(value) >= 64:
         return LogEntry(key[1:], 1, len(value))
-    # A log row without its payload is shorter than 64 bytes. It contains the payload's size, which byte limits count.
+    # A log row without its payload is shorter than 64 bytes. It contains the size of the
+    # payload, because limits in bytes include the payload.
     fields = unpack(value[LOG_HEADER.size :])
     apart = fields[1] is None
     extra = extra_of(fields[0] or key[1:], fields[3] if apart else fields[1]) if flags & FLAG_EXTRA else None

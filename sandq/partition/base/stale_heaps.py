@@ -31,7 +31,7 @@ class LeastOf(Generic[V]):
     def __init__(self) -> None:
         self._values: dict[int, V] = {}
         self._noted: dict[int, V] = {}
-        """By number: the value in its one valid heap entry. The current value may be higher."""
+        """By number: the value in the only valid heap entry of this number. The current value may be higher."""
         self._heap: list[tuple[V, int]] = []
 
     def put(self, number: int, value: V | None) -> None:

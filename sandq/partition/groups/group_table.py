@@ -148,8 +148,8 @@ class GroupTable:
     def awaits(self, group: Group, offset: bytes, view: View) -> bool:
         """Return whether a message is pending in a group.
 
-        If there are other groups, a message that an expired group has yet to receive is not pending there, unless its
-        key blocks it. Otherwise its unique key would stay taken as long as the log has the message.
+        An expired group does not await its messages while any group is not expired, except for messages that are
+        blocked by their keys. Otherwise the unique keys of these messages would stay taken as long as the log has them.
         """
         if group.is_expired and len(self.expired) < len(self.by_id) and offset not in group.order.blocked:
             return False

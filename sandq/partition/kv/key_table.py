@@ -79,7 +79,7 @@ class KeyTable:
         self.bytes = 0
         """Bytes of the rows of these keys, including the keys."""
         self.deletions = 0
-        """Number of keys without a value whose deletion the log still has."""
+        """Number of deleted keys whose deletions are still in the log."""
         self.next_expiry_ms: int | None = None
         """Lower bound of the next expiry time of a value, in ms. None if no value expires."""
         self._swept_ms = 0

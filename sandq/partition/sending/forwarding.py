@@ -76,6 +76,7 @@ class Forwarding:
         letters = self._outbox.batch_letters(target, step.view)
         if isinstance(command, c.OutboxRefused):
             if command.error is None:
+                # The target refused only the epoch. It will accept the same batch under a new epoch.
                 self._outbox.begin(step, target, batch.last_seq, batch.size)
                 return CUT
             if len(letters) > 1:

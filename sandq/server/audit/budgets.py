@@ -46,7 +46,7 @@ class PrincipalBudgets:
         self._most = float(max(total_bytes // SHARE, LEAST_BYTES))
         self._second = second
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """By owner: bytes that were left at a time, and this time in seconds."""
+        """By owner: (free bytes after the last write, time of that write in seconds)."""
         self._collapsed: dict[Kind, Collapsed] = {}
 
     def has_bytes(self, owner: str) -> bool:

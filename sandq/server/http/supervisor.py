@@ -33,7 +33,7 @@ START_S: Final = 120.0
 SILENT_S: Final = 30.0
 """Time without a message after which a process that has sent a first message counts as hung, in seconds.
 
-A working process answers each push, and the node pushes more often."""
+A working process answers each push, and the node pushes at shorter intervals than this time."""
 BACK_OFF_FIRST_S: Final = 0.1
 BACK_OFF_MOST_S: Final = 5.0
 """Longest pause before a start, in seconds. The pause doubles from `BACK_OFF_FIRST_S`."""

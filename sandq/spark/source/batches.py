@@ -16,7 +16,8 @@ from sandq.spark.source.positions import TopicPartition
 def plan_batch(options: SourceOptions, brokers: Brokers, narrowed: Narrowed = WHOLE) -> list[Task]:
     """Return the tasks of a batch; each selected message is in exactly one of them.
 
-    Raises InvalidRequest if a view does not fit the topics or an end is not closed yet, UnknownTopic, UnknownPartition.
+    Raises UnknownTopic, UnknownPartition, or InvalidRequest: a view does not fit the topics, or an end is not closed
+    yet.
     """
     partitions = brokers.partitions(options.topics)
     check_kinds(partitions, options)

@@ -234,7 +234,7 @@ async def test_node_without_its_disk_is_removed_and_added_again(tmp_path: Path, 
         shutil.rmtree(nodes.data_dir("node3"))
         nodes.launch("node3")
         await until_holds(lambda: nodes.running["node1"].broker.metadata.nodes["node3"].failed_since_ms is not None)
-        # An election takes longer than it takes to be failed here: what it led has a leader before it is let go of.
+        # Here, a node counts as failed sooner than an election ends. The groups that node3 led elect leaders first.
         await administrate(nodes, lambda by: by.remove("node3"))
         await nodes.until_registered(*names)
         await until_even_and_settled(nodes, 4)
@@ -307,7 +307,7 @@ async def test_configured_node_without_its_disk_is_added_again(tmp_path: Path, q
         shutil.rmtree(nodes.data_dir("node3"))
         view = nodes.running["node1"].broker.metadata_host
         await until_holds(lambda: view.status.nodes["node3"].failed_since_ms is not None)
-        # An election takes longer than it takes to be failed here: what it led has a leader before it is let go of.
+        # Here, a node counts as failed sooner than an election ends. The groups that node3 led elect leaders first.
         await administrate(nodes, lambda by: by.remove("node3"))
         await until_gone(nodes, "node3")
         await nodes.start("node3")

@@ -57,7 +57,7 @@ async def test_a_node_is_drained_and_removed(tmp_path: Path) -> None:
             await client.admin.drain_node("node9")
         await client.admin.drain_node("node2")
         await until_row(client, "node2", {"standing": "draining", "replicas": 0, "voter": False})
-        # A topic's own record comes after what the node counts.
+        # The topic's record may be updated later than the node's number of replicas.
         ask = partial(partition_rows, client.admin, "t")
         await until_answer(ask, lambda rows: {node for row in rows for node in row["nodes"]} == {"node1", "node3"})
         with pytest.raises(InvalidRequest, match="add a node first"):
@@ -146,7 +146,7 @@ async def test_progress_of_a_snapshot_is_reported(tmp_path: Path, monkeypatch: p
         # If the leader has not heard yet that the snapshot is complete, it may offer the snapshot once more.
         rising = seen[: seen.index(max(seen)) + 1]
         assert rising == sorted(rising) and len(set(rising)) > 3, seen
-        # A topic's own record comes after what the node counts.
+        # The topic's record may be updated later than the node's number of replicas.
         (row,) = await until_answer(lambda: partition_rows(client.admin, "t"), lambda rows: not rows[0]["steps"])
         assert [member["voter"] for member in row["members"]] == [True, True]
 

@@ -1,4 +1,4 @@
-"""Consumer groups over HTTP: doq's walkthrough, lag, leases that wait or expire, seek, dead letters."""
+"""Consumer groups over HTTP: the walkthrough of doq (an earlier broker), lag, leases, seek, dead letters."""
 
 from __future__ import annotations
 

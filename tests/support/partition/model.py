@@ -272,7 +272,7 @@ class Model:
         return None if key is None or (key.until is not None and key.until <= self.now) else key.name
 
     def delivered(self, group: Group, name: str) -> None:
-        """Note that a group has made an attempt at the message."""
+        """Record an attempt of a group at the message."""
         unique = self.messages[name].unique
         key = self.keys.get(unique) if unique is not None else None
         if key is None or key.name != name:

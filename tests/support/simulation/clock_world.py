@@ -153,7 +153,7 @@ class ClockWorld:
                 self._lead(self.rng.choice(able))
 
     def _elect(self) -> None:
-        """Elect any node that answers: no node knows how long other nodes have compared their clocks."""
+        """Elect a random node among those that answer, whatever the state of its clock."""
         able = [name for name, node in self.nodes.items() if self.now_s >= node.hangs_until_s]
         if able and self._has_majority():
             self._lead(self.rng.choice(able))

@@ -107,7 +107,7 @@ def test_counts_match_a_plain_dictionary(steps: list[tuple[str | int, ...]]) -> 
                     desk.write()
                 case "restart":
                     desk.restart()
-            if step != "each":  # changes that are not counted yet must meet other steps
+            if step != "each":  # a check counts all changes; some steps must run with changes that are not counted yet
                 desk.check()
         desk.check()
 
