@@ -67,7 +67,7 @@ class PartitionPart:
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> PartitionPart:
-        """Build the part of a partition from JSON."""
+        """Build the description of a partition from JSON."""
         files = tuple(FilePart(**file) for file in found["files"])
         return cls(found["partition"], found["index"], found["time_ms"], found["level"], files)
 

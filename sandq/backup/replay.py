@@ -1,7 +1,8 @@
 """Make a backup as of a point in time: replay each partition's rows and entries with the state machine of the replicas.
 
 The state machine runs on the machine that restores, and uses its disk. This requires the package `sandq`:
-`sandq-client` has no state machine. Everything here is blocking, in steps.
+`sandq-client` has no state machine. Everything here blocks. Generators do long work in steps, so that a caller can
+pause in between.
 """
 
 from __future__ import annotations

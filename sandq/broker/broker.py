@@ -378,7 +378,7 @@ class Broker:
     async def _lost_pushes(
         self, leaders: Sequence[PartitionLeader], request: Subscribe, known: Known
     ) -> list[tuple[PartitionLeader, Delivery]]:
-        """Return the leases of a consumer in these partitions of which the consumer does not know.
+        """Return leases that a consumer holds in these partitions but does not know of, because their push was lost.
 
         The state of the partitions must be up to date."""
         found: list[tuple[PartitionLeader, Delivery]] = []

@@ -99,7 +99,7 @@ class OwnerUsage:
     # -- sums -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Sum up once a second. This node must take part in its cluster."""
+        """Sum up once a second. Call this only once the node takes part in its cluster."""
         while True:
             await self.update()
             await trio.sleep(SUM_S)

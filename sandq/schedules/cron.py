@@ -5,8 +5,8 @@
     @daily              an alias
 
 cronsim parses the fields and searches the calendar with naive datetimes, without a time zone. `wall_clock` handles
-clocks that are set forward or back, because cronsim does so only for five fields: with six fields, it omits a time that
-does not exist, and returns a time that the clock shows twice as two times.
+clocks that are set forward or back, because cronsim does so only for five fields. With six fields, cronsim omits times
+that the clock skips, and returns a time twice if the clock shows it twice.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class CronExpression:
     def after(self, wall: datetime) -> datetime | None:
         """Return the first matching time after `wall`, both without a zone and in whole seconds.
 
-        None if no time matches within 50 years, or before the year 9999."""
+        None if the next matching time is more than 50 years away, or after the year 9998."""
         search = copy.copy(self._forward)
         search.dt = wall
         try:

@@ -62,7 +62,8 @@ class _Counting:
         self.is_complete = True
         self._first_ms, self._unit_ms = first_ms, unit_ms
         self._stop_ms = first_ms + unit_ms * count
-        self._looked_up, self._counted = LOOKED_UP_MOST, COUNTED_MOST
+        self._look_ups_left, self._counts_left = LOOKED_UP_MOST, COUNTED_MOST
+        """Numbers of occurrences that may still be computed from expressions, and counted."""
         self._known: dict[Recurrence, list[int]] = {}
 
     def add_expression(self, schedule: Ahead) -> None:
@@ -70,12 +71,12 @@ class _Counting:
         times = self._known.get(plain)
         if times is None:
             try:
-                times = plain.occurrences(self._first_ms - 1, self._stop_ms - 1, self._looked_up)
+                times = plain.occurrences(self._first_ms - 1, self._stop_ms - 1, self._look_ups_left)
             except InvalidRequest:
                 # A node with different zone data created the schedule.
                 times, self.is_complete = [], False
-            self._looked_up -= len(times)
-            self.is_complete = self.is_complete and self._looked_up > 0
+            self._look_ups_left -= len(times)
+            self.is_complete = self.is_complete and self._look_ups_left > 0
             self._known[plain] = times
         start = bisect_right(times, schedule.after_ms)
         self._add(schedule, times[start : None if schedule.most is None else start + schedule.most])
@@ -94,9 +95,10 @@ class _Counting:
             self._add_dense(first_ms, every_ms, number)
 
     def _add(self, schedule: Ahead, times: list[int] | range) -> None:
-        if len(times) > self._counted:
-            times, self.is_complete = times[: self._counted], False
-        self._counted -= len(times)
+        """Add one message per occurrence, in the unit in which it fires. Omit those beyond `_counts_left`."""
+        if len(times) > self._counts_left:
+            times, self.is_complete = times[: self._counts_left], False
+        self._counts_left -= len(times)
         for occurrence_ms, following_ms in zip_longest(times, times[1:]):
             fire_ms = delivery_ms(schedule.name, schedule.recurrence, occurrence_ms, following_ms)
             if fire_ms < self._stop_ms:
@@ -107,10 +109,10 @@ class _Counting:
         counted = 0
         start_ms = self._unit_of(first_ms)
         while counted < number:
-            if self._counted == 0:
+            if self._counts_left == 0:
                 self.is_complete = False
                 return
-            self._counted -= 1
+            self._counts_left -= 1
             until = min((start_ms + self._unit_ms - 1 - first_ms) // every_ms + 1, number)
             if until > counted:
                 self.found[start_ms] += until - counted

@@ -53,7 +53,7 @@ def following(
     done: Done = (),
     grace_ms: int = 0,
 ) -> Plan:
-    """Return the occurrence after `occurrence_ms`, which fires now and is counted in `fired`.
+    """Return the occurrence after `occurrence_ms`. The occurrence at `occurrence_ms` fires now, and `fired` counts it.
 
     If occurrences after `occurrence_ms` were missed, the setting `misfire` decides which of them still fire.
     `grace_ms`: an occurrence that is late by at most this much is not missed."""

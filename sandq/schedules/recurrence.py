@@ -117,7 +117,8 @@ class Recurrence:
         return last_s * 1000, counted_max
 
     def fire_ms(self, name: str, occurrence_ms: int) -> int:
-        """Return the time at which an occurrence of the schedule `name` fires: its time plus less than the jitter.
+        """Return the time at which an occurrence of the schedule `name` fires: its nominal time, plus
+        a delay below `jitter`.
         PERSISTED
 
         The delay is a hash, so it is the same on every machine and in each call. Schedules with different names, and

@@ -81,7 +81,7 @@ def _next_shown(expression: CronExpression, zone: ZoneInfo, wall: datetime) -> i
     shown = _wall(first_s + _offset(zone, first_s))
     if shown == wall:
         return first_s
-    # `wall` is skipped: first_s is the change, and the time that the clock shows then may match, too.
+    # The clock skips `wall`: `first_s` is the instant of the change. Search from the time right after it, inclusively.
     after = expression.after(shown - _SECOND)
     return None if after is None else _next_shown(expression, zone, after)
 

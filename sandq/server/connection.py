@@ -327,8 +327,8 @@ class Connection:
         other_work = 1 + (received_bytes // max(len(frames), 1) >> FRAME_WORK_BITS)
         at, count = 0, len(frames)
         while at < count:
-            # Handling a PRODUCE only gathers it, so back-pressure is not checked for each. If PRODUCE requests are
-            # refused, their error replies cost much work, which ends the time slice, and the checks below follow.
+            # Handling a PRODUCE only gathers it, so back-pressure is not checked for each. Refused PRODUCE requests use
+            # up the time slice quickly, because their error replies count as much work. `_end_slice` then checks.
             if time_slice.left <= 0 or (kind != _PRODUCE and (output.waiting_bytes > most_bytes or own.is_busy)):
                 await self._end_slice(most_bytes)
             if kind == _PRODUCE and mark is not None:

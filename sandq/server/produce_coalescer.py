@@ -262,7 +262,8 @@ def _merged(raws: Sequence[bytes]) -> tuple[bytes, list[int]]:
 
 
 def _column(batches: Sequence[Batch], column: int) -> list[Any]:
-    """Return the cells of a column in all batches. Batches without the column have nulls in it, which mean the same."""
+    """Return the cells of a column in all batches. If a batch lacks the column, its cells are nulls, which mean the
+    same."""
     if column not in TYPE_OF:
         raise InvalidRequest(f"batch: column {column} is not known here")
     read = Batch.int_column if TYPE_OF[column] == TYPE_INT64 else Batch.bytes_column

@@ -306,8 +306,8 @@ async def test_settings_and_positions_of_groups_survive_a_restart(tmp_path: Path
 
 
 async def test_committed_position_of_group_can_be_fetched(api: sandq.Client) -> None:
-    """This is also true if the group has acked the second message of a batch, whose offset belonged to another
-    partition then."""
+    """This is also true after the second message of a batch is acked, although the next offset would belong to
+    another partition."""
     for partitions in (1, 3):
         topic = f"t{partitions}"
         # Messages that a seek to the end has passed are acked: they must still be there for the seek to the beginning.

@@ -37,8 +37,8 @@ def make_watches_wait_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until_waiting(node: Serving, partitions: int = 1) -> None:
-    """Wait until the node has registered watches that wait in this number of partitions. A disconnected client may
-    still count, so there may be more."""
+    """Wait until the node has registered watches that wait in this number of partitions. The watch of
+    a disconnected client may still be registered."""
     watchers = node.broker.kv_watches._watchers
     await until_holds(lambda: sum(any(one.index >= 0 for one in found) for found in watchers.values()) == partitions)
 

@@ -129,7 +129,7 @@ class PeerClocks:
         """True if there are peers, but for too long nothing was certain about this node's clock."""
         self._max_drift_s = max_drift_s
         self._certain_s = now_s
-        """Time in s of the last certain verdict, or at which the first of the current peers was linked."""
+        """Time in s of the last certain verdict, or of the first link after a time without peers: the later one."""
         self._unsure_s = now_s
         """Time since which this clock must be compared before it stamps anything."""
         self._restarted_s = -math.inf

@@ -78,7 +78,7 @@ class ClusterController:
         self._reassign_after_ms = reassign_after_ms
         self._partitions_per_node = partitions_per_node
         self._settled: dict[int, tuple[int, bool]] = {}
-        """Latest reports of group leaders that are not recorded yet: epoch and `whole`, by group."""
+        """By group: (epoch, `whole`) of its leader's latest report, if this is not recorded yet. See `Report`."""
         self._missing: dict[str, float] = {}
         """By node: time since which the node is missing, on trio's clock."""
         self._checked_s = 0.0

@@ -1,7 +1,7 @@
 """Choose the learners and voters of the metadata group, one step at a time. No side effects.
 
 - Every registered node becomes a learner, and a voter if it should vote and has all of the log.
-- A learner that is being removed leaves.
+- A learner whose node is being removed leaves the group.
 - Only then do surplus voters leave, unreachable ones first. The leader leaves last, after handing over the leadership.
 """
 

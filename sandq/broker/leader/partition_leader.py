@@ -417,7 +417,7 @@ class PartitionLeader:
         return self._window.span_ms
 
     def _wake_ms(self, pump: _GroupPump, group: GroupStatus, now_ms: int) -> int:
-        """Return when to request the next lease of a group, if no other request is stored earlier."""
+        """Return when to request the next lease of a group at the latest. Other requests may take it along earlier."""
         assert group.next_ms is not None
         if not self._is_scheduled(pump, group.next_ms):
             return group.not_before_ms  # produced for now, or left over by a lease without enough credit

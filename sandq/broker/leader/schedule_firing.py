@@ -35,7 +35,7 @@ FIRE_MOST: Final = 256
 FIRE_WORK: Final = 8192
 """Cost of firing one schedule, in bytes of a batch that costs the same."""
 DONE_MOST: Final = 8
-"""Maximum number of ranges of future occurrences that a schedule remembers as done."""
+"""Maximum number of ranges of occurrences that a schedule remembers because they fired while the clock was ahead."""
 PAUSE_MS: Final = 20
 """Minimum time between two rounds, in ms.
 
@@ -179,8 +179,8 @@ def replan(stored: Sequence[Stored], now_ms: int) -> list[Any]:
             continue
         last_ms, done = schedule.last_ms or 0, schedule.done
         if schedule.gap is not None and schedule.gap[1] > now_ms:
-            # The occurrences in the gap have not fired yet. The occurrences after the gap have fired, and their
-            # messages are delivered in time.
+            # The clock was set back to before the end of the gap of missed occurrences. So occurrences of the gap can
+            # still fire. Later ones have fired already, while the clock was ahead: note them as done.
             last_ms, *over = schedule.gap[0], [schedule.gap[1], last_ms]
             done = sorted([*done, *[one for one in over if one[0] <= one[1]]])[:DONE_MOST]
         try:

@@ -139,7 +139,7 @@ def _page(replica: PartitionReplica, request: KvScan, now_ms: int) -> KeyPage:
 
 
 def _values(replica: PartitionReplica, requests: Sequence[KvGet], now_ms: int) -> tuple[list[list[bytes | None]], int]:
-    """Return the values for the first of these requests, and their bytes."""
+    """Return the values for as many of the first requests as the limits allow, and the bytes of these values."""
     found: list[list[bytes | None]] = []
     size, keys_left = 0, KEYS_MOST
     for request in requests:

@@ -326,7 +326,7 @@ class _Store:
         return is_last
 
     def drop(self) -> None:
-        """Make the rows of the store garbage."""
+        """Let the sweeper delete the rows of the store, unless a replica uses them."""
         self._node_log.filling.discard(self._number)
         self._sweeper.sweep_soon()
 

@@ -141,8 +141,8 @@ class WaitingTable:
         longer waits.
 
         `store_parted` puts the row of the rest later, because the row is long, and a producer may take many messages
-        out of one entry. `made`: as in `Waiting`. `change`: the change of the message, which is already in its row of
-        the group.
+        out of one entry. `made`: as in `Waiting`. `change`: new fields of the message, which the message's row in the
+        group already has.
         """
         view = step.view
         expires_ms = None

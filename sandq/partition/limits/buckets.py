@@ -1,10 +1,10 @@
 """Parts of the token bucket of a group's rate. Partitions hold these parts and exchange them.
 
-A rate has as many *units* as its burst. A partition that holds `u` of `b` units may lease `u` messages at once, and has
-`u / b` of the rate. It stores the arrival time of its next message (`limits.pacing`). A part owes time for the messages
-that were leased recently: its debt. If a part is split, the debt is divided between the two new parts. So units keep
-their debt when they move to another partition. Rounding always reduces capacity, so all parts together never exceed the
-whole rate.
+A rate has as many *units* as its burst. A partition that holds `u` of `b` units may lease `u` messages at once, and
+has `u / b` of the rate. The partition stores the theoretical arrival time of its next message (see `limits.pacing`). A
+part owes time for the messages that were leased recently: its debt. If a part is split, the debt is divided between
+the two new parts. So units keep their debt when they move to another partition. Rounding always reduces capacity, so
+all parts together never exceed the whole rate.
 
 The debt is sent as a duration, which begins to elapse when the units arrive. So differences between the clocks of
 partitions do not matter, and a delay on the way only reduces capacity.

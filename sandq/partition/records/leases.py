@@ -199,8 +199,8 @@ class Lease:
         return mask, foreign
 
     def _named_each(self, what: list[list[Any]]) -> tuple[int, list[list[Any]]]:
-        """Return (mask of the single messages of `what`, other parts of `what`). Each range of the lease must be a
-        single message."""
+        """Return (mask of the messages of this lease that `what` names one by one, all other parts of `what`). Each
+        range of the lease must be a single message."""
         if self._positions is None:
             self._positions = {base: place for place, (base, _) in enumerate(self.ranges)}
         positions = self._positions

@@ -51,8 +51,8 @@ _COUNTS = ("lag", "ready", "leased", "waiting", "dead")
 async def lease(request: Request, topic: TopicName, group: GroupName, body: bodies.LeaseIn | None = None) -> Found:
     """Lease messages that are ready now. If there are none, wait for the first ones, up to `wait`.
 
-    A new group is created. If the client disconnects, or no response can be made, the messages are returned to the
-    group.
+    If the group does not exist, it is created. If the client disconnects, or no response can be made, the messages are
+    returned to the group.
     """
     options = body or bodies.LeaseIn()
     leases = gateway_of(request).client.leases(topic, group)

@@ -1,5 +1,4 @@
-"""Rows on which no reader may fail, and which none may change, on every route that reads; and the check that refuses
-some of them.
+"""Every route that reads shows strange rows unchanged, and does not fail. Headers that are no map are refused.
 
 A restored backup may contain headers of any form, so this test removes the check of headers.
 """
