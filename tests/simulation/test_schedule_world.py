@@ -22,7 +22,7 @@ def run_world(seed: int, steps: int = STEPS) -> ScheduleWorld:
 
 
 def test_worlds() -> None:
-    worlds = run_each(run_world, (2,))
+    worlds = run_each(run_world, (2, 3))
     assert all(len(world.offsets) > 50 for world in worlds)
     assert sum(world.counts["crashes"] + world.counts["hangs"] + world.counts["cuts"] for world in worlds) > 3
     assert sum(world.counts["triggers"] for world in worlds) > 3
