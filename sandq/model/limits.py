@@ -25,8 +25,8 @@ class Limits:
     headers_bytes: int = 64 * _KIB
     batch_messages: int = 65_536
     consumer_id_chars: int = 255
-    # How far ahead a message may be. This limit reveals clients that pass milliseconds instead of seconds: without the
-    # limit, nobody would notice that their messages are due many years later.
+    # How far ahead a message may be. This limit reveals clients that pass milliseconds instead of seconds. Without the
+    # limit, a node would accept their messages, which would be due many years later.
     delay_days: int = 3660
 
     # Limits of a topic.

@@ -12,8 +12,8 @@ from tests.support.waiting import until_holds
 
 MOST = 3
 PARTITIONS = 4
-MESSAGES = 140
-KILLS = 2
+MESSAGES = 240
+KILLS = 3
 
 
 async def test_group_limits_across_home_leader_kills_hold(tmp_path: Path) -> None:

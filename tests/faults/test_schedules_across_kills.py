@@ -12,7 +12,7 @@ import trio
 from tests.support.processes.cluster import ClusterProcess
 from tests.support.waiting import PATIENCE_S, until_led
 
-SCHEDULES = 24
+SCHEDULES = 60
 OCCURRENCES = 9
 KINDS: tuple[dict[str, str], ...] = ({}, {"misfire": "all"}, {"misfire": "skip"}, {"overlap_group": "nobody"})
 """Settings with which no occurrence is skipped while leaders change."""

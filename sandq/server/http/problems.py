@@ -221,7 +221,7 @@ def install(app: FastAPI) -> None:
         return problem(request.state.request_id, 500, "INTERNAL", FAULT)
 
     async def gone(request: Request, error: Exception) -> Response:
-        """Respond to nobody: the client has disconnected."""
+        """Send no response: the client has disconnected."""
         return Response(status_code=CLIENT_GONE)  # for the log and the metrics only
 
     app.add_exception_handler(Exception, fault)

@@ -16,7 +16,7 @@ from tests.support.waiting import PATIENCE_S, until_holds
 
 WORKERS = 2
 DRAIN_S = GOES_ON_S = PATIENCE_S
-MORE = 50
+MORE = 100
 PAUSE_S = 0.1
 """Pause between two bursts of messages, in seconds."""
 SETTINGS = {"lease": "2s", "backoff": {"kind": "fixed", "first": "50ms"}, "max_attempts": None}
@@ -46,7 +46,7 @@ class Record:
     """Ids whose ack failed. The ack may have been applied, because its reply may be lost."""
     faults: list[str] = field(default_factory=list)
     redelivered: int = 0
-    least: int = 300
+    least: int = 500
     """Minimum number of messages to store before the load ends, so that there is something to lose."""
     produced: bool = False
     done: trio.Event = field(default_factory=trio.Event)
@@ -142,7 +142,7 @@ async def under_load(
     rng: random.Random,
     *,
     pause_s: float = PAUSE_S,
-    least: int = 300,
+    least: int = 500,
     tenants: Sequence[str] = (),
 ) -> AsyncIterator[Record]:
     """Produce to topic "t" and consume from it while the block runs; then wait until all stored messages are acked.
