@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Final, Unpack
 
 import trio
 
@@ -18,13 +18,17 @@ from sandq.model.config import NodeConfig
 from sandq.model.errors import StartupError
 from sandq.node.started import LOCK_NAME, Started
 from sandq.server.http.launch import HttpPort, Launch, launch_process
-from sandq.server.listening import BoundPort, bind, listen
+from sandq.server.listening import BoundPort, PortInUse, bind, listen
 from sandq.storage import identity
 from sandq.storage.files import DIRECTORY_MODE, Files, RealFiles
 
 if TYPE_CHECKING:
     from sandq.node.context import NodeOptions
     from sandq.node.running import Serving
+
+HTTP_FREED_WITHIN_S: Final = 2.0
+"""Time in s within which the HTTP process of a killed node gives up its port."""
+HTTP_RETRY_S: Final = 0.05
 
 
 @contextlib.asynccontextmanager
@@ -71,7 +75,7 @@ async def _launched(config: NodeConfig, launch: Launch) -> AsyncIterator[HttpPor
     if address is None:
         yield None
         return
-    port = HttpPort(address.host, await listen(address.host, address.port, "http"), launch)
+    port = HttpPort(address.host, await _listen_for_http(address.host, address.port), launch)
     try:
         with contextlib.suppress(OSError):  # the supervisor launches the process again, and logs the reason
             await port.launch_early()
@@ -79,6 +83,21 @@ async def _launched(config: NodeConfig, launch: Launch) -> AsyncIterator[HttpPor
     finally:
         with trio.CancelScope(shield=True):
             await port.end()
+
+
+async def _listen_for_http(host: str, port: int) -> list[trio.SocketListener]:
+    """Listen for HTTP. If the port is in use, try again for `HTTP_FREED_WITHIN_S`.
+
+    The HTTP process of a killed node ends a little later than the node, and uses the port until then. Raise
+    StartupError."""
+    deadline_s = trio.current_time() + HTTP_FREED_WITHIN_S
+    while True:
+        try:
+            return await listen(host, port, "http")
+        except PortInUse:
+            if trio.current_time() >= deadline_s:
+                raise
+        await trio.sleep(HTTP_RETRY_S)
 
 
 def _make_data_dir(config: NodeConfig) -> Path:

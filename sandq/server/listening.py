@@ -40,6 +40,10 @@ class BoundPort:
             one.close()
 
 
+class PortInUse(StartupError):
+    """Another process uses the address on which the node should listen."""
+
+
 async def bind(host: str, port: int, setting: str) -> BoundPort:
     """Bind a port on each address of a host. `setting`: its key. Raise StartupError, which names the setting."""
     sockets: list[trio.socket.SocketType] = []
@@ -80,5 +84,5 @@ def _refusal(address: Address, setting: str, error: OSError) -> StartupError:
     """Return the error for an address on which the node cannot listen."""
     at = f"{address.host}:{address.port}"
     if error.errno == errno.EADDRINUSE:
-        return StartupError(f"{at} is in use by another process: stop it, or set listen.{setting} to another port")
+        return PortInUse(f"{at} is in use by another process: stop it, or set listen.{setting} to another port")
     return StartupError(f"cannot listen on {at} (listen.{setting}): {error.strerror or error}")

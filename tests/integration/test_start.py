@@ -14,6 +14,7 @@ import trio
 from sandq.model.errors import Corruption, DataDirInUse, StartupError, StorageFailed
 from sandq.node import restarts, run_node
 from sandq.node.running import Serving
+from sandq.server import listening
 from sandq.server.http.node_link import STARTING
 from sandq.server.http.thread import ThreadLaunch
 from sandq.storage.stores import LevelStores, Stores
@@ -66,6 +67,34 @@ async def test_start_that_fails_ends_http_and_frees_the_ports(tmp_path: Path) ->
             socket.create_connection(("127.0.0.1", port))
     async with run_node(start.config, launch=start.launch):
         assert start.get("/livez").status_code == 200
+
+
+async def test_http_port_of_a_killed_node_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The HTTP process of a killed node ends a little later than the node."""
+    start, attempts = Start(tmp_path), 0
+    left = socket.create_server(("127.0.0.1", start.http_port))
+
+    async def listen(host: str, port: int, setting: str) -> list[trio.SocketListener]:
+        nonlocal attempts
+        attempts += 1
+        try:
+            return await listening.listen(host, port, setting)
+        finally:
+            left.close()  # it is in use during the first attempt only
+
+    monkeypatch.setattr("sandq.node.start.listen", listen)
+    async with run_node(start.config, launch=start.launch):
+        assert start.get("/livez").status_code == 200
+    assert attempts == 2
+
+
+async def test_http_port_that_stays_in_use_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandq.node.start.HTTP_FREED_WITHIN_S", 0.1)
+    start = Start(tmp_path)
+    in_use = pytest.raises(StartupError, match=f"127.0.0.1:{start.http_port} is in use by another process")
+    with socket.create_server(("127.0.0.1", start.http_port)), in_use:
+        async with run_node(start.config, launch=start.launch):
+            pass
 
 
 async def test_second_node_of_a_data_directory_takes_no_ports(tmp_path: Path) -> None:

@@ -22,12 +22,6 @@ SEGMENT_BYTES = "1048576"
 """Size of the segments of a node's write-ahead log."""
 
 
-def _is_in_use(host: str, port: int) -> bool:
-    """Return whether a process accepts connections at a port."""
-    with socket.socket() as probe:
-        return probe.connect_ex((host, port)) == 0
-
-
 class NodeProcess:
     """A node in a process: `launcher python program`. The output goes to the file `log`.
 
@@ -92,7 +86,8 @@ class NodeProcess:
             wait_until(self._listens)
 
     def _listens(self) -> bool:
-        return _is_in_use(self.host, self.port)
+        with socket.socket() as probe:
+            return probe.connect_ex((self.host, self.port)) == 0
 
     def wait_until_it_serves(self) -> None:
         """Wait until the log reports that the node serves clients (and HTTP if configured). Its ports open earlier."""
@@ -142,14 +137,9 @@ class NodeProcess:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Kill the node with SIGKILL. Wait for its end, and for that of its HTTP process, which ends a little later.
-
-        Until then the HTTP port is in use, and the node cannot be started again."""
+        """Kill the node with SIGKILL, and wait for its end."""
         self.signal(signal.SIGKILL)
         self.ended()
-        host, _, port = self.environ.get("SANDQ_LISTEN__HTTP", "none").rpartition(":")
-        if host:
-            wait_until(lambda: not _is_in_use(host, int(port)))
 
     def pause(self) -> None:
         """Stop the process for a while. The process cannot notice the pause itself."""
