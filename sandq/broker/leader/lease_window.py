@@ -73,7 +73,7 @@ class LeaseWindow:
         """Time in ms before which the leases requested last are not sent.
 
         In a long window, these leases are sent together, so that their acks come together."""
-        return self._asked_ms + self.ahead_ms if self.span_ms > LEAST_MS else 0
+        return self._asked_ms + min(self.ahead_ms, STORE_MS) if self.span_ms > LEAST_MS else 0
 
     def wait(self, along_ms: int, call: Callable[[], None]) -> None:
         """Call `call` when other requests are made at `along_ms` or later, so that its requests are stored with them.
