@@ -1,8 +1,8 @@
 """Apply committed entries, publish the results, and hand over changed rows in large batches.
 
-The applier is synchronous and single-threaded: the node runs it on the apply thread, and a simulation steps it. A long
-entry yields from time to time, and other groups' tasks run within it. So an entry with many messages does not delay a
-group that has a single message.
+The applier is synchronous and single-threaded: the node runs it on the apply thread, and a simulation calls it step by
+step. While a long entry is applied, the applier runs tasks of other groups from time to time: the entry yields. So an
+entry with many messages does not delay a group that has a single message.
 """
 
 from __future__ import annotations
@@ -25,39 +25,40 @@ WRITE_ENTRIES: Final = 64
 WRITE_BYTES: Final = 64 << 10
 """Bytes of commands after which rows are written.
 
-When one of the limits `WRITE_*` is reached, the rows are handed over at once, otherwise after a short pause (`rest`). A
-write has about the cost of applying a small entry."""
+If one of the limits `WRITE_*` is reached, the changed rows are handed to the stores at once. Otherwise they are handed
+over after a short pause (`rest`). The limits save time, because one write costs about as much as applying a small
+entry."""
 WRITE_ROWS: Final = 1000
 """Number of changed rows of one replica after which rows are written."""
 WRITE_ROW_BYTES: Final = 1 << 20
 """Bytes of changed rows of all replicas after which rows are written.
 
-A step of a job is a small command that may copy large messages."""
+The limit `WRITE_BYTES` is not enough: a step of a bulk job is a small command that may copy large messages."""
 
 SLICE_S: Final = 0.002
-"""Time slice in s of an entry, after which it yields. The results of the entry do not depend on this."""
+"""Time in s after which an entry yields to other groups. The results of the entry do not depend on this value."""
 UNFINISHED_BYTES: Final = 4 << 20
-"""Total bytes of unfinished entries above which no entry yields. A half-applied entry of 1 MB occupies 50 MB."""
+"""Total bytes of half-applied entries above which no entry yields. A half-applied entry of 1 MB occupies 50 MB."""
 SHARE: Final = 4
 """Divisor for the next time slice of an entry that has yielded.
 
-If other groups used the thread for a time T, the entry then runs for at least T / `SHARE`. Otherwise a steady load of
-large entries in other groups would keep the entry from ever finishing."""
+If other groups used the thread for a time T, the next time slice is at least T / `SHARE`. So the entry finishes even
+under a steady load of large entries in other groups."""
 HERE_ENTRIES: Final = 16
 """Maximum number of entries that `run_here` applies at once."""
 HERE_BYTES: Final = 16 << 10
-"""Maximum bytes of commands that `run_here` applies at once. They take about 1 ms."""
+"""Maximum bytes of commands that `run_here` applies at once. Applying this many bytes takes about 1 ms."""
 DEPTH: Final = 32
-"""Maximum number of nested yields. The innermost entry runs to its end."""
+"""Maximum number of nested yields. At this depth, the innermost entry runs to its end without yielding."""
 PREEMPTED_MOST: Final = 4
 """Maximum number of queries that may be preempted at the same time.
 
-A partial answer, up to 16 MiB, is not charged to the memory budget."""
+Each of these queries holds a partial answer of up to 16 MiB, which the memory budget does not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """A task: apply entry `index` of a group."""
+    """A task: apply entry `index` of a group. `wanted`: a request waits for its results."""
 
     group: int
     replica: Replica
@@ -65,7 +66,7 @@ class Apply:
     command: bytes
     wanted: bool
     skip: Skip | None = None
-    """Set if the entry is a SKIP of an earlier entry."""
+    """Set if the entry is a SKIP: an order to skip an earlier entry that could not be applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +76,15 @@ class Ask:
     call: Callable[[], Any]
     answered: Callable[[Any], None]
     group: int | None = None
-    """The call follows everything submitted for that group.
+    """The call runs after all tasks that were submitted earlier for this group.
 
-    None: it follows everything submitted so far, and all rows that this has changed are handed over before it."""
+    None: the call runs after all earlier tasks of all groups. The rows that these tasks changed are handed to the
+    stores before the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class DigestView:
-    """The rows of a replica as of an entry that asks for a digest. The receiver closes `rows`."""
+    """The rows of a replica right after an entry that asks for a digest. The receiver closes `rows`."""
 
     group: int
     index: int
@@ -93,13 +95,14 @@ class DigestView:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The outcome of a run, for the loop: results by (group, index), and a status for each changed group."""
+    """The outcome of a run, for the event loop: results as (group, index, results), and the status of each changed
+    group."""
 
     results: list[tuple[int, int, list[Any]]]
     statuses: dict[int, Any]
     answers: list[tuple[Callable[[Any], None], Any]]
     applied_bytes: int = 0
-    """Bytes of the entries that were handled, including those discarded because their replica is shut."""
+    """Bytes of the handled entries. Entries that were discarded because their replica is shut are included."""
     views: Sequence[DigestView] = ()
     shut: Sequence[tuple[int, Replica]] = ()
     """Groups whose replicas on this node were shut in this run."""
@@ -137,22 +140,23 @@ class Applier:
     ) -> None:
         """Create the applier.
 
-        `on_applied(entries, apply_s)` is called after each run. `after_entry` is called after each entry, unless that
-        is applied within another entry or on a thread that must not wait."""
+        `on_applied(entries, apply_s)` is called after each run. `after_entry` is called after each entry, with two
+        exceptions: entries that are applied while another entry yields, and entries that `run_here` applies."""
         self._stores = stores
         self._publish = publish
         self.steps = 0
         """Number of completed steps. It shows a watchdog that the applier makes progress."""
         self._unwritten: dict[int, Replica] = {}
-        """Replicas with changes that were not written since the last write, by group."""
+        """Replicas with changes that are not written yet, by group."""
         self._entries = self._bytes = 0
         """Number of entries applied since the last write, and their bytes."""
         self._on_applied = on_applied
         self._after_entry = after_entry
         self.other_tasks: Callable[[], Iterable[Apply | Ask]] = tuple
-        """Return the tasks of groups other than those whose entries are being applied. Set by the owner."""
+        """Function that returns the tasks of idle groups: groups of which no entry is being applied. Set by the
+        owner."""
         self._runs: list[_Run] = []
-        """The runs in progress, innermost last. The others have yielded."""
+        """The runs in progress, innermost last. All runs except the innermost have yielded."""
         self._unfinished_bytes = 0
         """Bytes of the entries that are being applied."""
         self._open_answers = 0
@@ -160,11 +164,11 @@ class Applier:
         self._until_s = 0.0
         """Time from which the current task may yield; inf if it never yields."""
         self._shut: list[tuple[int, Replica]] = []
-        """Shut replicas, with their groups, that are not reported to the loop yet."""
+        """Shut replicas and their groups, until they are reported to the event loop."""
 
     @property
     def is_applying(self) -> bool:
-        """Return whether an entry is being applied now. For any thread."""
+        """Return whether an entry is being applied now. Any thread may ask."""
         runs = self._runs
         return bool(runs) and runs[-1].group is not None
 
@@ -173,9 +177,10 @@ class Applier:
         self._run(tasks, _Run(began_s=time.perf_counter()))
 
     def run_here(self, tasks: Sequence[Apply | Ask]) -> int:
-        """Run the first tasks on a thread that must not wait, if they are few, small and need no disk.
+        """Run the first tasks on a thread that must not wait. Stop before the first task that is large or needs the
+        disk.
 
-        Return their number."""
+        Run at most `HERE_ENTRIES` tasks. Return the number of tasks that were run."""
         run = _Run(began_s=time.perf_counter(), is_here=True)
         quick = takewhile(partial(self._is_quick, run), tasks)
         if self._must_write(self._unwritten.values()) or (first := next(quick, None)) is None:
@@ -192,7 +197,7 @@ class Applier:
         try:
             return task.replica.needs_no_disk(task.command)
         except Exception:
-            return False  # the apply thread meets the same error and shuts the replica
+            return False  # the apply thread will meet the same error, and shut the replica
 
     def _run(self, tasks: Iterable[Apply | Ask], run: _Run) -> None:
         """Run tasks, and report their results.
@@ -208,7 +213,8 @@ class Applier:
             else:
                 self._answer(task, run)
         if not run.is_here and self._must_write(run.changed.values()):
-            # Write before publishing: whether more may be proposed depends on the number of unwritten rows.
+            # Write before publishing: the receiver of the results counts unwritten rows to decide whether it may
+            # propose more.
             self.write()
         self._report(run)
         self._runs.pop()
@@ -224,7 +230,7 @@ class Applier:
         if task.group is None:
             self.write()
         self._open_answers += 1
-        answer = task.call()  # if it yields, earlier answers of this run may be published meanwhile
+        answer = task.call()  # if the query yields, earlier answers of this run may be published meanwhile
         self._open_answers -= 1
         run.answers.append((task, answer))
 
@@ -233,11 +239,12 @@ class Applier:
         self._until_s = math.inf if run.is_here else time.perf_counter() + SLICE_S
         size = len(task.command)
         run.entries += 1
-        run.size += size  # also for discarded entries, as the loop counts bytes of entries until they are published
+        run.size += size  # also for discarded entries: the event loop counts their bytes until they are published
         if task.replica.failure is not None:
             return
         run.group = task.group
-        # Other runs may write the unwritten replicas while this entry yields: keep the half-applied one out of them.
+        # While this entry yields, other runs may write all replicas in `_unwritten`. So remove this half-applied
+        # replica.
         self._unwritten.pop(task.group, None)
         self._unfinished_bytes += size
         try:
@@ -248,7 +255,8 @@ class Applier:
         finally:
             run.group = None
             self._unfinished_bytes -= size
-        # A query among the tasks may write the replica; the loop must still learn that it changed.
+        # A query of this run may write the replica, which removes it from `_unwritten`. So record the change in the run
+        # as well: the event loop must learn that the replica changed.
         run.changed[task.group] = run.unpublished[task.group] = self._unwritten[task.group] = task.replica
         self._entries += 1
         self._bytes += size
@@ -262,7 +270,8 @@ class Applier:
             self._after_entry()
 
     def _is_consistent(self, task: Apply) -> bool:
-        """Summarize and write the state after this entry. Return False if the replica was shut because that failed."""
+        """Compute the status and write the rows after this entry. Return False if that failed and the replica was
+        shut."""
         replica = task.replica
         try:
             replica.status()
@@ -277,15 +286,15 @@ class Applier:
     def _shut_replica(
         self, group: int, replica: Replica, step: Step, error: BaseException, *, index: int | None = None
     ) -> None:
-        """Shut one replica, going back to its rows; the others continue.
+        """Shut one replica, and return it to the state of its rows. The other replicas continue.
 
-        Raise errors that do not concern this replica."""
+        If the error concerns the whole node (`STOPS_NODE`), raise it instead."""
         if isinstance(error, STOPS_NODE):
             raise error
         replica.shut(step, error, index=index)
         self._unwritten.pop(group, None)
         if replica.unwritten:
-            self._unwritten[group] = replica  # it went back to the state before the entry, which must be written
+            self._unwritten[group] = replica  # its state before the failed entry must still be written
         for run in self._runs:
             run.changed.pop(group, None)
             run.unpublished.pop(group, None)
@@ -294,8 +303,8 @@ class Applier:
     def yield_now(self) -> None:
         """Run tasks of other groups if the current entry or query has used up its time slice.
 
-        The state machine calls it at points at which the state of all other groups may change."""
-        self.steps += 1  # one entry may take longer than the stall timeout, and it is making progress
+        The state machine calls this function only at points where other groups may change their state."""
+        self.steps += 1  # one entry may take longer than the stall timeout: show the watchdog that there is progress
         began_s = time.perf_counter()
         if began_s < self._until_s or len(self._runs) > DEPTH or self._unfinished_bytes > UNFINISHED_BYTES:
             return
@@ -309,8 +318,8 @@ class Applier:
     def _report(self, run: _Run) -> None:
         """Publish the outcome of a run so far.
 
-        The changes of an unfinished entry are published once it is done, and with them the earlier results of its
-        group. So no answer is published before the results that it depends on."""
+        If an entry of a group is unfinished, all results of the group are published later, once the entry is done. So
+        no answer is published before the results that it depends on."""
         half = run.group if run.group in run.unpublished else None
         later = () if half is None else (half, None)
         statuses = {}
@@ -332,14 +341,14 @@ class Applier:
         run.size, run.views = 0, []
 
     def rest(self) -> None:
-        """Write the remaining rows, because no task has come for a moment."""
+        """Write the remaining rows. The owner calls this function if no task has come for a moment."""
         self.write()
         if self._shut:
             shut, self._shut = self._shut, []
             self._publish(Published([], {}, [], shut=shut))
 
     def _must_write(self, changed: Iterable[Replica]) -> bool:
-        """Return whether the rows must be written before anything else is applied."""
+        """Return whether the rows must be written before the next entry is applied."""
         if self._entries >= WRITE_ENTRIES or self._bytes >= WRITE_BYTES:
             return True
         if any(replica.unwritten >= WRITE_ROWS for replica in changed):
@@ -347,7 +356,7 @@ class Applier:
         return sum([replica.unwritten_bytes for replica in self._unwritten.values()]) >= WRITE_ROW_BYTES
 
     def _views(self, task: Apply) -> list[DigestView]:
-        """Return a view of the replica's rows as of this entry, for each digest that it asks for."""
+        """Return one view of the replica's rows for each digest that this entry asks for."""
         replica = task.replica
         numbers = list(replica.digests_asked)
         replica.digests_asked.clear()
@@ -357,7 +366,7 @@ class Applier:
         return [DigestView(task.group, task.index, n, replica.store, self._stores.snapshot()) for n in numbers]
 
     def write(self) -> None:
-        """Hand over the changes of all entries applied so far, with their applied indices, to be written together."""
+        """Hand the changes of all applied entries to the stores, which write them and the applied indices together."""
         changes: list[Change] = []
         unwritten, self._unwritten = self._unwritten, {}
         for group, replica in unwritten.items():

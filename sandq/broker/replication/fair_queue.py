@@ -1,4 +1,5 @@
-"""Queue the requests of one group fairly over several flows, and in order within each flow.
+"""Queue requests fairly over several flows, and in order within each flow. A flow is, for example, the requests of one
+caller.
 
 Self-clocked fair queueing (S. J. Golestani, INFOCOM 1994). Each item gets a mark: the virtual time at which its flow
 would finish it if all waiting flows were served at the same rate. The item with the lowest mark is next.
@@ -13,14 +14,14 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T")
 
 BEHIND: Final = object()
-"""Used in place of a flow. Such an item comes after all items that are queued now; later items may overtake it."""
+"""Passed as the flow of an item that comes after all items that are queued now. Later items may overtake the item."""
 
 
 class FairQueue(Generic[T]):
     """A queue of flows; the parameter `line` names the flow.
 
     A flow with a long queue delays another flow by a limited amount of work: the other flow's own work, plus one item.
-    An item without a flow follows everything that waits, and precedes everything that is added later.
+    An item without a flow comes after all items that were added before, and before all items that are added later.
     """
 
     def __init__(self) -> None:
@@ -29,8 +30,8 @@ class FairQueue(Generic[T]):
         self._marks: dict[Hashable, int] = {}
         """Mark of the last waiting item of each flow."""
         self._taken = 0
-        """Virtual time: the mark of the last item taken. Taking an item without a flow raises this time to the highest
-        mark."""
+        """Virtual time: the highest mark of a taken item. When an item without a flow is added, this time rises to the
+        highest mark of all items."""
         self._highest = 0
         self.added = 0
         """Number of items that were ever added."""
@@ -67,7 +68,7 @@ class FairQueue(Generic[T]):
         return self.take_first(self.added)
 
     def take_first(self, count: int) -> list[T]:
-        """Remove the waiting items that are among the first `count` items ever added. Return them in the order of
+        """Remove and return the waiting items that are among the first `count` items ever added, in the order of
         arrival."""
         first = sorted((number, item) for _, number, _, item in self._items if number <= count)
         if first:

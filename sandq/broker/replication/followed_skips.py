@@ -1,4 +1,6 @@
-"""Track which entries a Raft group has decided to skip, and which SKIPs this replica has followed (ADR 46)."""
+"""Track the SKIPs of a Raft group, and which of them this replica has followed (ADR 46).
+
+A SKIP is a log entry that orders all replicas to skip an earlier entry, because no replica can apply that entry."""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ class FollowedSkips:
         self._is_proposed = False
         """True while a SKIP is proposed and its outcome is unknown."""
         self._followed: dict[int, int] = {}
-        """Index of the SKIP that this replica followed, by index of the entry that the SKIP replaces."""
+        """By index of a skipped entry: index of the SKIP that this replica followed."""
 
     def clear(self) -> None:
-        """Forget all SKIPs: the replica has got another state."""
+        """Forget all SKIPs, because the state of the replica was replaced."""
         self._followed.clear()
         self._is_proposed = False
 
@@ -31,28 +33,29 @@ class FollowedSkips:
         group.propose_skip(skip, decided)
 
     def is_skipping(self, group: Group, index: int) -> bool:
-        """Return whether a SKIP of the entry is proposed, or in the log and not followed by this replica yet.
+        """Return whether a SKIP is proposed, or is in the log for this entry and not followed by this replica yet.
 
-        If so, no second SKIP of the entry may be proposed. It would not include the first SKIP, and a replica
-        that follows one of the two would be shut when it meets the other."""
+        If so, the caller must not propose a second SKIP of the entry. The second SKIP would not know the first SKIP. A
+        replica that follows one of the two SKIPs would be shut when it meets the other SKIP."""
         ats = [at for at, skip in group.journal.skips.items() if skip.index == index]
         return self._is_proposed or (bool(ats) and self._followed.get(index) != ats[-1])
 
     def follow(self, group: Group, index: int) -> None:
-        """Record that this replica applies an entry, and with it the SKIP of that entry, if there is one."""
+        """Record that this replica applies an entry. If the group has decided to skip that entry, record the SKIP as
+        followed."""
         if group.journal.skips and (at := _decided(group).get(index)) is not None:
             self._followed[index] = at
 
     def may_reopen(self, group: Group, stored: int, failure: ApplyFailure | None) -> bool:
-        """Return whether the group has decided to skip an entry that is not in the rows of a shut replica.
+        """Return whether a new SKIP may let a shut replica open again.
 
-        `stored`: index of the last entry in the rows. A SKIP of an earlier entry does not help: then only a snapshot
-        does. A SKIP that the replica followed before it failed, or one after the failed entry, does not help either:
-        the replica would fail again."""
+        `stored`: index of the last entry in the rows of the replica. `failure`: why the replica is shut. The SKIP must
+        be for an entry after `stored`, up to the failed entry. If the replica followed the SKIP before it failed, it
+        would fail again."""
         if failure is None or failure.step is Step.SKIPPED or failure.index is None:
             return False
         if not failure.is_exact:
-            return True  # reload it to learn which entry is at fault
+            return True  # the failed entry is unknown: only a reload of the replica shows which entry is at fault
         decided = {index: at for index, at in _decided(group).items() if stored < index <= failure.index}
         return any([self._followed.get(index) != at for index, at in decided.items()])
 

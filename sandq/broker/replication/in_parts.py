@@ -1,7 +1,7 @@
-"""Resubmit moves and nacks of which one entry did only a part.
+"""Submit a large move or nack in several parts, one after the other.
 
-One entry rewrites a limited number of bytes of stored messages. The rest of a command is submitted again until it is
-done.
+One entry rewrites a limited number of bytes of stored messages. If an entry did only a part of a command, the rest of
+the command is submitted again.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from sandq.partition.records.claim import Outcome
 from sandq.partition.shared_state import NOT_YET
 
 LEAST_ITEMS: Final = 8
-"""Minimum number of items to submit again at a time. The maximum is twice the number that the last entry has done.
+"""Number of items that may always be submitted again together. If the last entry finished n items, 2 n are allowed.
 
-Each entry looks up all of its items. If an entry does three of a thousand large items, resubmitting all of them would
-cost half a million look-ups."""
+Each entry looks up all of its items, finished or not. If an entry can finish three of a thousand large items,
+submitting all unfinished items each time would cost 170,000 look-ups."""
 
 
 def submit_in_parts(
     raft_group: RaftGroup, command: c.Move | c.Nack, done: Done, *, size: int, work: int, line: Hashable | None
 ) -> None:
-    """Submit a move or a nack. Submit the unfinished items again until all are done.
+    """Submit a move or a nack. Submit its unfinished items again until all items are done.
 
-    `done` gets the outcomes of all items, or the error that ended the command. The other arguments, and the errors
-    raised, are those of `RaftGroup.submit`."""
+    `done` gets the outcomes of all items, or the error that ended the command. See `RaftGroup.submit` for the other
+    arguments and the errors raised."""
     items: list[Any] = list(command.items)
     outcomes: list[Any] = [None] * len(items)
     lost: dict[int, list[Any]] = {}
-    """Messages whose lease had ended, by position of their item, as reported by the finished parts of a nack."""
+    """By position of an item of a nack: its messages whose lease had ended, as reported by the finished parts."""
 
     def submit(left: list[int], behind: list[int]) -> None:
         """Submit the items at the positions `left`. `behind`: positions of the items to submit later."""
@@ -51,7 +51,8 @@ def submit_in_parts(
                     items[at] = (items[at][0], outcome.left, *items[at][2:])
                     outcome = NOT_YET
                 elif at in lost and not is_not_yet(outcome):
-                    # The lease is gone: all that was left of the item is lost.
+                    # This is the last part of the item. `[]` means that the lease is gone: all remaining messages are
+                    # lost.
                     outcome = lost[at] + (items[at][1] if outcome == [] else outcome or []) or None
                 outcomes[at] = outcome
             rest = [at for at in left if is_not_yet(outcomes[at])]

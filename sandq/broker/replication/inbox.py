@@ -1,8 +1,8 @@
 """Pass calls from worker threads to the event loop, in the order in which they were made.
 
-Trio offers `run_sync_soon` for this. Trio's function costs more: it also supports signal handlers, so it needs a
-re-entrant lock, and a socket that is read until it is empty. The inbox also keeps the order of calls that the loop
-makes itself, in the role of a thread (`during`).
+Trio's `run_sync_soon` does the same at a higher cost. It also supports signal handlers, so it needs a re-entrant lock,
+and a socket that is read until it is empty. The event loop may do the work of a thread itself (`during`): the inbox
+keeps the order of these calls, too.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Inbox:
     def __init__(self) -> None:
         self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self._is_woken = False
-        """True if the calls in the queue will be run without another wake-up."""
+        """True if the task in `run` will run the queued calls without another wake-up."""
         self._is_running = False
         self._left = 0
-        """Number of calls to run in this iteration of the loop."""
+        """Number of calls that are still to be run in this iteration of the event loop."""
         self._lock = threading.Lock()
         """Protects `_fd`: a thread must not write to a descriptor that was closed and whose number was reused."""
         self._fd: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -35,7 +35,7 @@ class Inbox:
     def put(self, call: Callable[..., Any], *args: Any) -> None:
         """Queue `call(*args)` to run on the loop, after all calls that were queued before.
 
-        The call must not raise: an exception would end the task that runs the inbox. After `close` the call is ignored.
+        The call must not raise: an exception would end the task that runs the inbox. After `close`, `put` does nothing.
         """
         if self._fd is None:
             return
@@ -60,8 +60,8 @@ class Inbox:
     def during(self, work: Callable[[], T]) -> T:
         """Run `work` on the loop and return its result.
 
-        Calls that `work` or threads put here meanwhile run in the same iteration of the loop, after `work`. If a call
-        of this inbox called `during`, they run after that call."""
+        Calls that are queued while `work` runs are run after `work`, in the same iteration of the event loop. If a call
+        of this inbox called `during`, the queued calls run after that call has returned."""
         self._is_woken = True
         try:
             return work()
@@ -71,7 +71,8 @@ class Inbox:
                 self._run_calls()
 
     def _run_calls(self) -> None:
-        """Run the queued calls, and those that `during` adds. Leave later ones to the next iteration of the loop."""
+        """Run the queued calls and the calls that `during` adds. Calls that are queued later run in the next iteration
+        of the event loop."""
         calls = self._calls
         self._is_woken = self._is_running = True
         self._left = len(calls)
@@ -82,14 +83,14 @@ class Inbox:
                 call(*args)
         finally:
             self._is_running = False
-        # Reset the flag before checking the queue: a call that is put after this line wakes the loop itself.
+        # Reset the flag before checking the queue: `put` wakes the event loop itself after this line.
         self._is_woken = False
         if calls:
             self._is_woken = True
             self._wake()
 
     def close(self) -> None:
-        """Run the calls that are left. Ignore all later ones."""
+        """Run the calls that are queued. `put` ignores all later calls."""
         while self._calls:
             self._run_calls()
         with self._lock:

@@ -1,4 +1,4 @@
-"""Choose the log with which a replica starts: the log in the WAL, or the log with which its store was installed."""
+"""Choose the log with which a replica starts: the log in the WAL, or an empty log from the index of its snapshot on."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def open_journal(
 ) -> GroupJournal:
     """Return the log of a group.
 
-    `found`: the group as recovered from the WAL. `applied`: index of the last entry in its store. The pointer takes
-    precedence over the WAL, as a crash may have come between writing the pointer and the WAL. Term and vote are kept in
-    either case."""
+    `found`: the group as recovered from the WAL. `applied`: index of the last entry in its store. If the WAL is behind
+    the snapshot that the pointer names, the log starts after that snapshot. This happens if the node crashes between
+    writing the pointer and writing the WAL. Term and vote are kept in either case."""
     group, members = pointer.group, Members(pointer.voters, pointer.learners)
     found = found or RecoveredGroup()
     index, index_term = pointer.snapshot_index, pointer.snapshot_term
@@ -24,7 +24,7 @@ def open_journal(
             records, group, members, index=index, index_term=index_term, term=found.term, voted_for=found.voted_for
         )
     if not found.entries:
-        # The WAL contains nothing of the group, or only its base.
+        # The WAL contains nothing of the group, or only its base record.
         return GroupJournal.create(records, group, members)
     members = Members(tuple(found.voters), tuple(found.learners))
     return GroupJournal(records, group, members, entries=found.entries, term=found.term, voted_for=found.voted_for)

@@ -12,26 +12,26 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Behind(Generic[T]):
-    """An item that runs after all items that were added before it."""
+    """An item without a group: it runs after all items that were added before it."""
 
     item: T
     number: int
     left: int
-    """Number of earlier items that are not done."""
+    """Number of items added before this one that are not done yet."""
 
 
 class Lanes(Generic[T]):
     """Round-robin queues, one per group.
 
-    The next item of a group waits for at most one item of each other group, even if that group has many items. The wait
-    is shorter if an item yields.
+    The next item of a group waits for at most one item of each other group, even if the other groups have many items.
+    If an item yields, the wait is shorter.
     """
 
     def __init__(self) -> None:
         self._lanes: OrderedDict[int, deque[tuple[int, T]]] = OrderedDict()
-        """Numbered items by group; the next group is first. Excludes the groups in `_busy`."""
+        """(Number, item) by group; the next group is first. A group is either here or in `_busy`."""
         self._busy: dict[int, deque[tuple[int, T]]] = {}
-        """Numbered items of the groups of which an item is being done."""
+        """(Number, item) of the groups that have an item in progress."""
         self._behind: deque[_Behind[T]] = deque()
         self._added = 0
         self._size = 0
@@ -41,7 +41,7 @@ class Lanes(Generic[T]):
         return self._size + len(self._behind)
 
     def add(self, item: T, lane: int | None) -> None:
-        """Add an item. `lane`: its group; None: it runs after all items that were added before it."""
+        """Add an item. `lane`: the item's group; None: the item runs after all items that were added before it."""
         self._added += 1
         if lane is None:
             self._behind.append(_Behind(item, self._added, self._size))
@@ -55,7 +55,7 @@ class Lanes(Generic[T]):
         items.append((self._added, item))
 
     def slice(self, goes_on: Callable[[], bool]) -> Iterator[T]:
-        """Yield the next items while `goes_on()`, at least one if there is any.
+        """Yield the next items while `goes_on()` returns true. If there are items, yield at least one.
 
         An item counts as done when the caller asks for the next item."""
         while self._behind or self._lanes:
@@ -67,9 +67,10 @@ class Lanes(Generic[T]):
                 return
 
     def others(self, goes_on: Callable[[], bool]) -> Iterator[T]:
-        """Yield items of the groups that are not busy, while an item of another group has yielded.
+        """Yield items of the groups that have no item in progress. Called while an item in progress yields.
 
-        Items without a group are not included: they must run after all earlier items, and one of those is unfinished.
+        Items without a group stay queued: they must run after all earlier items, and the item in progress is
+        unfinished.
         """
         while self._lanes and goes_on():
             yield from self._one()

@@ -1,4 +1,4 @@
-"""Transfer leadership to other nodes: before this node stops, if its clock is wrong, or for balance."""
+"""Transfer leadership to other nodes: before this node stops, while its clock is wrong, or to balance the load."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ RETRY_S: Final = 10.0
 async def hand_over(
     hosts: Callable[[], Iterable[RaftGroup]], nodes: Collection[str], within_s: float = HAND_OVER_S
 ) -> list[int]:
-    """Transfer the groups that this node leads to these nodes, where they have a vote.
+    """Transfer leadership of all groups that this node leads to voters on `nodes`. Try for up to `within_s` seconds.
 
-    Until then the groups accept no commands. Return the numbers of the groups that this node still leads after
-    `within_s`."""
+    During that time, the groups accept no commands. Return the numbers of the groups that should have been transferred,
+    but are still led by this node."""
     try:
         with trio.move_on_after(within_s):
             while led := [host for host in hosts() if can_leave(host, nodes)]:
@@ -36,6 +36,6 @@ async def hand_over(
 
 
 def can_leave(host: RaftGroup, nodes: Collection[str]) -> bool:
-    """Return whether this node leads the group and one of these nodes has a vote in it."""
+    """Return whether this node leads the group and another voter of the group is on one of these nodes."""
     group = host.group
     return group.is_leader and any(node_of(m) in nodes and m != group.member for m in group.members.voters)

@@ -1,7 +1,7 @@
 """Keep the part of a leader's log that a member needs after a snapshot, within a budget.
 
-Without these entries, the member would need another snapshot after it has installed this snapshot. Without a budget, a
-leader whose writes are faster than the transfer would keep all new entries, in memory and on disk.
+Without these entries, the member would need another snapshot after it has installed the first. If writes are faster
+than the transfer, the kept entries fill memory and disk: therefore the budget.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PIN_BYTES_MOST: Final = 256 << 20
 
 
 def pin_bytes(outrun: int) -> int:
-    """Return the budget of a snapshot, in bytes, after `outrun` attempts that exceeded theirs."""
+    """Return the budget of a snapshot in bytes. `outrun`: number of earlier attempts that exceeded their budgets."""
     return min(PIN_BYTES << outrun, PIN_BYTES_MOST)
 
 
@@ -28,8 +28,7 @@ class LogPin:
     def __init__(self, index: int, budget_bytes: int, on_lost: Callable[[], None]) -> None:
         """Keep the log from `index` on.
 
-        `on_lost`: called once, when the log has grown beyond the budget and the snapshot in transfer has become
-        useless."""
+        `on_lost`: called once, when the claim is given up. Then the snapshot in transfer is useless."""
         self.index = index
         self.is_lost = False
         self._budget_bytes = budget_bytes
@@ -38,7 +37,8 @@ class LogPin:
     def needed_from(self, journal: GroupJournal, match_index: int) -> int | None:
         """Return the index of the first entry that the log must keep; None once the pin is lost.
 
-        `match_index`: last entry that the member has received from the log. Entries below it need not be kept."""
+        `match_index`: index of the last entry that the member has received from the log. The member does not need
+        earlier entries."""
         needed = max(self.index, match_index)
         if not self.is_lost and journal.bytes_above(needed) > self._budget_bytes:
             self.lose()

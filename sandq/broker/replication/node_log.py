@@ -1,12 +1,12 @@
-"""The log and the state of a node: WAL, stores, Raft groups and their state machines, as separate steps.
+"""The log and the state of a node: WAL, stores, Raft groups and their state machines.
 
-Every step is a plain function; the caller decides on which thread it runs. The node runs `commit` on the WAL thread,
-the applier on the apply thread, and `stores.write_one` on the rows thread (`runner.py`). A simulation calls the steps
-one after the other, and crashes in between.
+Each step of the work is a plain function; the caller chooses the thread. The node (`runner.py`) runs `commit` on the
+WAL thread, the applier on the apply thread, and `stores.write_one` on the rows thread. A simulation calls the steps one
+after the other, and simulates crashes in between.
 
-A commit batch: `tick` -> `commit(records)` -> `synced`. The tasks that `tick` and `synced` return go to the applier, in
-that order. A checkpoint: `applied_indices` (apply thread) -> `stores.flush` (maintenance) -> `truncate` -> a commit
-batch -> `release`.
+A commit batch: `tick` -> `commit(records)` -> `synced`. The caller passes the tasks returned by `tick` and by `synced`
+to the applier, in this order. A checkpoint: `applied_indices` (apply thread) -> `stores.flush` (maintenance) ->
+`truncate` -> a commit batch -> `release`.
 """
 
 from __future__ import annotations
@@ -46,32 +46,33 @@ from sandq.storage.wal import SEGMENT_BYTES, Record, Wal
 from sandq.storage.write_behind import WriteBehindStores
 
 PINNED_SEGMENTS = 1
-"""Maximum number of full WAL segments whose deletion the last entries of one log may prevent.
+"""Maximum number of full WAL segments that the last entries of one log may keep from deletion.
 
-If the entries prevent more, they are appended again."""
+If the entries keep more segments, the entries are appended to the WAL again."""
 COPY_BYTES = 1 << 20
-"""Maximum size in bytes of a tail that is appended again."""
+"""Maximum size in bytes of a tail that is appended again. The tail of a log is its entries that are not cut yet."""
 SHUT_LOG_BYTES: Final = 16 << 20
-"""Maximum bytes of log that a shut replica accepts in one term. They are kept until the replica opens again."""
+"""Maximum bytes of log that a shut replica accepts in one term. The log is kept until the replica opens again."""
 UNAPPLIED_WORK = 2 * BATCH_WORK
 """Proposed and unapplied work above which a group proposes nothing more.
 
-Requests stay in the fair queue as long as possible, because the order of proposed requests is fixed."""
+So most requests stay in the fair queue, which may still change their order. Proposed requests have a fixed order."""
 KEPT_BYTES = 256 << 10
 """Bytes of a log kept below the applied index, for members that lag slightly."""
 LAG_BYTES = 64 << 20
-"""Maximum bytes of a log that a leader keeps for members that lag more. Beyond that they need a snapshot."""
+"""Maximum bytes of a log that a leader keeps for members that lag more. A member that lags even more needs a
+snapshot."""
 KEPT_SHARE = 1 / 4
-"""Share of the memory for logs that may be used by `KEPT_BYTES`.
+"""Share of the memory for logs that the bytes kept for slightly lagging members may use.
 
-With many groups, each keeps less than `KEPT_BYTES`."""
+If the node has many groups, each group keeps less than `KEPT_BYTES`."""
 ENTRY_BYTES = 120
 """Approximate memory of a log entry in addition to its command, in bytes."""
 PRODUCER_BYTES = 400
 LAG_WAL_BYTES = 512 << 20
-"""Bytes of WAL, of all groups, that the tail of one log may keep.
+"""Bytes of WAL segments that the tail of one log may keep from deletion.
 
-If it keeps more, the log is cut even if members need it."""
+If the tail keeps more, the log is cut even if members need the entries."""
 SWEEP_ROWS = 500
 SWEEP_BYTES = 2 << 20
 LAST_KEY = b"\xff" * 5
@@ -79,16 +80,16 @@ LAST_KEY = b"\xff" * 5
 
 @dataclass(slots=True, kw_only=True)
 class Hooks:
-    """Callbacks of a node's log. Components that are created after the log set their own hooks."""
+    """Callbacks of a node's log. A component that is created after the log sets its callbacks later."""
 
     wake: Callable[[], None] = lambda: None
     """Called when there is something to commit."""
     accepts: Callable[[str], bool] = lambda node: True
     """Return whether the queue to a node accepts more messages."""
     on_leads: Callable[[RaftGroup], None] = lambda host: None
-    """Called with each group that this node starts to lead, before the group is ready."""
+    """Called with each group that this node starts to lead. The group is not ready yet."""
     reason_to_wait: Callable[[RaftGroup], str | None] = lambda host: None
-    """Return why no entry may be stamped now in a group that this node leads; None if entries may be stamped."""
+    """Return why an entry of a group that this node leads may not get a time now; None if it may."""
     on_sync: Callable[[float], None] = lambda seconds: None
     """Called with the duration of each sync, in seconds."""
     on_applied: Callable[[int, float], None] = lambda entries, apply_s: None
@@ -98,7 +99,7 @@ class Hooks:
     on_digest: Callable[[DigestView], None] = lambda view: view.rows.close()
     """Called with the rows of which a digest was requested."""
     on_shut: Callable[[RaftGroup], None] = lambda host: None
-    """Called with each group whose replica was shut here."""
+    """Called with each group whose replica on this node was shut."""
 
 
 class NodeLog:
@@ -120,8 +121,8 @@ class NodeLog:
     ) -> None:
         """Open the stores and recover the WAL.
 
-        `create`: the files may be missing. `now_ms()` stamps entries. `publish` is called on the apply thread with the
-        outcome of each run. Raise Corruption, StorageFailed."""
+        `create`: create missing files. `now_ms()`: return the time for new entries. `publish` is called with the
+        outcome of each run, on the thread that ran the applier. Raise Corruption, StorageFailed."""
         self.memory = MemoryBudget(limits.memory_bytes)
         """Memory budget of this node."""
         self._hooks = hooks = hooks or Hooks()
@@ -145,13 +146,14 @@ class NodeLog:
             takes_entries=self._takes_entries,
         )
         self._applying = 0
-        """Bytes of entries that were handed to the applier and are not applied yet."""
+        """Bytes of entries that the applier has received and not applied yet."""
         self.backlog = Backlog(limits.apply_backlog_bytes)
         self.hosts: dict[int, RaftGroup] = {}
         self.filling: set[int] = set()
-        """Stores that a snapshot is being written to. No pointer names them yet, but they are not garbage."""
+        """Stores into which a snapshot is being written. No pointer names these stores yet, but `sweep` must keep
+        them."""
         self._loads: dict[int, Callable[[int], Replica]] = {}
-        """Function that loads the replica of a group from a store, by group."""
+        """By group: function that loads the replica of the group from a store."""
         self.failed: StorageFailed | None = None
         self.stalled: str | None = None
         """Why this node makes no progress for now; None if it does."""
@@ -164,13 +166,13 @@ class NodeLog:
         self._checkpoint_mark = self._applied_mark = self.wal.mark
         self._segment_bytes = segment_bytes
         self._overdue: set[int] = set()
-        """Groups whose tails keep too much of the WAL. The next checkpoint cuts them."""
+        """Groups whose tails keep too much of the WAL. The next checkpoint cuts these tails."""
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
     @property
     def metadata(self) -> RaftGroup:
-        """The replica of the metadata group. Raises KeyError before it was opened."""
+        """The metadata group. Raises KeyError if `open_metadata` was not called yet."""
         return self.hosts[METADATA_GROUP]
 
     @property
@@ -180,8 +182,7 @@ class NodeLog:
 
     @property
     def feature_level(self) -> int | None:
-        """The feature level of the cluster, as far as this node knows; None before this node is a member of a
-        cluster."""
+        """The feature level of the cluster, as far as this node knows; None while the node is not in a cluster."""
         metadata = self.hosts.get(METADATA_GROUP)
         return None if metadata is None else int(metadata.status.feature_level)
 
@@ -189,17 +190,17 @@ class NodeLog:
     def nodes(self) -> int:
         """The number of nodes of the cluster, including this one, as far as this node knows.
 
-        Counts the nodes that are registered or, if that is more, the members of the metadata group."""
+        It is the number of registered nodes, or the number of members of the metadata group, whichever is larger."""
         metadata = self.hosts.get(METADATA_GROUP)
         if metadata is None:
             return 0
         return max(len(metadata.status.nodes), len(metadata.members.voters) + len(metadata.members.learners))
 
     def install(self, groups: Sequence[tuple[int, str, Members]], metadata_index: int = 0) -> None:
-        """Assign a store to each of these replicas, durably, unless its group has one. Blocks on the disk.
+        """Assign a store to each of these replicas, durably. Skip groups that have a store. Blocks on the disk.
 
-        Each replica is given as (group, member, its initial configuration). `metadata_index`: index of the metadata
-        entry that creates them here.
+        Each replica is given as (group, member, initial configuration). `metadata_index`: index of the metadata entry
+        that creates the replicas on this node.
 
         Call this before a group's first WAL record: recovery drops the records of groups without a pointer."""
         new = [(group, member, members) for group, member, members in groups if self.pointers.get(group) is None]
@@ -218,8 +219,8 @@ class NodeLog:
     def open_metadata(self, members: Members | None = None, index: int = 0) -> RaftGroup:
         """Open the metadata group, and create it if it is not installed.
 
-        `members`: its founding members; None: this node alone. `index`: metadata index to record for a new replica.
-        Metadata entries up to it need no action on this node."""
+        `members`: the founding members of the group; None: this node alone. `index`: metadata index to record for a new
+        replica. Metadata entries up to `index` need no action on this node."""
         members = members or Members((member_id(self.node_id, 1),))
         own = self.own(members)
         assert own is not None, "a node opens the metadata of a cluster that it is a member of"
@@ -233,7 +234,7 @@ class NodeLog:
         replica = host.replica
         assert isinstance(replica, MetadataReplica)
         for command, position, _ in host.group.journal:
-            # Check now rather than when the entry is applied: by then this node serves clients.
+            # Check now: when the entry is applied, this node may already serve clients.
             if position > replica.applied_index and command[0] == REGULAR:
                 _check_known(replica, command[1:])
         return host
@@ -241,7 +242,8 @@ class NodeLog:
     def check_level(self, needed: int) -> None:
         """Raise Conflict if the cluster's feature level is below `needed`.
 
-        Raise Unavailable if the cluster is about to reach that level, or may have reached it without this node knowing.
+        Raise Unavailable if the cluster is about to reach that level, or if this node may not know the current level
+        yet.
         """
         level = self.feature_level or FIRST_LEVEL
         if needed <= level:
@@ -260,7 +262,7 @@ class NodeLog:
         )
 
     def open_partition(self, topic: Topic, partition: int) -> RaftGroup:
-        """Run the local replica of a partition, which must be installed."""
+        """Run the local replica of a partition. The replica must be installed."""
         group, settings = topic.partitions[partition].group, topic.first_settings
         return self._open(
             group,
@@ -295,7 +297,7 @@ class NodeLog:
             raise Corruption(f"raft group {number} has applied entry {applied}, and the WAL holds none of its entries")
         journal = open_journal(self.group_commit.records, pointer, found, applied)
         if replica.failure is not None:
-            # If the rows cannot be read, their index may be unreadable, too.
+            # The rows may be unreadable, and with them their applied index.
             applied = max(applied, journal.first_index)
         host = RaftGroup(
             number=number,
@@ -340,12 +342,12 @@ class NodeLog:
     # -- snapshots ------------------------------------------------------------------------------------------------
 
     def view(self, host: RaftGroup) -> tuple[StoresSnapshot, int]:
-        """Return a snapshot of all rows as of now, and the applied index of a group in it (apply thread)."""
+        """Return a snapshot of all rows as of now, and the applied index that it has of this group (apply thread)."""
         self.applier.write()
         return self.stores.snapshot(), host.replica.applied_index
 
     def check_runs(self, host: RaftGroup) -> None:
-        """Raise Unavailable if the group was closed."""
+        """Raise Unavailable if this node no longer runs this group."""
         if self.hosts.get(host.number) is not host:
             raise Unavailable(f"group {host.number} no longer runs here")
 
@@ -360,21 +362,22 @@ class NodeLog:
     def suspend(self, host: RaftGroup, index: int) -> None:
         """Stop a group whose state will be replaced by a snapshot of `index` (between commit batches).
 
-        Raise Unavailable if the snapshot is no longer needed."""
+        Raise Unavailable if the group no longer needs the snapshot."""
         if self.hosts.get(host.number) is not host or host.group.is_leader or host.status.applied_index >= index:
             raise Unavailable(f"group {host.number} no longer needs a snapshot of entry {index}")
         self.group_commit.remove(host.group)
 
     def suspend_shut(self, host: RaftGroup) -> None:
-        """Stop a group whose replica is shut, to open it again from its rows (between commit batches).
+        """Stop a group whose replica is shut, so that the replica can be loaded again (between commit batches).
 
-        Raise Unavailable if it was opened or closed in the meantime."""
+        Raise Unavailable if the replica was opened or the group was closed in the meantime."""
         if self.hosts.get(host.number) is not host or host.shut is None:
             raise Unavailable(f"group {host.number} is no longer shut")
         self.group_commit.remove(host.group, keeps_log=True)
 
     def reopen(self, host: RaftGroup, replica: Replica, status: Any) -> None:
-        """Continue a suspended group from this state, which its pointer names (between commit batches)."""
+        """Continue a suspended group with a loaded replica (between commit batches). The group's pointer names its
+        store."""
         pointer = self.pointers.get(host.number)
         if self.hosts.get(host.number) is not host or pointer is None:
             return  # its topic was deleted in the meantime
@@ -395,13 +398,13 @@ class NodeLog:
             self._hooks.on_shut(host)
 
     def uninstall(self, groups: Sequence[int], metadata_index: int = 0) -> None:
-        """Drop the pointers of closed groups, durably: their rows and log become garbage. Blocks on the disk.
+        """Drop the pointers of closed groups, durably. Their rows and logs become garbage. Blocks on the disk.
 
-        `metadata_index`: index of the metadata entry that removed them from this node."""
+        `metadata_index`: index of the metadata entry that removed the groups from this node."""
         self.pointers.update(drop=groups, metadata_index=metadata_index)
 
     def forget(self, groups: Sequence[int]) -> None:
-        """Release what the WAL keeps of these groups. For the thread that commits."""
+        """Release the records of these groups in the WAL. Call on the WAL thread."""
         for group in groups:
             self.wal.forget(group)
 
@@ -410,8 +413,9 @@ class NodeLog:
     def sweep(self, start: bytes) -> tuple[bytes | None, tuple[bytes, bytes] | None]:
         """Delete a bounded number of rows, from `start` on, of stores that no pointer names (apply thread).
 
-        Must run on the apply thread, because only that thread may pass row changes to the stores. Return the key to
-        continue from (None at the end), and the key range of a store that has become empty."""
+        Only the apply thread may pass row changes to the stores. Return two values. The first is the key from which to
+        continue; None at the end. The second is the key range of a store that has become empty; None if there is
+        none."""
         kept = {pointer.store for pointer in self.pointers.all()} | self.filling
         while True:
             found = self.stores.scan(start, LAST_KEY, limit=1, max_bytes=1)
@@ -420,7 +424,7 @@ class NodeLog:
             store = store_of(found[0][0])
             first, stop = store_range(store)
             if store not in kept:
-                # Begin at the row that was found. A scan from the first key visits every row deleted so far.
+                # Begin at the found row: a scan from the first key of the store would visit every deleted row.
                 rows = self.stores.scan(found[0][0], stop, limit=SWEEP_ROWS, max_bytes=SWEEP_BYTES)
                 self.stores.write([(key, None) for key, _ in rows])
                 last = rows[-1][0] + b"\x00"
@@ -435,18 +439,18 @@ class NodeLog:
         return records, self._tasks(committed)
 
     def end_tick(self) -> tuple[list[Record], list[Apply]]:
-        """End a tick that was run in parts, see `GroupCommit`."""
+        """End a tick that was run in parts (see `GroupCommit`)."""
         records, committed = self.group_commit.end_tick()
         return records, self._tasks(committed)
 
     def commit(self, records: Sequence[Record]) -> None:
-        """Write the records durably. Raise StorageFailed; then call `fail`, and run no further commit batch."""
+        """Write the records durably. If this raises StorageFailed, call `fail` and run no further commit batch."""
         self.wal.commit(records)
 
     def synced(self) -> list[Apply]:
-        """Note that the records are on disk, and return the entries to apply.
+        """Record that the records of the commit batch are on disk. Return the tasks to apply.
 
-        After it, the messages of `group_commit.take_outgoing` may be sent."""
+        After this call, the messages of `group_commit.take_outgoing` may be sent."""
         tasks = self._tasks(self.group_commit.synced())
         changed, self.group_commit.changed = self.group_commit.changed, {}
         for group in changed:
@@ -458,7 +462,7 @@ class NodeLog:
         return tasks
 
     def _tasks(self, committed: Sequence[Committed]) -> list[Apply]:
-        """Return the tasks that apply committed entries. Discard the entries of shut replicas."""
+        """Return the tasks that apply these committed entries. Discard the entries of groups with a shut replica."""
         hosts = [(self.hosts[c.group], c) for c in committed if c.group in self.hosts]
         tasks = [host.task(c.index, c.command, c.skip) for host, c in hosts if host.shut is None]
         for host, entry in hosts:
@@ -468,7 +472,8 @@ class NodeLog:
         return tasks
 
     def _takes_entries(self, group: int) -> bool:
-        """Return whether a follower's replica accepts more entries: it applies and writes them fast enough."""
+        """Return whether a follower's replica accepts more entries. If it applies or writes entries too slowly, it does
+        not."""
         host = self.hosts.get(group)
         if host is not None and host.shut is not None:
             return host.taken_while_shut < SHUT_LOG_BYTES
@@ -478,8 +483,8 @@ class NodeLog:
     def _may_propose(self, host: RaftGroup) -> bool:
         """Return whether a group may propose more.
 
-        It must wait while much of its proposed work is unapplied, or many of its current and future rows are unwritten.
-        The group is ticked again once it may."""
+        The group must wait while too much of its proposed work is unapplied, or too many of its rows are unwritten.
+        Then the group is added to `_held`, and ticked again later (`propose_again`)."""
         prefix = store_prefix(host.replica.store)
         has_work = host.requests.unapplied_work < UNAPPLIED_WORK
         if has_work and self.stores.takes(prefix, host.requests.unapplied_bytes):
@@ -487,7 +492,7 @@ class NodeLog:
         self._held.add(host.number)
         if not has_work:
             return False
-        # Check again, as rows may have been written before the group was added to `_held`: then nothing marks the
+        # Check again: if the rows were written just before the group was added to `_held`, no later write wakes the
         # group.
         if not self.stores.takes(prefix, host.requests.unapplied_bytes):
             return False
@@ -496,18 +501,18 @@ class NodeLog:
 
     @property
     def has_held(self) -> bool:
-        """True if groups wait until more rows are written. For any thread."""
+        """True if a group waits until rows are written or entries applied. Any thread may ask."""
         return bool(self._held)
 
     def propose_again(self) -> None:
-        """Tick the groups that wait until rows are written or entries applied."""
+        """Tick the groups in `_held`, because rows were written or entries applied."""
         held, self._held = self._held, set()
         for number in held:
             if number in self.hosts:
                 self.group_commit.mark(self.hosts[number].group)
 
     def fail(self, error: StorageFailed) -> None:
-        """Stop all groups, because the log cannot be written any more.
+        """Stop accepting requests in all groups, because the log cannot be written any more.
 
         The outcome of uncommitted requests is unknown."""
         self.failed = error
@@ -516,7 +521,8 @@ class NodeLog:
             host.notify_changed()
 
     def expire(self, timeout_s: float) -> None:
-        """Answer the requests that were pending at the last call and still are. Call it every `timeout_s`."""
+        """Answer the requests that are pending since the last call with an error. Call this function every
+        `timeout_s`."""
         if self.backlog.bytes:
             for host in self.hosts.values():
                 host.expire(timeout_s)
@@ -524,7 +530,7 @@ class NodeLog:
     def stall(self, why: str) -> None:
         """Fail the pending requests, because the log or the state is stalled.
 
-        Call it again for groups that are added later."""
+        If groups are added during the stall, call this function again."""
         self.stalled = why
         for host in self.hosts.values():
             if host.stalled != why:
@@ -538,12 +544,13 @@ class NodeLog:
                 host.resume()
 
     def published(self, published: Published) -> None:
-        """Deliver the outcome of a run to the groups (on the loop)."""
+        """Deliver the outcome of a run of the applier to the groups (on the event loop)."""
         self._applying -= published.applied_bytes
         for number, status in published.statuses.items():
             if number in self.hosts:
                 self.hosts[number].status = status
-        # Statuses before results: a client that gets a result may ask at once, and must not see the status before it.
+        # Statuses before results: a client that gets a result may send a query at once, and must not see an older
+        # status.
         for number in published.statuses:
             if number in self.hosts:
                 self.hosts[number].notify_changed()
@@ -576,14 +583,15 @@ class NodeLog:
         return sum([len(host.group.journal) for host in self.hosts.values()])
 
     def applied_indices(self) -> dict[int, int]:
-        """Hand over the rows of all applied entries, and return the applied indices (apply thread)."""
+        """Hand the rows of all applied entries to the stores. Return the applied indices by group (apply thread)."""
         self._applied_mark = self.wal.mark
         self.applier.write()
         return {number: host.replica.applied_index for number, host in list(self.hosts.items())}
 
     def truncate(self, flushed: dict[int, int]) -> None:
-        """Cut the logs below these indices, which the stores hold durably."""
-        # Count the entries that came during the flush for the next checkpoint. Otherwise they would never make one due.
+        """Cut the logs below these indices. The stores hold all earlier entries durably."""
+        # Entries that came during the flush count towards the next checkpoint. So set the mark to the time before the
+        # flush.
         self._checkpoint_mark = self._applied_mark
         hosts = {self.hosts[number]: applied for number, applied in flushed.items() if number in self.hosts}
         kept_bytes = min(KEPT_BYTES, int(KEPT_SHARE * self._logs.share_bytes) // max(len(self.hosts), 1))
@@ -597,9 +605,10 @@ class NodeLog:
         self._cut_to_share(hosts, kept_bytes)
 
     def _cut_to_share(self, hosts: Mapping[RaftGroup, int], kept_bytes: int) -> None:
-        """Cut the longest logs while all logs together exceed their share, even if members need them.
+        """While all logs together exceed their share of the memory, cut the longest logs, even if members need them.
 
-        Logs kept for lagging members are cut first, then logs pinned by snapshots, except the shortest of those."""
+        Logs that are kept for lagging members are cut first. Logs that are pinned by snapshots are cut next, except the
+        shortest pinned log."""
         excess = self._logs.bytes - self._logs.share_bytes
         if excess <= 0:
             return
@@ -624,20 +633,20 @@ class NodeLog:
         return sum([len(getattr(host.status, "groups", ())) for host in list(self.hosts.values())])
 
     def release(self) -> dict[int, int]:
-        """Remove WAL segments that are no longer needed. For the thread that commits.
+        """Remove WAL segments that are no longer needed. Call on the WAL thread.
 
-        Return the groups whose tails keep old segments, with the number of these segments."""
+        Return the groups whose tails keep more than `PINNED_SEGMENTS` segments, and the number of segments by group."""
         self.wal.release({n: host.group.journal.first_index for n, host in list(self.hosts.items())})
         return {number: segments for number, segments in self.wal.pinned_by().items() if segments > PINNED_SEGMENTS}
 
     def copy_tails(self, pinning: Mapping[int, int]) -> bool:
-        """Append the short tails of these groups again.
+        """Append the short tails of these groups to the WAL again. `pinning`: kept segments by group.
 
-        Return True if there was one: run a commit batch, then `release`.
+        Return True if a tail was appended. Then the caller runs a commit batch, and calls `release` again.
 
-        A long tail belongs to a group under load: the next checkpoint cuts it. A tail that keeps more than
-        `LAG_WAL_BYTES` is cut by the next checkpoint even if members need it. Then it is copied, however long its last
-        entries are."""
+        A long tail belongs to a group under load: the next checkpoint cuts the tail. If a tail keeps more than
+        `LAG_WAL_BYTES`, the next checkpoint cuts it even if members need it. The rest of such a tail is then appended
+        again, at any length."""
         journals = {number: self.hosts[number].group.journal for number in pinning if number in self.hosts}
         copied = [n for n, journal in journals.items() if n in self._overdue or journal.size_bytes <= COPY_BYTES]
         for number in copied:
@@ -648,10 +657,10 @@ class NodeLog:
 
 
 def _check_known(replica: MetadataReplica, command: bytes) -> None:
-    """Raise StartupError if a newer version wrote a metadata entry.
+    """Raise StartupError if a newer version of sandq wrote this metadata entry.
 
-    An entry that cannot be decoded for another reason does not prevent the start. Applying such an entry shuts the
-    metadata replica (ADR 46)."""
+    If the entry cannot be decoded for another reason, the node starts. When the node applies that entry, the metadata
+    replica is shut (ADR 46)."""
     try:
         entry = metadata_commands.Entry.decode(command)
     except Exception as error:
@@ -668,16 +677,16 @@ def _log_size(host: RaftGroup) -> int:
 
 
 def _kept_of(host: RaftGroup, kept_bytes: int) -> int:
-    """Return the bytes to keep of a log below the applied index, for other members.
+    """Return how many bytes of a log to keep below the applied index, for members that lag.
 
-    If the group has no other members, keep nothing once the log exceeds `kept_bytes`. Otherwise keep at least the entry
-    before the first one that the members need."""
+    If the group has no other members and the log exceeds `kept_bytes`, return 0. Otherwise return at least 1, so that
+    `truncate_below` keeps at least one entry below the index."""
     voters, learners = host.members
     return 0 if len(voters) + len(learners) == 1 and host.group.journal.size_bytes > kept_bytes else max(kept_bytes, 1)
 
 
 def _cut(host: RaftGroup, index: int, kept_bytes: int) -> int:
-    """Cut a log below an index. Return the change of its size in bytes, which is 0 or negative."""
+    """Cut a log below an index. Return the change of the log's size in bytes, which is 0 or negative."""
     before = _log_size(host)
     host.group.journal.truncate_below(index, kept_bytes)
     return _log_size(host) - before

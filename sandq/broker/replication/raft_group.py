@@ -37,11 +37,12 @@ log = structlog.get_logger("sandq.replication")
 AFTER_STALL_MOST = 10_000
 """Maximum number of calls that `after_stall` keeps."""
 BATCH_WORK: Final = 4 << 20
-"""Maximum work of the requests of one group in one commit batch. The last entry may exceed it."""
+"""Maximum work of the requests of one group in one commit batch. The last entry may exceed this limit."""
 BATCH_BYTES: Final = 1 << 20
-"""Maximum bytes of the entries of one group in one commit batch. The last entry may exceed it.
+"""Maximum bytes of the entries of one group in one commit batch. The last entry may exceed this limit.
 
-Other groups wait until the whole batch is written and synced, and then again while it is applied."""
+The limit protects other groups, which wait while the whole batch is written and synced, and again while its entries are
+applied."""
 
 
 class Stalled(Unavailable):
@@ -49,7 +50,8 @@ class Stalled(Unavailable):
 
 
 class Confirmation:
-    """The outcome of a leadership check: the commit index that a read must see, or None if this node does not lead."""
+    """The outcome of a leadership check. `index`: the commit index that a read must see; None if this node does not
+    lead."""
 
     def __init__(self) -> None:
         self.answered = trio.Event()
@@ -104,11 +106,11 @@ class RaftGroup:
     ) -> None:
         """Run a group from now on.
 
-        `encode(commands)`: stamp and encode one entry. `check_level(level)`: raise if the cluster has not reached a
-        feature level. `reason_to_wait(self)`: return why no entry may be stamped now, or None. `may_propose(self)`:
-        return whether more may be proposed; if not, the group is marked once more may be proposed. `what`: description
-        of the group in error messages. `settles`: if this node stops leading, pending requests are answered once their
-        outcome is certain.
+        `encode(commands)`: encode one entry with the current time. `check_level(level)`: raise if the cluster has not
+        reached a feature level. `reason_to_wait(self)`: return why no entry may get a time now, or None.
+        `may_propose(self)`: return whether the group may propose more. If the function returns False, its owner ticks
+        the group again later. `what`: description of the group in error messages. `settles`: if this node stops
+        leading, requests stay pending until their outcome is certain.
 
         Raise Corruption."""
         self.number = number
@@ -116,13 +118,13 @@ class RaftGroup:
         self.replica = replica
         self.status: Any = loaded_status(replica)
         self.shut: ApplyFailure | None = replica.failure
-        """Why the replica here is shut; None if it is not.
+        """Why the replica on this node is shut; None if it is open.
 
-        A shut replica applies nothing, and only member changes and SKIPs are proposed (ADR 46)."""
+        A shut replica applies nothing. Its group proposes only member changes and SKIPs (ADR 46)."""
         self.reopens = False
-        """True if the group has committed a SKIP with which the shut replica perhaps opens.
+        """True if the group has committed a SKIP that may let the shut replica open.
 
-        The replica must then be loaded from its rows again."""
+        Then the replica must be loaded from its rows again."""
         self._shut_in: tuple[ApplyFailure, int, int] | None = None
         """Start of the count of `taken_while_shut`: the failure, the term, and the bytes of the log at that time."""
         self._skips = FollowedSkips()
@@ -134,14 +136,15 @@ class RaftGroup:
         """Member changes and SKIPs whose outcome is unknown."""
         self.failed: StorageFailed | None = None
         self.pins: dict[str, LogPin] = {}
-        """Claims of members that a snapshot is being sent to: they will need the log after it."""
+        """Claims on the log, by member that is receiving a snapshot. The member will need the entries after the
+        snapshot."""
         self.reader_pins = ReaderPins()
-        """Claims of external readers of the log."""
+        """Claims of external readers, such as backups, on the log."""
         self.sending: dict[str, Sending] = {}
         """Progress of the snapshots that are being sent, by member."""
         self._closed: SandqError | None = None
         self._abandoned: Unavailable | None = None
-        """Set once nothing is applied any more."""
+        """Error for readers, once this node has stopped applying entries; None before."""
         self.stalled: str | None = None
         """Why the group makes no progress for now; None if it does."""
         self._after_stall: list[Callable[[], None]] = []
@@ -166,8 +169,8 @@ class RaftGroup:
         """Call these functions from now on, on the loop.
 
         - `on_status()`: after each change of `status`.
-        - `on_ready(ready)`: when this node leads the group and may answer for it, and when that ends.
-        - `on_route(here)`: when clients must send requests to this node, and when they must not any more. It precedes
+        - `on_ready(ready)`: after each change of `ready`, with the new value.
+        - `on_route(here)`: when clients must begin (True) or stop (False) sending requests to this node. Called before
           `on_ready`.
         """
         if on_route is not None:
@@ -184,9 +187,10 @@ class RaftGroup:
 
     @property
     def ready(self) -> bool:
-        """True if this node leads the group and has applied everything that was acknowledged before.
+        """True if this node leads the group and has applied everything that earlier leaders acknowledged.
 
-        A node that cannot write any more still answers for the groups that have no other voter."""
+        If the node cannot write any more, only groups without other voters stay ready: no other node could answer their
+        reads."""
         group = self.group
         leads = group.is_leader and self.stalled is None and self.shut is None
         leads = leads and (self.failed is None or group.is_only_voter)
@@ -196,16 +200,16 @@ class RaftGroup:
     def is_shut_leader(self) -> bool:
         """True if this node leads the group and its replica is shut.
 
-        Requests fail with the reason; only member changes and SKIPs are proposed."""
+        Requests fail with the reason of the shut replica. Only member changes and SKIPs are proposed."""
         return self.shut is not None and self.group.is_leader and self.failed is None and self._closed is None
 
     @property
     def taken_while_shut(self) -> int:
         """Bytes by which the log has grown in this term since the replica was shut.
 
-        Earlier bytes do not count, and the count restarts with each term. The leader of a term must be able to commit
-        its log. Only then can the leader apply the entry. Then its replica is shut, too, or it sends the snapshot that
-        opens this replica."""
+        The count restarts with each term, so that every new leader can commit its log. The leader can apply the failed
+        entry only after it has committed the log. Then the leader's replica is shut as well, or the leader sends a
+        snapshot that opens this replica."""
         if self.shut is None:
             return 0
         size_bytes = self.group.journal.size_bytes
@@ -220,19 +224,19 @@ class RaftGroup:
 
     @property
     def members(self) -> Members:
-        """The latest configuration in the log."""
+        """The members of the group, by the latest configuration in the log."""
         return self.group.members
 
     @property
     def leader(self) -> str | None:
-        """The node that leads the group, as far as this node knows; None if it knows of none."""
+        """The node that leads the group, as far as this node knows; None if this node knows no leader."""
         return self.group.leader
 
     def hand_over(self, nodes: Collection[str]) -> None:
         """Stop accepting commands, and transfer leadership to a member on one of these nodes.
 
-        The member with the longest log takes over once it has the whole log. Call this repeatedly while this node
-        leads. Call `stop_leaving` to give up."""
+        The member with the longest log takes over once it has the whole log. The caller repeats the call while this
+        node leads, or calls `stop_leaving` to give up."""
         self._leaving = True
         voters = [m for m in self.group.members.voters if node_of(m) in nodes and m != self.group.member]
         if voters:
@@ -250,23 +254,25 @@ class RaftGroup:
         await self._propose_own(partial(self.group.change_members, members))
 
     async def propose_skip(self, skip: Skip) -> None:
-        """Propose to skip an entry that could not be applied, and wait until that is committed.
+        """Propose to skip an entry that could not be applied. Wait until this SKIP is committed.
 
-        Raise NotLeader, Conflict (a SKIP of the entry is not followed yet), StorageFailed, or TimedOut."""
+        Raise Conflict if this replica has not followed an earlier SKIP of the entry. Raise NotLeader, StorageFailed, or
+        TimedOut."""
         if self.is_skipping(skip.index):
             raise Conflict(f"entry {skip.index} is being skipped already; ask again in a moment")
         await self._propose_own(partial(self._skips.propose, self.group, skip))
 
     def is_skipping(self, index: int) -> bool:
-        """Return whether a SKIP of the entry is proposed, or in the log and not followed by this replica yet."""
+        """Return whether an unfinished SKIP prevents a new SKIP of this entry (see `FollowedSkips.is_skipping`)."""
         return self._skips.is_skipping(self.group, index)
 
     async def _propose_own(self, propose: Callable[[Proposed], None]) -> None:
-        """Propose an entry that needs no state machine. A shut leader may do that, too."""
+        """Propose a member change or a SKIP, and wait for its outcome. A leader whose replica is shut may do so,
+        too."""
         if not self.is_shut_leader:
             self.check_ready()
         if self.failed is not None:
-            raise self.failed  # the only voter still answers reads, so `check_ready` does not raise
+            raise self.failed  # `check_ready` does not raise for an only voter, because it still answers reads
         outcome: list[ProposalFailed | None] = []
         finished = trio.Event()
 
@@ -291,10 +297,10 @@ class RaftGroup:
             raise TimedOut("leadership was lost meanwhile: the outcome is unknown")
 
     def needed_from(self, lag_bytes: int) -> int:
-        """Return the index of the first entry that some member or reader still needs from this log.
+        """Return the index of the first entry that a member or a reader still needs from this log.
 
-        `lag_bytes`: maximum size of the log that is kept for lagging members. If a snapshot or reader needs more of the
-        log than its budget, its pin is dropped."""
+        `lag_bytes`: maximum size of the log that is kept for lagging members. If a snapshot or a reader needs more of
+        the log than its budget allows, its claim is dropped."""
         group = self.group
         pins = [pin.needed_from(group.journal, group.match_index(m)) for m, pin in list(self.pins.items())]
         pins.append(self.reader_pins.needed_from(group.journal))
@@ -317,7 +323,7 @@ class RaftGroup:
         self._group_commit.mark(self.group)
 
     def notify_changed(self) -> None:
-        """Wake the tasks that wait for a change, and notify the listeners if `ready` or the route has changed."""
+        """Wake the tasks that wait in `changed`. If `ready` or the route has changed, notify the listeners."""
         readers, self._readers = self._readers, []
         for changed in readers:
             changed.set()
@@ -333,7 +339,7 @@ class RaftGroup:
                 on_ready(ready)
 
     def check_ready(self) -> None:
-        """Raise NotLeader, Unavailable, or the error that ended the group, unless the group is ready."""
+        """If the group is not ready, raise NotLeader, Unavailable, or the error that ended the group."""
         if self._closed is not None:
             raise self._closed
         if not self.ready:
@@ -344,7 +350,8 @@ class RaftGroup:
             raise self.not_leader()
 
     def not_leader(self) -> NotLeader:
-        """Return the error that names the leader, as far as this node knows it."""
+        """Return the error for requests to a node that does not lead. The error names the leader if this node knows
+        it."""
         leader = self.group.leader
         if self.group.is_leader or leader is None:
             return NotLeader(f"{self.what} has no leader that is ready; ask again", group=self.number)
@@ -360,15 +367,16 @@ class RaftGroup:
         messages: int = 0,
         line: Hashable | None = None,
     ) -> None:
-        """Queue a command to be proposed, if possible in the next commit batch.
+        """Queue a command to be proposed, if possible in the next commit batch. `done` gets the result.
 
-        Raise NotLeader, Unavailable, Overloaded, DiskFull or StorageFailed; Conflict for a command above the cluster's
-        feature level. Then `done` is never called.
+        Raise NotLeader, Unavailable, Overloaded, DiskFull or StorageFailed. Raise Conflict if the command needs a
+        higher feature level than the cluster has, or if an operator skipped it. After an exception, `done` is never
+        called.
 
-        `size`: bytes that the request occupies until it is answered. `work`: cost of applying it, as the size of a
-        batch that costs the same; None: `size`. `line`: flow within which the order is kept, see `FairQueue.add`.
-        BEHIND: the command follows everything that waits here. None: it also precedes everything that is submitted
-        later."""
+        `size`: bytes of the backlog that the request uses until it is answered. `work`: see `Request.work`; None:
+        `size`. `line`: the flow of the command; commands of one flow stay in order (see `FairQueue.add`). If `line` is
+        BEHIND, the command follows all commands that wait now. If `line` is None, the command also precedes all
+        commands that are submitted later."""
         if self.failed is not None and self.group.is_only_voter:
             raise self.failed
         self.check_ready()
@@ -401,7 +409,7 @@ class RaftGroup:
         work: int | None = None,
         messages: int = 0,
     ) -> Any:
-        """Submit a command, and return its result. Raise the error with which the command was answered."""
+        """Submit a command, and return its result. If the result is an error, raise the error."""
         answered, answers = trio.Event(), []
 
         def done(result: Any) -> None:
@@ -417,14 +425,14 @@ class RaftGroup:
     async def read(self) -> None:
         """Wait until this node has applied everything that was acknowledged before this call.
 
-        This includes writes acknowledged by other nodes: this node first confirms that it still leads. Raise
-        NotLeader, Unavailable or StorageFailed."""
+        Other nodes may have acknowledged writes, too: so this node first confirms that it still leads. Raise NotLeader,
+        Unavailable or StorageFailed."""
         await self.finish_read(self.begin_read())
 
     def begin_read(self) -> Confirmation | None:
-        """Start the leadership check of `read`.
+        """Start the leadership check of `read`, and return the check.
 
-        Return None if this node is the only voter. Raise NotLeader or Unavailable."""
+        Return None if this node is the only voter, which needs no check. Raise NotLeader or Unavailable."""
         self.check_ready()
         if self.group.is_only_voter:
             return None
@@ -434,7 +442,7 @@ class RaftGroup:
         return confirmation
 
     async def confirm_leadership(self) -> None:
-        """Wait until it is certain that this node led at the time of this call. Raise NotLeader, Unavailable."""
+        """Wait until a majority confirms that this node led at the time of this call. Raise NotLeader, Unavailable."""
         if not self.is_shut_leader:
             self.check_ready()
         if self.group.is_only_voter:
@@ -447,11 +455,11 @@ class RaftGroup:
             raise self.not_leader()
 
     def ask_index(self, done: ReadDone) -> None:
-        """Call `done(index)` with an index up to which the log contains everything acknowledged before this call.
+        """Call `done(index)`: all entries that were acknowledged before this call have an index of at most `index`.
 
-        Call `done(None)` if this node does not lead."""
+        If this node does not lead, call `done(None)`."""
         if self.group.is_only_voter and self.ready:
-            done(self.group.commit_index)  # the caller may use committed entries before this node has applied them
+            done(self.group.commit_index)  # may be above the applied index: the caller waits until it is applied
         elif self.failed is not None or self._closed is not None:
             done(None)
         else:
@@ -459,7 +467,7 @@ class RaftGroup:
             self._group_commit.mark(self.group)
 
     async def finish_read(self, confirmation: Confirmation | None) -> None:
-        """Do the rest of `read`, after `begin_read`."""
+        """Do the second part of `read`, with the check that `begin_read` returned."""
         if confirmation is None:
             return
         await confirmation.answered.wait()
@@ -485,8 +493,8 @@ class RaftGroup:
     async def catch_up(self) -> float:
         """Wait until this node has applied all entries that it knows to be committed.
 
-        Return the age of that knowledge, in seconds: the entries include everything acknowledged that long before this
-        call. Raise NotLeader if this node never knew, or Unavailable."""
+        Return an age in seconds: this node has everything that was acknowledged at least that long before this call.
+        Raise NotLeader if this node has never learned a commit index. Raise Unavailable."""
         age_s = self.group.age_s()
         if self._closed is not None:
             raise self._closed
@@ -496,13 +504,14 @@ class RaftGroup:
         return age_s
 
     async def changed(self) -> None:
-        """Wait until something was applied, or this node has started or stopped leading."""
+        """Wait until this node has applied an entry, or has started or stopped leading."""
         changed = trio.Event()
         self._readers.append(changed)
         await changed.wait()
 
     def replace(self, replica: Replica, status: Any) -> None:
-        """Continue with another state of the same group: that of a snapshot, or the stored one of a shut replica."""
+        """Continue the group with another replica: from a snapshot, or loaded again because the old replica was
+        shut."""
         self.replica, self.status = replica, status
         self.shut, self.reopens = replica.failure, False
         self._skips.clear()
@@ -513,7 +522,7 @@ class RaftGroup:
     def flush(self) -> None:
         """Propose the queued requests, merged into as few entries as possible, up to the limits of a commit batch.
 
-        Runs at the start of a tick."""
+        Called at the start of each tick."""
         requests = self.requests
         if not requests.waiting:
             return
@@ -521,7 +530,7 @@ class RaftGroup:
             requests.refuse_waiting(NotLeader("this node does not lead it any more"))
             return
         reason = self._reason_to_wait(self)
-        if reason is not None:  # entries are stamped only here
+        if reason is not None:  # entries get their time only in this function
             requests.refuse_waiting(_not_taken(reason))
         left, left_bytes = BATCH_WORK, BATCH_BYTES
         while requests.waiting:
@@ -538,7 +547,7 @@ class RaftGroup:
             self.group.propose(entry, partial(self._proposed, number, merged))
 
     def _proposed(self, number: int, merged: list[Request], index: int | None, failure: ProposalFailed | None) -> None:
-        """Handle the outcome of a proposal. `index`: Raft index of the committed entry; None if the proposal failed."""
+        """Handle the outcome of a proposal. `index`: Raft index of the committed entry. None: the proposal failed."""
         self.requests.proposed.pop(number, None)
         if index is not None:
             self.requests.committed[index] = merged
@@ -548,20 +557,21 @@ class RaftGroup:
             self.requests.answer_all(merged, TimedOut("leadership was lost meanwhile: the outcome is unknown"))
 
     def task(self, index: int, command: bytes, skip: Skip | None = None) -> Apply:
-        """Return the task that applies a committed entry. Record which SKIP the replica follows with it."""
+        """Return the task that applies a committed entry. If the entry is skipped, record that the replica follows the
+        SKIP."""
         self._skips.follow(self.group, index)
         return Apply(self.number, self.replica, index, command, index in self.requests.committed, skip)
 
     def shut_off(self) -> None:
         """Stop serving requests, because the replica is shut (`Replica.failure`).
 
-        Proposed requests may be applied later, here or on another node, so their outcome is unknown. The others are
-        refused."""
+        Proposed requests may be applied later, on this or another node, so their outcome is unknown. Requests that are
+        not proposed yet are refused."""
         self.shut = failure = self.replica.failure
         assert failure is not None
         try:
             self.status = self.replica.status()
-        except Exception as error:  # the replica may be shut because its state cannot be summed up
+        except Exception as error:  # the replica may be shut because its status cannot be computed
             log.error(
                 "the status of a shut replica cannot be read: the previous one is shown",
                 group=self.number,
@@ -575,7 +585,8 @@ class RaftGroup:
         self.notify_status()
 
     def discard(self, index: int, skip: Skip | None) -> None:
-        """Skip a committed entry, because the replica is shut. It is applied once the replica opens again."""
+        """Do not apply a committed entry now, because the replica is shut. The entry is applied when the replica opens
+        again."""
         self.requests.committed.pop(index, None)
         if skip is not None:
             self._note_skips()
@@ -596,7 +607,7 @@ class RaftGroup:
         """Fail the pending requests, because the node cannot write any more.
 
         Committed requests are still answered. If the group has other voters, the outcome of the remaining requests is
-        unknown, and clients ask those voters."""
+        unknown, and clients send their requests to these voters."""
         self.failed = error
         alone = self.group.is_only_voter
         self.requests.drop_proposed(error if alone else TimedOut(f"the outcome is unknown: {error.message}"))
@@ -604,13 +615,13 @@ class RaftGroup:
         self.group.reads.fail()
 
     def expire(self, timeout_s: float) -> None:
-        """Answer the requests that were pending at the last call, `timeout_s` ago, and still are."""
+        """Answer with an error the requests that are pending since the last call, `timeout_s` ago."""
         self.requests.expire(timeout_s, self.group.commit_index)
         if self.requests.waiting:
-            self._group_commit.mark(self.group)  # the requests that were given up may have blocked it
+            self._group_commit.mark(self.group)  # the expired requests may have blocked the group
 
     def stall(self, why: str) -> None:
-        """Fail the pending requests, because the node is stalled, and leave the group to its other members."""
+        """Fail the pending requests, because the node is stalled. Serve no requests until `resume` is called."""
         self.stalled = why
         self.requests.refuse_waiting(Unavailable(f"it was not stored: {why}"))
         self.requests.drop_all(TimedOut(f"the outcome is unknown: {why}"))
@@ -627,7 +638,7 @@ class RaftGroup:
             call()
 
     def after_stall(self, call: Callable[[], None]) -> None:
-        """Call `call` when the stall ends. At most `AFTER_STALL_MOST` calls are kept, and none may raise."""
+        """Call `call` when the stall ends. If `AFTER_STALL_MOST` calls are kept, ignore the call. It must not raise."""
         if len(self._after_stall) < AFTER_STALL_MOST:
             self._after_stall.append(call)
 
@@ -637,7 +648,7 @@ class RaftGroup:
         return self._leaving
 
     def abandon(self, error: StorageFailed) -> None:
-        """After `fail`: stop applying as well, so that committed requests cannot be answered either."""
+        """Stop applying entries, after `fail`. Answer the committed requests with an error, too."""
         if self.group.is_only_voter:
             self.close(error)
         else:
@@ -646,7 +657,7 @@ class RaftGroup:
             self.notify_changed()
 
     def close(self, error: SandqError) -> None:
-        """End the group: nothing is accepted or applied any more."""
+        """End the group on this node: no request is accepted and no entry is applied any more."""
         self._closed = error
         self.requests.drop_all(error)
         self._give_up_changes()
@@ -654,11 +665,11 @@ class RaftGroup:
         self.notify_changed()
 
     def _give_up_changes(self) -> None:
-        """Wake the tasks whose member change or SKIP has no known outcome."""
+        """Wake the tasks that wait for a member change or a SKIP. Its outcome is unknown."""
         for finished in self._changers:
             finished.set()
 
 
 def _not_taken(reason: str) -> Unavailable:
-    """Return the error for requests while no entry may be stamped."""
+    """Return the error for requests while no entry may get a time."""
     return Unavailable(f"no requests are accepted here for now: {reason}; ask again in a moment")

@@ -1,7 +1,7 @@
 """Keep the part of a log that external readers, such as backups, have not read yet.
 
-Each reader has a claim from its position on. A claim is lost if it exceeds its budget, or if the reader has not renewed
-it for `IDLE_S`.
+Each reader has a claim on the log from its position on. The claim is lost if it exceeds its budget, or if the reader
+does not renew it for `IDLE_S` seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sandq.raft import GroupJournal
 READER_BYTES: Final = 64 << 20
 """Maximum bytes of commands that the log of a group keeps for readers.
 
-All logs of a node share a part of its memory (`NodeLog`). If they exceed it, the logs that keep the most are cut, even
+All logs of a node share a part of its memory (`NodeLog`). If the logs exceed that part, the largest logs are cut, even
 if a reader needs them."""
 READERS_MOST: Final = 4
 """Maximum number of readers of one group."""
@@ -32,7 +32,7 @@ class _Pin:
 
 
 class ReaderPins:
-    """The claims on the log of one group, by name of the reader. On the event loop."""
+    """The claims on the log of one group, by name of the reader. Used only on the event loop."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
@@ -42,7 +42,8 @@ class ReaderPins:
         return len(self._pins)
 
     def put(self, reader: str, index: int) -> bool:
-        """Keep the entries after `index` for a reader, and release earlier ones. Return whether its claim has changed.
+        """Keep the entries after `index` for a reader, and release earlier entries. Return whether the reader's claim
+        changed.
 
         Raise Overloaded if there are `READERS_MOST` other readers."""
         self._expire()
@@ -53,9 +54,9 @@ class ReaderPins:
         return pin is None or pin.index != index
 
     def needed_from(self, journal: GroupJournal) -> int | None:
-        """Return the index of the first entry that the log must keep; None if no reader has a claim.
+        """Drop the claims that exceed the budget. Return the index of the first entry that the log must keep.
 
-        Drop the claims that exceed the budget."""
+        None if no reader has a claim."""
         self._expire()
         for reader, pin in list(self._pins.items()):
             # Check the size of the whole log first, as `bytes_above` visits each entry.

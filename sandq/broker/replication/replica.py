@@ -1,6 +1,6 @@
-"""Run state machines on the apply thread: they get entries, and return results and changed rows.
+"""Run state machines on the apply thread: a state machine gets entries, and returns results and changed rows.
 
-`PartitionReplica` and `MetadataReplica` implement `Replica`. Each holds the rows of one store.
+`PartitionReplica` and `MetadataReplica` implement `Replica`. Each replica holds the rows of one store.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class StoreRows:
 
 
 class NoRows:
-    """The rows of a shut replica: none, as its stored rows must not be read."""
+    """An empty set of rows. A shut replica uses it, because its stored rows must not be read."""
 
     def get(self, key: bytes) -> bytes | None:
         return None
@@ -95,7 +95,7 @@ class NoRows:
 
 
 def _stored_index(stored: StoreRows) -> int:
-    """Return the applied index in rows that cannot be loaded as a partition; 0 if it cannot be read either."""
+    """Return the applied index of rows that cannot be loaded as a partition; 0 if the index cannot be read either."""
     try:
         index = rows.unpack(stored.get(rows.STATE_KEY) or b"")[1]
     except STOPS_NODE:
@@ -108,8 +108,8 @@ def _stored_index(stored: StoreRows) -> int:
 class Replica(Protocol):
     """A state machine with its rows.
 
-    All members but `applied_index` and `failure` belong to the thread that applies: the apply thread, or the loop while
-    that is idle.
+    Any thread may read `applied_index` and `failure`. All other members are for the thread that applies entries: the
+    apply thread, or the event loop while the apply thread is idle.
     """
 
     store: int
@@ -117,7 +117,7 @@ class Replica(Protocol):
 
     @property
     def digests_asked(self) -> list[int]:
-        """Numbers of the digests that applied entries requested. The applier clears the list after each entry."""
+        """Numbers of the digests that the applied entry requested. The applier clears the list after each entry."""
         ...
 
     @property
@@ -125,29 +125,32 @@ class Replica(Protocol):
 
     @property
     def failure(self) -> ApplyFailure | None:
-        """Why the replica is shut; None if it is not. For any thread."""
+        """Why the replica is shut; None if it is open. Any thread may read this."""
         ...
 
     careful_until: int
-    """Raft index up to which the state is summed up and written after each entry, to learn which entry is at fault.
+    """Raft index up to which the status is computed and the rows are written after every single entry.
 
-    0: the state is summed up and written less often."""
+    So a failure shows which entry is at fault. 0: the status is computed and the rows are written for several entries
+    at once."""
 
     def shut(self, step: Step, error: BaseException, *, index: int | None = None) -> None:
-        """Stop applying, and forget the changes that are not in the rows (ADR 46).
+        """Stop applying entries, and forget the changes that are not in the rows (ADR 46).
 
-        `index`: index of the entry that failed. None: the last entry applied since the rows were written, if any."""
+        `index`: index of the failed entry. None: take the last entry whose changes are not in the rows, if there is
+        one."""
         ...
 
     def apply(self, index: int, command: bytes, wanted: bool, skip: Skip | None = None) -> list[Any]:
         """Apply a committed entry, and return one result per command.
 
-        `wanted`: this node answers the requests of the entry. `skip`: set if the entry is a SKIP."""
+        `wanted`: this node must answer the requests of the entry. `skip`: set if the entry is a SKIP."""
         ...
 
     def needs_no_disk(self, command: bytes) -> bool:
-        """Return whether applying this entry, which is the next one, and `status` after it, are quick and read no
-        stored rows."""
+        """Return whether the next entry can be applied quickly and without reading stored rows.
+
+        The same must hold for the call of `status` after it. `command`: the next entry."""
         ...
 
     @property
@@ -157,12 +160,12 @@ class Replica(Protocol):
 
     @property
     def unwritten_bytes(self) -> int:
-        """Upper bound of the bytes of the values of these rows."""
+        """Upper bound of the bytes of the values of the `unwritten` rows."""
         ...
 
     def drain(self) -> list[Change]:
-        """Return the changes of the entries applied since the last call, with absolute keys, including the applied
-        index."""
+        """Return the changed rows since the last call, with absolute keys. The row with the applied index is
+        included."""
         ...
 
     def status(self) -> Any:
@@ -183,22 +186,22 @@ def loaded_status(replica: Replica) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Delivery(LeasedPieces):
-    """A lease in the form that its consumer gets, with the data by which the sender decides when to send the lease."""
+    """A lease as its consumer gets it. It also has the data by which the sender decides when to send the lease."""
 
     consumer: str
     count: int
     """Number of messages in all pieces."""
     due_ms: int
-    """Wall-clock time at which its last message is due, in ms. The lease is not sent earlier."""
+    """Wall-clock time in ms at which the last message of the lease is due. The lease is not sent earlier."""
     generation: int
     """Generation of the group at the time of the delivery.
 
-    If the group's generation has risen since, the lease is revoked, and its messages may have been cancelled or moved.
+    If the group has a higher generation now, the lease is revoked: its messages may have been cancelled or moved.
     """
     returning: bool
-    """True if its messages were leased before."""
+    """True if the messages of the lease were leased before."""
     repeated: bool
-    """True if the lease was pushed before, and this earlier push may be lost."""
+    """True if the lease was pushed before. It is pushed again because the earlier push may be lost."""
 
 
 class PartitionReplica:
@@ -217,8 +220,8 @@ class PartitionReplica:
     ) -> None:
         """Load the replica from its store. If that fails, the replica is shut.
 
-        `group`: number of the partition's Raft group. `look_aheads`: those of the whole node. `yield_now`: see
-        `Applier.yield_now`."""
+        `group`: number of the partition's Raft group. `look_aheads`: the look-aheads of the whole node. `yield_now`:
+        see `Applier.yield_now`."""
         self.store = store
         self.failure: ApplyFailure | None = None
         self.careful_until = 0
@@ -231,13 +234,14 @@ class PartitionReplica:
         self._rows_index = 0
         """Raft index of the last entry whose changes are in the rows."""
         self._last_index: int | None = None
-        """Raft index of the last entry with commands whose changes are not in the rows."""
+        """Raft index of the last entry with commands, while its changes are not in the rows; None once they are."""
         self._decoded: tuple[bytes, commands.Entry] | None = None
-        """The last decoded entry, until this entry is applied."""
+        """The bytes and the decoded form of the next entry; None once the entry is applied."""
         self.is_mid_entry = False
         """True while an entry is being applied.
 
-        While the entry yields, a query must not rely on the leases that the entry has granted so far (apply thread)."""
+        An entry may yield, and a query may run meanwhile. The query must not rely on the leases that the entry has
+        granted so far."""
         try:
             self._run(MACHINES[kind].load(partition, settings, self._view, look_aheads))
             self._rows_index = self._machine.applied_index
@@ -248,7 +252,7 @@ class PartitionReplica:
             self.shut(Step.LOAD, error)
 
     def _run(self, machine: TimerPartition) -> None:
-        """Continue with this state machine."""
+        """Use this state machine from now on."""
         self._machine = machine
         if self._yield_now is not None:
             machine.shared.yield_now = self._yield_now
@@ -256,17 +260,17 @@ class PartitionReplica:
 
     @property
     def machine(self) -> TimerPartition:
-        """The state machine. Raises Unavailable if the replica is shut, as the state may include half of an entry."""
+        """The state machine. Raises Unavailable if the replica is shut, because it then has no valid state."""
         if self.failure is not None:
             raise Unavailable(self.failure.reason)
         return self._machine
 
     @property
     def queries(self) -> PartitionQueries:
-        """Queries, for calls on the apply thread.
+        """The queries of the partition (apply thread).
 
-        Raises Unavailable while the partition's clock is being set back, as messages change their positions from step
-        to step."""
+        Raises Unavailable while the partition's clock is being set back: each step of this work changes the positions
+        of messages."""
         self.machine.check_available()
         return self._queries
 
@@ -279,7 +283,7 @@ class PartitionReplica:
         return self._machine.digests_asked
 
     def shut(self, step: Step, error: BaseException, *, index: int | None = None) -> None:
-        """Shut the replica, as `Replica.shut`. Its state becomes that of an empty partition."""
+        """Shut the replica (see `Replica.shut`), and replace its state by an empty partition."""
         command = kind = None
         index = self._last_index if index is None else index
         if step is Step.APPLY and self._decoded is not None and index != self._machine.applied_index:
@@ -310,12 +314,12 @@ class PartitionReplica:
         )
         self._decoded = None
         self.is_mid_entry = False
-        # The state may include half of an entry, and may be large. Replace it by the state of an empty partition.
+        # The old state may include half of an entry, and may be large. Replace it by the state of an empty partition.
         self._view = View(NoRows())
         self._run(MACHINES[self._kind](self._partition, parse_settings({}).record()))
 
     def apply(self, index: int, command: bytes, wanted: bool, skip: Skip | None = None) -> list[Any]:
-        """Apply a committed entry, as `Replica.apply`."""
+        """Apply a committed entry (see `Replica.apply`)."""
         machine = self._machine
         if index > max(machine.applied_index, FIRST_INDEX) + 1:
             raise LogGap(f"entry {index} of raft group {self._group} follows entry {machine.applied_index}")
@@ -337,18 +341,19 @@ class PartitionReplica:
         for at, (command_of, result) in enumerate(zip(entry.commands, results, strict=True)):
             if isinstance(command_of, commands.Lease) and isinstance(result, list):
                 if wanted:
-                    # A later command of the same entry may have ended the lease already.
+                    # Leave out leases without live messages: a later command of this entry may have ended the lease.
                     results[at] = [self._delivery(lease) for lease in result if lease.live]
                 for lease in result:
                     lease.plain = None
         if counted is not None:
-            # The node that answers the requests counts them: another node, or this one before its restart.
+            # Do not count the messages here: the node that answers the requests counts them.
             totals.set(counted)
             return []
         return results
 
     def _entry(self, command: bytes) -> commands.Entry:
-        """Return a decoded entry. `needs_no_disk` and `apply` of the same entry share the result."""
+        """Decode an entry, or return the result of the last call for the same entry: `needs_no_disk` and `apply` share
+        it."""
         if self._decoded is None or self._decoded[0] is not command:
             self._decoded = None
             self._decoded = command, commands.Entry.decode(command)
@@ -374,21 +379,21 @@ class PartitionReplica:
         return changes
 
     def status(self) -> Any:
-        """Return the status, as `Replica.status`. A shut replica has the status of an empty partition."""
+        """Return the status (see `Replica.status`). A shut replica has the status of an empty partition."""
         status = self._machine.status(self._view)
         return status if self.failure is None else replace(status, applied_index=self._rows_index)
 
     def take_garbage(self) -> list[tuple[bytes, bytes]]:
-        """Return the ranges of absolute keys in which rows were deleted, for a compaction (apply thread)."""
+        """Return the ranges of absolute keys that have deleted rows, and forget them (apply thread). For a
+        compaction."""
         prefix = self._rows.prefix
         return [(prefix + start, prefix + stop) for start, stop in self.machine.log.garbage.take()]
 
     def held_by(self, group: str, consumer: str, known: set[int], epoch: int = 0) -> Iterator[Delivery]:
-        """Yield the live leases that their consumer does not know: they were granted, but the push was lost.
+        """Yield the live leases of a consumer that are missing in `known`: the push of such a lease was lost.
 
-        The leases are read one by one. `epoch`: only leases that were granted at this epoch; 0: only leases without
-        one. The process without an epoch is a different one than the process with an epoch, whose leases expire or
-        are taken over by the next process with an epoch."""
+        The leases are read one by one. `epoch`: yield only leases that were granted at this epoch. 0: yield only leases
+        without an epoch. A process with an epoch and a process without an epoch never share leases."""
         for lease in self.machine.leases.live_of(group, consumer):
             if lease.token not in known and epoch == lease.epoch:
                 yield self._delivery(lease, repeated=True)
@@ -398,18 +403,18 @@ class PartitionReplica:
         return any([lease.epoch != epoch for lease in self.machine.leases.live_of(group, consumer)])
 
     def groups_of_leases(self, tokens: Iterable[int]) -> dict[int, str]:
-        """Return the groups of leases, by token (apply thread)."""
+        """Return the consumer group of each of these leases, by token (apply thread)."""
         return self.machine.leases.groups_of(tokens)
 
     def due_between(self, start_s: int, stop_s: int) -> int:
-        """Return the number of messages with start_s <= delivery second < stop_s (apply thread)."""
+        """Return the number of messages that are due in the seconds `start_s` (included) to `stop_s` (excluded)."""
         return self.machine.log.counts.between(start_s, stop_s, self._view)
 
     def values(self, keys: Sequence[bytes], max_bytes: int, now_ms: int = 0) -> list[bytes | None]:
         """Return the rows of these keys in a compacted topic; None for a key without a value (apply thread).
 
-        Stop after the key with which the rows reach `max_bytes`. A value counts as missing if it has expired by the
-        time of the last entry, or by `now_ms` if `now_ms` is later."""
+        Stop after the key with which the rows reach `max_bytes`. An expired value counts as missing. It is checked at
+        the time of the last entry, or at `now_ms` if `now_ms` is later."""
         table, late_ms = self._keys(now_ms)
         rows: list[bytes | None] = []
         size = 0
@@ -424,34 +429,34 @@ class PartitionReplica:
     def scan(
         self, start: bytes, stop: bytes | None, limit: int, max_bytes: int, now_ms: int = 0
     ) -> Iterator[tuple[list[Row], bytes | None]]:
-        """Yield the parts of `KeyTable.scan` of a compacted topic (apply thread).
+        """Scan the keys of a compacted topic: yield the parts of `KeyTable.scan` (apply thread).
 
-        Values expire as for `values`. Other groups may run after each part."""
+        Expired values count as missing, see `values`. After each part, tasks of other groups may run."""
         table, late_ms = self._keys(now_ms)
         for part in table.scan(start, stop, limit=limit, max_bytes=max_bytes, now_ms=late_ms, view=self._view):
             yield part
             self.machine.shared.yield_now()
 
     def _keys(self, now_ms: int) -> tuple[KeyTable, int]:
-        """Return the keys of a compacted topic, and the time at which they are read."""
+        """Return the keys of a compacted topic, and the time in ms at which their values are read."""
         machine = self.machine
         machine.check_open()
         assert isinstance(machine, CompactedPartition)
         return machine.keys, max(now_ms, machine.now_ms)
 
     def in_slices(self, items: Sequence[T]) -> Iterable[T]:
-        """Yield items of a query, and let other groups run after some of them (apply thread)."""
+        """Yield the items of a query. After some items, let tasks of other groups run (apply thread)."""
         return self.machine.shared.in_slices(items)
 
     def changes(self, watch: Watch, max_messages: int, max_bytes: int) -> Changes:
-        """Return changes of a compacted topic, as `watch.changes` (apply thread)."""
+        """Return changes of a compacted topic (see `sandq.partition.kv.watch.changes`; apply thread)."""
         machine = self.machine
         machine.check_open()
         assert isinstance(machine, CompactedPartition)
         return changes(machine, watch, max_messages, max_bytes, self._view)
 
     def _delivery(self, lease: Lease, *, repeated: bool = False) -> Delivery:
-        """Return a lease with its live messages, as its consumer gets it."""
+        """Return a lease with its live messages, in the form for its consumer."""
         live = lease.live
         plain = lease.plain if live.bit_count() == lease.total else None
         kept_of = lease.group_id if lease.kept else None
@@ -480,8 +485,8 @@ class MetadataReplica:
     def __init__(self, stores: Stores, store: int, levels: Levels = KNOWN) -> None:
         """Load the state.
 
-        Raise StartupError if this version does not support the feature level of the state. A state that cannot be read
-        prevents the start: a node without metadata has nothing to serve."""
+        Raise StartupError if this version does not support the feature level of the state. If the state cannot be read,
+        the node does not start: without metadata it has nothing to serve."""
         self.store = store
         self.failure: ApplyFailure | None = None
         self.careful_until = 0
@@ -496,10 +501,10 @@ class MetadataReplica:
         self._entry: metadata_commands.Entry | None = None
         """The entry that is being applied."""
         self._undrained: list[tuple[int, metadata_commands.Entry]] = []
-        """Entries whose changes are not in the rows yet: few and small."""
+        """Entries whose changes are not in the rows yet. They are few and small."""
 
     def _stored(self, levels: Levels) -> MetadataState:
-        """Return the state in the rows."""
+        """Load the state from the rows."""
         stop = store_prefix(self.store + 1)
         found = self._stores.scan(self._prefix, stop, limit=SCAN_BYTES, max_bytes=SCAN_BYTES)
         return MetadataState.load([(key[len(self._prefix) :], value) for key, value in found], levels)
@@ -509,7 +514,7 @@ class MetadataReplica:
         return self.state.applied_index if self.failure is None else self._rows_index
 
     def shut(self, step: Step, error: BaseException, *, index: int | None = None) -> None:
-        """Shut the replica, as `Replica.shut`. Its state becomes that before the failed entry."""
+        """Shut the replica (see `Replica.shut`), and return to the state before the failed entry."""
         if index is None or step in (Step.STATUS, Step.DRAIN):
             index = self._culprit()
         command: int | None = None
@@ -539,10 +544,10 @@ class MetadataReplica:
         )
 
     def _culprit(self) -> int | None:
-        """Return the index of the first unwritten entry after which the state cannot be summed up or written.
+        """Apply the unwritten entries again one by one. Return the index of the first entry that fails.
 
-        Return the last unwritten entry if there is no such entry; None if all entries are in the rows. The state is
-        invalid afterwards."""
+        An entry also fails if the status or the rows cannot be computed after it. If no entry fails, return the index
+        of the last unwritten entry; None if there is none. The state is invalid after this call."""
         self.state = self._stored(self._levels)
         for index, entry in self._undrained:
             try:
@@ -554,10 +559,10 @@ class MetadataReplica:
         return self._undrained[-1][0] if self._undrained else None
 
     def _rebuild(self, undrained: Sequence[tuple[int, metadata_commands.Entry]]) -> None:
-        """Return to the state before the failed entry. The node continues with that state.
+        """Return to the state in the rows, and apply the entries `undrained` again.
 
-        The changes of that state are written later: clients have seen them, so they must
-        not be lost when the replica is opened again."""
+        The changes of these entries are written later. Clients have seen them, so they must survive until the replica
+        is opened again."""
         self._changes.clear()
         self._undrained = []
         self.state = self._stored(self._levels)
@@ -565,13 +570,14 @@ class MetadataReplica:
             for at, entry in undrained:
                 self.state.apply(at, entry, self._put)
         except Exception as error:
-            log.error("the metadata continues with an older state, that of its rows", error=repr(error))
+            log.error("the metadata continues with the older state in its rows", error=repr(error))
             self._changes.clear()
             self.state = self._stored(self._levels)
 
     def apply(self, index: int, command: bytes, wanted: bool, skip: Skip | None = None) -> list[Any]:
-        """Apply a committed entry, as `Replica.apply`. Raise UnknownLevel if this version cannot read the log after
-        it."""
+        """Apply a committed entry (see `Replica.apply`).
+
+        Raise UnknownLevel if the entry raises the feature level above the levels of this version."""
         self._entry = None
         if not command:
             if skip is not None and index > self.state.applied_index and skip.skip_id not in self.state.skips:
@@ -581,17 +587,17 @@ class MetadataReplica:
         self._entry = entry = metadata_commands.Entry.decode(command)
         self.check(entry)
         results = self.state.apply(index, entry, self._put)
-        # Encode the state before the results are published. If encoding fails, the entry may be skipped, and its
-        # numbers are assigned again. So no client may have seen these numbers.
+        # Encode the state before the results are published. If encoding fails, the group may skip the entry and assign
+        # its numbers again. So no client may see these numbers before.
         self.state.write_state(self._put)
         self._undrained.append((index, entry))
         return results
 
     def needs_no_disk(self, command: bytes) -> bool:
-        return False  # the size of its status grows with the cluster
+        return False  # computing the status takes longer in a large cluster
 
     def check(self, entry: metadata_commands.Entry) -> None:
-        """Raise UnknownLevel for an entry after which this version cannot read the log."""
+        """Raise UnknownLevel if this entry raises the feature level above the levels of this version."""
         if entry.raised_to:
             try:
                 check_level(entry.raised_to, self._levels)
@@ -603,7 +609,7 @@ class MetadataReplica:
 
     @property
     def unwritten(self) -> int:
-        return max(len(self._changes), int(self._is_ahead))  # some entries change only the row of the state
+        return max(len(self._changes), int(self._is_ahead))  # some entries change only the state's own row
 
     @property
     def _is_ahead(self) -> bool:
@@ -615,8 +621,7 @@ class MetadataReplica:
         return sum([len(value or b"") for value in self._changes.values()])
 
     def drain(self) -> list[Change]:
-        """Return the changed rows, as `Replica.drain`. A shut replica returns those of the entries before the failed
-        one."""
+        """Return the changed rows (see `Replica.drain`). A shut replica returns the changes before the failed entry."""
         if self.failure is not None and not self._is_ahead:
             return []
         self.state.write_state(self._put)
@@ -627,9 +632,7 @@ class MetadataReplica:
         return changes
 
     def status(self) -> Any:
-        """Return the status, as `Replica.status`.
-
-        A shut replica shows the state before the failed entry, with its index."""
+        """Return the status (see `Replica.status`). A shut replica has the status before the failed entry."""
         state = self.state
         return MetadataView(
             applied_index=state.applied_index,
@@ -655,7 +658,7 @@ class MetadataView:
     applied_index: int
     cluster_uuid: str | None
     next_group: int
-    """Number of the next Raft group. Lower numbers that no topic has were deleted with their topics."""
+    """Number of the next Raft group. If no topic has a lower number, its group was deleted with its topic."""
     topics: dict[str, Topic]
     nodes: dict[str, NodeRecord]
     removed: dict[str, RemovedNode]
@@ -669,11 +672,11 @@ class MetadataView:
     identities: dict[str, IdentityRecord] = field(default_factory=dict)
     """Identities by principal."""
     roles: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Grants of custom roles, by name."""
+    """Grants of each custom role, by name of the role."""
     skipped: frozenset[bytes] = frozenset()
-    """Digests of the latest commands that an operator skipped. A request with one of them is refused (ADR 46)."""
+    """Digests of the latest commands that an operator skipped. A command with such a digest is refused (ADR 46)."""
 
     def partition(self, group: int) -> Partition | None:
-        """Return the partition of a Raft group; None if there is none (any more)."""
+        """Return the partition of a Raft group; None if the group has no partition (any more)."""
         found = self.partition_of_group.get(group)
         return self.topics[found[0]].partitions[found[1]] if found is not None else None

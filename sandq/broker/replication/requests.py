@@ -1,4 +1,5 @@
-"""The requests of one Raft group: waiting, proposed, or committed and not applied yet."""
+"""Track the pending requests of one Raft group. A request is first waiting, then proposed, then committed, then
+answered."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ from sandq.model.errors import Overloaded, SandqError, TimedOut
 from sandq.model.limits import Limits
 
 Done = Callable[[Any], None]
-"""Called on the loop with the result of a command, or with the SandqError that replaces it. Must not raise."""
+"""Callback for the result of a command, or for a SandqError. Called on the event loop. Must not raise."""
 
 BACKLOG_SHARE: Final = 1 / 2
-"""Share of the node's backlog that one group may use. The rest is left to other groups."""
+"""Share of the node's backlog that one group may use. The rest is reserved for other groups."""
 
 
 @dataclass(slots=True)
@@ -22,27 +23,27 @@ class Request:
     """A command and its costs."""
 
     command: Any
-    """None once the command is encoded and proposed, so that a large command is not kept twice."""
+    """None once the command is encoded and proposed, so that memory holds a large command only once."""
     size: int
-    """Number of bytes that the request counts for in the backlog until it is answered."""
+    """Bytes of the backlog that the request uses until it is answered."""
     work: int
-    """Cost of applying it, as the size in bytes of a batch that costs the same."""
+    """Cost of applying the command: the size in bytes of a batch of messages that costs the same."""
     messages: int
     done: Done
 
 
 class Backlog:
-    """Bytes of all groups of a node that were submitted and not answered yet."""
+    """Bytes of requests that were submitted and not answered yet, in all groups of a node."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.bytes = 0
         self.disk_full: str | None = None
-        """Why nothing new is stored: the disk is nearly full. None if there is space."""
+        """Error message while the disk is nearly full: then no new messages are stored. None if there is space."""
 
 
 class Requests:
-    """The requests of one group, each from its submission to its answer."""
+    """The requests of one group that are not answered yet."""
 
     def __init__(self, *, backlog: Backlog, limits: Limits, what: str) -> None:
         """Create the queues. `what`: description of the group in error messages."""
@@ -52,9 +53,9 @@ class Requests:
         self.waiting: FairQueue[Request] = FairQueue()
         """Requests that were submitted and not proposed yet."""
         self.proposed: dict[int, list[Request]] = {}
-        """Requests of each entry that is proposed and neither committed nor refused, by a rising number."""
+        """Requests of each proposed entry until its outcome is known, by the number that `propose` returned."""
         self.committed: dict[int, list[Request]] = {}
-        """Requests of each entry that is committed and not applied, by its Raft index."""
+        """Requests of each entry that is committed and not applied yet, by the entry's Raft index."""
         self._waiting_bytes = 0
         """Bytes of all requests that are not answered."""
         self.unapplied_bytes = 0
@@ -63,7 +64,7 @@ class Requests:
         self._entries = 0
         """Number of entries proposed up to now; also the number of the last entry."""
         self._expiring = (0, 0, 0)
-        """Number of proposed entries, commit index and number of added requests, as of the last `expire`."""
+        """Number of proposed entries, commit index, and number of added requests at the time of the last `expire`."""
 
     def check_capacity(self, size: int) -> None:
         """Raise Overloaded if a request of this size exceeds the backlog of the node or the share of the group."""
@@ -83,13 +84,14 @@ class Requests:
         """Queue a request. `line`: see `FairQueue.add`."""
         self._backlog.bytes += request.size
         self._waiting_bytes += request.size
-        # Limit the work that the queue counts for one request. Otherwise a very large request would wait for the same
-        # amount of work of every other flow.
+        # Limit the work that the queue counts for one request. Otherwise a very large request would have to wait until
+        # every other flow has done the same amount of work.
         self.waiting.add(request, min(request.work, self._limits.entry_bytes), line)
 
     def take_entry(self) -> list[Request]:
-        """Remove and return the requests of the next entry: as many as the limits of an entry allow, and at least
-        one."""
+        """Remove and return the requests of the next entry. If requests wait, return at least one.
+
+        The limits of an entry (`entry_bytes`, `entry_messages`) limit their number."""
         requests: list[Request] = []
         work = messages = 0
         while self.waiting:
@@ -112,7 +114,7 @@ class Requests:
         return self._entries
 
     def expire(self, timeout_s: float, commit_index: int) -> None:
-        """Answer the requests that were already pending at the last call, `timeout_s` ago."""
+        """Answer with an error the requests that are pending since the last call, `timeout_s` ago."""
         number, index, count = self._expiring
         self._expiring = self._entries, commit_index, self.waiting.added
         held = self.waiting.take_first(count)
@@ -123,26 +125,27 @@ class Requests:
             self.answer_all(requests, TimedOut(f"not done within {timeout_s:g} s: the outcome is unknown"))
 
     def refuse_waiting(self, error: SandqError) -> None:
-        """Answer the requests that are not proposed yet."""
+        """Answer with `error` the requests that are not proposed yet."""
         self.answer_all(self.waiting.take_all(), error)
 
     def drop_proposed(self, error: SandqError) -> None:
-        """Answer the requests that are not committed yet."""
+        """Answer with `error` the requests that are not committed yet."""
         self.refuse_waiting(error)
         self._drop(self.proposed, error)
 
     def drop_committed(self, error: SandqError) -> None:
-        """Answer with `error` the requests that are not proposed, and those that are committed but not applied."""
+        """Answer with `error` the waiting requests and the committed requests. Proposed requests stay pending."""
         self.refuse_waiting(error)
         self._drop(self.committed, error)
 
     def drop_all(self, error: SandqError) -> None:
-        """Answer all requests."""
+        """Answer all requests with `error`."""
         self.drop_proposed(error)
         self._drop(self.committed, error)
 
     def answer_all(self, requests: list[Request], result: Any) -> None:
-        """Answer requests with one result. Empty the list, so that no request is answered twice."""
+        """Answer all these requests with the same result. Empty the list, so that each request is answered only
+        once."""
         taken = list(requests)
         requests.clear()
         for request in taken:

@@ -1,7 +1,8 @@
 """Run a node's log on trio and four threads: WAL, apply, rows and maintenance.
 
-A commit batch is ticked on the loop, written and synced on the WAL thread, and then applied. The applied rows are
-written by the rows thread. Each thread has its own queue, so that a stalled thread does not stop the other threads.
+A commit batch has four steps. The event loop ticks the Raft groups. The WAL thread writes and syncs the records. The
+apply thread applies the entries. The rows thread writes the changed rows. Each thread has its own queue, so that a
+stalled thread does not stop the other threads.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ Thread = Literal["log", "state", "rows", "maintenance"]
 FULL_RETRY_S = 1.0
 """Seconds between attempts to write to the log while the disk is full."""
 CLOSE_S = 10.0
-"""Seconds that a thread may take to end, beyond the grace period of a shutdown.
+"""Seconds that a thread may take to end after the grace period of a shutdown.
 
-A thread that hangs is left behind, and the node ends without it."""
+If a thread hangs for longer, the node ends without waiting for it."""
 ENDLESS_CHECK_S = 1.0
 """Seconds between two checks for an entry that never ends."""
 CHECKPOINT_CHECK_S = 1.0
@@ -46,15 +47,15 @@ CHECKPOINT_PAUSE_S = 0.1
 CHECKPOINT_ENTRIES = 50_000
 """Number of log entries after which a checkpoint is due.
 
-Log entries are kept in memory, where small ones take more space than on disk."""
+Log entries are kept in memory, where a small entry takes more space than on disk."""
 
 
 class Runner:
     """Commit and apply the work of a `NodeLog`, and take checkpoints.
 
-    `wakeup`: the signal that the log sets when there is something to commit. `inbox`: where the log publishes.
-    `send(node, messages)` sends Raft messages to another node. `on_batch(records)` is called after each commit batch,
-    with the number of its WAL records.
+    `wakeup`: the signal that the log sets when there is something to commit. `inbox`: the queue to which the log
+    publishes results. `send(node, messages)` sends Raft messages to another node. `on_batch(records)` is called after
+    each commit batch, with the number of its WAL records.
     """
 
     def __init__(
@@ -82,9 +83,10 @@ class Runner:
         self._apply_ended: StorageFailed | None = None
         self._asking: set[_Reply[Any]] = set()
         self._impatient: set[_Reply[Any]] = set()
-        """Pending calls of clients to the apply thread. They fail when that thread stalls."""
+        """Pending calls of clients to the apply thread. These calls fail if that thread stalls."""
         self.log_full: str | None = None
-        """Why the log cannot be written at present: the disk is full. Pending writes continue once there is space."""
+        """Error message while the disk is full and the log cannot be written. Pending writes continue once there is
+        space."""
         self._is_committing = False
         self._refused: Sequence[Record] = ()
         """Records of a commit batch that could not be written."""
@@ -107,25 +109,25 @@ class Runner:
         """True if a task waits for `_written`."""
         self._rows: Worker[bool] = Worker("sandq-rows", self._write_rows, self._worker_crashed)
         self._are_rows_queued = False
-        """True if the rows thread will check for rows to write."""
+        """True if a job is queued for the rows thread, which will write all rows that are queued by then."""
         self._prepare()
 
     def _prepare(self) -> None:
         """Preallocate the next segment of the log.
 
-        If there is no space, the commit batch that needs the segment fails instead."""
+        If the disk has no space, only log a warning. The commit batch that needs the segment then fails."""
         try:
             self.node_log.wal.prepare()
         except StorageFailed as error:
             log.warning("no space for the next segment of the log", error=error.message)
 
     def is_busy(self) -> bool:
-        """Return whether records are about to be written to the log."""
+        """Return whether records are being written to the log, or will be soon."""
         node_log = self.node_log
         return node_log.failed is None and (self._is_committing or node_log.group_commit.has_work or node_log.has_held)
 
     async def drain(self) -> None:
-        """Wait until everything queued for the log and the partitions is done. More may be queued by then."""
+        """Wait until all work is done that is queued now for the log and the partitions."""
         if self.is_busy():
             await self.on_wal(lambda: None)
         await self.ask(lambda: None)
@@ -148,7 +150,8 @@ class Runner:
     async def _run_batches(self) -> None:
         """Begin commit batches one after the other.
 
-        A batch may be begun here or in `_committed`, as soon as the loop learns that the previous one is synced."""
+        A batch may also be begun by `_committed`, as soon as the event loop learns that the previous batch is
+        synced."""
         group_commit = self.node_log.group_commit
         while True:
             if self.node_log.failed is not None:
@@ -171,7 +174,7 @@ class Runner:
                     await self._wakeup.wait()
 
     async def _begin_batch(self) -> None:
-        """Run a tick, a part at a time, and hand its records to the WAL thread. Without records, end the batch at
+        """Run a tick in parts, and hand its records to the WAL thread. If there are no records, end the batch at
         once."""
         self._is_committing = self._wakeup.is_muted = True
         between, self._between = self._between, []
@@ -189,20 +192,21 @@ class Runner:
         self._finish_batch()
 
     def _end_tick(self) -> bool:
-        """Hand the records of a commit batch to the WAL thread. Return False if there are none to wait for."""
+        """Hand the records of a commit batch to the WAL thread. Return False if the batch has no records."""
         records, ready = self.node_log.end_tick()
         self._ticked.set()
         if records:
             self._wal.submit(partial(self._commit, records))
-        self._submit(ready)  # apply while the records are written
+        self._submit(ready)  # apply these entries while the records are written
         return bool(records)
 
     def _commit(self, records: Sequence[Record]) -> None:
-        """Write and sync the records, and report the outcome to the loop. For the WAL thread."""
+        """Write and sync the records, and report the outcome to the event loop. Runs on the WAL thread."""
         self._inbox.put(self._committed, records, outcome.capture(self.node_log.commit, records))
 
     def _committed(self, records: Sequence[Record], result: outcome.Outcome[None]) -> None:
-        """Continue after the records of a commit batch were written, or the write failed."""
+        """Handle the outcome of writing the records of a commit batch. If the write failed, keep the records for a
+        retry."""
         if self._is_over:
             return
         if isinstance(result, outcome.Error) and isinstance(result.error, StorageFailed):
@@ -215,9 +219,9 @@ class Runner:
         group_commit = self.node_log.group_commit
         has_no_new_work = not group_commit.has_work
         self._take_synced()
-        # In a group without other voters, the next tick commits what was just synced. Run that tick now instead of in
-        # the next iteration of the loop. If new work has come, wait: the next tick then includes what other tasks are
-        # about to add.
+        # In a group without other voters, the next tick commits the entries that were just synced. Run that tick now
+        # instead of in the next iteration of the event loop. If new work has come, wait for that iteration: other tasks
+        # may add more work to the tick before.
         if has_no_new_work and group_commit.is_short and not self._between and self.node_log.failed is None:
             group_commit.begin_tick()
             group_commit.tick_some()
@@ -227,9 +231,7 @@ class Runner:
         self._finish_batch()
 
     async def _retry_commit(self) -> None:
-        """Write the refused records again, waiting for space if the disk is full.
-
-        After any other error the node stops writing."""
+        """Write the refused records again. If the disk is full, wait for space. After any other error, stop writing."""
         records, self._refused = self._refused, ()
         try:
             await self.on_wal(lambda: self.node_log.commit(records))
@@ -242,19 +244,19 @@ class Runner:
         self._finish_batch()
 
     def _batch_written(self, records: Sequence[Record]) -> None:
-        """Report a written commit batch, and wake the task of checkpoints if one is due."""
+        """Report a written commit batch. If a checkpoint is due, wake the task that takes checkpoints."""
         self._on_batch(len(records))
         if self._has_log_grown():
             self._log_grown.set()
 
     def _take_synced(self) -> None:
-        """Apply the entries that the commit batch committed, and send the messages that waited for its sync."""
+        """Apply the entries that the synced commit batch committed. Send the messages that had to wait for the sync."""
         self._submit(self.node_log.synced())
         for node, messages in self.node_log.group_commit.take_outgoing().items():
             self._send(node, messages)
 
     def _finish_batch(self) -> None:
-        """End the commit batch. Wake the task that begins the next one if there is work, or a deadline to watch."""
+        """End the commit batch. If there is work or a deadline, wake the task that begins the next batch."""
         self._is_committing = self._wakeup.is_muted = False
         group_commit = self.node_log.group_commit
         if (
@@ -266,26 +268,25 @@ class Runner:
             self._wakeup.set()
 
     def _end_batches(self, error: StorageFailed) -> None:
-        """Fail the calls that wait for the end of a commit batch, because no batch will end any more."""
+        """Fail the calls that wait for the end of a commit batch, because the node runs no batches any more."""
         between, self._between = self._between, []
         for _, reply in between:
             reply.settle(outcome.Error(error))
         self._ticked.set()
 
     def _submit(self, tasks: list[Apply]) -> None:
-        """Apply entries on the apply thread. If they are quick and that thread is idle, apply them at once on the
-        loop."""
+        """Apply entries. If the apply thread is idle, apply the first quick entries at once on the event loop."""
         if tasks:
             self._inbox.during(partial(self._hand_over, tasks))
 
     def _hand_over(self, tasks: list[Apply]) -> None:
         """Apply the first tasks here if they are quick, and submit the others to the apply thread."""
-        # Submit all tasks before anything else runs: a sync that is reported in between may bring later entries.
+        # Submit all tasks before other calls run: a sync that is reported in between could submit later entries first.
         for task in tasks[self._apply.run_here(tasks) :]:
             self._apply.submit(task)
 
     async def _checkpoints(self) -> None:
-        """Take a checkpoint whenever enough was written, or the interval is over, until cancelled."""
+        """Take checkpoints until cancelled: one whenever the log has grown enough, or the interval has passed."""
         last = trio.current_time()
         while True:
             await trio.sleep(CHECKPOINT_PAUSE_S)
@@ -300,13 +301,11 @@ class Runner:
                 last = trio.current_time()
 
     def _has_log_grown(self) -> bool:
-        """Return whether a checkpoint is due, because enough was written since the last checkpoint.
-
-        The log is kept in memory, too."""
+        """Return whether a checkpoint is due because of the bytes written to the log since the last checkpoint."""
         return self.node_log.bytes_since_checkpoint >= self._checkpoint_bytes
 
     async def checkpoint(self) -> None:
-        """Make the stores durable up to the applied indices, then release the log below them."""
+        """Make the stores durable up to the applied indices. Then release the log entries below these indices."""
         node_log = self.node_log
         try:
             applied = await self.ask(node_log.applied_indices)
@@ -323,9 +322,9 @@ class Runner:
             node_log.fail(error)
 
     async def _flush_batch(self) -> None:
-        """Wait until the records gathered so far are handed to the WAL thread.
+        """Wait until all records so far are handed to the WAL thread.
 
-        Later jobs of that thread follow them."""
+        A job that is submitted to that thread afterwards runs after the write of these records."""
         node_log = self.node_log
         while node_log.group_commit.records and node_log.failed is None:
             self._wakeup.set()
@@ -334,7 +333,7 @@ class Runner:
     async def until_short(self) -> None:
         """Wait while many groups must be ticked.
 
-        For background tasks: more groups would delay the answers of clients."""
+        Background tasks call this function before they add groups, which would delay the answers to clients."""
         while self.node_log.group_commit.is_long and self.node_log.failed is None:
             self._wakeup.set()
             await self._ticked.wait()
@@ -346,7 +345,7 @@ class Runner:
         raise self._crash
 
     async def _end_endless(self) -> None:
-        """Interrupt the apply thread if an entry uses CPU time without progress, so that its replica is shut (ADR
+        """Interrupt the apply thread if an entry uses much CPU time without progress. Then its replica is shut (ADR
         46)."""
         seen: object | None = None
         since_s = 0.0
@@ -361,19 +360,19 @@ class Runner:
                 seen = None
 
     def _run_applier(self, tasks: Iterable[Apply | Ask]) -> None:
-        """Run tasks. For the apply thread."""
+        """Run tasks. Runs on the apply thread."""
         self.node_log.applier.run(tasks)
         self._have_rows_written()
 
     def _rest_applier(self) -> None:
-        """Do the deferred work. For the apply thread."""
+        """Do the deferred work of the applier. Runs on the apply thread."""
         self.node_log.applier.rest()
         self._have_rows_written()
 
     def _others(self) -> Iterator[Apply | Ask]:
-        """Return tasks of other groups while a long task has yielded. For the apply thread.
+        """Return tasks of other groups, because a long task yields. Runs on the apply thread.
 
-        Rows that were handed over before need not wait for the end of the long task."""
+        Also start to write the rows that are queued, so that they need not wait for the end of the long task."""
         self._have_rows_written()
         return self._apply.others()
 
@@ -384,8 +383,8 @@ class Runner:
             self._rows.submit(True)
 
     def _write_rows(self, signals: Iterable[bool]) -> None:
-        """Write queued rows. For the rows thread."""
-        self._are_rows_queued = False  # before the check for rows: later rows then queue another call
+        """Write queued rows. Runs on the rows thread."""
+        self._are_rows_queued = False  # before the loop: rows that come after its last check need another job
         stores = self.node_log.stores
         while stores.progress is not None:
             stores.write_one()
@@ -393,20 +392,21 @@ class Runner:
                 self._inbox.put(self._rows_written)
 
     def _rows_written(self) -> None:
-        """Handle written rows: propose again, and wake the tasks in `until_written`."""
+        """Continue after rows were written: let groups propose again, and wake the tasks in `until_written`."""
         self.node_log.propose_again()
         self._awaits_rows = False
         written, self._written = self._written, trio.Event()
         written.set()
 
     def _worker_crashed(self, crash: BaseException) -> None:
-        """Report the exception that ended a thread. Called on that thread."""
+        """Report the exception that ended a thread to the event loop. Called on that thread."""
         self._inbox.put(self._stop_after, crash)
 
     def _stop_after(self, crash: BaseException) -> None:
-        """Handle the exception that ended a thread: stop the node, or only its writes if the stores failed."""
+        """Handle the exception that ended a thread. If the stores failed, stop only the writes; otherwise stop the
+        node."""
         if isinstance(crash, StorageFailed):
-            # The stores accept no more rows. The rest of the log is applied after a restart.
+            # The stores accept no more rows. The remaining entries of the log are applied after a restart.
             log.error("the stores cannot be written: this node stops accepting messages", error=crash.message)
             self._apply_ended = crash
             for reply in self._asking | self._impatient:
@@ -420,10 +420,10 @@ class Runner:
             self._crashed.set()
 
     async def close(self, within_s: float = math.inf) -> bool:
-        """Let the threads run what is queued, then end them. After that the WAL may be sealed.
+        """Let the threads run their queued work, then end them. After that the WAL may be sealed.
 
-        Return False if a thread has not ended within `within_s`. It then hangs in a disk operation, and nothing that it
-        uses may be closed."""
+        Return False if a thread has not ended within `within_s`. Such a thread hangs in a disk operation. The caller
+        must not close anything that this thread uses."""
         deadline_s = time.monotonic() + within_s
         try:
             for worker in (self._apply, self._rows, self._wal, self._maintenance):
@@ -460,11 +460,13 @@ class Runner:
         patient: bool = True,
         late: Callable[[T], None] = lambda result: None,
     ) -> T:
-        """Run `call` on the apply thread, after everything that was submitted so far (with `group`: for this group).
+        """Run `call` on the apply thread, after all tasks that were submitted so far. With `group`: after those of this
+        group.
 
-        `patient`: wait even while the thread is stalled. Otherwise raise Unavailable in that case; the call may still
-        run later. `late`: gets a result for which the caller waits no longer. An unexpected error of a call for a group
-        is raised as Unavailable: it concerns the rows of that group only, and must not stop the node."""
+        If the thread stalls, a `patient` call keeps waiting. Any other call raises Unavailable, but may still run
+        later. `late(result)` is called if the call ends when nobody waits for its result any more. If a call for a
+        group raises an unexpected error, raise Unavailable: the error concerns only the rows of that group, so the node
+        must continue."""
         if self._apply_ended is not None:
             raise self._apply_ended
         reply: _Reply[T] = _Reply(late)
@@ -480,7 +482,7 @@ class Runner:
     async def between_batches(self, call: Callable[[], T]) -> T:
         """Run `call` on the loop while no commit batch is in progress.
 
-        Raise StorageFailed if the node has stopped writing."""
+        If the node has stopped writing, raise StorageFailed."""
         if self.node_log.failed is not None:
             raise self.node_log.failed
         reply: _Reply[T] = _Reply()
@@ -493,22 +495,23 @@ class Runner:
         return await self._on(self._maintenance, call)
 
     async def until_written(self) -> None:
-        """Wait while many rows are queued to be written. For background tasks that add rows. Raise StorageFailed."""
+        """Wait while many rows are queued to be written. Background tasks that add rows call it. Raise
+        StorageFailed."""
         while self.node_log.stores.is_half_full:
             if self._apply_ended is not None:
                 raise self._apply_ended
             written, self._awaits_rows = self._written, True
-            # Check again: the rows may have been written before `_awaits_rows` was set, and then nothing sets
-            # `written`.
+            # Check again: if the rows were written just before `_awaits_rows` was set, `written` is never set.
             if self.node_log.stores.is_half_full:
                 await written.wait()
 
     def hand_to_maintenance(self, call: Callable[[], None]) -> None:
-        """Run `call` on the maintenance thread later, unless the node ends before. It must not raise."""
+        """Queue `call` for the maintenance thread. If the node ends before, the call is dropped. The call must not
+        raise."""
         self._maintenance.submit(call)
 
     async def on_wal(self, call: Callable[[], T]) -> T:
-        """Run `call` on the WAL thread. Wait for space while the disk is full. Raise StorageFailed."""
+        """Run `call` on the WAL thread. If the disk is full, wait for space and try again. Raise StorageFailed."""
         waits = False
         try:
             while True:
@@ -535,7 +538,8 @@ class Runner:
 
 
 class _Reply(Generic[T]):
-    """The future result of a call on a thread. `late`: gets a result for which the caller waits no longer."""
+    """The future result of a call on a thread. `late(result)` is called if the caller no longer waits for the
+    result."""
 
     def __init__(self, late: Callable[[T], None] = lambda result: None) -> None:
         self._late = late
@@ -544,7 +548,7 @@ class _Reply(Generic[T]):
         self._is_given_up = False
 
     def settle(self, result: outcome.Outcome[T]) -> None:
-        """Set the outcome. Later outcomes are ignored."""
+        """Set the outcome, unless an outcome is set. If the caller no longer waits, pass a result to `late`."""
         if self._event.is_set() or self._is_given_up:
             if isinstance(result, outcome.Value):
                 self._late(result.value)

@@ -1,8 +1,8 @@
 """Describe a replica that is shut because it could not apply an entry (ADR 46).
 
-A shut replica applies nothing more and answers requests with the reason. It still votes and accepts entries, up to a
-limit. It opens again at the next start, from a snapshot, or when its group commits a SKIP of an entry that it has not
-applied.
+A shut replica applies nothing more, and answers requests with the reason. It still votes, and still accepts a limited
+number of entries. A shut replica is opened again at the next start or from a snapshot. It is also opened if its group
+decides to skip the failed entry: the group commits a SKIP.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ from sandq.model.errors import ClosedError, Corruption, StartupError, StorageFai
 from sandq.storage.level_check import StoresDamaged
 
 ERROR_CHARS: Final = 500
-"""Maximum length of an error's text that is kept and shown."""
+"""Maximum length of an error's text that is kept and shown, in characters."""
 TRACEBACK_CHARS: Final = 8000
-"""Maximum length of the traceback that is logged."""
+"""Maximum length of the traceback that is logged, in characters."""
 ENDLESS_CPU_S: Final = 60.0
-"""CPU time without progress after which an entry is given up and its replica is shut.
+"""CPU time in s without progress after which an entry is given up and its replica is shut.
 
-It is CPU time and not elapsed time, because an entry that waits for a disk continues once the disk answers."""
+Elapsed time does not count: an entry that waits for a slow disk uses no CPU time, and continues once the disk
+answers."""
 DESCRIBED_CHARS: Final = 2000
-"""Maximum length of a command's description."""
+"""Maximum length of a command's description, in characters."""
 SHOWN_BYTES, SHOWN_ITEMS = 32, 8
 """Maximum number of bytes of a value, and of items of a list, that a description shows."""
 
 
 class LogGap(Exception):
-    """An entry was submitted before its predecessor was applied. This node's own code is at fault."""
+    """An entry was submitted before its predecessor was applied. This is a bug of sandq."""
 
 
 class AppliedSkipped(Exception):
-    """The group has skipped an entry that this replica has applied: its state differs from that of the others."""
+    """The group has skipped an entry that this replica has applied. So its state differs from that of other
+    replicas."""
 
     def __init__(self, index: int) -> None:
         super().__init__(f"entry {index} is skipped by the group, and this replica has applied it")
@@ -45,8 +47,8 @@ class AppliedSkipped(Exception):
 class EndlessEntry(BaseException):
     """An entry used too much CPU time without progress: it most likely never ends.
 
-    This class is not an `Exception`, so that no handler in `apply` converts it to a result. Other replicas perhaps do
-    not raise the error, and would then have another result.
+    This class is not an `Exception`, so that no handler in `apply` converts the error to a result. Other replicas may
+    finish the entry, and would then have a different result.
     """
 
     def __init__(self) -> None:
@@ -58,11 +60,11 @@ class UnknownLevel(StartupError):
 
 
 STOPS_NODE: Final = (StorageFailed, ClosedError, StoresDamaged, LogGap, UnknownLevel)
-"""Errors that do not concern a single group's entries or rows. The node stops, because it cannot work."""
+"""Errors that concern the whole node instead of a single group. After such an error the node stops."""
 
 
 class Step(StrEnum):
-    """The step that failed."""
+    """The step at which a replica failed."""
 
     LOAD = "load"
     """The rows could not be read when the replica was opened."""
@@ -71,16 +73,16 @@ class Step(StrEnum):
     APPLY = "apply"
     """A command of the entry raised an unexpected error."""
     STATUS = "status"
-    """The state after the entry could not be summed up."""
+    """The status after the entry could not be computed."""
     DRAIN = "drain"
     """The changed rows could not be encoded."""
     SKIPPED = "skipped"
-    """The group decided to skip an entry that this replica has applied. Only a snapshot opens it."""
+    """The group decided to skip an entry that this replica has applied. Only a snapshot can open the replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyFailure:
-    """Why a replica is shut, and where."""
+    """Why a replica is shut, and at which entry and command it failed."""
 
     group: int
     step: Step
@@ -93,12 +95,12 @@ class ApplyFailure:
     command: int | None = None
     """Position, in its entry, of the command that failed; None if the command is not known."""
     kind: str | None = None
-    """Class name of that command."""
+    """Class name of the failed command."""
     is_exact: bool = True
     """True if `index` is the entry at fault.
 
-    False if `index` is the last of several entries that were summed up or written together. Then the replica is loaded
-    again, and checks its state after each entry."""
+    False if the failed step covered several entries: then `index` is the last of them. The replica is loaded again, and
+    then checked after each entry, to find the entry at fault."""
     trace: str = field(default="", compare=False, repr=False)
 
     @classmethod
@@ -114,7 +116,7 @@ class ApplyFailure:
         kind: str | None = None,
         is_exact: bool = True,
     ) -> ApplyFailure:
-        """Describe an error that was caught."""
+        """Return the failure for an error that was caught."""
         if step is Step.APPLY and isinstance(error, Corruption) and command is None:
             step = Step.DECODE
         text = f"{type(error).__name__}: {error}"[:ERROR_CHARS]
@@ -163,7 +165,7 @@ _VERBS: Final = {
 def describe(command: Any) -> str:
     """Return a command's class and fields in readable form.
 
-    Long values are cut, long byte strings shown by their length."""
+    Long values are cut. A long byte string is shown by its length."""
     parts = [f"{each.name}={_shown(getattr(command, each.name))}" for each in fields(command)]
     return f"{type(command).__name__}({', '.join(parts)})"[:DESCRIBED_CHARS]
 

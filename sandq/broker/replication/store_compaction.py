@@ -1,4 +1,4 @@
-"""Reclaim space: delete the rows of deleted stores, and compact the rows that partitions have deleted."""
+"""Reclaim disk space: delete the rows of deleted stores, and compact key ranges in which rows were deleted."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ from sandq.model.errors import StorageFailed, Unavailable
 from sandq.partition.partition_status import Status
 
 COMPACT_ROWS = 100_000
-"""Number of deleted rows that makes a compaction due: a scan that starts before them visits each of them."""
+"""Number of deleted rows that makes a compaction due, because scans must visit deleted rows until then."""
 COMPACT_BYTES = 64 << 20
-"""Bytes of deleted rows that make a compaction due, unless the partition's own size is larger.
+"""Bytes of deleted rows that make a compaction due.
 
-So for each byte that is reclaimed, at most one byte is rewritten."""
+If the live rows of the partition have more bytes than this, their bytes are the limit. So for each byte that is
+reclaimed, at most one byte is rewritten."""
 REST_BYTES = 1 << 20
-"""Bytes of deleted rows that make a compaction due in an idle partition, if they are half of its own size."""
+"""Bytes of deleted rows that make a compaction due in an idle partition.
+
+If half of the partition's live bytes is more than this, that half is the limit."""
 MOST_BYTES = 1 << 30
-"""Size above which a partition is left to LevelDB's own compaction: compacting it would occupy the maintenance thread
-for long."""
+"""Size in bytes above which a partition is compacted only by LevelDB itself, or because of `COMPACT_ROWS`.
+
+Otherwise the compaction of a large partition would occupy the maintenance thread for a long time."""
 
 
 class StoreSweeper:
@@ -36,7 +40,7 @@ class StoreSweeper:
         self._nursery = nursery
 
     def sweep_soon(self) -> None:
-        """Start a sweep, because a store is no longer needed."""
+        """Start a sweep. Called when a store is no longer needed."""
         self._nursery.start_soon(self.sweep)
 
     async def sweep(self) -> None:
@@ -51,7 +55,7 @@ class StoreSweeper:
 
 
 class StoreCompaction:
-    """Compact the store of one replica, leading or following, when it holds many deleted rows."""
+    """Compact the store of one replica if it holds many deleted rows. The replica may be a leader or a follower."""
 
     def __init__(self, host: RaftGroup, node_log: NodeLog, runner: Runner, nursery: trio.Nursery) -> None:
         self._host = host
@@ -61,7 +65,7 @@ class StoreCompaction:
         self._is_working = False
 
     def on_status(self, status: Status) -> None:
-        """Start a compaction if the new status makes one due."""
+        """If a compaction is due by the new status, start it."""
         is_ending = self._nursery.cancel_scope.cancel_called
         if not self._is_working and not is_ending and is_due(status):
             self._is_working = True
@@ -78,7 +82,7 @@ class StoreCompaction:
 
 
 def is_due(status: Status) -> bool:
-    """Return whether the garbage of a partition makes a compaction worthwhile."""
+    """Return whether the deleted rows of a partition make a compaction due."""
     if status.garbage_rows >= COMPACT_ROWS:
         return True
     garbage, needed = status.garbage_bytes, status.bytes + status.keys_bytes

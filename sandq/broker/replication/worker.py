@@ -1,4 +1,4 @@
-"""Run queued items in batches on a dedicated thread: in order (`Worker`), or fairly over groups (`FairWorker`)."""
+"""Run queued items on a dedicated thread: in their order (`Worker`), or fairly over groups (`FairWorker`)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ R = TypeVar("R")
 
 BATCH_ITEMS = 4096
 SLICE_ITEMS = 128
-"""Maximum number of items in a time slice of a `FairWorker`: the loop gets all their results at once."""
+"""Maximum number of items in a time slice of a `FairWorker`. The event loop gets the results of a slice all at once."""
 REST_S = 0.02
-"""Seconds without new items after which `rest` does the deferred work."""
+"""Seconds without new items after which a `FairWorker` calls `rest`, which does the deferred work."""
 SLICE_S = 0.004
-"""Duration of a time slice in s. At its end, newly queued items are sorted into their lanes.
+"""Duration of a time slice in s. At the end of a slice, newly queued items are sorted into the queues of their groups.
 
-The results of the items do not depend on this."""
+The results of the items do not depend on this value."""
 
 
 class Worker(Generic[T]):
@@ -32,7 +32,7 @@ class Worker(Generic[T]):
     A hand-over to a dedicated thread costs 3 to 4 us; trio's thread pool takes 50 to 80 us.
 
     If `handle` raises, the thread ends and `on_crash` gets the exception. Items that are still queued are never run,
-    because items must run in order.
+    because they must follow the failed item.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Worker(Generic[T]):
         self._handle = handle
         self._on_crash = on_crash
         self._transitions = 0
-        """Counts starts and ends of batches: odd while a batch is handled."""
+        """Number of starts and ends of batches so far. It is odd while a batch is handled."""
         self._queue: SimpleQueue[T | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -52,21 +52,21 @@ class Worker(Generic[T]):
 
     @property
     def progress(self) -> int | None:
-        """A number that differs for every batch; None if no batch is being handled. For any thread."""
+        """A number that differs for every batch; None if no batch is being handled. Any thread may read this."""
         transitions = self._transitions
         return transitions if transitions % 2 else None
 
     def cpu_s(self) -> float:
-        """Return the CPU time that the thread has used, in seconds; 0 once it has ended. For any thread."""
+        """Return the CPU time that the thread has used, in seconds; 0 once it has ended. Any thread may ask."""
         ident = self._thread.ident
         if ident is None or not self._thread.is_alive():
             return 0.0
         return time.clock_gettime(time.pthread_getcpuclockid(ident))
 
     def interrupt(self, error: type[BaseException]) -> None:
-        """Raise an exception in the thread, whichever statement of Python code it executes.
+        """Raise an exception in the thread, at the Python statement that the thread executes now.
 
-        Use it to stop work that would otherwise never end."""
+        Use this function to stop work that would never end."""
         ident = self._thread.ident
         assert ident is not None
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(error))
@@ -88,7 +88,7 @@ class Worker(Generic[T]):
             self._on_crash(crash)
 
     def _run_all(self) -> None:
-        """Handle batches of queued items until the end marker."""
+        """Handle batches of queued items until the end marker (None) is taken from the queue."""
         more = True
         while more:
             first = self._queue.get()
@@ -101,7 +101,7 @@ class Worker(Generic[T]):
             self._transitions += 1
 
     def _gather(self, items: list[T]) -> bool:
-        """Move queued items to `items`, up to a batch. Return False if the end marker was found."""
+        """Move queued items to `items`, up to `BATCH_ITEMS`. Return False if the end marker was found."""
         get_nowait = self._queue.get_nowait
         while len(items) < BATCH_ITEMS:
             try:
@@ -117,11 +117,12 @@ class Worker(Generic[T]):
 class FairWorker(Worker[T]):
     """Run items fairly over their groups, in order within each group (`Lanes`).
 
-    Once no item has come for `REST_S`, call `rest` to do the deferred work.
+    If no item has come for `REST_S` seconds, this thread calls `rest` to do the deferred work.
 
-    The submitter, which must be a single thread, may run items itself while this thread is idle (`run_here`). A lock is
-    held while an item or `rest` runs. This thread waits for the lock; the submitter never does. `run_here` works only
-    between a time slice of this thread and its rest. So this thread also does the work that items of `run_here` defer.
+    The submitter is a single thread. While the worker's thread is idle, the submitter may run items itself
+    (`run_here`). A lock is held while an item or `rest` runs. The worker's thread waits for the lock; the submitter
+    never waits. `run_here` runs items only if the worker's thread has still to call `rest`. So `rest` also does the
+    work that these items defer.
     """
 
     def __init__(
@@ -135,20 +136,21 @@ class FairWorker(Worker[T]):
     ) -> None:
         """Create the worker.
 
-        `handle_here(items)`: as `handle`, for a thread that must not wait; handles the first items only and returns
-        their number."""
+        `lane_of(item)`: the group of an item. `handle_here(items)`: handle the first of these items on a thread that
+        must not wait, and return their number."""
         self._lanes: Lanes[T] = Lanes()
         self._lane_of = lane_of
         self._rest = rest
         self._handle_here = handle_here
         self._owned = threading.Lock()
         self._is_broken = False
-        """True while work runs, and after work has raised an error. Then nothing else may run."""
+        """True while an item or `rest` runs, and forever after one has raised an error: then nothing else may run."""
         self._is_rested = True
         self._submitted = 0
-        """Number of items that were queued. Written by the submitter."""
+        """Number of items that were queued. Only the submitter writes it."""
         self._taken = self._done = 0
-        """Number of items taken from the queue, and number of items done. Written by this thread."""
+        """Number of items taken from the queue, and number of items done. Only the worker's thread writes these
+        numbers."""
         self._ran_here = 0
         """Number of items that the submitter ran itself."""
         self._is_ended = False
@@ -156,16 +158,16 @@ class FairWorker(Worker[T]):
         super().__init__(name, handle, on_crash)
 
     def submit(self, item: T) -> None:
-        """Queue an item. Call from the submitting thread only."""
+        """Queue an item. Only the submitter may call this function."""
         self._submitted += 1
         super().submit(item)
 
     def run_here(self, items: Sequence[T]) -> int:
         """Run the first of these items on the calling thread, which must be the submitter. Return their number.
 
-        Does nothing unless all queued items are done and this thread has yet to rest. The caller submits the remaining
+        If queued items are not done, or `rest` was already called, run no items. The caller submits the remaining
         items."""
-        # If all items are done now, they stay done: only the caller submits more.
+        # If all items are done now, no other item can come in the meantime: only the caller submits items.
         if self._is_rested or self._done != self._submitted or not self._owned.acquire(blocking=False):
             return 0
         try:
@@ -174,7 +176,7 @@ class FairWorker(Worker[T]):
             count = self._do(partial(self._handle_here, items))
             self._ran_here += count
             return count
-        except BaseException as crash:  # handle it as this worker's own thread does
+        except BaseException as crash:  # stop the worker, as after an exception on its own thread
             self._queue.put(None)
             self._on_crash(crash)
             return len(items)
@@ -182,9 +184,9 @@ class FairWorker(Worker[T]):
             self._owned.release()
 
     def others(self) -> Iterator[T]:
-        """Yield items of other groups for one time slice, while an item of one group has yielded.
+        """Yield items of other groups for one time slice, because the current item yields.
 
-        For this worker's thread."""
+        Runs on the worker's thread."""
         self._collect()
         return self._lanes.others(_time_slice())
 
@@ -202,7 +204,7 @@ class FairWorker(Worker[T]):
                 self._do(self._run_slice)
 
     def _do(self, work: Callable[[], R]) -> R:
-        """Call `work`. If it raises, nothing else may run. The caller holds the lock."""
+        """Call `work`. If it raises, no other work may run afterwards. The caller holds the lock."""
         self._is_broken = True
         result = work()
         self._is_broken = False
@@ -226,7 +228,7 @@ class FairWorker(Worker[T]):
         self._is_rested = True
 
     def _collect(self) -> None:
-        """Move queued items into their lanes."""
+        """Move queued items into the queues of their groups."""
         if not self._is_ended:
             gathered: list[T] = []
             self._is_ended = not self._gather(gathered)
@@ -235,7 +237,8 @@ class FairWorker(Worker[T]):
                 self._lanes.add(item, self._lane_of(item))
 
     def _next(self) -> T | None:
-        """Return the next item; None if the end marker was taken."""
+        """Wait for the next item and return it; None if the end marker was taken. If no item comes for a while, call
+        `rest`."""
         item: T | None
         while not self._is_rested:
             ran_here = self._ran_here
