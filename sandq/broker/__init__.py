@@ -1,1 +1,1 @@
-"""The broker on trio: Raft groups, producing, delivery and timers (floor F4)."""
+"""The broker: Raft groups, producing, delivery and timers, on trio (layer F4 of docs/architecture.md)."""

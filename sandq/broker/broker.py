@@ -76,26 +76,27 @@ T = TypeVar("T")
 
 LEASE_MS_RANGE = (1_000, 43_200_000)
 COUNT_PRODUCERS_S = 1.0
-"""Minimum time in s between two checks whether too many producers are known."""
+"""Minimum time in s between two checks of the memory that known producers use."""
 ITEM_BYTES = 256
-"""Approximate bytes of one item or range of an ack until it is applied."""
+"""Approximate memory in bytes that one item or range of an ack uses until the ack is applied."""
 SETTLED_WORK: Final = 4
-"""Cost of applying one byte of an ack, in bytes of a batch that costs the same. One item of an ack costs 1,024."""
+"""Units of work charged per byte of an ack, nack or extend command. Applying one byte of a batch is one unit."""
 REQUEST_BYTES = 64
-"""Approximate bytes of a request until it is answered, in addition to its data."""
+"""Approximate memory in bytes that a pending request uses, in addition to its data."""
 ROW_WORK: Final = 64
-"""Cost of applying a single-message row, in addition to its bytes, in bytes of a batch that costs the same."""
+"""Units of work charged per single-message row, in addition to its bytes. Applying one byte of a batch is one unit."""
 
 LISTS_AT_ONCE: Final = 4
-"""Maximum number of lists of groups that are created at the same time for all clients. One list may have 12 MB."""
+"""Maximum number of group lists that are built at the same time, for all clients. One list may have 12 MB."""
 
 
 _WaitersKey = tuple[str, str, tuple[int, ...]]
-"""(topic, group, requested partitions). No partitions: all partitions of the topic."""
+"""(topic, group, requested partitions). If the tuple of partitions is empty, the request is for all partitions of the
+topic."""
 
 
 class Broker:
-    """The requests of clients about the topics on this node."""
+    """Executes the requests of clients for the topics on this node."""
 
     def __init__(
         self,
@@ -135,17 +136,18 @@ class Broker:
         self._timers = timers
         self._checking = trio.CapacityLimiter(1)
         self.planning = trio.CapacityLimiter(1)
-        """Limits the threads that plan schedules for clients: each would compete with the event loop for the
-        interpreter."""
+        """Limits the number of threads that plan schedules for clients. Each such thread competes with the event loop
+        for the interpreter lock (GIL)."""
         self.listing = trio.Semaphore(LISTS_AT_ONCE)
-        """Limits the lists of groups in progress: an answer may be large, and is charged only once it is complete."""
+        """Limits the number of group lists in progress. A list may be large, and is charged to the memory budget only
+        when it is complete."""
         self._openings = GroupOpenings(limits.groups, node_log)
         self._waiters: dict[_WaitersKey, GroupWaiters] = {}
         """State shared by the LEASE requests for the same group and partitions."""
         self._producers_counted_s = -math.inf
-        """Time of the last check whether too many producers are known."""
+        """Time in s of the last check of the memory that known producers use."""
         self._producers_full = False
-        """True if the last check found too many producers."""
+        """True if, at the last check, the known producers used their whole share of the memory."""
 
     # -- starting -------------------------------------------------------------------------------------------------
 
@@ -169,7 +171,10 @@ class Broker:
         return list(self.catalog.topics.values())
 
     def led(self, topic: str) -> Sequence[PartitionLeader]:
-        """Return the partitions of a topic that this node leads. Raise UnknownTopic, or NotLeader if there are none."""
+        """Return the partitions of a topic that this node leads.
+
+        If this node leads none of the partitions, raise Unavailable if one of them is shut here, else NotLeader. Raise
+        UnknownTopic."""
         led = self.catalog.led(topic)
         if not led:
             opened = self.catalog.topic(topic)
@@ -183,7 +188,7 @@ class Broker:
         return led
 
     def _led_of(self, request: Subscribe | Lease) -> Sequence[PartitionLeader]:
-        """Return the partitions of a consumer's request that this node leads.
+        """Return those partitions of a consumer's request that this node leads.
 
         Raise the errors of `led`, and UnknownPartition."""
         if request.partitions is None:
@@ -207,9 +212,10 @@ class Broker:
     def produce(
         self, request: Produce, caller: Caller, done: Done, *, requests: int = 1, checked: Checked | None = None
     ) -> None:
-        """Store a batch. `done` gets (base, count), or `Stored`, once it is stored.
+        """Store a batch. When the batch is stored, call `done` with (base, count) or `Stored`.
 
-        `requests`: number of requests that wait for the answer. `checked`: result of `check_large`."""
+        `requests`: number of requests that wait for the answer. `checked`: result of `check_large`; None to validate
+        the batch here."""
         batch = request.batch
         if is_reserved(request.producer_id):
             raise InvalidRequest(
@@ -227,18 +233,21 @@ class Broker:
         leader.raft_group.submit(command, done, size=size, work=work, messages=messages, line=caller.line)
 
     async def check_large(self, request: Produce) -> Checked:
-        """Validate a large batch in a thread, one at a time. Raise InvalidRequest, TooLarge."""
+        """Validate a large batch in a thread. Only one thread validates batches at a time. Raise InvalidRequest,
+        TooLarge."""
         leader = self.catalog.partition(request.topic, request.partition)
         return await trio.to_thread.run_sync(self._checks(request, leader), limiter=self._checking)
 
     def _checks(self, request: Produce, leader: PartitionLeader) -> Callable[[], Checked]:
-        """Return a function that validates a batch. It may run on any thread."""
+        """Return a function that validates a batch. The function may run on any thread."""
         topic = self.catalog.topics[request.topic]
         where, own = topic.targets[request.partition], limits_of(request.topic, topic.record.settings)
         return partial(check_batch, request.batch, self.clock.now_ms(), self.limits, where, own)
 
     def _check_producers(self) -> None:
-        """Raise Overloaded for the first batch of a producer while too many producers are known here."""
+        """Raise Overloaded if the known producers use their whole share of the memory.
+
+        Call this for the first batch of a producer."""
         now_s = trio.current_time()
         if now_s >= self._producers_counted_s + COUNT_PRODUCERS_S:
             self._producers_counted_s = now_s
@@ -268,10 +277,10 @@ class Broker:
             host.submit(command, done, size=size, work=SETTLED_WORK * size, line=caller.line)
 
     def ack_then(self, request: AckThen, caller: Caller, done: Done) -> None:
-        """Ack messages and send others in one entry.
+        """Ack messages and send other messages in one log entry.
 
-        `done` gets the lost messages, as for an ack of one item. Raise an error if one of the messages to send is
-        refused: then nothing is acked."""
+        Call `done` with the messages whose lease was lost, as for an ack of one item. If a message to send is invalid,
+        raise its error and ack nothing."""
         leader = self.catalog.of_group(request.group_number, request.partition)
         leader.raft_group.check_ready()
         command, size = sending_acks.command_of(request, self.catalog, self.clock.now_ms(), self.limits)
@@ -281,7 +290,7 @@ class Broker:
         )
 
     async def groups_of_leases(self, group: int, partition: int, tokens: Sequence[int]) -> dict[int, str]:
-        """Return the consumer groups of leases of a partition, by token. Omit leases that do not exist.
+        """Return the consumer group of each lease of a partition, by token. Omit tokens without a lease.
 
         Raise NotLeader, Unavailable."""
         host = self.catalog.of_group(group, partition).raft_group
@@ -291,12 +300,12 @@ class Broker:
         return await self._runner.ask(partial(replica.groups_of_leases, tokens), group=group, patient=False)
 
     def limits_of(self, topic: str) -> TopicLimits | None:
-        """Return the limits of a topic; None if it has none, or does not exist."""
+        """Return the limits of a topic; None if the topic has no limits or does not exist."""
         opened = self.catalog.topics.get(topic)
         return None if opened is None else limits_of(topic, opened.record.settings)
 
     def check_ranked(self, topic: str) -> None:
-        """Raise InvalidRequest unless messages of a topic have priorities."""
+        """Raise InvalidRequest if the messages of a topic have no priorities."""
         kind = self.catalog.topic(topic).record.kind
         if kind not in RANKED:
             raise InvalidRequest(
@@ -314,8 +323,10 @@ class Broker:
     ) -> tuple[Subscription, list[int]]:
         """Subscribe a consumer. Return the subscription and the partitions that this node leads.
 
-        The steps: create the group if it does not exist; end the subscription of an earlier process of this consumer,
-        and take over its leases; push leases that the consumer does not know of; attach the subscription.
+        1. Create the group if it does not exist.
+        2. End the subscription of an earlier process of this consumer, and take over that process's leases.
+        3. Push the leases that the consumer holds without knowing them.
+        4. Attach the subscription to the partitions.
 
         Raise UnknownTopic, InvalidRequest, NotLeader, ConsumerFenced, Conflict."""
         topic = self.catalog.topic(request.topic)
@@ -348,7 +359,7 @@ class Broker:
         if any(leader.closed for leader in leaders):
             raise UnknownTopic(f"topic {request.topic!r} was deleted", topic=request.topic)
         if leaders != self._led_of(request):
-            # This node leads other partitions now: `lost_pushes` lacks the leases of the consumer there.
+            # This node now leads different partitions, whose leases `lost_pushes` does not include.
             raise NotLeader(f"partitions of topic {request.topic!r} were moved meanwhile; subscribe again")
         if self._fence(leaders, request):
             raise Unavailable(f"consumer {request.consumer_id!r} subscribed twice at the same time; subscribe again")
@@ -360,7 +371,8 @@ class Broker:
         return subscription, sorted(leader.partition for leader in leaders)
 
     def _fence(self, leaders: Sequence[PartitionLeader], request: Subscribe) -> bool:
-        """End the subscriptions of earlier processes of this consumer here. Return whether there was one.
+        """End the subscriptions of earlier processes of this consumer to these partitions. Return True if there was
+        one.
 
         Raise ConsumerFenced if a later process has subscribed."""
         epoch, found = request.epoch or 0, False
@@ -378,13 +390,14 @@ class Broker:
     async def _lost_pushes(
         self, leaders: Sequence[PartitionLeader], request: Subscribe, known: Known
     ) -> list[tuple[PartitionLeader, Delivery]]:
-        """Return leases that a consumer holds in these partitions but does not know of, because their push was lost.
+        """Return the consumer's leases whose push was lost, so that the consumer does not know them.
 
-        The state of the partitions must be up to date."""
+        Before the call, bring the state of the partitions up to date (`read_all`)."""
         found: list[tuple[PartitionLeader, Delivery]] = []
         left = self.limits.in_flight_bytes_per_connection
         while leaders and left > 0:
-            # Run this as a task of the first partition, so that no entry of this partition is half applied.
+            # Run the query as a task of the first partition, so that it never sees a half-applied entry of this
+            # partition.
             query = partial(held_by, leaders, request, known, left)
             more, leaders = await self._runner.ask(query, group=leaders[0].raft_group.number, patient=False)
             found += more
@@ -394,7 +407,7 @@ class Broker:
     async def take(self, request: Lease, caller: Caller, congested: Callable[[], bool]) -> list[Delivery]:
         """Lease due messages once, without a subscription.
 
-        Raise UnknownTopic, InvalidRequest, NotLeader. If the caller is cancelled, the leased messages are given back.
+        Raise UnknownTopic, InvalidRequest, NotLeader. If the calling task is cancelled, give back the leased messages.
         """
         topic = self.catalog.topic(request.topic)
         check_name("group", request.group)
@@ -409,7 +422,8 @@ class Broker:
                 if leaders != self._led_of(request):
                     raise NotLeader(f"partitions of topic {request.topic!r} were moved meanwhile; ask again")
                 taken = await lease_once.run()
-            # If the caller was cancelled when the result arrived, nothing uses the leases: raise, and release them.
+            # If the calling task was cancelled while the result arrived, no consumer uses the leases: raise here, and
+            # release them below.
             await trio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
             release(lease_once.asked, request)
@@ -423,7 +437,9 @@ class Broker:
         return [delivery for _, delivery in taken]
 
     def _waiters_of(self, request: Lease) -> GroupWaiters:
-        """Return the state that LEASE requests for the same group and partitions share. Create it if there is none."""
+        """Return the state that LEASE requests for the same group and partitions share.
+
+        Create a new state if there is none, or if opening its group has failed."""
         key = _waiters_key(request)
         waiters = self._waiters.get(key)
         if waiters is None or waiters.error is not None:
@@ -432,30 +448,32 @@ class Broker:
         return waiters
 
     def _forget(self, request: Lease, waiters: GroupWaiters) -> None:
-        """Delete the shared state, unless other requests use it or it was replaced."""
+        """After the last request that uses the shared state, delete this state. Do nothing if a newer state has
+        replaced it."""
         key = _waiters_key(request)
         if not waiters.in_use and self._waiters.get(key) is waiters:
             del self._waiters[key]
 
     def give_back(self, request: Lease, partitions: Iterable[int]) -> None:
-        """Give back what was leased in these partitions for a request that has ended."""
+        """Give back the leases that an ended request holds in these partitions."""
         opened = self.catalog.topics.get(request.topic)
         if opened is not None:
             release([opened.partitions[number] for number in partitions if number in opened.partitions], request)
 
     def _lease_ms(self, topic: OpenTopic, asked_ms: int | None) -> int:
-        """Return the duration of a lease in ms: as requested, or the topic's default. Raise InvalidRequest."""
+        """Return the duration of a lease in ms: the requested duration, or the topic's default. Raise
+        InvalidRequest."""
         lease_ms: int = asked_ms if asked_ms is not None else topic.record.settings["lease_ms"]
         _check_lease(lease_ms, limits_of(topic.record.name, topic.record.settings))
         return lease_ms
 
     def add_credit(self, subscription: Subscription, more: int) -> None:
-        """Add credit, up to the maximum, and let partitions lease messages for it."""
+        """Add credit to a subscription, up to the maximum. Notify the partitions, so that they lease more messages."""
         subscription.credit = min(subscription.credit + more, self.limits.credit_max)
         subscription.notify_credit()
 
     def detach(self, topic: str, subscription: Subscription) -> list[PartitionLeader]:
-        """End a subscription whose connection is gone. Its leases stay until they expire. Return its partitions."""
+        """End a subscription whose connection is gone, and return its partitions. The leases stay until they expire."""
         subscription.closed = True
         opened = self.catalog.topics.get(topic)
         return [d for d in opened.partitions.values() if d.detach(subscription)] if opened else []
@@ -489,8 +507,10 @@ def _check_lease(lease_ms: int, own: TopicLimits | None) -> None:
 
 
 def _waiters_key(request: Lease) -> _WaitersKey:
-    """Return the key of the shared state. Requests for different partitions do not share state: otherwise a message for
-    one request would wake other requests in vain."""
+    """Return the key of the state that a request shares.
+
+    Only requests for the same partitions share a state. Otherwise a message for one request would wake other requests
+    in vain."""
     return request.topic, request.group, tuple(sorted(request.partitions or ()))
 
 
@@ -498,7 +518,7 @@ _SETTLING: Mapping[type, Callable[[Any], c.Ack | c.Nack | c.Extend]] = {Ack: c.A
 
 
 def _size_of(command: c.Ack | c.Nack | c.Extend) -> int:
-    """Return the approximate bytes of a command until it is applied."""
+    """Return the approximate memory in bytes that a command uses until it is applied."""
     size = 64 + ITEM_BYTES * len(command.items)
     if isinstance(command, c.Nack):
         changes = [NackItem(*item).changes or {} for item in command.items]

@@ -1,4 +1,4 @@
-"""The topics that metadata has, and their partitions on this node."""
+"""The catalog: the topics of the cluster's metadata, and their partitions on this node."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ READY_POLL_S = 0.002
 
 
 class OpenTopic(NamedTuple):
-    """A topic, with its partitions that have a replica here."""
+    """A topic, and those of its partitions that have a replica on this node."""
 
     record: Topic
     partitions: dict[int, PartitionLeader]
@@ -53,8 +53,8 @@ class OpenTopic(NamedTuple):
 
 
 class Catalog:
-    """Finds topics and partitions. An error says whether an object certainly does not exist, or is perhaps not
-    known here yet."""
+    """Finds topics and partitions. If a topic or partition is not found, the error says either that it does not exist,
+    or that this node may not know it yet."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Catalog:
         self.topics: dict[str, OpenTopic] = {}
         self.by_group: dict[int, PartitionLeader] = {}
         self._led: dict[str, list[PartitionLeader]] = {}
-        """Partitions that this node leads, by topic. Cached since the last change."""
+        """Cache: partitions that this node leads, by topic. A change removes the cached entry."""
         self._auto_create = auto_create
         self._barrier = barrier
         self._progress = progress
@@ -79,7 +79,7 @@ class Catalog:
         self._routes = routes
 
     async def until_ready(self, hosts: Sequence[RaftGroup]) -> None:
-        """Wait until this node may answer for all of these groups, except those whose replicas are shut."""
+        """Wait until each of these replicas is ready to answer requests, or is shut."""
         while not all(host.ready or host.shut is not None for host in hosts):
             if self._node_log.failed is not None:
                 raise self._node_log.failed
@@ -97,12 +97,13 @@ class Catalog:
 
     @property
     def is_alone(self) -> bool:
-        """True if this node is the only voter of the metadata and ready, so that its copy is the newest."""
+        """True if this node is ready and is the only voter of the metadata group. Its copy of the metadata is then the
+        newest."""
         metadata = self._node_log.metadata
         return metadata.group.is_only_voter and metadata.ready
 
     async def catch_up(self) -> None:
-        """Wait until this node has acted on everything that metadata acknowledged before this call.
+        """Wait until this node has carried out every metadata change that was acknowledged before this call.
 
         Raise Unavailable."""
         if (shut := self._node_log.metadata.shut) is not None:
@@ -112,7 +113,10 @@ class Catalog:
     # -- lookups --------------------------------------------------------------------------------------------------
 
     def topic(self, name: str) -> OpenTopic:
-        """Return a topic. Raise UnknownTopic; Unsure, while this node does not know whether it exists; Unavailable."""
+        """Return a topic.
+
+        Raise UnknownTopic if the topic does not exist; Unsure if other nodes may know it; Unavailable while it is being
+        opened."""
         topic = self.topics.get(name)
         if topic is None:
             if name in self.view.topics:
@@ -121,7 +125,8 @@ class Catalog:
         return topic
 
     def _no_topic(self, name: str) -> UnknownTopic:
-        """Return the error of a missing topic. It says whether using the topic would create it."""
+        """Return the error for a missing topic. The error says whether producing or subscribing would create the
+        topic."""
         no_topic, auto_create = f"there is no topic {name!r}", self._auto_create
         if not auto_create.is_on:
             return UnknownTopic(no_topic, topic=name)
@@ -144,7 +149,7 @@ class Catalog:
     def partition(self, name: str, partition: int) -> PartitionLeader:
         """Return this node's replica of a partition.
 
-        Raise the errors of `topic`; UnknownPartition; NotLeader if this node has no replica of it."""
+        Raise the errors of `topic`; UnknownPartition; NotLeader if this node has no replica of the partition."""
         topic = self.topic(name)
         found = topic.partitions.get(partition)
         if found is not None:
@@ -171,13 +176,14 @@ class Catalog:
             raise Unavailable(f"partition {group}.{partition} is being opened; ask again in a moment")
         lost = LeaseLost(f"leases of {group}.{partition} are lost: there is no such partition (any more)")
         if group < view.next_group:
-            raise lost  # it was deleted, and its number is never reused
+            raise lost  # the partition was deleted, and group numbers are never reused
         raise self._unknown(lost, partial(self.of_group, group, partition))
 
     def topic_of_group(self, group: int) -> str | None:
-        """Return the topic of a partition's Raft group, as far as this node knows.
+        """Return the topic of a partition's Raft group.
 
-        Return "" if this node has a replica, but does not know its topic; None if it knows neither."""
+        Return "" if this node has a replica of the group but does not know the topic; None if it does not know the
+        group."""
         placed = self.view.partition_of_group.get(group)
         if placed is not None:
             return placed[0]
@@ -192,7 +198,7 @@ class Catalog:
         return self._routes.led_here
 
     def leader(self, topic: OpenTopic, partition: int) -> str | None:
-        """Return the node that leads a partition, as far as this node knows."""
+        """Return the node that, as far as this node knows, leads a partition; None if no leader is known."""
         return self._routes.leader(topic.record.partitions[partition].group)
 
     def _unknown(self, claim: SandqError, find: Callable[[], object]) -> SandqError:
@@ -205,7 +211,7 @@ class Catalog:
         return Unsure(claim, partial(self._settled, claim, find))
 
     async def _settled(self, claim: SandqError, find: Callable[[], object]) -> SandqError:
-        """Return the error to report after this node has learned of everything acknowledged before this call."""
+        """Bring this node's metadata up to date, look up the object again, and return the error to report."""
         with trio.move_on_after(ANSWER_S):
             try:
                 await self.catch_up()
@@ -219,7 +225,7 @@ class Catalog:
     # -- replicas that come and go -------------------------------------------------------------------------------
 
     def opened(self, name: str, leader: PartitionLeader) -> None:
-        """Register a replica that runs here now."""
+        """Register a replica that was opened on this node."""
         self.by_group[leader.raft_group.number] = leader
         self._led.pop(name, None)
         host = leader.raft_group
@@ -230,10 +236,10 @@ class Catalog:
         leader.raft_group.notify_changed()
 
     def closed(self, leader: PartitionLeader) -> None:
-        """Remove a replica that no longer runs here."""
+        """Remove a replica that was closed on this node."""
         number = leader.raft_group.number
         self.by_group.pop(number, None)
-        self._led.clear()  # for all topics, as the topic of this replica may be deleted already
+        self._led.clear()  # for all topics: the topic of this replica may be deleted already
         for opened in self.topics.values():
             if opened.partitions.get(leader.partition) is leader:
                 del opened.partitions[leader.partition], opened.targets[leader.partition]
@@ -252,15 +258,15 @@ class Catalog:
     # -- leading --------------------------------------------------------------------------------------------------
 
     def _on_ready(self, name: str, leader: PartitionLeader, ready: bool) -> None:
-        """Handle that this node starts or stops leading a partition."""
+        """React when this node starts or stops leading a partition."""
         self._led.pop(name, None)
         opened = self.topics.get(name)
         if opened is None or opened.partitions.get(leader.partition) is not leader:
             return
-        # The consumers subscribe again, and name the leases that they know. Then the leader pushes the leases that
-        # never reached them.
+        # End the subscriptions of the topic. The consumers subscribe again and name the leases that they know. Then the
+        # leader pushes the leases that they did not name.
         moved = NotLeader(f"partition {leader.partition} of topic {name!r} is led by a different node now")
-        # Visit only the attended partitions: this runs once per partition, and a topic may have thousands of them.
+        # This method runs once per partition, and a topic may have thousands. So visit only the attended partitions.
         for other in list(opened.attended):
             other.end_subscriptions(moved)
         if ready:
@@ -268,7 +274,8 @@ class Catalog:
             leader.lead()
 
     def _configure(self, name: str, leader: PartitionLeader) -> None:
-        """Apply the topic's settings to a partition that this node leads, if its settings differ."""
+        """If the settings of a partition led here differ from its topic's settings, submit a command that updates
+        them."""
         host, settings = leader.raft_group, self.topics[name].record.settings
         leader.limits_wanted = next_epoch(settings)
         if host.ready and host.status.settings != settings:
@@ -278,7 +285,7 @@ class Catalog:
                 self._configured(name, leader, error)
 
     def _configured(self, name: str, leader: PartitionLeader, result: object) -> None:
-        """Configure the partition again after 100 ms if the command failed."""
+        """If the command failed, configure the partition again after 100 ms."""
         if isinstance(result, SandqError) and name in self.topics and not leader.closed:
             self._timers.at(self._clock.now_ms() + 100, partial(self._retry_configure, name, leader))
 

@@ -10,23 +10,23 @@ import trio
 from anyio.lowlevel import RunVar
 
 FIRST_WORK: Final = 128
-"""Units of work in the first time slice of a task. One unit is the cost of a small frame, a few microseconds.
+"""Units of work in the first time slice of a task. One unit is the cost of handling a small frame: a few microseconds.
 
 The first slices of all tasks may run in the same iteration of the loop."""
 SLICE_WORK: Final = 1024
-"""Units of work in a later time slice. Only one task has such a slice per iteration of the loop."""
+"""Units of work in a later time slice. In each iteration of the loop, only one task gets a later slice."""
 SHARED_WORK: Final = 256
-"""Units of work in a later time slice while other tasks are queued.
+"""Units of work in a later time slice if other tasks are queued.
 
-Fewer than `SLICE_WORK`, so that short requests, such as a produce, do not wait long for a few slices."""
+Smaller than `SLICE_WORK`, because a short request, such as a produce, may have to wait for several slices."""
 
 
 class TimeSlice:
     """The time slice of a task: cooperative scheduling on one event loop.
 
-    A task with much work queues for its next slice. Only one queued task runs per iteration of the
-    loop, so tasks with little work do not wait for the queue. Work is counted, not timed, so it is the same on every
-    machine.
+    A task with much work queues for its next slice. Only one queued task runs per iteration of the loop, so tasks with
+    little work do not wait for the queue. A slice ends after a number of units of work, whatever time the machine takes
+    for them.
 
         time_slice.left -= 8
         if time_slice.left <= 0:
@@ -37,14 +37,14 @@ class TimeSlice:
 
     def __init__(self) -> None:
         self.left = FIRST_WORK
-        """Units of work left in this slice. At 0 or below, other tasks must go first."""
+        """Units of work left in this slice. If 0 or less, the task must queue (`end`)."""
 
     def begin(self) -> None:
-        """Start a new first slice, because the task had nothing to do for a while."""
+        """Start a new first slice. A task calls this after it was idle."""
         self.left = FIRST_WORK
 
     async def end(self) -> None:
-        """Queue for the next slice. All queued tasks run first, and all tasks that are not queued."""
+        """Queue for the next slice. All tasks that are queued already run first."""
         queue = _queue_of_this_loop()
         await queue.wait()
         self.left = SHARED_WORK if queue.is_busy else SLICE_WORK
@@ -65,12 +65,12 @@ class _SliceQueue:
     def __init__(self) -> None:
         self._waiting: deque[anyio.Event] = deque()
         self.is_busy = False
-        """True while a woken task has not resumed yet. When it resumes, it wakes the next task."""
+        """True while a woken task has not resumed yet. When that task resumes, it wakes the next task."""
 
     async def wait(self) -> None:
         """Wait until it is this task's turn, and wake the next task.
 
-        If the task is cancelled after it was woken, it must also wake the next one. Otherwise the queue would stop."""
+        A task that is cancelled after it was woken must also wake the next task. Otherwise the queue would stop."""
         mine = anyio.Event()
         self._waiting.append(mine)
         if not self.is_busy:
@@ -106,9 +106,9 @@ def _queue_of_this_loop() -> _SliceQueue:
 
 
 class Signal:
-    """A signal that wakes all tasks that are waiting for it. A `set` while no task waits is lost.
+    """A signal that wakes all tasks that wait for it. If no task waits, `set` has no effect.
 
-    So a task must check its condition and then wait, without an await in between.
+    So a task must check its condition and then call `wait`, without another `await` in between.
     """
 
     __slots__ = ("_event", "is_muted")
@@ -116,7 +116,7 @@ class Signal:
     def __init__(self) -> None:
         self._event: trio.Event | None = None
         self.is_muted = False
-        """True if a `set` has no effect, because its reason is checked in another way."""
+        """If True, `set` does nothing. The owner sets this while it checks for work in another way."""
 
     def set(self) -> None:
         """Wake the waiting tasks."""

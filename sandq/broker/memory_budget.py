@@ -1,7 +1,8 @@
-"""The memory budget of a node. Everything that may grow has an account with a share of `limits.memory_bytes`.
+"""The memory budget of a node. Each kind of data that may grow has an account with a share of `limits.memory_bytes`.
 
-A full account delays or refuses work before the work is read, proposed or accepted, or shrinks a cache. Budgets never
-change the results of `apply`, so replicas with different budgets stay equal.
+If the account of a cache is full, the cache shrinks. If another account is full, new work is delayed or refused before
+the node reads, proposes or accepts it. Budgets never change the results of `apply`, so replicas with different budgets
+stay equal.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ WATCHERS_SHARE: Final = 1 / 32
 PRODUCERS_SHARE: Final = 1 / 16
 HTTP_SHARE: Final = 5 / 32
 SOURCE_SHARE: Final = 3 / 4
-"""Share of an account that the clients of one source may use."""
+"""Share of an account that the clients of one source (`sandq/model/sources.py`) may use."""
 RESUME_AT: Final = 7 / 8
-"""Part of the share below which a full account must fall before waiting tasks continue."""
+"""Fraction of its share to which a full account must shrink before waiting tasks continue."""
 
 
 class Held(Protocol):
-    """The bytes that one kind of use holds in memory, and its share of the budget."""
+    """Memory that one kind of data uses, and the part of the budget that it may use, both in bytes."""
 
     @property
     def bytes(self) -> int: ...
@@ -40,16 +41,18 @@ class Held(Protocol):
 
 
 class _Counted:
-    """Memory that is counted when it is taken and given back. On the event loop, except where noted."""
+    """Memory whose users count it when they take it and when they give it back.
+
+    Methods run on the event loop, except where noted."""
 
     def __init__(self, share_bytes: float) -> None:
         self.share_bytes = share_bytes
         self.taken = 0
-        """Bytes taken by the loop, minus all bytes given back."""
+        """Bytes that the event loop has taken, minus all bytes that were given back (also those of `read`)."""
         self.read = 0
         """Total of the bytes that the apply thread has taken.
 
-        Kept apart from `taken`, because simultaneous changes of one number by two threads could be lost."""
+        Kept apart from `taken`: if two threads changed one number at the same time, a change could be lost."""
         self._freed = anyio.Event()
         self._has_waiters = False
 
@@ -60,15 +63,15 @@ class _Counted:
 
     @property
     def is_full(self) -> bool:
-        """True if nothing more should be taken. For any thread."""
+        """True if the whole share is used. May be read on any thread."""
         return self.taken + self.read >= self.share_bytes
 
     def take(self, size: int) -> None:
-        """Count `size` bytes, whether they fit or not."""
+        """Count `size` bytes, even if they exceed the share."""
         self.taken += size
 
     def hold(self, size: int) -> None:
-        """Count `size` bytes on the apply thread."""
+        """Count `size` bytes. Called on the apply thread."""
         self.read += size
 
     def give_back(self, size: int) -> None:
@@ -78,7 +81,7 @@ class _Counted:
             self._wake_waiters()
 
     def _wake_waiters(self) -> None:
-        """Wake all tasks in `wait_for_capacity`, if enough bytes are free."""
+        """If enough bytes are free, wake all tasks in `wait_for_capacity`."""
         if self.bytes <= RESUME_AT * self.share_bytes:
             self._has_waiters = False
             self._freed.set()
@@ -96,7 +99,7 @@ class _Counted:
 
 
 class Account(_Counted):
-    """One use of memory, by the clients of all sources."""
+    """The account of one kind of data, shared by the clients of all sources."""
 
     def __init__(self, share_bytes: float) -> None:
         super().__init__(share_bytes)
@@ -104,7 +107,8 @@ class Account(_Counted):
         self._shares: WeakValueDictionary[str, SourceShare] = WeakValueDictionary()
 
     def of(self, source: str) -> SourceShare:
-        """Return the share of a source (`sandq/model/sources.py`). It exists while a caller keeps a reference to it."""
+        """Return the share of a source (`sandq/model/sources.py`). The share exists as long as a caller keeps a
+        reference to it."""
         share = self._shares.get(source)
         if share is None:
             share = self._shares[source] = SourceShare(self)
@@ -112,7 +116,7 @@ class Account(_Counted):
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether tasks wait for free bytes."""
+        """True if tasks wait for free bytes."""
         return self._has_waiters or bool(self._queue)
 
     def give_back(self, size: int) -> None:
@@ -121,16 +125,16 @@ class Account(_Counted):
             self.wake_next()
 
     def wake_next(self) -> None:
-        """Wake tasks that wait for free bytes, because some were given back."""
+        """Wake tasks that wait for free bytes. Call this after bytes were given back."""
         if self._has_waiters:
             self._wake_waiters()
         if self._queue:
             self._grant()
 
     async def reserve(self, size: int, share: SourceShare | None = None) -> None:
-        """Take `size` bytes once all of them fit.
+        """Wait until all `size` bytes fit, and take them.
 
-        Reservations are granted in order. A reservation whose source has used up its share is passed over until that
+        Reservations are granted in order. If a source has used up its share, its reservations are skipped until that
         source gives bytes back."""
         if not self._queue and self.fits(size) and (share is None or share.fits(size)):
             (self if share is None else share).take(size)
@@ -149,7 +153,7 @@ class Account(_Counted):
             raise
 
     def _grant(self) -> None:
-        """Grant waiting reservations in order, as long as they fit. Pass over reservations of full sources."""
+        """Grant waiting reservations in order, as long as they fit. Skip reservations of full sources."""
         at = 0
         while at < len(self._queue):
             size, share = self._queue[at].size, self._queue[at].share
@@ -163,9 +167,9 @@ class Account(_Counted):
 
 
 class SourceShare(_Counted):
-    """The share of an account that the clients of one source use: at most three quarters.
+    """The part of an account that the clients of one source use: at most three quarters.
 
-    So the clients of one source never use up the account. Clients behind a proxy are one source.
+    So one source never uses up the account. Clients behind the same proxy count as one source.
     """
 
     def __init__(self, account: Account) -> None:
@@ -174,12 +178,12 @@ class SourceShare(_Counted):
 
     @property
     def is_full(self) -> bool:
-        account = self._account  # computed without calls, as it runs for every answer
+        account = self._account  # computed without method calls, because this runs for every answer
         return self.taken + self.read >= self.share_bytes or account.taken + account.read >= account.share_bytes
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether tasks wait for free bytes of this source or of the account."""
+        """True if tasks wait for free bytes of this source or of the account."""
         return self._has_waiters or self._account.is_waited_for
 
     def take(self, size: int) -> None:
@@ -208,11 +212,11 @@ class SourceShare(_Counted):
                 await self._freed.wait()
 
     async def reserve(self, size: int) -> None:
-        """Take `size` bytes once all of them fit, both here and in the account."""
+        """Wait until all `size` bytes fit both into this share and into the account, and take them."""
         await self._account.reserve(size, self)
 
     def has_capacity(self, size: int) -> bool:
-        """Return whether `size` bytes fit, both here and in the account."""
+        """Return whether `size` bytes fit both into this share and into the account."""
         return self.fits(size) and self._account.fits(size)
 
 
@@ -226,7 +230,8 @@ class _Reservation:
 
 
 class Measured:
-    """One use of memory that is measured on demand. Its owner limits it to its share."""
+    """The account of one kind of data whose size is measured on demand. The owner of the data keeps the size within the
+    share."""
 
     def __init__(self, share_bytes: float, measure: Callable[[], int]) -> None:
         self.share_bytes = share_bytes
@@ -245,9 +250,9 @@ class MemoryBudget:
         self.look_aheads = LookAheads(limit_bytes * LOOK_AHEADS_SHARE)
         """Messages that groups have read ahead in the log."""
         self.requests = Account(limit_bytes * REQUESTS_SHARE)
-        """Partially received frames, and requests that are not answered."""
+        """Partially received frames, and pending requests."""
         self.answers = Account(limit_bytes * ANSWERS_SHARE)
-        """Data that was read for clients, or is queued for them, and has not left this node."""
+        """Data that was read for clients, or is queued for them, and is not sent yet."""
         self.watchers = Account(limit_bytes * WATCHERS_SHARE)
         """Requests that wait for messages or for changes of keys."""
         self._accounts: dict[str, Held] = {
@@ -263,6 +268,6 @@ class MemoryBudget:
         return dict(self._accounts)
 
     def measure(self, name: str, share: float, measure: Callable[[], int]) -> Measured:
-        """Add an account that its owner measures."""
+        """Add an account whose size `measure` returns. `share`: its fraction of the budget."""
         account = self._accounts[name] = Measured(self.limit_bytes * share, measure)
         return account

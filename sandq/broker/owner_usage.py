@@ -1,8 +1,8 @@
-"""Sum up what the topics of each owner hold on all nodes, for owners whose quota limits that.
+"""Sum up the data of each owner's topics over all nodes, for owners whose quota limits this data.
 
 Once a second, each node sums up the partitions that it leads, by owner, and reports the sums to the other nodes
-(USAGE). So a quota may be exceeded by the messages that arrive within two seconds. Partitions without a leader do
-not count, and accept nothing either.
+(USAGE). So an owner may exceed its quota by the messages that arrive within two seconds. A partition without a leader
+is not counted; it accepts no messages.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from sandq.protocol.peer import PeerFrame
 SUM_S: Final = 1.0
 """Interval in s between two sums."""
 STALE_S: Final = 5.0
-"""Age in s above which a report does not count: by then other nodes lead the partitions of the node that sent it."""
+"""Age in s above which a report of a node is ignored. By then, other nodes lead the partitions of that node."""
 BOUNDED: Final = ("stored_bytes", "pending_messages")
-"""Quotas that limit what topics hold."""
+"""Names of the quotas that limit the data of an owner's topics."""
 _ROW: Final = [str, int, int]
 _NAMES: Final = {"stored_bytes": "bytes stored", "pending_messages": "messages pending"}
 
 
 class Held(NamedTuple):
-    """Bytes and pending messages that topics hold."""
+    """Data of topics: stored bytes, and number of pending messages."""
 
     stored_bytes: int
     pending_messages: int
@@ -45,11 +45,11 @@ class Held(NamedTuple):
 
 NOTHING: Final = Held(0, 0)
 _Asked = tuple[int, PartitionReplica, Any, int, int]
-"""A partition to query: group number, replica, status, first second to count from, and the count before that."""
+"""A partition to query: group number, replica, status, second from which to count, and the count up to that second."""
 
 
 class OwnerUsage:
-    """The usage of owners, on one node."""
+    """Sums up the usage of owners, and checks their quotas, on one node."""
 
     def __init__(
         self,
@@ -64,26 +64,28 @@ class OwnerUsage:
         self._now_ms = now_ms
         self._view: MetadataView | None = None
         self._quotas: dict[str, Quota] = {}
-        """Quotas of the owners that are limited."""
+        """Quotas by owner, for the owners whose quota limits their data."""
         self._own: dict[str, Held] = {}
         self._reports: dict[str, tuple[float, dict[str, Held]]] = {}
-        """Time of each node's last report, on trio's clock, and its content."""
+        """Last report of each other node: its time on trio's clock in s, and its sums by owner."""
         self._came_due: dict[int, tuple[Any, int, int]] = {}
-        """Messages that became due since the last applied entry, by Raft group: (status after that entry, second up to
-        which they are counted, their number)."""
+        """Messages that became due since the last applied entry, by Raft group.
+
+        A value is (status after that entry, second up to which messages are counted, number of messages)."""
         self.held: Mapping[str, Held] = {}
-        """Sums over all nodes, by owner with a limit."""
+        """Sums over all nodes, by owner, for the owners whose quota limits their data."""
 
     @property
     def bounds_any(self) -> bool:
-        """Whether the quota of some owner limits what its topics hold."""
+        """True if the quota of any owner limits the data of its topics."""
         return bool(self._quotas)
 
     def check(self, owner: str, size: int | None, pending: Callable[[], int | None]) -> None:
         """Raise QuotaExceeded if an owner would exceed its quota.
 
-        `size`: bytes to store; None if nothing is stored. `pending`: returns the number of new messages that are not
-        due yet; 0 for existing messages that get a later time; None if there are none."""
+        `size`: bytes to store; None if nothing is stored. `pending`: function that returns the number of new messages
+        that are not due yet. It returns 0 if only existing messages get a later time, and None if the request has
+        neither."""
         quota = self._quotas.get(owner)
         if quota is None:
             return
@@ -99,7 +101,7 @@ class OwnerUsage:
     # -- sums -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Sum up once a second. Call this only once the node takes part in its cluster."""
+        """Sum up once a second. Call this only after the node has joined its cluster."""
         while True:
             await self.update()
             await trio.sleep(SUM_S)
@@ -132,7 +134,7 @@ class OwnerUsage:
         self._links.send_to_all(PeerFrame.USAGE, body)
 
     def _held_by(self, host: Any) -> Held:
-        """Return what a partition holds. Messages that came due since its last entry do not count as pending."""
+        """Return the data of a partition. Messages that came due since its last entry are not counted as pending."""
         status = host.status
         known, _, count = self._came_due.get(host.number, (None, 0, 0))
         return Held(status.bytes, max(status.later - (count if known is status else 0), 0))
@@ -140,7 +142,7 @@ class OwnerUsage:
     async def _count_due(self, topics: Iterable[OpenTopic], time_slice: TimeSlice) -> None:
         """Count the messages that came due since the last entry of their partition.
 
-        The status of such a partition still counts them as pending."""
+        The partition's status counts these messages as pending until the next entry."""
         now_s = self._now_ms() // 1000
         asked: list[_Asked] = []
         seen: dict[int, tuple[Any, int, int]] = {}
@@ -189,7 +191,8 @@ class OwnerUsage:
 
 
 def _full(owner: str, name: str, held: int, most: int, more: int | None) -> QuotaExceeded:
-    """Return the error of a full quota. `more`: amount that the request would add; None or 0 if irrelevant."""
+    """Return the error of a full quota. `more`: amount that the request would add; if None or 0, the error does not
+    name it."""
     too_many = f", this request adds {more:,}" if more else ""
     return QuotaExceeded(
         f"topics of {owner} have {held:,} {_NAMES[name]}{too_many}, and its quota is {most:,} ({name}): consume, "
@@ -202,5 +205,5 @@ def _full(owner: str, name: str, held: int, most: int, more: int | None) -> Quot
 
 
 def _due_in(asked: Iterable[_Asked], stop_s: int) -> list[int]:
-    """Return the number of due messages of each partition. For the apply thread."""
+    """Return how many messages of each partition came due before `stop_s`. Runs on the apply thread."""
     return [replica.due_between(start_s, stop_s) for _, replica, _, start_s, _ in asked]

@@ -1,4 +1,4 @@
-"""Whether this process logs at level debug. Used for log lines that are expensive to create."""
+"""Whether this process logs at level debug. Callers check this before they create expensive log lines."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ _is_on = [False]
 
 
 def is_on() -> bool:
-    """Return whether lines about single requests and entries are logged."""
+    """Return whether log lines about single requests and single Raft entries are enabled."""
     return _is_on[0]
 
 
 def switch(on: bool) -> None:
-    """Switch the lines about single requests and entries on or off."""
+    """Enable or disable log lines about single requests and single Raft entries."""
     _is_on[:] = [on]

@@ -27,7 +27,7 @@ OFF, ACCEPT, REQUIRE = range(len(AUTHENTICATION))
 FRESH_S: Final = 10.0
 """Maximum age in s of the metadata by which a client is authenticated."""
 ASK_S: Final = 2.0
-"""Time limit in s for the metadata leader to reply, and for this node to catch up."""
+"""Time in s within which the metadata leader must reply and this node must catch up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class Login:
     expires_ms: int | None
     quota: Quota
     secret_hash: bytes | None = field(default=None, repr=False)
-    """SHA-256 of its token, if the token is a sandq token."""
+    """SHA-256 of the client's token, if sandq issued the token."""
     claims: Claims | None = None
-    """Claims of its token, if an external issuer issued it."""
+    """Claims of the client's token, if an external issuer issued the token."""
 
 
 class Authenticator:
@@ -73,15 +73,16 @@ class Authenticator:
     async def identify(self, token: str | None, certificate: str | None) -> Login | None:
         """Authenticate a client by its token or, without one, by its certificate.
 
-        Return None if neither identifies the client. Raise Unauthenticated. Raise Unavailable while this node does not
-        know all identities.
+        Return None if neither identifies the client.
+
+        Raise Unauthenticated; Unavailable if the identities known here may be outdated.
         """
         if token is None and (certificate is None or not self.takes_certificates):
             return None
         if self.mode != OFF:
             await self._check_fresh()
         elif self.refresh() is None:
-            return None  # this node knows no identities yet, and every client has full access
+            return None  # this node knows no identities yet; every client has full access in this mode
         if token is None:
             return self._of_certificate(str(certificate))
         if token.startswith(TOKEN_PREFIX) or self._jwt is None:
@@ -130,12 +131,13 @@ class Authenticator:
         return self._login(record)
 
     def _of_certificate(self, name: str) -> Login | None:
-        """Return the login of a certificate with this name. Return None if it has no identity and `mode` does not
-        require one."""
+        """Return the login of the certificate with this name.
+
+        If no identity has this name, return None, or raise Unauthenticated if `mode` is REQUIRE."""
         view = self._known()
         record = view.identities.get(principal_of(CERTIFICATE, name))
         if record is None and self.mode != REQUIRE:
-            return None  # certificates also serve other purposes, and may be shown before they have an identity
+            return None  # clients may use a certificate for other purposes, or before an identity is created for it
         if record is None:
             raise Unauthenticated(
                 f"there is no identity {principal_of(CERTIFICATE, name)!r:.300} (a certificate's name)"
@@ -156,7 +158,7 @@ class Authenticator:
         return Login(principal, access, expires_ms, quota, claims=claims)
 
     def _login(self, record: IdentityRecord) -> Login:
-        """Return the login of an identity, unless it has expired."""
+        """Return the login of an identity. Raise Unauthenticated if the identity has expired."""
         if record.expires_ms is not None and record.expires_ms <= self._now_ms():
             raise Unauthenticated(f"{record.principal} expired: a client with the right 'security' can renew it")
         access, quota = self._rights(record)
@@ -181,7 +183,7 @@ class Authenticator:
         return view
 
     async def _check_fresh(self) -> None:
-        """Raise Unavailable unless this node knows all identities as of `FRESH_S` ago."""
+        """If the metadata here may be older than `FRESH_S`, bring it up to date. Raise Unavailable if that fails."""
         self._known()
         asked_s = trio.current_time()
         if asked_s - self._fresh_s < FRESH_S:

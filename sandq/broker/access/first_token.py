@@ -1,7 +1,8 @@
-"""Create a first token for a cluster without identities: anyone who can read a node's data directory is its
-administrator.
+"""Create a first token for a cluster without identities, in a file of a node's data directory.
 
-The metadata leader creates the token while there are no identities: in a new cluster, in a cluster that enables
+Anyone who can read this directory can use the token, and is thus an administrator of the cluster.
+
+The metadata leader creates the token if there are no identities: in a new cluster, in a cluster that enables
 authentication, and after the last identity was deleted.
 """
 
@@ -31,7 +32,7 @@ log = structlog.get_logger("sandq.access")
 NAME: Final = "admin.token"
 """Name of the file in the data directory."""
 PENDING: Final = f"{NAME}.new"
-"""Name of the file until the cluster knows the token, so that a token in the file `NAME` is always usable."""
+"""Name of the file until the cluster has stored the token. So a token in the file `NAME` is always usable."""
 PRINCIPAL: Final = principal_of(TOKEN, "admin")
 RETRY_S: Final = 1.0
 """Pause in s after a failed attempt."""
@@ -42,21 +43,21 @@ async def give_first_token(
 ) -> None:
     """Create a first token whenever there are no identities.
 
-    `mode`: mode of the authenticator. `data_dir`: named in the log."""
+    `mode`: mode of the authenticator. `data_dir`: directory whose path the log line shows."""
     if mode == OFF:
         return
     changed = Signal()
     metadata.listen(on_status=changed.set, on_ready=lambda ready: changed.set())
-    # Reuse the same token until the outcome is known, even after a restart: the token may be stored even if the reply
-    # was lost.
+    # Use the same token until the outcome is known, even after a restart. If a reply was lost, the cluster may have
+    # stored the token.
     text = await runner.on_maintenance(partial(_pending, files))
     while True:
         view = metadata.status
         try:
             if metadata.ready and not view.identities:
                 text = text or token_text(secrets.token_bytes(TOKEN_BYTES))
-                # Write the file first: if the token were lost, its identity would prevent the creation of another first
-                # token.
+                # Write the file before the identity is created. If the token were lost then, the identity would prevent
+                # a new first token.
                 await runner.on_maintenance(partial(files.replace, PENDING, f"{text}\n".encode()))
                 fields = {"grants": ["admin"], "secret_hash": token_hash(text), "note": "made at the first start"}
                 await identities.put(IdentityPut(PRINCIPAL, True, fields), NODE)
@@ -80,5 +81,5 @@ async def give_first_token(
 
 
 def _pending(files: Files) -> str:
-    """Return the pending token, which may or may not have been stored; empty if there is none."""
+    """Return the pending token; empty if there is none. The cluster may have stored this token already."""
     return files.read(PENDING).decode().strip() if files.exists(PENDING) else ""

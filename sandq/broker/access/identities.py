@@ -34,19 +34,19 @@ CHANGES: Final = ("grants", "add", "remove", "secret_hash", "expires_ms", "quota
 
 
 class Identities:
-    """The identities and roles.
+    """Requests about identities and roles.
 
-    All methods raise the errors of `MetadataChanges`, and Conflict while not every node supports identities.
+    All methods raise the errors of `MetadataChanges`. They raise Conflict until all nodes support identities.
     """
 
     def __init__(self, changes: MetadataChanges) -> None:
         self._changes = changes
 
     async def put(self, request: IdentityPut, caller: Caller) -> dict[str, Any]:
-        """Create or change an identity. Return it.
+        """Create or change an identity, and return its fields.
 
-        Raise InvalidRequest; Conflict if a new identity exists already; NotFound if the identity to change does not
-        exist."""
+        Raise InvalidRequest; NotFound if the identity to change does not exist; Conflict if the identity to create
+        exists, or if a different identity has the same token."""
         principal = check_principal(request.principal)
 
         def command(view: MetadataView) -> m.Command:
@@ -57,13 +57,14 @@ class Identities:
             given = changes.get("secret_hash")
             others = [name for name, one in view.identities.items() if one.secret_hash == given and name != principal]
             if given is not None and others:
-                # Nodes might take this token for different identities. After one of them was revoked, the token would
-                # still be valid for the other identity.
+                # If two identities had one token, nodes might choose different ones. After one identity was deleted,
+                # the token would still be valid for the other identity.
                 raise Conflict(
                     f"{others[0]} has this token already: a token belongs to one identity", principal=others[0]
                 )
             if is_new and old is not None and old.secret_hash is not None:
-                # A client that has not seen the reply may send the same request with the same token again.
+                # A client that missed the reply may send its request again, with the same token. Accept such a repeated
+                # request.
                 is_new = old.secret_hash != changes.get("secret_hash")
             return _changed(principal, is_new, old, changes, view.roles)
 
@@ -90,7 +91,7 @@ class Identities:
         log.info("role made or changed", role=name, by=caller.principal)
 
     async def delete_role(self, request: RoleDelete, caller: Caller) -> None:
-        """Delete a role. Raise NotFound; Conflict while identities have it."""
+        """Delete a role. Raise NotFound; Conflict if an identity has the role."""
         forget = m.DeleteRole(request.name)
         await self._changes.change(lambda view: forget)
         log.info("role forgotten", role=request.name, by=caller.principal)
@@ -102,7 +103,7 @@ class Identities:
 
 
 def row_of(record: IdentityRecord) -> dict[str, Any]:
-    """Return an identity as it is shown, without its secret."""
+    """Return the fields of an identity that clients may see: all except the secret."""
     return {
         "principal": record.principal,
         "grants": list(record.grants),
@@ -161,8 +162,8 @@ def _changed(
 def _without(grants: Sequence[str], remove: Any) -> list[str]:
     """Return the grants without those in `remove`.
 
-    Raise InvalidRequest if one of them does not exist. Otherwise, after a typing error, the grant that should be
-    removed would stay.
+    Raise InvalidRequest if a grant in `remove` does not exist. Otherwise, after a typing error, the grant that should
+    be removed would silently stay.
     """
     if not isinstance(remove, list):
         raise InvalidRequest("remove: a list of grants is expected")

@@ -1,7 +1,7 @@
 """Verify tokens of an external issuer (JWT): signature, audience and expiry.
 
-The keys come from a file or a URL. The URL is fetched again when the keys are old, or a token names an unknown key, but
-at most every `FETCH_LEAST_S`. Only asymmetric algorithms are accepted. With a symmetric algorithm, anyone who can
+The keys come from a file or a URL. If the keys are old, or a token names an unknown key, the URL is fetched again, at
+most every `FETCH_LEAST_S` seconds. Only asymmetric algorithms are accepted. With a symmetric algorithm, anyone who can
 verify tokens could also forge them.
 """
 
@@ -66,7 +66,7 @@ class JwtVerifier:
         self._now_ms = now_ms
         self._fetch = fetch or _fetch_in_thread
         self._keys: dict[str | None, list[Any]] = {}
-        """Keys by key id; None for keys without one."""
+        """Keys by key id. Keys without an id have the key id None."""
         self._fetched_s = self._tried_s = -FETCH_LEAST_S
         self._one = trio.Lock()
         self._checked: OrderedDict[bytes, Claims] = OrderedDict()
@@ -113,7 +113,7 @@ class JwtVerifier:
                     audience=self._config.audience,
                     issuer=self._config.issuer,
                     leeway=self._config.leeway_ms / 1000,
-                    # Times are checked later by this node's guarded clock, which does not follow jumps of the wall
+                    # The times are checked later, against this node's guarded clock, which ignores jumps of the wall
                     # clock.
                     options={"require": list(_CLAIMS), "verify_exp": False, "verify_nbf": False, "verify_iat": False},
                 )
@@ -148,7 +148,10 @@ class JwtVerifier:
     # -- keys -----------------------------------------------------------------------------------------------------
 
     async def _renew_old_keys(self) -> None:
-        """Fetch the keys again if they are old. A verified token must not outlive the key that verified it."""
+        """If the keys are old, fetch them again.
+
+        If they cannot be fetched for `STALE_S`, forget the verified tokens, because their keys may have been
+        revoked."""
         url = self._config.jwks_url
         if url is not None and trio.current_time() - self._fetched_s > KEPT_S:
             await self._renew(url)
@@ -158,7 +161,7 @@ class JwtVerifier:
     async def _keys_of(self, key_id: str | None) -> list[Any]:
         """Return the keys that may have signed a token with this key id.
 
-        Fetch the issuer's keys if none of the known keys has this id. Raise Unavailable if the keys cannot be
+        If none of the known keys has this id, fetch the issuer's keys. Raise Unavailable if the keys cannot be
         fetched."""
         url = self._config.jwks_url
         if url is not None:
@@ -171,13 +174,14 @@ class JwtVerifier:
         return self._named(key_id)
 
     def _named(self, key_id: str | None) -> list[Any]:
-        """Return the known keys with this id, and those without an id; all keys if the token names no key."""
+        """Return the known keys with this id, and all keys without an id. If `key_id` is None, return up to `KEYS`
+        known keys."""
         if key_id is None:
             return [key for keys in self._keys.values() for key in keys][:KEYS]
         return [*self._keys.get(key_id, ()), *self._keys.get(None, ())]
 
     async def _renew(self, url: str) -> None:
-        """Fetch the keys, unless the last attempt was a moment ago. If fetching fails, keep the old keys."""
+        """Fetch the keys, at most every `FETCH_LEAST_S` seconds. If fetching fails, keep the old keys."""
         async with self._one:
             if trio.current_time() - self._tried_s < FETCH_LEAST_S:
                 return
@@ -186,7 +190,7 @@ class JwtVerifier:
                 with trio.fail_after(FETCH_S):
                     text = await self._fetch(url)
                 keys = _read_keys(text)
-            except Exception as error:  # an error of the URL's content is not a fault of this node
+            except Exception as error:  # the content of the URL is not under this node's control
                 log.warning(
                     "the keys of the issuer of tokens could not be read",
                     url=shown_url(url),
@@ -194,7 +198,7 @@ class JwtVerifier:
                 )
                 return
             self._keys, self._fetched_s = keys, self._tried_s
-            self._checked.clear()  # a key may have been removed
+            self._checked.clear()  # the new keys may lack a key that verified a token
 
 
 def _kind_of(algorithm: str) -> tuple[type, ...]:
