@@ -205,5 +205,6 @@ def _full(owner: str, name: str, held: int, most: int, more: int | None) -> Quot
 
 
 def _due_in(asked: Iterable[_Asked], stop_s: int) -> list[int]:
-    """Return how many messages of each partition came due before `stop_s`. Runs on the apply thread."""
+    """Return how many messages of each partition came due between its start second and `stop_s`. Runs on the apply
+    thread."""
     return [replica.due_between(start_s, stop_s) for _, replica, _, start_s, _ in asked]

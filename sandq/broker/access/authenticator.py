@@ -137,7 +137,7 @@ class Authenticator:
         view = self._known()
         record = view.identities.get(principal_of(CERTIFICATE, name))
         if record is None and self.mode != REQUIRE:
-            return None  # clients may use a certificate for other purposes, or before an identity is created for it
+            return None  # a certificate may serve other purposes, or may get its identity later
         if record is None:
             raise Unauthenticated(
                 f"there is no identity {principal_of(CERTIFICATE, name)!r:.300} (a certificate's name)"

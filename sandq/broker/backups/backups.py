@@ -1,4 +1,4 @@
-"""Requests for backups and restores of partitions."""
+"""Handle requests for backups and restores of partitions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ CHECKS_AT_ONCE: Final = 2
 
 
 class Backups:
-    """Handles the requests on one node. All methods raise UnknownTopic, UnknownPartition, NotLeader."""
+    """Handles these requests on one node. The methods for a partition raise UnknownTopic, UnknownPartition,
+    NotLeader."""
 
     def __init__(self, catalog: Catalog, exports: Exports, log_reads: LogReads) -> None:
         self._catalog = catalog
@@ -47,7 +48,8 @@ class Backups:
     # -- backing up -----------------------------------------------------------------------------------------------
 
     async def catch_up(self) -> None:
-        """Wait until this node knows all topics: an unknown topic would be missing from a backup. Raise Unavailable."""
+        """Wait until this node knows all topics. Otherwise a topic could be missing from a backup. Raise
+        Unavailable."""
         with trio.move_on_after(ANSWER_S):
             await self._catalog.catch_up()
             return
@@ -66,7 +68,7 @@ class Backups:
         self._exports.end(request.export)
 
     async def log(self, request: BackupLog, caller: Caller) -> LogPart:
-        """Return entries of the log. Raise Conflict, Overloaded."""
+        """Return entries of a partition's log. Raise Conflict, Overloaded."""
         return await self._log_reads.read(self._host(request), request)
 
     # -- restoring ------------------------------------------------------------------------------------------------
@@ -82,7 +84,8 @@ class Backups:
         host.check_ready()
         restore = host.status.restore
         if restore is None or restore.restore_id != request.restore_id:
-            # Check this for each request, before its rows are written to the log.
+            # Check this for each request, so that rows for another restore are refused before they are written to the
+            # log.
             raise Conflict(f"the partition is not being restored by {request.restore_id}")
         kind = self._catalog.topic(request.topic).record.kind
         check = partial(check_rows, request.data, request.partition, kind)

@@ -1,7 +1,7 @@
-"""Exports: the rows of partitions as of one moment, read in pieces by a client that backs them up.
+"""Exports: a backup client reads the rows of a partition, as of one moment, in pieces.
 
-An export keeps the files of its rows on disk while it exists. So the number of exports is limited, and an idle export
-is dropped.
+While an export exists, the files with its rows stay on disk. So the number of exports is limited, and an idle export is
+dropped.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ PIECE_BYTES: Final = 512 << 10
 
 
 class Begun(NamedTuple):
-    """A new export. Its rows are those of the partition as of one log entry."""
+    """A new export: the rows of a partition as of one log entry."""
 
     export: int
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not used
     """Raft index of the last entry that the rows include."""
     time_ms: int
-    """Time of the partition as of that entry, in ms."""
+    """Time of the partition after the entry `index`, in ms."""
     level: int
     bytes: int
     """Approximate size of the rows on disk."""
 
     def shown(self) -> dict[str, Any]:
-        """Return the fields as a map, for an answer."""
+        """Return the fields as a map, for the reply to the client."""
         return self._asdict()
 
 
@@ -59,7 +59,7 @@ class Piece(NamedTuple):
     """Consecutive rows of an export."""
 
     position: bytes | None
-    """Key of the last row; None if there were no rows so far."""
+    """Key of the last row. If there is no row: the key after which rows were requested."""
     is_last: bool
     data: bytes
     """Keys and values alternating, in MessagePack."""
@@ -92,9 +92,9 @@ class Exports:
         self._is_watched = False
 
     async def begin(self, host: RaftGroup) -> Begun:
-        """Export the rows of a partition, including everything acknowledged before this call.
+        """Export the rows of a partition, including all writes acknowledged before this call.
 
-        Raise NotLeader; Overloaded while the maximum number of exports exists; Unavailable while the partition is being
+        Raise NotLeader; Overloaded if the maximum number of exports exists; Unavailable while the partition is being
         restored or its clock is being set back."""
         if len(self._exports) + self._begun >= EXPORTS_AT_ONCE:
             raise Overloaded(
@@ -124,7 +124,7 @@ class Exports:
         return begun._replace(export=number, bytes=max(size, int(host.status.bytes)))
 
     def _view(self, host: RaftGroup) -> tuple[StoresSnapshot, Begun]:
-        """Return the rows and their index. For the apply thread."""
+        """Return a snapshot of the rows and a description of the export. Runs on the apply thread."""
         replica = host.replica
         assert isinstance(replica, PartitionReplica)
         machine = replica.machine
@@ -133,7 +133,7 @@ class Exports:
         return rows, Begun(0, index, machine.now_ms, machine.shared.level, 0)
 
     async def read(self, host: RaftGroup, number: int, after: bytes | None) -> Piece:
-        """Return the next rows. Raise NotFound if the export has ended."""
+        """Return the next rows after the key `after`. Raise NotFound if the export has ended."""
         export = self._exports.get(number)
         if export is None or export.group != host.number or export.is_over:
             raise NotFound("the export has ended: begin again")
@@ -155,7 +155,7 @@ class Exports:
             self._drop(number)
 
     def _drop(self, number: int) -> None:
-        """Delete an export, unless a piece of it is being read. The last read deletes it then."""
+        """Delete an export that no task reads. If a task still reads a piece, the last such task deletes the export."""
         export = self._exports.get(number)
         if export is not None and not export.reads:
             del self._exports[number]
@@ -166,7 +166,7 @@ class Exports:
         self._runner.hand_to_maintenance(rows.close)
 
     async def _watch(self) -> None:
-        """Drop idle exports, and all exports when the node ends."""
+        """Drop idle exports. When the node stops, drop all exports."""
         try:
             while self._exports or self._begun:
                 await trio.sleep(CHECK_S)
@@ -182,6 +182,6 @@ class Exports:
 
 
 def _piece(exporter: Exporter, after: bytes | None) -> Piece:
-    """Return the next rows after the key `after`. For the maintenance thread."""
+    """Return the next rows after the key `after`. Runs on the maintenance thread."""
     flat, is_last = exporter.rows(after, PIECE_ROWS, PIECE_BYTES)
     return Piece(flat[-2] if flat else after, is_last, msgpack.packb(flat))

@@ -1,7 +1,7 @@
-"""Read applied entries of a partition's log, for clients that follow a backup.
+"""Read applied entries of a partition's log, for clients that continuously add new entries to a backup.
 
-The leader answers. Each reader pins the entries that it has not read yet on all replicas (`LOG_PINNED`), so that the
-next leader has them, too.
+The leader answers. The entries that a reader has not read yet are pinned on all replicas (`LOG_PINNED`). So a later
+leader still has these entries.
 """
 
 from __future__ import annotations
@@ -22,45 +22,46 @@ from sandq.raft import GroupJournal
 from sandq.raft.wire import REGULAR
 
 ENTRIES_MOST: Final = 4096
-"""Maximum number of entries in an answer. Entries are visited one by one, which takes time."""
+"""Maximum number of entries in an answer. Limits the CPU time of one answer."""
 
 
 class LogPart(NamedTuple):
-    """An answer with entries."""
+    """The answer to a request for log entries."""
 
     gone: str | None
-    """Why the requested entries are not available; None if they are."""
+    """Reason why the requested entries are not available; None if they are available."""
     applied: int
-    """Raft index of the last applied entry. The answer may end before it."""
+    """Raft index of the last applied entry. The answer may end at an earlier entry."""
     time_ms: int
-    """Time in ms. The log up to `applied` has everything that was acknowledged before this time."""
+    """Time in ms. The log up to `applied` includes all writes that were acknowledged before this time."""
     term_before: int
     """Term of the entry after which entries were requested."""
     used: float
-    """Approximate used share of the log's budget for readers, from 0 to 1."""
+    """Bytes of the log, divided by the maximum that it keeps for readers. Approximate, from 0 to 1."""
     entries: list[Any]
-    """Terms and commands alternating. The command of an entry of Raft itself is empty."""
+    """Terms and commands alternating. If Raft itself created an entry, the command of this entry is empty."""
 
 
 class LogReads:
     """Reads the logs of one node."""
 
     def __init__(self, own: str, node_log: NodeLog, now_ms: Callable[[], int], links: PeerLinks) -> None:
-        """`own`: this node. `now_ms`: clock that stamps entries."""
+        """`own`: id of this node. `now_ms()`: returns the time of the clock that stamps entries."""
         self._own = own
         self._node_log = node_log
         self._now_ms = now_ms
         self._links = links
 
     async def read(self, host: RaftGroup, request: BackupLog) -> LogPart:
-        """Return entries after `request.after`, and pin those after `request.pin`.
+        """Return the entries after `request.after`, and pin the entries after `request.pin`.
 
         Raise NotLeader; Overloaded if too many readers use the log."""
         time_ms = self._now_ms()
         await host.read()
         after = request.after
         if after is not None and host.status.applied_index < after <= host.group.journal.last_index:
-            # The reader's rows include this entry, but the loop does not know yet that it is applied.
+            # The reader's rows include the entry `after`, so this entry is applied, but the event loop does not know
+            # that yet.
             await host.until_applied(after)
         journal = host.group.journal
         applied = host.status.applied_index
@@ -96,14 +97,14 @@ class LogReads:
             return False
         host = self._node_log.hosts.get(group)
         if host is not None:
-            # The leader enforces the limit; this node may still count readers that the leader has dropped.
+            # The leader enforces the limit of readers. This node may still count readers that the leader has dropped.
             with suppress(Overloaded):
                 host.reader_pins.put(reader, index)
         return True
 
 
 def _gone(journal: GroupJournal, after: int, term: int | None, applied: int) -> str | None:
-    """Return why the entries after an entry are not available; None if they are."""
+    """Return the reason why the entries after `after` are not available; None if they are available."""
     if after < journal.first_index:
         return f"its log begins after entry {journal.first_index}, and entries after {after} were requested"
     if after > applied:

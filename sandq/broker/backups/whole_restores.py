@@ -1,4 +1,6 @@
-"""Ask the leaders of a topic's partitions whether each is completely restored. Only then may the topic be opened.
+"""Ask the leaders of a topic's partitions whether each partition is completely restored.
+
+A topic may be opened only after all of its partitions are completely restored.
 
 Nodes exchange `RESTORE_ASKED` and `RESTORE_TOLD`. A complete partition stays complete, so late replies are correct.
 """
@@ -27,24 +29,24 @@ NAMED: Final = 8
 
 
 class WholeRestores:
-    """Asks and answers on one node."""
+    """Asks the other nodes, and answers them, on one node."""
 
     def __init__(self, own: str, catalog: Catalog, routes: Routes, links: PeerLinks) -> None:
-        """`own`: this node."""
+        """`own`: id of this node."""
         self._own = own
         self._catalog = catalog
         self._routes = routes
         self._links = links
         self._numbers = count(secrets.randbits(62))  # replies to requests of a previous process match no number
         self._asked: dict[int, tuple[str, Callable[[Sequence[int]], None]]] = {}
-        """By number of the request: the node that was asked, and the callback for its complete groups."""
+        """By number of the request: (node that was asked, callback that receives the complete groups of this node)."""
 
     # -- requesting side ------------------------------------------------------------------------------------------
 
     async def check(self, topic: Topic, restore_id: str) -> None:
-        """Check that all partitions are complete.
+        """Check that all partitions of a topic are completely restored.
 
-        Raise Conflict if some are incomplete; Unavailable if the leaders of some did not answer."""
+        Raise Conflict if a partition is incomplete; Unavailable if the leader of a partition did not answer."""
         by_node: dict[str, list[int]] = defaultdict(list)
         for partition in topic.partitions:
             node = self._routes.leader(partition.group)
@@ -58,7 +60,8 @@ class WholeRestores:
         numbers = []
 
         def take(node: str, groups: Sequence[int]) -> None:
-            """Record the complete groups that a node reports. Its other groups are incomplete."""
+            """Record the complete groups that a node reports. The other groups about which the node was asked are
+            incomplete."""
             answered.update(by_node[node])
             whole.update(groups)
             left.discard(node)
@@ -101,7 +104,7 @@ class WholeRestores:
     # -- answering side -------------------------------------------------------------------------------------------
 
     def _complete_here(self, groups: Sequence[int], restore_id: str) -> list[int]:
-        """Return the groups, of the given ones, that are completely restored on this node."""
+        """Return those of `groups` that are completely restored on this node."""
         found = []
         for group in groups:
             leader = self._catalog.by_group.get(group)
@@ -118,7 +121,7 @@ class WholeRestores:
             return True
         if kind == PeerFrame.RESTORE_TOLD and _is(body, [int, tuple]) and _are_ints(body[1]):
             asked, take = self._asked.get(body[0], (None, None))
-            if take is not None and asked == node:  # otherwise it came too late
+            if take is not None and asked == node:  # otherwise the reply came too late
                 take(body[1])
             return True
         return False
@@ -134,6 +137,6 @@ def _are_ints(parts: Sequence[Any]) -> bool:
 
 
 def _named(partitions: Sequence[int]) -> str:
-    """Return the first partitions, and how many more there are, as text."""
+    """Return a text with up to `NAMED` partitions and the number of further partitions."""
     more = f" and {len(partitions) - NAMED} more" if len(partitions) > NAMED else ""
     return ", ".join(map(str, partitions[:NAMED])) + more

@@ -1,15 +1,17 @@
-"""Make a node a member of the metadata group at the first start with its data directory.
+"""Make a node a member of the metadata group when it starts with a new data directory.
+
+The mode of the node decides how:
 
 - `alone`: it founds its own cluster at once.
-- `named`: it founds a cluster with the nodes in its configuration. All of them must be linked, as an
-  unreachable node may belong to a cluster. None of them may belong to a cluster yet.
-- `meets`: it founds a cluster once it has met another node without one, or joins the cluster of that node. If several
-  such nodes see each other, the node with the smallest id founds the cluster, and the others join it.
-- `joins`: it never founds a cluster, and asks to be admitted to one.
+- `named`: it founds a cluster with the nodes in its configuration. All of these nodes must be linked, because an
+  unreachable node may belong to a cluster. None of these nodes may belong to a cluster yet.
+- `meets`: it waits until it has met another node. If that node belongs to a cluster, this node joins the cluster.
+  Otherwise, among the nodes that see each other, the node with the smallest id founds a cluster, and the others join.
+- `joins`: it never founds a cluster by itself. It asks to join an existing cluster.
 
-Silence never counts as consent: while a `meets` or `joins` node knows no other node, it waits. Meanwhile an
-operator can tell it to found a cluster (`init`). founder_election.py ensures that only one of several linked nodes
-founds the cluster.
+Silence never counts as consent. If a `meets` or `joins` node knows no other node, the node waits. Meanwhile an operator
+can tell the node to found a cluster (`init`). founder_election.py ensures that only one of several linked nodes founds
+the cluster.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ log = structlog.get_logger("sandq.cluster")
 
 
 def mode_of(config: NodeConfig) -> BootstrapMode:
-    """Return the mode that the configuration asks for."""
+    """Return the mode that the configuration selects."""
     cluster = config.cluster
     if cluster.peers:
         return "named"
@@ -85,7 +87,7 @@ class Bootstrap:
         self.on_frame = self._founder_election.on_frame
 
     async def formed(self) -> Beginning:
-        """Wait until this node may take part in a cluster."""
+        """Wait until this node may take part in a cluster. Return the initial state of its metadata replica."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._log_waiting)
             found = await self._found()
@@ -94,7 +96,8 @@ class Bootstrap:
         return found
 
     def is_over(self) -> None:
-        """Note that this node takes part in a cluster, so that it agrees to no other founder."""
+        """Record that this node takes part in a cluster. From then on, it refuses all candidates that want to found a
+        cluster."""
         self._founder_election.decided = True
 
     @property
@@ -106,7 +109,7 @@ class Bootstrap:
     async def init(self) -> None:
         """Found the cluster with this node alone, at an operator's request.
 
-        Raise Conflict; Unavailable if a reachable node does not agree."""
+        Raise Conflict; Unavailable if a reachable node does not answer."""
         if self._mode == "named":
             raise Conflict(
                 f"this node cannot found a cluster alone, as cluster.peers names the other nodes: {self.why()}"
@@ -122,7 +125,7 @@ class Bootstrap:
         self._init_requested.set()
 
     def why(self) -> str:
-        """Return what this node waits for and what to do about it, as text."""
+        """Return a text with the reason why this node waits, and with the remedy."""
         if self._founder_election.decided:
             return "this node is about to take part in its cluster: ask again in a moment"
         if self._mode == "named":
@@ -166,7 +169,9 @@ class Bootstrap:
         return await _first(self._meet if self._mode == "meets" else self._joining.until_welcome, self._on_init)
 
     async def _all_named(self) -> Beginning:
-        """Wait until all named nodes are linked and new, or a cluster exists that has or admits this node."""
+        """Wait until all named nodes are linked, and none of them belongs to a cluster.
+
+        If a linked node belongs to a cluster, join that cluster instead."""
         while True:
             up = self._links.up
             if any(peer.identity.cluster_uuid is not None for peer in up.values()):
@@ -176,13 +181,13 @@ class Bootstrap:
             await trio.sleep(POLL_S)
 
     async def _meet(self) -> Beginning:
-        """Wait until this node may found a cluster with the nodes that it has met, or is admitted to one."""
+        """Wait until this node may found a cluster with the nodes that it has met, or until a cluster admits it."""
         while True:
             if self._member() is not None:
                 return await self._joining.until_welcome()
             if self._directory.seen() and self._founder() == self._own_node:
-                # If a node refuses or does not answer, ask again later: by then it may be gone, or have founded a
-                # cluster.
+                # If a node refuses or does not answer, ask again later. By then, that node may be gone or may have
+                # founded a cluster.
                 with suppress(SandqError):
                     if await self._founder_election.decide(self._rivals) is None:
                         return Beginning(self.founders)
@@ -191,7 +196,7 @@ class Bootstrap:
     async def _on_init(self) -> Beginning:
         """Wait until an operator tells this node to found a cluster."""
         await self._init_requested.wait()
-        # If this node was admitted at the same moment, it is a member of that cluster.
+        # If a cluster admitted this node at the same moment, join that cluster.
         return self._joining.welcomed or Beginning(self.founders)
 
     # -- observations ---------------------------------------------------------------------------------------------
@@ -207,7 +212,7 @@ class Bootstrap:
         return [found[tags.NODE] for found in self._directory.seen() if tags.FOUNDER in found]
 
     def _founder(self) -> str:
-        """Return the node that should found the cluster, of those that this node sees, including itself."""
+        """Return the node that should found the cluster: the smallest id among this node and its rivals."""
         return min([self._own_node, *self._rivals()])
 
     async def _log_waiting(self) -> None:
@@ -232,7 +237,7 @@ async def _first(*calls: Callable[[], Awaitable[T]]) -> T:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Return the first names, and how many more there are, as text."""
+    """Return a text with up to `NAMES_SHOWN` names and the number of further names."""
     found = list(names)
     more = len(found) - NAMES_SHOWN
     return ", ".join(found[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

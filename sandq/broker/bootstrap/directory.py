@@ -1,7 +1,7 @@
 """The other nodes that this node knows, from metadata, from gossip or from the configuration.
 
-Each node remembers the store UUIDs of the other nodes (`KnownPeers`), so that a node that lost its disk cannot vote
-under its old name.
+Each node remembers the store UUIDs of the other nodes (`KnownPeers`). So a node that lost its disk cannot vote under
+its old name.
 """
 
 from __future__ import annotations
@@ -59,28 +59,30 @@ class PeerDirectory:
         self._changed = changed
 
     async def follow(self) -> None:
-        """Keep the links in line with the members of the cluster until cancelled."""
+        """Until cancelled, update the links whenever the members of the cluster change."""
         async for _ in self._membership.changes():
             self.update_peers()
             self._changed.set()
 
     def seen(self) -> list[Mapping[str, str]]:
-        """Return the tags of other live members that are nodes of a cluster of this name."""
+        """Return the gossip tags of the other live nodes whose cluster has the same name."""
         members = self._membership.members().values()
         ours = [m.tags for m in members if m.state in _LIVE and m.tags.get(tags.CLUSTER) == self._cluster]
         return [found for found in ours if found.get(tags.NODE, self._this_node.name) != self._this_node.name]
 
     def alive(self) -> list[tuple[str, str]]:
-        """Return the node id and store UUID of other nodes that are alive by gossip."""
+        """Return the node id and store UUID of each other node that is alive according to gossip."""
         return [(found[tags.NODE], found.get(tags.STORE_UUID, "")) for found in self.seen()]
 
     def linked(self) -> list[PeerIdentity]:
-        """Return this node and the linked nodes."""
+        """Return the identities of this node and of the linked nodes."""
         return [self._this_node.identity(), *[peer.identity for peer in self._links.up.values()]]
 
     def update_peers(self) -> None:
-        """Set the nodes to be linked with: the registered ones, and those known by gossip, whose addresses are more
-        recent."""
+        """Tell the links with which nodes this node should be linked: the registered nodes, and the nodes known by
+        gossip.
+
+        If both sources have an address of a node, use the address from gossip, which is more recent."""
         if self._this_node.is_named:
             return
         metadata = self._node_log.hosts.get(METADATA_GROUP)
@@ -94,23 +96,23 @@ class PeerDirectory:
             try:
                 peers[node] = Address.parse(text)
             except ValueError:
-                continue  # its address is unknown
+                continue  # the node's address is unknown
         self._links.set_peers(peers)
 
     def end_unfit(self) -> None:
         """End links with nodes whose version does not support the cluster's feature level.
 
-        Such a link was opened before the level was raised. Its node must not get data that it cannot read. The next
-        handshake reports the reason."""
+        Such a link was opened before the level was raised. The peer must not get data that it cannot read. The next
+        handshake tells the peer the reason."""
         level = self._node_log.feature_level
         for peer in list(self._links.up.values()):
             if level is not None and level not in peer.identity.levels:
                 self._links.end(peer.identity.node_id, f"its version does not support feature level {level}")
 
     async def pin_registered(self) -> None:
-        """Remember the store of each registered node, even if this node never met it.
+        """Remember the store UUID of each registered node, even if this node was never linked with it.
 
-        Refuse removed nodes, with the reason."""
+        Ban the stores of removed nodes, and end the links with these nodes."""
         view = self._catalog.view
         for gone in view.removed.values():
             for store in gone.stores:
@@ -123,13 +125,13 @@ class PeerDirectory:
                 await self._runner.on_maintenance(partial(self._known.pin, node.node_id, node.store_uuid))
 
     async def correct_pins(self) -> None:
-        """Replace remembered stores that differ from the registered ones.
+        """Replace remembered store UUIDs that differ from the registered store UUIDs.
 
-        They differ if a node that lost its disk was met before its name was registered with the new store. Use only
-        metadata that is certain: an older state would lock out nodes that were added again. Raise Unavailable."""
+        They differ if a node lost its disk, and this node met it before its new store was registered. Bring the
+        metadata up to date first: an older state would lock out nodes that were added again. Raise Unavailable."""
 
         def wrong() -> list[NodeRecord]:
-            """Return the registered nodes whose remembered store differs from the registered one."""
+            """Return the registered nodes whose remembered store differs from the registered store."""
             nodes = self._catalog.view.nodes.values()
             return [node for node in nodes if self._known.get(node.node_id) not in (None, node.store_uuid)]
 

@@ -1,9 +1,9 @@
 """Elect exactly one founder among linked nodes.
 
-A candidate asks every node with which it is linked, and founds the cluster once all these nodes have agreed. A node
-refuses if it belongs to a cluster, founds one, knows of one, or is a candidate with a smaller id. Any other node
-agrees. If it was a candidate, its candidacy ends. It may become one again, but then it needs the agreement of the node
-that it has agreed with. So two linked nodes never both found a cluster, regardless of the order in which they ask.
+A candidate asks every linked node. Once all of these nodes have agreed, the candidate founds the cluster. A node
+refuses if it belongs to, founds or knows of a cluster, or if it is a candidate with a smaller id. Otherwise the node
+agrees, and ends its own candidacy. It may become a candidate again later, but then it needs the agreement of all linked
+nodes again. So two linked nodes never both found a cluster, in whatever order they ask.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FounderElection:
     """The election of a founder, on one node."""
 
     def __init__(self, own_node: str, links: PeerLinks, knows: Callable[[], bool]) -> None:
-        """`knows()`: returns whether this node knows of a cluster."""
+        """`own_node`: id of this node. `knows()`: returns whether this node knows of a cluster."""
         self.decided = False
         """True if this node founds a cluster or belongs to one. The node then refuses all candidates."""
         self._own_node = own_node
@@ -61,12 +61,12 @@ class FounderElection:
         return True
 
     async def decide(self, seen: Callable[[], Collection[str]]) -> str | None:
-        """Return None if this node founds the cluster; then `decided` is True.
+        """Hold the election. Return None if this node founds the cluster; then `decided` is True.
 
-        Otherwise return the id of a node that founds a cluster or knows of one.
+        Otherwise return the id of a node that founds or knows of a cluster.
 
-        `seen()`: nodes that must be asked even if they are not linked yet. Raise Unavailable if a node does not answer;
-        Conflict if the election was decided before."""
+        `seen()`: returns the nodes that must agree even if they are not linked yet. Raise Unavailable if a node does
+        not answer; Conflict if the election was decided before."""
         async with self._deciding:
             if self.decided:
                 raise Conflict("this node is founding or joining a cluster at this moment")
@@ -83,14 +83,14 @@ class FounderElection:
         with trio.move_on_after(ANSWER_S):
             while True:
                 for node, peer in self._links.up.items():
-                    if asked.get(node) is not peer:  # a reply on an earlier link may be lost
+                    if asked.get(node) is not peer:  # ask again on a new link: a reply on the earlier link may be lost
                         asked[node] = peer
                         self._agreed.discard(node)
                         self._links.send(node, PeerFrame.FOUND, ASKS)
                 if self._refused_by is not None:
                     return self._refused_by
-                # Count an agreement only while its node is linked: without a link, that node could found a cluster
-                # itself, as it cannot ask this one.
+                # An agreement counts only while its node is linked. Without a link, that node cannot ask this node, and
+                # might found a cluster itself.
                 missing = {*self._links.up, *seen()} - (self._agreed & self._links.up.keys())
                 if not missing:
                     self.decided = True
@@ -104,7 +104,8 @@ class FounderElection:
         )
 
     def _answer(self, node: str) -> None:
-        """Answer a candidate: refuse if this node may found a cluster or knows of one, else agree."""
+        """Answer a candidate. Refuse if this node has decided, knows of a cluster, or is a candidate with a smaller
+        id."""
         still_wants = self._wants and self._refused_by is None
         if self.decided or self._knows() or (still_wants and self._own_node < node):
             self._links.send(node, PeerFrame.FOUND, REFUSES)
@@ -113,7 +114,7 @@ class FounderElection:
         self._links.send(node, PeerFrame.FOUND, AGREES)
 
     def _yield_to(self, node: str) -> None:
-        """End this node's own candidacy, because `node` founds the cluster or knows of one."""
+        """End this node's own candidacy, because `node` founds or knows of a cluster."""
         if self._wants and self._refused_by is None:
             self._refused_by = node
             log.info("a different node founds the cluster, or knows of one", other=node)

@@ -1,16 +1,16 @@
 """Let nodes join an existing cluster.
 
-A node asks every linked node of one cluster (JOIN) until one answers. The metadata leader admits it as a learner, so
-that it gets all of the metadata's log, and registers it with its store. The leader then sends the
-configuration that includes the node (WELCOME). The node begins its replica with this configuration.
-`cluster_controller.py` decides which nodes vote.
+The joining node sends JOIN to every linked node of one cluster until it gets a WELCOME. The metadata leader adds the
+node to the metadata group as a learner, which gets the whole log of the metadata. Then the leader registers the node
+with its store UUID. Finally the leader sends WELCOME, with a configuration of the group that includes the node. The
+node begins its replica with this configuration. `cluster_controller.py` decides which nodes vote.
 
-The metadata's log begins with old entries. According to these, a node that joins again under its name is still a
-founder of the groups that its lost disk was a member of. So WELCOME includes the current index of metadata, and the
-node does not act on earlier entries (`Pointers.metadata_index`).
+The log of the metadata begins with old entries. If a node joins again under its old name after it lost its disk, old
+entries say that it is a founding member of its former groups. So WELCOME includes the current index of the metadata,
+and the node does not act on earlier entries (`Pointers.metadata_index`).
 
-A node that lost its disk has a new store UUID. Nodes that knew its old store refuse it. It is admitted again only after
-an operator has removed it, and then with a new incarnation.
+A node that lost its disk has a new store UUID. Other nodes that remember the old store UUID refuse this node. After an
+operator has removed the node, it may join again, with a new incarnation number.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Beginning(NamedTuple):
     cluster_uuid: str | None = None
     """UUID of the cluster; None if the cluster has no UUID yet."""
     metadata_index: int = 0
-    """Index of metadata up to which the node need not act on entries."""
+    """Index of the metadata up to which the node applies entries without acting on them."""
 
 
 class Joining:
-    """The protocol by which a node joins: the side that asks, and the side that admits it."""
+    """The join protocol: the side of the joining node, and the side of the metadata leader."""
 
     def __init__(self, own_node: str, links: PeerLinks) -> None:
         self._own_node = own_node
@@ -68,18 +68,18 @@ class Joining:
 
     @property
     def welcomed(self) -> Beginning | None:
-        """The result of `until_welcome`, once it is known."""
+        """The result of `until_welcome`; None until this node is admitted."""
         return self._welcomed
 
     async def until_welcome(self) -> Beginning:
-        """Ask until this node is admitted."""
+        """Ask the linked nodes until this node is admitted. Return the initial state of its metadata replica."""
         asked = None
         while self._welcomed is None:
             clusters = {node: peer.identity.cluster_uuid for node, peer in self._links.up.items()}
             if asked not in clusters.values():
                 asked = None
             for node, cluster_uuid in clusters.items():
-                # Ask the nodes of one cluster only: if two clusters have one name, this node must not join both.
+                # Ask the nodes of one cluster only: if two clusters have the same name, this node must not join both.
                 asked = asked or cluster_uuid
                 if cluster_uuid is not None and cluster_uuid == asked:
                     self._links.send(node, PeerFrame.JOIN, None)
@@ -88,7 +88,7 @@ class Joining:
         return self._welcomed
 
     def _heard_welcome(self, beginning: Beginning) -> None:
-        """Store the configuration in a WELCOME if it includes this node."""
+        """Store the content of a WELCOME if its configuration includes this node."""
         members = beginning.members
         if own_member(self._own_node, (*members.voters, *members.learners)) is not None:
             self._welcomed = beginning
@@ -114,7 +114,7 @@ class Joining:
                     f"restore that directory; if it is lost: sandctl cluster remove {node}, and start the node again",
                 )
             elif view.feature_level not in peer.identity.levels:
-                # Its link is older than the cluster's level, and is about to be ended.
+                # The link was opened before the cluster's level was raised, and will end soon.
                 self._refuse(
                     node,
                     f"a node asks to join whose version does not support feature level {view.feature_level}",
@@ -126,9 +126,9 @@ class Joining:
                 log.info("a node joins the cluster", joining=node)
 
     def welcome(self, metadata: RaftGroup) -> None:
-        """Send WELCOME to nodes that ask, once they are registered.
+        """Send WELCOME to each node that asked to join and is registered now.
 
-        If several stores appear under a name, only the registered store may act as the member of this name. A
+        If several stores appear under one name, only the registered store may act as the member of this name. A
         registered node is certainly a member, because it became a member before it was registered."""
         view: MetadataView = metadata.status
         for node in sorted(self._asking):
@@ -138,11 +138,11 @@ class Joining:
                 self._links.send(node, PeerFrame.WELCOME, body)
 
     def linked_as_registered(self, view: MetadataView) -> list[str]:
-        """Return the linked nodes whose store is the registered store."""
+        """Return the linked nodes whose store UUID is the registered store UUID."""
         return [node for node in sorted(self._links.up) if self._is_registered(node, view)]
 
     def _is_registered(self, node: str, view: MetadataView) -> bool:
-        """Return whether a node is registered with the store that it is linked with."""
+        """Return whether a node is linked, and registered with the store UUID that it reported on the link."""
         peer, record = self._links.up.get(node), view.nodes.get(node)
         return peer is not None and record is not None and record.store_uuid == peer.identity.store_uuid
 
@@ -155,7 +155,8 @@ class Joining:
 
 
 def _is_another(store_uuid: str, node: str, view: MetadataView) -> bool:
-    """Return whether a store does not belong to the known node of this name, or belongs to a removed one."""
+    """Return True if the store belonged to a removed node of this name, or if this name is registered with another
+    store."""
     record, removed = view.nodes.get(node), view.removed.get(node)
     if removed is not None and store_uuid in removed.stores:
         return True
@@ -163,7 +164,7 @@ def _is_another(store_uuid: str, node: str, view: MetadataView) -> bool:
 
 
 def _next_incarnation(node: str, view: MetadataView) -> int:
-    """Return the incarnation with which a node joins: a new one if the node was removed before."""
+    """Return the incarnation number with which a node joins: a new number if the node was removed before."""
     record, removed = view.nodes.get(node), view.removed.get(node)
     if record is not None:
         return record.incarnation

@@ -1,15 +1,16 @@
 """Compare the guarded clocks of a cluster, and let nodes with correct clocks lead.
 
-Nodes ask each other for their clocks. A node whose clock is in alarm hands its groups over to nodes with better clocks.
+Nodes ask each other for the values of their clocks. A node whose clock is in alarm hands its groups over to nodes with
+better clocks.
 
 In a cluster of several nodes, a node accepts no commands until its clock agrees with other clocks. It also accepts no
-commands while its clock is too far from them. So a wrong clock stamps no entries (`reason_to_wait`). This wait ends
-when nodes with better clocks have taken over, or after `COMPARED_WITHIN_S`, so that a node continues if all its peers
-are unreachable.
+commands while its clock is too far from the other clocks. So a wrong clock stamps no entries (`reason_to_wait`). This
+wait ends when nodes with better clocks have taken over, or after `COMPARED_WITHIN_S`. So a node whose peers are all
+unreachable continues after this time.
 
-While a group is handed over, it accepts no commands. If no node takes over a group, this node continues to lead it,
-with the alarm, and tries again later. After a hand-over, it never asks to lead the group again. The balancing of
-leaders checks `may_lead` first.
+While a group is handed over, it accepts no commands. If no node takes over a group, this node continues to lead the
+group, and tries again later. After a hand-over, this node never asks to lead the group again. The task that balances
+leaders checks `may_lead` before it moves a leadership.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ CLOCK_ASK_S: Final = 2.0
 CLOCK_ASK_EAGER_S: Final = 0.25
 """Interval in s at which peers are asked while this node's clock has not agreed with others yet, or is in alarm."""
 GIVE_UP_PAUSE_S: Final = 15.0
-"""Pause in s before a group that no node took over is tried again. During an attempt it accepts no commands."""
+"""Pause in s after a failed attempt to hand over a group. During an attempt, the group accepts no commands."""
 REQUESTS_MOST: Final = round(FRESH_S / CLOCK_ASK_EAGER_S)
 """Maximum number of unanswered requests to one peer.
 
-A reply to an older request would be too old to count. A new request replaces the oldest request."""
+At the maximum, a new request replaces the oldest request, because a reply to that request would be too old to count."""
 TAKE_OVER_S: Final = 10.0
 """Time limit in s for nodes with better clocks to take over: the election may need several long round trips."""
 NUMBER_BITS: Final = 62
@@ -69,7 +70,7 @@ log = structlog.get_logger("sandq.clock")
 
 
 class ClockKeeper:
-    """Compares the clocks. Call `run` once; call `up`, `down`, `on_frame`, `leads` and `reason_to_wait` on the loop."""
+    """Compares this node's clock with the clocks of its peers. Call `run` once, and all methods on the event loop."""
 
     def __init__(self, clock: GuardedClock, links: PeerLinks, nodes: Callable[[], int] = lambda: 0) -> None:
         """`nodes()`: returns the number of nodes in the cluster, including this one."""
@@ -83,11 +84,13 @@ class ClockKeeper:
         # Start at a random number: replies to requests before a restart must not match new requests.
         self._numbers = count(random.getrandbits(NUMBER_BITS))
         self._requests: dict[str, dict[int, float]] = {}
-        """Time at which each unanswered request was sent, by number, for each linked node of this cluster."""
+        """Unanswered requests, by linked node of this cluster. A value maps the number of a request to its time in s
+        (monotonic)."""
         self._reason: str | None = None
         self._standing = Standing.GOOD
         self._since_s = 0.0
-        """Time at which the state last became worse. Earlier reports of peers may be outdated."""
+        """Time in s (monotonic) at which this clock's state last became worse. Earlier reports of peers may be
+        outdated."""
         self._held: list[RaftGroup] = []
         """Groups that this node has just begun to lead, and that accept no commands until they are handed over."""
         self._not_before_s: dict[int, float] = {}
@@ -100,7 +103,7 @@ class ClockKeeper:
         self._requests[node] = {}
         self._clock.peers.linked(node, self._clock.monotonic_s())
         self._ask(node)
-        self._recheck.set()  # check again now, as the interval depends on whether there are peers
+        self._recheck.set()  # compare again now: the interval is shorter if there are peers
 
     def down(self, node: str) -> None:
         """Handle the end of a link."""
@@ -121,16 +124,18 @@ class ClockKeeper:
 
     @property
     def _is_unfit(self) -> bool:
-        """Whether nodes with better clocks should lead, if there are any."""
+        """True if nodes with better clocks, if there are such nodes, should lead instead of this node."""
         return self._clock.alarm or not self._clock.peers.agreed
 
     def good(self) -> set[str]:
-        """Return the linked nodes that recently reported a good clock. They are preferred as leaders."""
+        """Return the linked nodes that recently reported a good clock. These nodes are preferred as leaders."""
         return {node for node, standing in self._standings().items() if standing is Standing.GOOD}
 
     def may_lead(self, node: str) -> bool:
-        """Return whether a node may get a leadership from this node: its clock is no worse, so it would keep the
-        leadership."""
+        """Return whether this node may hand a leadership to `node`.
+
+        The clock of `node` must be at least as good as this node's clock. Otherwise `node` would hand the leadership
+        over again."""
         own = self._clock.reported_standing
         return self._standings().get(node, own) <= own
 
@@ -139,7 +144,7 @@ class ClockKeeper:
         return self._clock.peers.recent_standings(self._clock.monotonic_s())
 
     def _ask(self, node: str) -> None:
-        """Ask a peer for its clock. Forget its oldest unanswered request if there are too many."""
+        """Ask a peer for its clock. If the peer has too many unanswered requests, forget the oldest of them."""
         number, asked = next(self._numbers), self._requests[node]
         if len(asked) >= REQUESTS_MOST:
             del asked[next(iter(asked))]
@@ -151,7 +156,7 @@ class ClockKeeper:
             self._ask(node)
 
     def _on_reply(self, node: str, number: int, guarded_us: int, standing: Standing) -> None:
-        """Use a peer's reply to compare the clocks. Ignore a reply without a known request."""
+        """Use a peer's reply to compare the clocks. Ignore a reply whose request is unknown."""
         asked_s = self._requests.get(node, {}).pop(number, None)
         if asked_s is None:
             log.debug("a clock reply came too late, or without a request", peer=node)
@@ -162,7 +167,7 @@ class ClockKeeper:
     def _compare(self) -> None:
         """Compare this clock with the peers' clocks.
 
-        Ask all peers again if this clock has become worse: their earlier reports do not say who may take over now."""
+        If this clock has become worse, ask all peers again: only new reports show which nodes may take over now."""
         clock = self._clock
         clock.peers.nodes = self._nodes()
         followed_ms = clock.compare()
@@ -191,7 +196,7 @@ class ClockKeeper:
     # -- leading --------------------------------------------------------------------------------------------------
 
     def reason_to_wait(self, host: RaftGroup) -> str | None:
-        """Return why no entry may be stamped now in a group that this node leads; None if entries may be stamped."""
+        """Return the reason why a group led here must not stamp entries now; None if the group may stamp entries."""
         peers = self._clock.peers
         if peers.agreed and not peers.off:
             return None
@@ -203,7 +208,9 @@ class ClockKeeper:
         return "this node's clock was not compared with most other nodes yet, or is wrong"
 
     def leads(self, host: RaftGroup) -> None:
-        """Handle a group that this node starts to lead, before this node answers for the group."""
+        """If a node with a better clock can take over a group that this node starts to lead, begin the hand-over.
+
+        Called before this node answers requests for the group."""
         nodes = self._better()
         if nodes and self._may_try(host) and can_leave(host, nodes):
             host.hand_over(nodes)
@@ -215,7 +222,7 @@ class ClockKeeper:
         return self._clock.better_peers(self._since_s)
 
     def _may_try(self, host: RaftGroup) -> bool:
-        """Return whether a group may be handed over now, as no attempt failed recently."""
+        """Return whether a group may be handed over now: False for some time after a failed attempt."""
         return self._not_before_s.get(host.number, 0.0) <= trio.current_time()
 
     async def _give_up(self, nodes: set[str], hosts: Callable[[], Iterable[RaftGroup]]) -> None:

@@ -1,12 +1,12 @@
 """The guarded clock: it stamps commands, and decides whether a message is due.
 
-It is a monotonic clock plus an offset that is slewed towards the wall clock. A wall clock that is further away than
-`max_drift_ms`, because it was set or is broken, is not followed until the median of the peers' clocks confirms it, or
-an operator accepts it. Until then, the guarded clock continues at its own pace, and `alarm` is set. So a step of the
-wall clock makes no message early or late.
+The guarded clock is a monotonic clock plus an offset. The offset is slewed (slowly adjusted) towards the wall clock. If
+the wall clock was set or is broken, and differs by more than `max_drift_ms`, the guarded clock stops following it and
+sets `alarm`. Then the guarded clock continues at its own pace until the median of the peers' clocks confirms the wall
+clock, or an operator accepts it. So a step of the wall clock makes no message early or late.
 
-`alarm` is also set while the guarded clock differs from the peers' clocks (`peer_clocks.py`), for example because it
-started from a wrong wall clock.
+`alarm` is also set while the guarded clock differs from the peers' clocks (`peer_clocks.py`), for example because the
+node started with a wrong wall clock.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ DISPUTED: Final = "disputed"
 
 
 PAIRS: Final = 5
-"""Number of times that both clocks are read when the wall clock is adopted."""
+"""Number of times that the wall clock and the monotonic clock are read together, to find the pair with the shortest
+pause."""
 
 
 def boot_seconds() -> float:
-    """Return monotonic seconds that include suspensions of the machine, if the system has such a clock."""
+    """Return the monotonic time in s. If the system has such a clock, the time includes suspensions of the machine."""
     return time.clock_gettime(_BOOT) if _BOOT is not None else time.monotonic()
 
 
@@ -80,10 +81,10 @@ class GuardedClock:
     def listen(
         self, *, on_alarm: Callable[[int], None] | None = None, on_step: Callable[[], None] | None = None
     ) -> None:
-        """Call these functions from now on.
+        """Register functions that this clock calls.
 
-        `on_alarm(drift_ms)`: when the wall clock is no longer followed. `on_step`: when the time jumps, so that tasks
-        that sleep until an instant must check it again."""
+        `on_alarm(drift_ms)` is called when the guarded clock stops following the wall clock. `on_step()` is called when
+        the guarded time jumps: tasks that sleep until an instant must then check the time again."""
         if on_alarm is not None:
             self._on_alarm.append(on_alarm)
         if on_step is not None:
@@ -98,11 +99,11 @@ class GuardedClock:
 
     @property
     def reason(self) -> str | None:
-        """The reason of the alarm; None if there is none.
+        """The reason of the alarm; None if there is no alarm.
 
-        `OFF`: the peers' clocks differ. `UNCOMPARED`: there are peers, but nothing is certain about their clocks.
-        `WALL`: the wall clock is further away than allowed, and is not followed. `DISPUTED`: the number of peers'
-        clocks that differ equals the number that agree."""
+        `OFF`: the peers' clocks differ. `UNCOMPARED`: there are peers, but their clocks are not known well enough for a
+        verdict. `WALL`: the wall clock differs by more than `max_drift_ms`, and is not followed. `DISPUTED`: as many
+        clocks contradict this clock as agree with it."""
         if self.peers.off:
             return OFF
         if self.peers.uncompared:
@@ -126,23 +127,23 @@ class GuardedClock:
     def reported_standing(self) -> Standing:
         """The state that this node reports to its peers.
 
-        Until the clock has agreed with others, it is reported as at best DOUBTED, or as OFF if the clocks of a majority
-        are not known."""
+        Until the clock has agreed with others, the reported state is DOUBTED or OFF. It is OFF if the clocks of a
+        majority are unknown."""
         if self.peers.agreed:
             return self.standing
         return max(self.standing, Standing.DOUBTED) if self.peers.heard_majority else Standing.OFF
 
     @property
     def waits(self) -> bool:
-        """True while the clock must not stamp entries yet. Other clocks may still confirm this clock, or nodes with
+        """True while the clock must not stamp entries yet. Meanwhile other clocks may confirm this clock, or nodes with
         better clocks may take over."""
         return self.peers.waits(self.monotonic_s())
 
     def compare(self) -> int | None:
         """Compare this clock with the peers' clocks, and update its state.
 
-        If the peers' clocks confirm a step of the wall clock, follow the step, and return it in ms. Otherwise return
-        None."""
+        If the peers' clocks confirm a step of the wall clock, follow the step, and return its size in ms. Otherwise
+        return None."""
         drift_s = self._wall() - self.now_s()
         now_s = self.monotonic_s()
         followed = self._stepped and self.peers.confirm(drift_s, self._offset, now_s)
@@ -152,7 +153,9 @@ class GuardedClock:
         return round(drift_s * 1000) if followed else None
 
     def better_peers(self, since_s: float) -> set[str]:
-        """Return the peers whose clocks are in a better state, by reports requested after `since_s` (`monotonic_s`)."""
+        """Return the peers whose clocks are in a better state than this clock.
+
+        Only reports that this node requested after `since_s` (`monotonic_s`) count."""
         return self.peers.better(self.reported_standing, since_s, self._offset, self.monotonic_s())
 
     # -- time -----------------------------------------------------------------------------------------------------
@@ -162,9 +165,9 @@ class GuardedClock:
         return self._monotonic()
 
     def now_s(self) -> float:
-        """Return epoch seconds.
+        """Return the seconds since 1970.
 
-        They never decrease, except when a step back of the wall clock is confirmed or accepted."""
+        The value decreases only if a backward step of the wall clock is confirmed or accepted."""
         wall_s = self._wall()
         now = self._monotonic()
         drift = wall_s - (now + self._offset)
@@ -184,7 +187,7 @@ class GuardedClock:
         return now + self._offset
 
     def now_ms(self) -> int:
-        """Return epoch milliseconds, rounded down: a time is reached only when all of it has passed."""
+        """Return the milliseconds since 1970. They are rounded down, so that no instant is reached too early."""
         return int(self.now_s() * 1000)
 
     def seconds_until(self, at_ms: int) -> float:
@@ -220,7 +223,8 @@ class GuardedClock:
         """Adopt the time of the wall clock.
 
         Each reading takes the wall clock first. If the machine pauses before the monotonic clock is read, the new time
-        is late, never early. The least late of `PAIRS` readings counts, because it takes long to slew an error away."""
+        is late, never early. The least late of `PAIRS` readings is used, because removing an error by slewing would
+        take long."""
         self._offset = -math.inf
         for _ in range(PAIRS):
             wall_s = self._wall()

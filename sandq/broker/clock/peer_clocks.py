@@ -1,19 +1,20 @@
-"""Judge this node's guarded clock by the guarded clocks of the other nodes. No side effects.
+"""Judge this node's guarded clock by the guarded clocks of the other nodes. This module does no I/O.
 
-A peer's clock was read at some time between the request and the reply. So its value lies in an interval as
-wide as the round trip, and in the overlap of all recent intervals. An interval is stored as the distance from this
-node's monotonic clock. So it stays valid when this node's guarded clock is slewed or set.
+A peer reads its clock at some time between the request and the reply. So one reply gives an interval, as wide as the
+round trip, in which the value of the peer's clock lies. The value lies in the overlap of all recent intervals. Each
+interval is stored relative to this node's monotonic clock. So the interval stays valid when this node's guarded clock
+is slewed or set.
 
-Every node judges only its own clock. The judgements hold for all possible values within the intervals:
+Every node judges only its own clock. A verdict must hold for all possible values within the intervals:
 
-- *Off*: the median of all clocks, including its own, is further away than `max_drift`.
-- *Disputed*: the number of clocks that contradict this clock equals the number that agree, so there is no such median.
-  Then a clock that has agreed before takes precedence over a clock that was just started.
+- *Off*: the median of all clocks, including this clock, differs from this clock by more than `max_drift`.
+- *Disputed*: as many clocks contradict this clock as agree with it, so the median does not decide. Then a clock that
+  has agreed before takes precedence over a clock that was just started.
 - *Agreed*: the clock certainly agrees with a majority of the cluster, including itself.
-- *Uncompared*: there are peers, but the clock has not agreed for a while.
+- *Uncompared*: there are peers, but for some time it was not certain that the clock agrees.
 
-A clock that has not agreed yet, or is off, stamps nothing for a while. In this time, the other clocks may confirm it,
-or nodes with right clocks may take over.
+A clock that has not agreed yet, or is off, stamps no entries for some time. In this time, the other clocks may confirm
+this clock, or nodes with correct clocks may take over.
 """
 
 from __future__ import annotations
@@ -28,28 +29,31 @@ from typing import Final, NamedTuple
 SAMPLES_KEPT: Final = 8
 """Maximum number of samples of each peer. The peer's clock lies where the intervals of all its samples overlap."""
 FRESH_S: Final = 10.0
-"""Age in s above which a sample or report does not count."""
+"""Age in s above which a sample or report is ignored."""
 COMPARED_WITHIN_S: Final = 10.0
-"""Time in s, after the start of the node or its first link, in which a clock stamps nothing until it agrees with
-others."""
+"""Maximum time in s for which a clock waits to be compared, and stamps no entries. The time begins with the start of
+the node or its first link."""
 AGREE_OF_DRIFT: Final = 0.75
-"""Part of `max_drift` within which a clock that was off or disputed agrees again, so that the state does not flap."""
+"""Fraction of `max_drift`. A clock that was off or disputed agrees again only within this smaller distance, so that the
+state does not flap."""
 RATE: Final = 0.001
 """Upper bound of the rate at which two clocks diverge, in s per s: 500 ppm for slewing, the rest for the drift of two
 crystals."""
 
 
 class Standing(enum.IntEnum):
-    """The state of a node's clock relative to the others.
+    """The state of a node's clock relative to the other clocks.
 
-    Leadership moves only to a better state, so it never moves back and forth.
+    Leadership moves only to a node with a better state, so it never moves back and forth.
     """
 
     GOOD = 0
     DOUBTED = 1
-    """The wall clock has jumped away, or half of all clocks contradict this clock, or too little is known."""
+    """The wall clock has jumped away, or half of all clocks contradict this clock, or too little is known about this
+    clock."""
     OFF = 2
-    """The clock is further from the others than allowed. Nodes also report OFF until their clock is compared."""
+    """The clock differs from the other clocks by more than allowed. A node also reports OFF until it knows the clocks
+    of a majority."""
 
 
 class Interval(NamedTuple):
@@ -73,16 +77,16 @@ class Sample(NamedTuple):
 
     asked_s: float
     base_s: float
-    """The peer's guarded clock minus this node's monotonic clock."""
+    """The peer's guarded clock minus this node's monotonic clock, in s."""
     error_s: float
     """Maximum error of `base_s`, in s, at the time of the request."""
 
     def error_at(self, now_s: float) -> float:
-        """Return the maximum error of `base_s` in s at a time. It grows as the clocks diverge."""
+        """Return the maximum error of `base_s` in s at the time `now_s`. The error grows as the clocks diverge."""
         return self.error_s + (now_s - self.asked_s) * RATE
 
     def contradicts(self, other: Sample) -> bool:
-        """Return whether no clock can have had both values, unless it was set between the two readings."""
+        """Return whether the two values differ so much that the clock must have been set between the readings."""
         apart_s = abs(self.asked_s - other.asked_s)
         return abs(self.base_s - other.base_s) > self.error_s + other.error_s + apart_s * RATE
 
@@ -91,17 +95,18 @@ class Sample(NamedTuple):
 class _Peer:
     standing: Standing = Standing.OFF
     reported_s: float = -math.inf
-    """Time at which the last report was requested. The peer's state may have changed right after."""
+    """Time at which the last report was requested. The peer's state may have changed since."""
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
 
     def add(self, sample: Sample) -> None:
         if any(sample.contradicts(other) for other in self.samples):
-            self.samples.clear()  # its clock was set, or this machine paused: the older samples are wrong now
+            self.samples.clear()  # the peer's clock was set, or this machine paused: the older samples are wrong now
         self.samples.append(sample)
 
     def base(self, now_s: float) -> Interval | None:
-        """Return the range of its guarded clock minus this node's monotonic clock; None if there is no recent
-        sample."""
+        """Return the range of the peer's guarded clock minus this node's monotonic clock.
+
+        Return None if there is no recent sample."""
         fresh = [(s.base_s, s.error_at(now_s)) for s in self.samples if now_s - s.asked_s <= FRESH_S]
         if not fresh:
             return None
@@ -112,8 +117,8 @@ class _Peer:
 class PeerClocks:
     """The clocks of all linked peers.
 
-    All times are in seconds. `now_s` and `asked_s` are on this node's monotonic clock; `own_base_s` is as
-    `Sample.base_s`.
+    All times are in seconds. `now_s` and `asked_s` are on this node's monotonic clock; `own_base_s` is this node's
+    guarded clock minus its monotonic clock.
     """
 
     def __init__(self, max_drift_s: float, now_s: float) -> None:
@@ -122,18 +127,19 @@ class PeerClocks:
         self.agreed = False
         """True if this node's clock has agreed with a majority of the cluster since its start."""
         self.heard_majority = False
-        """True if clocks of a majority are known, even if not well enough to be certain of anything."""
+        """True if the clocks of a majority are known, even if they are known too imprecisely for a verdict."""
         self.nodes = 0
         """Number of nodes in the cluster, including this one; 0 if unknown."""
         self.uncompared = False
-        """True if there are peers, but for too long nothing was certain about this node's clock."""
+        """True if there are peers, but for more than `COMPARED_WITHIN_S` there was no verdict about this node's
+        clock."""
         self._max_drift_s = max_drift_s
         self._certain_s = now_s
-        """Time in s of the last certain verdict, or of the first link after a time without peers: the later one."""
+        """Time in s of the last verdict, or of the first link after a time without peers, whichever was later."""
         self._unsure_s = now_s
-        """Time since which this clock must be compared before it stamps anything."""
+        """Time in s at which the current wait for a comparison began (`waits`)."""
         self._restarted_s = -math.inf
-        """Time at which `_unsure_s` was last set because a first peer was linked."""
+        """Time in s at which `_unsure_s` was last set because a first peer was linked."""
         self._has_heard = False
         """True if peers' clocks were known at the last judgement."""
         self._peers: dict[str, _Peer] = {}
@@ -144,8 +150,8 @@ class PeerClocks:
         """Register a linked peer."""
         if not self._peers:
             self._certain_s = now_s
-            # A link that fails and returns must not restart the wait for a comparison (`waits`) each time: this node
-            # would never stamp anything.
+            # A link may fail and return again and again. If each new link restarted the wait for a comparison
+            # (`waits`), this node would never stamp an entry.
             if now_s - self._restarted_s > 2 * COMPARED_WITHIN_S:
                 self._restarted_s = self._unsure_s = now_s
         self._peers.setdefault(node, _Peer())
@@ -159,9 +165,9 @@ class PeerClocks:
         peer.add(Sample(asked_s, guarded_s - asked_s - error_s, error_s))
 
     def worse(self, node: str, standing: Standing) -> None:
-        """Record a state that a peer reported without a known time.
+        """Record a state that a peer reported in a request, whose age is unknown.
 
-        Only a worse state counts: a better one may be outdated."""
+        A worse state counts. A better state is ignored, because it may be outdated."""
         if node in self._peers:
             self._peers[node].standing = max(standing, self._peers[node].standing)
 
@@ -172,7 +178,9 @@ class PeerClocks:
     # -- judgement ------------------------------------------------------------------------------------------------
 
     def offsets(self, own_base_s: float, now_s: float) -> dict[str, Interval]:
-        """Return how far each peer's clock is ahead of this node's guarded clock, if known now."""
+        """Return the range, by peer, by which the peer's clock is ahead of this node's guarded clock.
+
+        Peers without a recent sample are omitted."""
         known = {node: peer.base(now_s) for node, peer in self._peers.items()}
         return {node: base.less(own_base_s) for node, base in known.items() if base is not None}
 
@@ -187,18 +195,19 @@ class PeerClocks:
             if self._judge(low, high, 2 * (len(near) + 1) > self.nodes):
                 self._certain_s = now_s
         else:
-            self.disputed = False  # no known clock contradicts this clock; `off` stays until a clock confirms it
+            self.disputed = False  # no known clock contradicts this clock; `off` stays until other clocks confirm it
             if self.nodes == 1:
                 self.stand_alone(now_s)
         if (self.off and not was_off) or (had_heard and not offsets):
-            self._unsure_s = now_s  # wait again: this clock has just become off, or no other clock is known any more
+            self._unsure_s = now_s  # wait again: this clock has become off, or all other clocks have become unknown
         uncertain_s = now_s - self._certain_s
         if self._peers and uncertain_s > self._max_drift_s / RATE:
-            self.agreed = False  # the clock may have drifted that far since
+            self.agreed = False  # the clock may have drifted by `max_drift` since the last verdict
         self.uncompared = bool(self._peers) and not self.agreed and uncertain_s > COMPARED_WITHIN_S
 
     def stand_alone(self, now_s: float) -> None:
-        """Note that this node is the whole cluster. Its clock counts as agreed: nodes that join must agree with it."""
+        """Record that this node is the whole cluster. Its clock then counts as agreed: nodes that join must agree with
+        it."""
         if not self.off:
             self.agreed, self._certain_s = True, now_s
 
@@ -222,18 +231,19 @@ class PeerClocks:
             self.agreed, self.off, self.disputed = self.agreed or near_majority, False, False
             return True
         if self.disputed and high.low_s <= agree_s and low.high_s >= -agree_s:
-            self.off = self.disputed = False  # one more clock is known now, and may agree with this one
+            self.off = self.disputed = False  # a further clock is known now, and may agree with this clock
         return False
 
     def waits(self, now_s: float) -> bool:
-        """Return whether this node's clock must stamp nothing yet.
+        """Return whether this node's clock must wait before it stamps entries.
 
-        This is so while it has not agreed with the others, or is off: it may still agree, or nodes with better clocks
-        may take over. The wait ends after `COMPARED_WITHIN_S`."""
+        A clock waits if it has not agreed with the others, or is off. Meanwhile the others may confirm this clock, or
+        nodes with better clocks may take over. The wait ends after `COMPARED_WITHIN_S`."""
         return (self.off or not self.agreed) and now_s - self._unsure_s <= COMPARED_WITHIN_S
 
     def acquit(self) -> None:
-        """Note that an operator says that this node's clock is right. The next judgement may differ."""
+        """Clear `off` and `disputed`, because an operator says that this node's clock is right. The next `judge` may
+        set them again."""
         self.off = self.disputed = False
 
     def confirm(self, step_s: float, own_base_s: float, now_s: float) -> bool:
@@ -245,8 +255,10 @@ class PeerClocks:
         return step_s - self._max_drift_s <= low.low_s and high.high_s <= step_s + self._max_drift_s
 
     def better(self, than: Standing, since_s: float, own_base_s: float, now_s: float) -> set[str]:
-        """Return the peers in a better state, by reports after `since_s`, whose clocks may be right as seen from
-        here."""
+        """Return the peers that should lead instead of this node.
+
+        Such a peer has reported a better state than `than` since `since_s`. Its clock may be right: it is possibly
+        within `max_drift` of the median of all clocks."""
         offsets = self.offsets(own_base_s, now_s)
         low, high = _median_intervals([_HERE, *offsets.values()])
         since_s = max(since_s, now_s - FRESH_S)
@@ -260,11 +272,11 @@ class PeerClocks:
         }
 
     def recent_standings(self, now_s: float) -> dict[str, Standing]:
-        """Return the recent states that peers reported."""
+        """Return the states that peers reported within the last `FRESH_S`."""
         return {node: peer.standing for node, peer in self._peers.items() if now_s - peer.reported_s <= FRESH_S}
 
     def median(self, own_base_s: float, now_s: float) -> float | None:
-        """Return how far the median of the peers' clocks is ahead of this node's guarded clock, approximately.
+        """Return approximately by how many s the median of the peers' clocks is ahead of this node's guarded clock.
 
         None if no peer's clock is known."""
         offsets = self.offsets(own_base_s, now_s).values()
@@ -272,17 +284,18 @@ class PeerClocks:
 
 
 _HERE: Final = Interval(0.0, 0.0)
-"""This node's own clock."""
+"""The interval of this node's own clock, relative to itself."""
 
 
 def _median_intervals(intervals: Collection[Interval]) -> tuple[Interval, Interval]:
-    """Return the interval of the lower median, and of the upper median, of clocks that are somewhere in `intervals`."""
+    """Return the intervals of the lower and of the upper median of clocks. `intervals` has the interval of each
+    clock."""
     lows = _medians([interval.low_s for interval in intervals])
     highs = _medians([interval.high_s for interval in intervals])
     return Interval(lows[0], highs[0]), Interval(lows[1], highs[1])
 
 
 def _medians(values: Collection[float]) -> tuple[float, float]:
-    """Return the lower and the upper median. They are equal for an odd number of values."""
+    """Return the lower and the upper median. If the number of values is odd, both are equal."""
     rising = sorted(values)
     return rising[(len(rising) - 1) // 2], rising[len(rising) // 2]

@@ -12,11 +12,12 @@ import trio
 from sandq.broker.clock.guarded_clock import GuardedClock
 
 LONGEST_SLEEP_S = 1.0
-"""Maximum sleep in s. During a sleep, the guarded clock may be slewed, and the machine may be suspended."""
+"""Maximum sleep in s. Sleeps must be short, because the guarded clock may be slewed and the machine suspended
+meanwhile."""
 STALE_LEAST = 64
 """Number of cancelled timers that may stay in the heap.
 
-Above this number, cancelled timers are removed once they are the majority."""
+Above this number, cancelled timers are removed as soon as they are more than half of the heap."""
 
 
 class Timer:
@@ -63,7 +64,7 @@ class Timers:
         return timer
 
     def _wakes(self, at_ms: int) -> bool:
-        """Return whether a new timer is due before the task checks again."""
+        """Return whether a new timer is due before `run` next wakes up."""
         return at_ms < self._sleeping_until_ms
 
     def __len__(self) -> int:
@@ -89,7 +90,7 @@ class Timers:
         self._wake.set()
 
     def pause_ms(self, ms: int) -> int:
-        """Return how long to pause before more background work."""
+        """Return the pause in ms before more background work. A subclass may change it."""
         return ms
 
     async def run(self) -> None:

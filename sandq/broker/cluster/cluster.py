@@ -42,7 +42,7 @@ class Cluster:
     """This node's membership in its cluster.
 
     `mode`: how the cluster begins. `on_joined` is called when this node has joined a new cluster. `changed`: set by
-    every event that may require work here.
+    every event that may require work in `run`.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Cluster:
         self._belongs = trio.Event()
 
     async def hand_over(self, clocks: ClockKeeper, health: NodeHealth) -> None:
-        """Transfer the leaderships of this node before it stops, to healthy nodes, preferably with good clocks."""
+        """Before this node stops, transfer its leaderships to healthy nodes, preferably to nodes with good clocks."""
         well = set(self._links.up).difference(health.unfit())
         for nodes in (clocks.good() & well, well):
             await hand_over(self._node_log.hosts.values, nodes)
@@ -93,7 +93,7 @@ class Cluster:
         return self._this_node.cluster_uuid
 
     def waiting(self) -> str | None:
-        """Return why this node does not take part in a cluster yet, as text; None once it does."""
+        """Return, as text, why this node does not take part in a cluster yet; None if it takes part."""
         return None if self._takes_part else self._bootstrap.why()
 
     async def init(self) -> str:
@@ -147,8 +147,8 @@ class Cluster:
     # -- membership -----------------------------------------------------------------------------------------------
 
     async def take_part(self, metadata: RaftGroup) -> None:
-        """Start as a member. Register this node at once if it leads the metadata alone."""
-        # End unfit links in the step in which the feature level becomes known, before data of that level is sent.
+        """Start to act as a member. If this node already leads the metadata group, register it at once."""
+        # As soon as the feature level is known, and before data of that level is sent, end the links with unfit nodes.
         metadata.listen(on_status=self._directory.end_unfit)
         self._directory.end_unfit()
         if metadata.ready:
@@ -178,6 +178,6 @@ class Cluster:
                 await self._changed.wait()
 
     async def _form(self, metadata: RaftGroup) -> None:
-        """Give the cluster its UUID."""
+        """Give the cluster a UUID, if it has none yet."""
         if metadata.status.cluster_uuid is None:
             await metadata.call(m.FormCluster(self._this_node.cluster_uuid or identity.new_uuid()))

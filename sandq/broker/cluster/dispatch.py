@@ -1,8 +1,9 @@
 """Pass the frames of other nodes to the component that handles them.
 
-Frames of Raft, clocks and metadata are accepted only from nodes that have exchanged the same cluster UUID
-(`ThisNode.is_ours`), because all clusters number their groups and members alike. Frames of other nodes are dropped.
-When such a node has joined, it opens a new link and sends its frames again.
+Frames of Raft, clocks and metadata are accepted only from nodes that reported the same cluster UUID
+(`ThisNode.is_ours`). Without this check, frames of another cluster could be taken for frames of this cluster, because
+all clusters number their groups alike. Frames of other nodes are dropped. When such a node has joined, it opens a new
+link and sends its frames again.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _REPLY_FIELDS: Final = ([int, int], [int, NoneType])
 
 
 class PeerDispatch:
-    """The `Receiver` of a node's links. `changed` is set by everything that may matter to `Cluster.run`."""
+    """The `Receiver` of a node's links. `changed` is set by every event that may require work in `Cluster.run`."""
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class PeerDispatch:
         self._changed.set()
 
     def takes_more(self) -> bool:
-        """Return whether frames may be read."""
+        """Return whether more frames may be read from the links."""
         return self._node_log.failed is not None or self._node_log.group_commit.takes_more
 
     async def on_stream(self, node: str, stream: PeerStream) -> None:
@@ -130,7 +131,7 @@ class PeerDispatch:
             log.error("a peer sent an unknown frame; it is dropped", peer=node, kind=kind)
 
     def _heard(self, node: str, kind: int, body: Any, size: int) -> bool:
-        """Handle a frame from a node of this cluster. Return whether its kind is known here and it is well-formed."""
+        """Handle a frame from a node of this cluster. Return whether the frame is of a known kind and well-formed."""
         if kind == PeerFrame.RAFT and isinstance(body, tuple):
             if self._node_log.failed is None:  # after a failure, no task reads the received messages
                 self._node_log.group_commit.receive(node, body, size)

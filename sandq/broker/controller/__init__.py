@@ -1,1 +1,1 @@
-"""Cluster metadata: change it, act on it, and place replicas according to it."""
+"""Change the metadata of the cluster, act on changes, and place replicas."""

@@ -1,4 +1,4 @@
-"""Changes of topics and nodes that clients request. The node that leads the metadata makes them."""
+"""Changes of topics and nodes at the request of clients. The metadata leader makes these changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sandq.model.push_targets import PushRules
 
 
 class Administration:
-    """Changes of topics, restored topics and nodes, one at a time."""
+    """Makes changes of topics, restored topics and nodes, one change at a time."""
 
     def __init__(
         self,
@@ -37,7 +37,8 @@ class Administration:
         restores: WholeRestores,
         auto_create: AutoCreate = NO_AUTO_CREATE,
     ) -> None:
-        """`nursery` must outlive every connection. `auto_create`: which topics are created on first use."""
+        """`nursery` must outlive every connection. `auto_create`: rules for the topics that are created on first
+        use."""
         self.changes = MetadataChanges(node_log, progress, links, nursery)
         self.topics = TopicAdministration(
             node_id=node_log.node_id,

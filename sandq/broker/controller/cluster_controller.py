@@ -1,7 +1,8 @@
 """Run the cluster on the metadata leader: register nodes, detect failed ones, choose voters, assign replicas.
 
-The owner calls `tend` repeatedly while this node leads. Each call inspects the cluster and makes its changes one after
-the other. All decisions are recorded in the metadata, so the next leader continues from there.
+`Cluster.run` calls `tend` repeatedly while this node leads the metadata. Each call inspects the cluster, and makes the
+necessary changes one after the other. All decisions are recorded in the metadata, so a new leader can continue the
+work.
 """
 
 from __future__ import annotations
@@ -36,14 +37,16 @@ from sandq.raft import Members
 log = structlog.get_logger("sandq.cluster")
 
 FAILED_S: Final = 5.0
-"""Time in s for which a node must be neither linked nor alive by gossip before it is recorded as failed."""
+"""Time in s for which a node must be missing before it is recorded as failed. A node is missing if it is neither linked
+nor alive according to gossip, or if it is sick."""
 MARKED_AHEAD_MS: Final = 60_000
-"""Maximum time in ms by which a failure mark may be in the future. A wrong clock made a mark that is later."""
+"""Maximum time in ms by which a failure mark may be in the future. A mark with a later time was made by a wrong clock,
+and is replaced."""
 UNCHECKED_S: Final = 10.0
-"""Time in s after the last check up to which it is known since when nodes have been missing."""
+"""Maximum time in s between two checks. After a longer time, it is unknown since when nodes have been missing."""
 
 _description = attrgetter("addresses", "zone", "weight", "incarnation", "lowest_level", "highest_level")
-"""The part of a node's record, and of the command that writes it, that the node reports itself."""
+"""The attributes that a node itself reports. The record of the node and the command `RegisterNode` both have them."""
 
 Report = tuple[int, int, bool]
 """Report of the leader of a group about its committed configuration: (group, epoch, whole).
@@ -78,22 +81,22 @@ class ClusterController:
         self._reassign_after_ms = reassign_after_ms
         self._partitions_per_node = partitions_per_node
         self._settled: dict[int, tuple[int, bool]] = {}
-        """By group: (epoch, `whole`) of its leader's latest report, if this is not recorded yet. See `Report`."""
+        """By group: (epoch, whole) of the latest `Report` of the group's leader. Recorded reports are removed."""
         self._missing: dict[str, float] = {}
-        """By node: time since which the node is missing, on trio's clock."""
+        """By node: time in s since which the node is missing, on trio's clock."""
         self._checked_s = 0.0
         self._not_before_s = 0.0
-        """Time before which the metadata is not handed over again, after an attempt that failed."""
+        """Time in s before which the metadata group is not handed over again. Set after a failed attempt."""
         self._planned: tuple[int, frozenset[str], frozenset[int]] | None = None
-        """Inputs of the last plan that had no changes."""
+        """Inputs of the last plan that needed no changes."""
 
     def settled(self, reports: Sequence[Report]) -> None:
-        """Store what leaders of groups report."""
+        """Store reports of group leaders."""
         for group, epoch, whole in reports:
             self._settled[group] = epoch, whole
 
     async def tend(self, metadata: RaftGroup) -> None:
-        """Do what is due: admit, register and mark nodes, choose voters, and assign replicas.
+        """Do one round of the work: admit, register, mark and remove nodes, choose voters, and assign replicas.
 
         Raise SandqError if something cannot be done now."""
         await self._joining.take_in(metadata)
@@ -109,19 +112,19 @@ class ClusterController:
     # -- nodes ----------------------------------------------------------------------------------------------------
 
     async def register(self, metadata: RaftGroup) -> None:
-        """Record the linked members with their current attributes."""
+        """Record each linked member of the metadata group with its current attributes."""
         for peer in self._directory.linked():
             members = metadata.members
             member = own_member(peer.node_id, (*members.voters, *members.learners))
             if member is None:
                 continue
-            # Read the metadata again for each peer: while the previous one was registered, a different leader may have
-            # changed the metadata.
+            # Read the metadata again for each peer: another leader may have changed the metadata while the previous
+            # peer was registered.
             record = metadata.status.nodes.get(peer.node_id)
             if record is not None and record.store_uuid != peer.store_uuid:
-                continue  # it lost its disk, and waits until it is removed and joins again
+                continue  # the node lost its disk, and must be removed before it joins again
             if metadata.status.feature_level not in peer.levels:
-                continue  # its link is about to be ended: see `PeerDirectory.end_unfit`
+                continue  # the link will end soon: see `PeerDirectory.end_unfit`
             incarnation = incarnation_of(member)
             found = m.RegisterNode(
                 node_id=peer.node_id,
@@ -155,7 +158,8 @@ class ClusterController:
                 continue
             missing_s = now_s - self._missing.setdefault(node.node_id, now_s)
             now_ms, since_ms = self._now_ms(), node.failed_since_ms
-            # Replace a mark that is far in the future, as a wrong clock made it: the node would be replaced too late.
+            # Replace a mark that is far in the future. A wrong clock made this mark, and the node's replicas would be
+            # replaced too late.
             is_marked = since_ms is not None and since_ms <= now_ms + MARKED_AHEAD_MS
             if not is_marked and missing_s >= FAILED_S:
                 log.warning("a node has failed", failed=node.node_id, reassign_after_ms=self._reassign_after_ms)
@@ -163,7 +167,7 @@ class ClusterController:
         await _all(metadata, commands)
 
     async def _remove(self, metadata: RaftGroup) -> None:
-        """Delete the nodes that are being removed, once nothing depends on them."""
+        """Delete the records of nodes that are being removed, as soon as nothing depends on these nodes."""
         view, members = self._view(metadata), metadata.members
         for node in list(view.nodes.values()):
             is_member = own_member(node.node_id, (*members.voters, *members.learners)) is not None
@@ -174,8 +178,7 @@ class ClusterController:
     # -- members of the metadata group ----------------------------------------------------------------------------
 
     async def _keep_members(self, metadata: RaftGroup) -> None:
-        """Make one step: every registered node becomes a member, and the right ones get a vote
-        (`metadata_members.py`)."""
+        """Make the next step towards the wanted members of the metadata group (`metadata_members.py`)."""
         group, view, members = metadata.group, self._view(metadata), metadata.members
         if group.is_changing:
             return
@@ -197,8 +200,9 @@ class ClusterController:
                 self._not_before_s = trio.current_time() + RETRY_S
 
     def _is_leaving(self, node: str, view: MetadataView) -> bool:
-        """Return whether a node can leave: it is being removed and holds nothing, or it is neither registered nor
-        linked."""
+        """Return whether a node can leave the metadata group.
+
+        It can leave if it is being removed and holds no replica, or if it is neither registered nor linked."""
         record = view.nodes.get(node)
         if record is None:
             return all(node != peer.node_id for peer in self._directory.linked())
@@ -237,7 +241,8 @@ class ClusterController:
             self._planned = case
 
     def _may_assign(self, group: int) -> bool:
-        """Return whether a group has a leader, as far as this node knows, and its replicas may be moved."""
+        """Return whether the replicas of a group may be moved: its leader is known here, and no replica is being
+        rebuilt."""
         return self._routes.leader(group) is not None and not self._nodes.is_rebuilding(group)
 
     def _lost(self, nodes: Collection[NodeRecord]) -> frozenset[str]:
@@ -252,7 +257,7 @@ class ClusterController:
 
 
 async def _all(metadata: RaftGroup, commands: Sequence[m.Command]) -> None:
-    """Commit these changes. Refused changes are logged, and the next round decides again."""
+    """Commit these changes. Log each refused change; the next round plans again."""
     for command, result in zip(commands, await answers_of([(metadata, c) for c in commands]), strict=True):
         if isinstance(result, SandqError):
             log.info("a change of metadata was refused", change=type(command).__name__, error=result.message)

@@ -18,7 +18,7 @@ TOPICS_NAMED: Final = 8
 
 
 def find_dead_letter_topic(view: MetadataView, name: str, record: dict[str, Any]) -> None:
-    """Complete the settings of a topic with the target of its dead letters, if it names a topic for them.
+    """If the settings of a topic name a dead letter topic, add the target of the dead letters to the settings.
 
     Raise InvalidSetting."""
     wanted = record.get(DEAD_LETTER_TOPIC)
@@ -54,10 +54,10 @@ def _dead_letter_topics(view: MetadataView, name: str) -> list[str]:
 
 
 def check_no_dead_letters_come(view: MetadataView, name: str) -> None:
-    """Raise Conflict while a topic is the dead letter topic of others."""
+    """Raise Conflict if a topic is the dead letter topic of other topics."""
     topic = view.topics.get(name)
     if topic is None:
-        return  # the deletion itself reports that
+        return  # the deletion itself reports that the topic does not exist
     senders = sorted([other.name for other in view.topics.values() if _sends_to(other.settings, topic.number)])
     if senders:
         more = f" and {len(senders) - TOPICS_NAMED} more" if len(senders) > TOPICS_NAMED else ""

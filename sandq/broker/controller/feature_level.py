@@ -18,7 +18,7 @@ log = structlog.get_logger("sandq.cluster")
 
 
 class Finalized(NamedTuple):
-    """The level before and after."""
+    """The feature level before and after `finalize`."""
 
     before: int
     after: int
@@ -28,23 +28,24 @@ class FeatureLevel:
     """The feature level of the cluster, on the metadata leader."""
 
     def __init__(self, directory: PeerDirectory, *, rises_by_itself: bool = True) -> None:
-        """`rises_by_itself`: raise the level once all nodes support the next level.
+        """`rises_by_itself`: raise the level as soon as all nodes support a higher level.
 
-        If False, only the level of a cluster without topics rises: it has no data that an older version would read."""
+        If False, the level rises by itself only in a cluster without topics: such a cluster has no data that an older
+        version would read."""
         self._directory = directory
         self._rises_by_itself = rises_by_itself
 
     async def tend(self, metadata: RaftGroup) -> None:
-        """Raise the level to the highest one that every node supports, unless an operator must request that."""
+        """If the level rises by itself, raise it to the highest level that every node supports."""
         view: MetadataView = metadata.status
         if self._rises_by_itself or not view.topics:
             await self._raise_to(metadata, self._reachable(metadata))
 
     async def finalize(self, metadata: RaftGroup, *, dry_run: bool) -> Finalized:
-        """Raise the level to the highest one that every node supports. This cannot be undone.
+        """Raise the level to the highest level that every node supports. This cannot be undone.
 
-        `dry_run`: only return the levels. Raise Conflict if the cluster has that level already; the error names the
-        nodes that support no higher level."""
+        `dry_run`: only return the levels, and change nothing. Raise Conflict if the cluster has the highest level
+        already; the error names the nodes that support no higher level."""
         metadata.check_ready()
         view: MetadataView = metadata.status
         before, after = view.feature_level, self._reachable(metadata)
@@ -55,18 +56,19 @@ class FeatureLevel:
         return Finalized(before, after)
 
     async def _raise_to(self, metadata: RaftGroup, level: int) -> None:
-        """Raise the level to `level`, unless it is as high already."""
+        """Raise the level to `level`, if the current level is lower."""
         view: MetadataView = metadata.status
         if level > view.feature_level:
-            # Nothing may be awaited between reading the nodes' levels and this call.
+            # Do not await anything between reading the nodes' levels and this call: the levels could change.
             await metadata.call(m.RaiseFeatureLevel(level))
             log.info("the cluster was raised to a higher feature level", feature_level=level)
 
     def _reachable(self, metadata: RaftGroup) -> int:
         """Return the highest level that every node supports.
 
-        Both the registered levels of a node and the levels that it reports now count. The reported levels are lower if
-        the node runs an older version again. A member that is not registered yet may support less, too."""
+        Both the registered levels of a node and the levels that it reports on its link count. After a downgrade of the
+        node, the reported levels are lower. If a member is not registered yet, return the current level, because that
+        member may support no higher level."""
         view: MetadataView = metadata.status
         if self._unregistered(metadata):
             return view.feature_level
@@ -82,7 +84,7 @@ class FeatureLevel:
         return [node_of(member) for member in (*members.voters, *members.learners) if node_of(member) not in view.nodes]
 
     def _why_not(self, metadata: RaftGroup) -> str:
-        """Return why no higher level can be reached, in words."""
+        """Return a text that says why no higher level can be reached."""
         view: MetadataView = metadata.status
         missing = self._unregistered(metadata)
         if missing:

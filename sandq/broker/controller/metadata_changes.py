@@ -1,4 +1,4 @@
-"""Make changes of metadata one at a time, on the node that leads it."""
+"""Make changes of the metadata, one at a time, on the metadata leader."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ T = TypeVar("T")
 LEADERS_WAIT_S = 10.0
 """Time in s to wait until all partitions of a new topic have leaders, or a given node leads a partition."""
 OTHERS_WAIT_S = 2.0
-"""Maximum time in s to wait until the other nodes know of a change, before its request is answered."""
+"""Maximum time in s to wait until the other nodes have acted on a change. Then the request for the change is
+answered."""
 
 
 class MetadataChanges:
-    """Changes of metadata.
+    """Makes changes of the metadata.
 
-    Each change runs from start to end, one at a time, even if the client is gone. All methods raise NotLeader,
-    StorageFailed, and TimedOut if the outcome is unknown.
+    Only one change runs at a time. Each change runs to its end, even if its client is gone. All methods raise
+    NotLeader, StorageFailed, and TimedOut if the outcome is unknown.
     """
 
     def __init__(self, node_log: NodeLog, progress: MetadataProgress, links: PeerLinks, nursery: trio.Nursery) -> None:
@@ -53,7 +54,8 @@ class MetadataChanges:
         return view
 
     def check_ready(self) -> None:
-        """Raise NotLeader, or Unavailable while no node can change the metadata."""
+        """Raise NotLeader if another node leads the metadata; Unavailable if a majority of its voters cannot be
+        reached."""
         try:
             self.metadata.check_ready()
         except NotLeader:
@@ -68,9 +70,9 @@ class MetadataChanges:
             raise
 
     async def change(self, command: Callable[[MetadataView], m.Command]) -> Any:
-        """Commit the command that `command(view)` returns for the metadata at that time. Return its result.
+        """Commit the command that `command(view)` returns. Return the result of this command.
 
-        Raise the errors of `command` and of the commit."""
+        `view` is the metadata after all earlier changes. Raise the errors of `command` and of the commit."""
         self.check_ready()
 
         async def change() -> Any:
@@ -80,10 +82,12 @@ class MetadataChanges:
         return await self.run(change)
 
     async def commit(self, command: m.Command) -> Any:
-        """Commit a command. Return once this node has acted on it. Call it within `run`."""
+        """Commit a command, wait until the nodes have acted on the change, and return the result. Call this within
+        `run`."""
         result = await self.metadata.call(command)
         index = self.view.applied_index
-        # The other members learn the commit index with the next message: send one now instead of at the next heartbeat.
+        # The other members learn the commit index with the next message. Send a message now instead of at the next
+        # heartbeat.
         self.metadata.send_commit_index()
         with trio.move_on_after(LEADERS_WAIT_S):
             await self._progress.until(index)
@@ -104,7 +108,7 @@ class MetadataChanges:
                     answer.append(await change())
                 finally:
                     self._one.release()
-            except Exception as error:  # an unexpected error is raised to the caller: it must not stop the node
+            except Exception as error:  # raise an unexpected error in the caller: here it would stop the node
                 answer.append(error)
             finished.set()
 
@@ -115,9 +119,10 @@ class MetadataChanges:
         return answer[0]
 
     async def _acquire(self) -> None:
-        """Acquire `_one`. Stop waiting and raise as soon as `check_ready` raises.
+        """Acquire the lock `_one`. If `check_ready` raises an error meanwhile, stop waiting and raise this error.
 
-        The previous change may wait until another node leads. Without the check, the caller would wait as long."""
+        The previous change may wait until another node leads the metadata. Without the check, the caller would wait for
+        the same time."""
         lost: list[SandqError] = []
         is_held = False
 

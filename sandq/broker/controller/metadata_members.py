@@ -1,8 +1,8 @@
-"""Choose the learners and voters of the metadata group, one step at a time. No side effects.
+"""Choose the learners and voters of the metadata group, one step at a time. This module does no I/O.
 
-- Every registered node becomes a learner, and a voter if it should vote and has all of the log.
+- Every registered node becomes a learner. A learner that should vote becomes a voter when it has the whole log.
 - A learner whose node is being removed leaves the group.
-- Only then do surplus voters leave, unreachable ones first. The leader leaves last, after handing over the leadership.
+- After these steps, surplus voters leave, unreachable voters first. The leader leaves last, after a hand-over.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def next_members(
 
     Return a set of nodes if one of them must lead instead, or None if nothing can or must be done now.
 
-    `caught_up`: learners that have all of the log. `up`: reachable nodes. `known`: nodes of `up` whose store is the
-    registered one. `lost`: nodes that have failed for long. `leaving`: nodes that are being removed."""
+    `caught_up`: learners that have the whole log. `up`: reachable nodes. `known`: nodes of `up` with their registered
+    store. `lost`: nodes that have failed for long. `leaving`: nodes that are being removed."""
     voters, learners = members
     voting = {node_of(voter) for voter in voters}
     wanted = next_voters(nodes, voting, VOTERS_MOST, lost)
@@ -54,4 +54,4 @@ def next_members(
     if not others:
         return wanted.intersection(up)
     rest = tuple([voter for voter in voters if voter != others[0]])
-    return Members(rest, learners) if has_majority(rest, up) else None  # otherwise no further change could be committed
+    return Members(rest, learners) if has_majority(rest, up) else None  # a majority must stay reachable

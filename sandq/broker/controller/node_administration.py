@@ -38,7 +38,7 @@ DROP_WAIT_S = 30.0
 
 
 class NodeAdministration:
-    """Changes of the nodes that hold and lead partitions. All methods raise the errors of `MetadataChanges`."""
+    """Changes which nodes hold and lead partitions. All methods raise the errors of `MetadataChanges`."""
 
     def __init__(self, changes: MetadataChanges, catalog: Catalog, routes: Routes, links: PeerLinks) -> None:
         self._changes = changes
@@ -58,7 +58,9 @@ class NodeAdministration:
             await self._drain(request.node, undo=request.action == UNDRAIN)
 
     async def _drain(self, node: str, *, undo: bool) -> None:
-        """Record that a node must hold no partitions, or (`undo`) may hold them again. The moves follow.
+        """Record that a node must hold no partitions. If `undo`, record that the node may hold partitions again.
+
+        The partitions are moved later.
 
         Raise InvalidRequest if too few nodes would remain."""
 
@@ -87,10 +89,10 @@ class NodeAdministration:
         await self._changes.run(change)
 
     async def transfer(self, request: Transfer, caller: Caller) -> None:
-        """Make a node that holds a partition its leader. Return when it leads.
+        """Make a node the leader of a partition that the node holds. Return when the node leads the partition.
 
-        Raise UnknownTopic, UnknownPartition, InvalidRequest (it does not hold the partition), or TimedOut (it does not
-        lead yet)."""
+        Raise UnknownTopic, UnknownPartition; InvalidRequest if the node does not hold the partition; TimedOut if the
+        node does not lead the partition in time."""
         topic, partition, node = request.topic, request.partition, request.node
         self._changes.check_ready()
 
@@ -114,16 +116,20 @@ class NodeAdministration:
     async def rebuild(self, request: Rebuild, caller: Caller) -> None:
         """Make a node drop its replica of a partition, and get a new replica from the other nodes.
 
-        Return when the group continues without the old replica and the assignment of the new one is recorded. Raise
-        UnknownTopic, UnknownPartition; InvalidRequest if the node does not hold the partition, or holds its only
-        replica; Conflict if not all other replicas are reachable. Raise TimedOut if the group does not drop the old
-        replica in time: then that replica stays. Raise TimedOut also if the second change of metadata fails, for
-        example because this node stops leading: then the next metadata leader restores the number of replicas."""
+        Return when the group has dropped the old replica, and the assignment of the new replica is recorded.
+
+        Raise UnknownTopic, UnknownPartition; InvalidRequest if the node does not hold the partition, or holds its only
+        replica; Conflict if another replica is unreachable.
+
+        If the group does not drop the old replica in time, raise TimedOut; the old replica stays. If the second change
+        of the metadata fails, for example because this node stops leading, raise TimedOut, too. The next metadata
+        leader then restores the number of replicas."""
         topic, partition, node = request.topic, request.partition, request.node
         self._changes.check_ready()
 
         async def change() -> None:
-            """Remove the replica from the assignment, wait until the group has dropped it, and assign it again."""
+            """Remove the replica from the assignment, wait until the group has dropped this replica, and assign it
+            again."""
             placed = self._placed(topic, partition, node)
             self._check_others(topic, partition, placed, node)
             self._rebuilding.add(placed.group)
@@ -139,7 +145,8 @@ class NodeAdministration:
                 try:
                     await self._changes.commit(m.Assign(placed.group, left.epoch, placed.nodes))
                 except (NotLeader, Overloaded, Unavailable, Conflict) as error:
-                    # `error` itself could be retriable, and a retriable error means that nothing was done.
+                    # Do not raise `error` itself. It may be retriable, and a retriable error tells the client that
+                    # nothing was done.
                     raise TimedOut(
                         f"{node} was to rebuild its replica of partition {partition} of {topic!r}, which may be "
                         "dropped by now; the metadata leader gives the partition as many replicas as before, this "
@@ -152,13 +159,14 @@ class NodeAdministration:
         await self._changes.run(change)
 
     def is_rebuilding(self, group: int) -> bool:
-        """Return whether a replica of a group is being rebuilt. Meanwhile the planner must not assign it."""
+        """Return whether a replica of a group is being rebuilt. Meanwhile the planner must not change the group's
+        assignment."""
         return group in self._rebuilding
 
     async def _until_dropped(self, group: int) -> Partition | None:
-        """Return the partition once its group has only members that its assignment names.
+        """Wait until the group of a partition has only members that its assignment names. Return the partition.
 
-        Return None after the time limit."""
+        Return None after the time limit (`DROP_WAIT_S`)."""
         with trio.move_on_after(DROP_WAIT_S):
             while (found := self._changes.view.partition(group)) is not None and found.former:
                 await self._changes.metadata.changed()
@@ -166,7 +174,8 @@ class NodeAdministration:
         return None
 
     def _check_others(self, topic: str, partition: int, placed: Partition, node: str) -> None:
-        """Raise an error unless the other replicas can continue without a node's replica, and create it again."""
+        """Raise an error if the other replicas could not continue without a node's replica, or could not create a new
+        replica."""
         if len(placed.nodes) == 1:
             raise InvalidRequest(f"{node} holds the only replica of partition {partition} of {topic!r}", topic=topic)
         if placed.moving or placed.former:
@@ -182,7 +191,7 @@ class NodeAdministration:
             )
 
     def _placed(self, topic: str, partition: int, node: str) -> Partition:
-        """Return a partition that is assigned to a node."""
+        """Return the record of a partition that a node holds. Raise UnknownTopic, UnknownPartition, InvalidRequest."""
         record = self._catalog.topic(topic).record
         if not 0 <= partition < len(record.partitions):
             raise UnknownPartition(f"topic {topic!r} has no partition {partition}", topic=topic)
@@ -201,7 +210,7 @@ class NodeAdministration:
         return record
 
     def _check_without(self, node: str) -> None:
-        """Raise InvalidRequest if the other nodes are too few to hold everything."""
+        """Raise InvalidRequest if the other nodes are too few to hold all replicas."""
         others = sum(record.standing == IN for record in self._changes.view.nodes.values() if record.node_id != node)
         for topic in self._changes.view.topics.values():
             if topic.replicas > others:
@@ -214,14 +223,14 @@ class NodeAdministration:
             raise InvalidRequest(f"{node} is the only node: its partitions cannot move anywhere")
 
     async def _until_led_without(self, node: NodeRecord) -> None:
-        """Wait for elections in the groups of a failed node, which may still be in progress."""
+        """If a node has failed, wait until its groups have leaders: elections may still be in progress."""
         if node.failed_since_ms is not None:
             placed = [placed for topic in self._changes.view.topics.values() for placed in topic.partitions]
             with trio.move_on_after(LEADERS_WAIT_S):
                 await self._routes.until_led([one.group for one in placed if node.node_id in one.nodes])
 
     def _check_removable(self, node: NodeRecord) -> None:
-        """Raise Conflict unless a node can be removed."""
+        """Raise Conflict if a node must not be removed now."""
         view = self._changes.view
         held = holds(view.topics.values(), node.node_id)
         if node.failed_since_ms is None and held:
@@ -234,7 +243,7 @@ class NodeAdministration:
             raise Conflict(f"{node.node_id} is the only node that stays", node=node.node_id)
         for topic in view.topics.values():
             for at, placed in enumerate(topic.partitions):
-                # A leader has a majority of the members, and a failed node is not part of this majority.
+                # If a group has a leader, a majority of its members works without the failed node.
                 if node.node_id in placed.nodes and self._routes.leader(placed.group) is None:
                     raise Conflict(
                         f"partition {at} of topic {topic.name!r} has no leader without {node.node_id}: start that node "

@@ -1,8 +1,8 @@
-"""Choose the next step of a group that should get other members. No side effects.
+"""Choose the next step of a group that should get other members. This module does no I/O.
 
 - A learner that is not wanted leaves.
-- A wanted node that is missing is added as a learner. It gets the log or a snapshot, and then a vote.
-- Only then do unwanted voters leave, unreachable ones first. The leader leaves last, after handing over the leadership.
+- A wanted node that is missing is added as a learner. This learner gets the log or a snapshot, and then a vote.
+- After these steps, unwanted voters leave, unreachable voters first. The leader leaves last, after a hand-over.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def next_step(
 
 
 def is_complete(wanted: Partition, members: Members) -> bool:
-    """Return whether the members are exactly the wanted ones, and all of them vote."""
+    """Return whether the members are exactly the wanted members, and all of them vote."""
     if members.learners:
         return False
     # Compare without sorting first: the order is usually the same, and this function runs often.
@@ -57,10 +57,10 @@ def is_complete(wanted: Partition, members: Members) -> bool:
 
 
 def report_of(wanted: Partition, members: Members) -> bool | None:
-    """Return what to report about a committed configuration to the metadata.
+    """Return the report to the metadata leader about a committed configuration (`Report.whole`).
 
     True: the group now has exactly the members of its new assignment. False: former members have left, but the
-    assignment is not reached yet. None: nothing new."""
+    assignment is not reached yet. None: there is nothing new to report."""
     if is_complete(wanted, members):
         return True if wanted.moving else None
     have_left = {*members.voters, *members.learners} <= set(wanted.members)

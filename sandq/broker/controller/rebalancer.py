@@ -1,12 +1,12 @@
 """Move the groups that this node leads to their assignments, step by step (`rebalance_steps.py`).
 
-Each step changes one learner, voter or leader. Only the committed configuration counts, so the next leader continues
-from there. When a group has reached its assignment, its leader reports that to the metadata (`Settle`). Then nodes that
-the assignment does not name delete their replicas.
+Each step changes one learner, voter or leader. The next step depends only on the committed configuration, so a new
+leader can continue a move. When a group has reached its assignment, its leader reports that to the metadata (`Settle`).
+Then nodes that the assignment does not name delete their replicas.
 
-A leader may know an older state of the metadata than its predecessor, and would move the group back to an older
-assignment. So before its first step in each term, it catches up with the metadata leader (`MetadataBarrier`). Only this
-leader can act on later changes.
+A new leader of a group may know an older state of the metadata than its predecessor. Then it would move the group back
+to an older assignment. So before its first step in each term, the leader catches up with the metadata leader
+(`MetadataBarrier`). Later in the term, this problem cannot occur, because no other node moves the group.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ log = structlog.get_logger("sandq.moving")
 CHECK_S: Final = 0.2
 """Seconds between two checks for work."""
 MOVES_AT_ONCE: Final = 8
-"""Maximum number of groups that get a new replica at the same time, of those that this node leads."""
+"""Maximum number of groups led by this node that get a new replica at the same time."""
 LEADERS_AT_ONCE: Final = 4
 """Maximum number of groups that are handed over at the same time."""
 LED_S: Final = 5.0
 """Time in s that a group stays with a new leader before it is handed to its preferred leader.
 
-The preferred node perhaps handed over the group because it stops, and is still linked. The preferred node must also be
-reachable for this time: a node that has just started perhaps lacks some of its links, and would not be elected."""
+Without this time, a group could return to a node that has just handed it over in order to stop. The preferred node must
+also have been reachable for this time. A node that has just started may lack links with some members, and would not be
+elected."""
 HAND_OVER_S: Final = 1.0
 """Maximum time in s to wait for a hand-over."""
 SLICE_GROUPS: Final = 128
@@ -57,7 +58,7 @@ SLICE_GROUPS: Final = 128
 
 @dataclass(slots=True)
 class _Led:
-    """A group that this node leads and is ready to answer for. Deleted when this node stops leading it."""
+    """The state of a group while this node leads it."""
 
     host: RaftGroup
     wanted: Partition
@@ -80,7 +81,7 @@ class _Led:
 
     @property
     def differs(self) -> bool:
-        """Whether the group differs from its assignment."""
+        """True if the group differs from its assignment, or if the end of its move is not recorded yet."""
         return self.wanted.moving or not is_complete(self.wanted, self.host.members)
 
 
@@ -105,7 +106,7 @@ class Rebalancer:
         self._catalog = catalog
         self._led: dict[int, _Led] = {}
         self._up_since: dict[str, float] = {}
-        """Time since which a node is reachable, by node."""
+        """By reachable node: time in s since which the node is reachable."""
         self._asking = False
         self._transferring = 0
         """Number of groups that are being handed over."""
@@ -134,7 +135,7 @@ class Rebalancer:
             await self._balance(now_s, nursery)
 
     async def _led_now(self, now_s: float) -> dict[int, _Led]:
-        """Return the groups that this node leads now, with the state of those that it led before."""
+        """Return the groups that this node leads now. Keep the state of groups that this node led at the last check."""
         found = {}
         async for number in _yielding(self._catalog.led_here):
             host, wanted = self._node_log.hosts.get(number), self._catalog.view.partition(number)
@@ -148,7 +149,8 @@ class Rebalancer:
         return found
 
     async def _ask(self, differing: Sequence[_Led]) -> None:
-        """Catch up with at least the metadata that the previous leaders of these groups had."""
+        """Bring the metadata here up to date, so that it is at least as recent as the metadata of these groups'
+        previous leaders."""
         terms = [(led, led.host.group.term) for led in differing]
         try:
             with trio.move_on_after(ANSWER_S) as within:
@@ -167,8 +169,8 @@ class Rebalancer:
     async def _move(self, differing: Sequence[_Led], most: int, nursery: trio.Nursery) -> None:
         """Do the next step of the move in each group that is ready for it.
 
-        Start no replica in a further group while `most` groups have learners. Unreachable learners do not count: they
-        may stay for long."""
+        If `most` groups have reachable learners, start no new replica in another group. Unreachable learners are not
+        counted, because they may stay for long."""
         up = self._links.reachable()
         learning = sum(any(node_of(learner) in up for learner in led.host.members.learners) for led in differing)
         async for led in _yielding(differing):
@@ -211,9 +213,9 @@ class Rebalancer:
             led.busy = False
 
     async def _report(self, led: _Led) -> None:
-        """Report a moved group, once it is certain that this node still leads it.
+        """Confirm that this node still leads a group, and report the group's configuration.
 
-        A leader that does not know that it was deposed may see an outdated configuration."""
+        Without the confirmation, a deposed leader could report an outdated configuration."""
         host, wanted = led.host, led.wanted
         try:
             await host.confirm_leadership()
@@ -235,12 +237,12 @@ class Rebalancer:
             if first == led.host.group.member or led.busy or led.wanted.moving or not led.host.works:
                 continue
             if first == led.preferred and now_s - led.since_s < LED_S:
-                continue  # the pause is skipped if the assignment prefers another node than before
+                continue  # if the assignment now prefers another node than at `since_s`, there is no pause
             if first in led.host.members.voters and node_of(first) in up:
                 self._hand_over(led, first, nursery)
 
     def _may_lead(self, led: _Led, node: str) -> bool:
-        """Return whether a node may lead a group. A node whose replica is shut may not: it would hand the
+        """Return whether a node may lead a group. A node whose replica is shut must not lead, because it would hand the
         leadership over again."""
         return self._health.may_lead(node) and not self._shut_replicas.is_shut(led.host.number, node)
 

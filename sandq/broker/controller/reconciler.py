@@ -1,8 +1,9 @@
-"""Act on metadata: open the replicas that this node must hold, and remove those that it need not.
+"""Act on the metadata: open the replicas that this node must hold, and remove obsolete replicas.
 
-A replica is removed only when metadata says so for good: its topic was deleted, or its group has reached an assignment
-that does not name it (`Partition.may_have`). It is removed only once this node has applied as much metadata as it had
-acted on before (`Pointers.metadata_index`): after a crash it may first read old metadata.
+A replica is removed only after the metadata finally excludes it: its topic was deleted, or its group has reached an
+assignment that does not name the replica (`Partition.may_have`). After a crash, this node may first read old metadata.
+So this node removes nothing before it has again applied all the metadata that it had acted on
+(`Pointers.metadata_index`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ log = structlog.get_logger("sandq.broker")
 
 FOLLOW_RETRY_S = 1.0
 OPENED_AT_ONCE = 8
-"""Number of replicas opened in one time slice. Each takes 1 or 2 ms."""
+"""Number of replicas opened in one time slice. Opening a replica takes 1 or 2 ms."""
 
 
 class Reconciler:
@@ -78,15 +79,16 @@ class Reconciler:
         self._outbox = outbox
         self._nursery = nursery
         self._planning = trio.CapacityLimiter(1)
-        """Limits the threads that plan schedules: each would compete with the event loop for the interpreter."""
+        """Limits the number of threads that plan schedules. Each such thread competes with the event loop for the
+        interpreter lock (GIL)."""
         self._changed = trio.Event()
         self._level = FIRST_LEVEL
-        """The feature level that the partitions here were last raised to."""
+        """Feature level to which the partitions here were last raised."""
         self._done: dict[str, Topic] | None = None
-        """The topics, by name, as of the last time that this node acted on all metadata. None if it never did."""
+        """Topics by name, as of the last time that this node had acted on all metadata. None before the first time."""
 
     async def start(self, metadata: RaftGroup) -> None:
-        """Act on metadata, now and whenever it changes."""
+        """Act on the metadata, now and after each change."""
         metadata.listen(on_status=lambda: self._changed.set())
         await self._follow()
         alone = [d.raft_group for d in self._catalog.by_group.values() if d.raft_group.group.is_only_voter]
@@ -94,7 +96,7 @@ class Reconciler:
         self._nursery.start_soon(self._keep_following)
 
     async def _keep_following(self) -> None:
-        """Act on metadata whenever it changes, until the storage has failed."""
+        """Act on the metadata after each change, until the storage has failed."""
         while self._node_log.failed is None:
             await self._changed.wait()
             self._changed = trio.Event()
@@ -108,7 +110,7 @@ class Reconciler:
     async def _follow(self) -> None:
         """Act on the current metadata, and report that this node has done so."""
         view = self._catalog.view
-        # A record is replaced whenever it changes, so unchanged topics need not be visited.
+        # A changed topic has a new record object. So topics with the same object as before are skipped.
         done = self._done if self._done is not None else {}
         changed = [topic for name, topic in view.topics.items() if done.get(name) is not topic]
         if changed or done.keys() - view.topics.keys() or self._done is None:
@@ -121,7 +123,7 @@ class Reconciler:
 
     async def _do(self, view: MetadataView, changed: Sequence[Topic]) -> None:
         """Close deleted topics, remove obsolete replicas, and open the replicas of changed topics."""
-        # After a crash, this node may read older metadata than it has acted on: then remove nothing.
+        # After a crash, this node may first read older metadata than it had acted on. Then remove nothing.
         is_news = view.applied_index >= self._node_log.pointers.metadata_index
         for name, opened in list(self._catalog.topics.items()):
             topic = view.topics.get(name)
@@ -138,7 +140,8 @@ class Reconciler:
     # -- replicas to keep or open ---------------------------------------------------------------------------------
 
     async def _remove_obsolete(self, view: MetadataView) -> None:
-        """Remove the replicas that no group needs any more. Keep those of groups that this node does not know yet."""
+        """Remove the replicas that their groups no longer need. Keep replicas of groups that this node does not know
+        yet."""
         gone = []
         for pointer in self._node_log.pointers.all():
             if not METADATA_GROUP < pointer.group < view.next_group:
@@ -152,11 +155,11 @@ class Reconciler:
             if leader is not None:
                 self._close(leader, moved)
             else:
-                self._close_group(group, moved)  # entries of its recovered log must not return with a later replica
+                self._close_group(group, moved)  # its recovered log must not appear in a later replica
         await self._remove(gone, view.applied_index)
 
     async def _install_missing(self, topics: Sequence[Topic], metadata_index: int) -> None:
-        """Store the initial state of the replicas that this node must hold and does not have."""
+        """Store the initial state of the replicas that this node must hold but does not have yet."""
         new = []
         for topic in topics:
             for partition in topic.partitions:
@@ -167,9 +170,9 @@ class Reconciler:
             await self._runner.on_maintenance(partial(self._node_log.install, new, metadata_index))
 
     async def _open(self, topic: Topic) -> None:
-        """Open the installed replicas of a topic that do not run yet.
+        """Open those installed replicas of a topic that are not open yet.
 
-        Yield between some of them, as other tasks wait."""
+        After every `OPENED_AT_ONCE` replicas, let other tasks run."""
         opened = self._catalog.topics.get(topic.name)
         is_new = opened is None
         if opened is None:
@@ -253,7 +256,7 @@ class Reconciler:
 
 
 def beginning(partition: Partition, member: str) -> Members:
-    """Return the configuration that a new replica starts with, before it has any of the log.
+    """Return the configuration with which a new replica starts, before it has any log entry.
 
     A founding member is a voter. A later member starts as a learner, and gets the configuration from the log."""
     if member in partition.first:

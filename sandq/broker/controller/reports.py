@@ -1,4 +1,4 @@
-"""Report to the metadata leader the configurations of the groups that this node leads."""
+"""Report the configurations of groups that this node leads to the metadata leader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sandq.protocol.peer import PeerFrame
 
 
 class Reports:
-    """Reports to the metadata leader. They may be lost, and are sent again.
+    """Sends reports to the metadata leader. A report may be lost; the caller sends it again later.
 
     `changed` is set if this node itself leads the metadata.
     """

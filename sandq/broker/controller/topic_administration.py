@@ -59,7 +59,8 @@ class TopicAdministration:
         auto_create: AutoCreate,
         auto_created_most: int,
     ) -> None:
-        """`auto_create`: which topics are created on first use; at most `auto_created_most` of them."""
+        """`auto_create`: rules for the topics that are created on first use. `auto_created_most`: maximum number of
+        such topics."""
         self.placement = placement
         self.auto_created = 0
         """Number of topics that were created here on first use."""
@@ -74,7 +75,7 @@ class TopicAdministration:
     async def create_topic(self, request: TopicCreate, caller: Caller) -> Topic:
         """Create a topic. Return once it accepts messages.
 
-        Raise InvalidRequest, TopicExists; Conflict while not every node supports such a topic."""
+        Raise InvalidRequest, TopicExists; Conflict if a node does not support such a topic."""
         name, kind, partitions = request.name, request.kind, request.partitions
         check_name("topic", name)
         if kind not in CLASSES:
@@ -92,7 +93,7 @@ class TopicAdministration:
         return await self._changes.run(create)
 
     def _checked(self, request: TopicCreate) -> dict[str, Any]:
-        """Return the settings' record of a new topic. Raise an error if such a topic is not allowed."""
+        """Return the record of a new topic's settings. Raise an error if such a topic is not allowed."""
         self.placement.check_partitions(request.partitions)
         self._changes.check_ready()
         return parse_settings(request.settings, request.kind).record()
@@ -100,8 +101,8 @@ class TopicAdministration:
     async def _create(
         self, name: str, kind: str, partitions: int, replicas: int, record: dict[str, Any], caller: Caller
     ) -> Topic:
-        """Choose the nodes of a new topic, commit the topic, and wait until its partitions have leaders. Run it in
-        `run`."""
+        """Choose the nodes of a new topic, commit the topic, and wait until its partitions have leaders. Call this
+        within `MetadataChanges.run`."""
         find_dead_letter_topic(self._changes.view, name, record)
         self.placement.check_total("topics", len(self._changes.view.topics) + 1)
         self.placement.check_capacity(partitions)
@@ -118,7 +119,7 @@ class TopicAdministration:
         return caller.principal
 
     async def ensure_topic(self, request: TopicEnsure, caller: Caller) -> Topic:
-        """Return the topic of this name. If there is none, create it as this node's configuration says.
+        """Return the topic of this name. If the topic does not exist, create it as this node's configuration says.
 
         Concurrent requests create the topic only once. Raise UnknownTopic if the configuration does not create
         topics of this name; TooLarge if the maximum number of such topics exists; and the errors of `create_topic`."""
@@ -132,7 +133,8 @@ class TopicAdministration:
                 f"current metadata leader ({auto_create}): create it, or give all nodes the same patterns",
                 topic=name,
             )
-        # Check the limit here already, so that a refused request need not wait for other changes.
+        # Check the limit here already. So a request that exceeds the limit is refused without waiting for other
+        # changes.
         while (there := self._changes.view.topics.get(name)) is None:
             self.placement.check_total("auto_created_topics", self._attempts.made(self._changes.view) + 1)
             if not await self._attempts.until_ended(name):
@@ -142,7 +144,7 @@ class TopicAdministration:
         return there
 
     async def _ensure(self, name: str, caller: Caller) -> Topic:
-        """Create a topic as this node's configuration says, unless it exists by now."""
+        """Create a topic as this node's configuration says, or return the topic that exists by now."""
         auto_create = self._auto_create
 
         async def ensure() -> Topic:
@@ -169,7 +171,7 @@ class TopicAdministration:
         return await self._changes.run(ensure)
 
     async def update_topic(self, request: TopicUpdate, caller: Caller) -> Topic:
-        """Change settings, the number of replicas, and add partitions.
+        """Change the settings and the number of replicas of a topic, and add partitions.
 
         Raise UnknownTopic, InvalidSetting, InvalidRequest."""
         name, partitions, replicas = request.name, request.partitions, request.replicas
@@ -234,9 +236,10 @@ class TopicAdministration:
         await self._changes.run(change)
 
     async def push_group(self, request: GroupPush, caller: Caller) -> dict[str, Any] | None:
-        """Set, change or (None) end the push of a group to a URL. Return the new settings without secrets.
+        """Set, change or end the push of a group's messages to a URL. Return the new settings without secrets.
 
-        The group need not exist. Raise UnknownTopic, InvalidSetting, InvalidRequest."""
+        If `request.push` is None, the push ends. The group need not exist. Raise UnknownTopic, InvalidSetting,
+        InvalidRequest."""
         name, group = request.topic, check_name("group", request.group)
         self._changes.check_ready()
 
@@ -268,9 +271,9 @@ class TopicAdministration:
         await call_all([(host, c.Configure(record)) for host in hosts if host.status.settings != record])
 
     async def delete_topic(self, request: TopicDelete, caller: Caller) -> None:
-        """Delete a topic. Return once it is gone; its space is reclaimed later.
+        """Delete a topic. Return when the topic is deleted; its disk space is reclaimed later.
 
-        Raise UnknownTopic; Conflict while it is the dead letter topic of another topic."""
+        Raise UnknownTopic; Conflict if the topic is the dead letter topic of another topic."""
         self._changes.check_ready()
 
         async def delete() -> None:
@@ -281,7 +284,7 @@ class TopicAdministration:
         await self._changes.run(delete)
 
     async def until_led(self, topic: Topic) -> None:
-        """Wait until all partitions of a topic are led, up to `LEADERS_WAIT_S`."""
+        """Wait until all partitions of a topic have leaders, up to `LEADERS_WAIT_S`."""
         with trio.move_on_after(LEADERS_WAIT_S):
             await self._routes.until_led([partition.group for partition in topic.partitions])
 

@@ -1,7 +1,7 @@
 """Attempts to create topics on first use.
 
-There is one attempt per name at a time, and no more attempts than topics that may still be created. So a client that
-requests very many names gets an error at once, and delays no other changes.
+At most one attempt per name is in progress. The number of attempts is limited to the number of topics that may still be
+created. So a client that requests very many names gets an error at once, and does not delay other changes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TopicAttempts:
         self._most = most
         self._attempts: dict[str, _Attempt] = {}
         self._counted = (-1, 0)
-        """The index of metadata at the last count, and the number of topics then."""
+        """(index of the metadata at the last count, number of topics that were counted)."""
 
     def made(self, view: MetadataView) -> int:
         """Return the number of existing topics that were created on first use."""
@@ -44,8 +44,8 @@ class TopicAttempts:
     async def until_ended(self, name: str) -> bool:
         """Wait for the attempt in progress to create this topic. Return False if there is none.
 
-        If the attempt failed, raise its error for all waiting requests. Otherwise they would start another attempt, and
-        wait as long again."""
+        If the attempt failed, raise its error for all waiting requests. Otherwise these requests would start another
+        attempt, and wait as long again."""
         attempt = self._attempts.get(name)
         if attempt is None:
             return False
@@ -59,7 +59,7 @@ class TopicAttempts:
     def attempt(self, name: str, view: MetadataView) -> Iterator[None]:
         """Register an attempt for the duration of the block.
 
-        Raise Overloaded while as many attempts are in progress as topics may still be created."""
+        Raise Overloaded if the attempts in progress would create all topics that may still be created."""
         if self.made(view) + len(self._attempts) >= self._most:
             raise Overloaded(
                 f"topic {name!r} does not exist, and {len(self._attempts)} others are being created, the maximum "

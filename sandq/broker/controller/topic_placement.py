@@ -68,7 +68,7 @@ class TopicPlacement:
 
         Raise InvalidRequest if there are too few nodes; Unavailable while the cluster is being formed."""
         nodes = self._changes.view.nodes
-        # Do not wait for unreachable voters: perhaps they never register.
+        # Do not wait for unreachable voters: these nodes may never register.
         voters = {node_of(member) for member in self._changes.metadata.group.members.voters}
         absent = sorted(voters & self._links.reachable() - nodes.keys())
         if absent:
@@ -86,11 +86,12 @@ class TopicPlacement:
     async def place(self, partitions: int, replicas: int, topic: Topic | None = None) -> list[list[str]]:
         """Return the nodes for each new partition.
 
-        If `replicas` is more than `topic` has, the check of the capacity also counts the additional replicas of its
-        existing partitions. Raise InvalidRequest, TooLarge."""
+        `topic`: the topic to which the partitions are added; None for a new topic. If `replicas` is more than `topic`
+        has, the additional replicas of its existing partitions count in the check of the nodes' capacity. Raise
+        InvalidRequest, TooLarge."""
         view = self._changes.view
-        # Include nodes that have failed for long: if there are too few others, they hold the partitions when they are
-        # back.
+        # Include nodes that have failed for long. If there are too few other nodes, the failed nodes get partitions,
+        # and hold them after their return.
         most = self._limits.partitions_per_node
         there: list[Candidate] = [found for found in candidates(view.nodes, 0, 1, most) if not found.leaves]
         groups = range(view.next_group, view.next_group + partitions)
@@ -104,7 +105,7 @@ class TopicPlacement:
         return choice.added
 
     def _check_nodes(self, before: Mapping[str, int], after: Mapping[str, int]) -> None:
-        """Raise TooLarge if a node would hold more partitions than it may; all nodes are full then.
+        """Raise TooLarge if a node would hold more partitions than allowed. This happens only if all nodes are full.
 
         `before`, `after`: number of partitions on each node."""
         most = self._limits.partitions_per_node
@@ -121,7 +122,7 @@ class TopicPlacement:
 
 
 def _fullness(held: Mapping[str, int]) -> str:
-    """Return how many partitions the fullest nodes hold, in words."""
+    """Return a text that says how many partitions the fullest nodes hold."""
     fullest = sorted(held, key=lambda node: (-held[node], node))
     named = ", ".join([f"{node} holds {held[node]}" for node in fullest[:NODES_NAMED]])
     more = len(held) - NODES_NAMED

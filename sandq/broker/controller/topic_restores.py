@@ -28,7 +28,8 @@ log = structlog.get_logger("sandq.backup")
 
 
 class TopicRestores:
-    """Creates topics for a restore, and opens them when all their partitions are complete. Until then they are *shut*.
+    """Creates topics for a restore, and opens them when all their partitions are complete. Until then the topics are
+    *shut*.
 
     All methods raise the errors of `MetadataChanges`.
     """
@@ -39,9 +40,10 @@ class TopicRestores:
         self._restores = restores
 
     async def restore_topic(self, request: RestoreTopic, caller: Caller) -> Topic:
-        """Create a shut topic with all of its partitions, or continue with one that the same restore has created.
+        """Create a shut topic with all of its partitions. If the same restore has created the topic, add missing
+        partitions.
 
-        Raise TopicExists, InvalidRequest, InvalidSetting; Conflict while not every node supports such a topic."""
+        Raise TopicExists, InvalidRequest, InvalidSetting; Conflict if a node does not support such a topic."""
         name, kind = check_name("topic", request.name), request.kind
         if kind not in CLASSES:
             raise InvalidRequest(f"kind {kind!r:.40} is unknown; this version has: {', '.join(CLASSES)}")
@@ -55,7 +57,7 @@ class TopicRestores:
         owner = request.owner
 
         async def restore() -> Topic:
-            """Create the topic if it does not exist, add the partitions that it lacks, and wait until all have
+            """Create the topic if it does not exist, add missing partitions, and wait until all partitions have
             leaders."""
             topic = self._changes.view.topics.get(name)
             if topic is not None and topic.settings.get(RESTORING) != request.restore_id:
@@ -79,10 +81,10 @@ class TopicRestores:
         return await self._changes.run(restore)
 
     async def open_topic(self, request: RestoreOpen, caller: Caller) -> Topic:
-        """Open a restored topic; do nothing if it is open.
+        """Open a restored topic. Do nothing if the topic is open already.
 
-        Raise UnknownTopic; InvalidSetting; Conflict if another restore creates it, or while not all of its partitions
-        are complete; Unavailable while it is unknown whether they are."""
+        Raise UnknownTopic; InvalidSetting; Conflict if another restore creates the topic, or if a partition is
+        incomplete; Unavailable if it is unknown whether all partitions are complete."""
         name = request.topic
         self._changes.check_ready()
         shut = self._shut(request)
@@ -122,7 +124,7 @@ class TopicRestores:
 
 
 def record_of(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Return the record of settings in a backup as this version writes it.
+    """Convert the settings of a topic in a backup to the record that this version writes.
 
     Raise InvalidSetting if a topic cannot be created with these settings."""
     try:
