@@ -1,1 +1,1 @@
-"""Delivery to consumers by the leader of a partition."""
+"""Deliver messages to consumers, on the leader of a partition."""

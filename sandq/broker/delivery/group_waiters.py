@@ -1,8 +1,8 @@
 """Coordinate the LEASE requests for one group of a topic.
 
-The requests share the knowledge of where messages may be due, and when to check the other partitions. So a waiting
-request costs almost nothing, however many partitions there are. A new message wakes a few waiting requests, not all of
-them.
+The requests share the knowledge in which partitions messages may be due, and when to check the other partitions. So a
+waiting request costs almost nothing, even if there are many partitions. A new message wakes only a few of the waiting
+requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sandq.broker.leader.partition_leader import RETRY_MS, PartitionLeader
 from sandq.model.errors import SandqError, Unavailable, UnknownTopic
 
 Opens = Callable[[Sequence[PartitionLeader]], Awaitable[None]]
-"""Creates the group in each of these partitions in which it does not exist."""
+"""Function that creates the group in those of the given partitions that lack it."""
 
 
 class Bell:
@@ -33,13 +33,13 @@ class Bell:
         self._event.set()
 
     async def heard(self) -> None:
-        """Wait until the bell is rung, unless it was rung since this method last returned."""
+        """Wait until the bell is rung. Return at once if it was rung since this method last returned."""
         await self._event.wait()
         self._event = trio.Event()
 
 
 class GroupWaiters:
-    """The LEASE requests for one group that are in progress, and the partitions that they ask.
+    """The LEASE requests in progress for one group, and the partitions from which they lease.
 
     The object watches the partitions while at least one request is in progress.
     """
@@ -51,22 +51,24 @@ class GroupWaiters:
         self._timers = timers
         self._requests = 0
         self._lock = trio.Lock()
-        """Held while one request adds partitions or marks the group as in use. Other requests then find it done."""
+        """Held while one request adds partitions or marks the group as in use. Requests that wait for the lock then
+        find the work done."""
         self._known: dict[PartitionLeader, None] = {}
         self._due: OrderedDict[PartitionLeader, None] = OrderedDict()
         """Partitions in which messages may be due, least recently checked first."""
         self._later_ms: dict[PartitionLeader, int] = {}
-        """Times in ms at which to check other partitions, even if nothing changes there."""
+        """By other partition: time in ms at which to check the partition, even if nothing changes there."""
         self._armed_ms: int | None = None
         """Time in ms for which the timer is set."""
         self._armed: Timer | None = None
         """The timer that is set for `_armed_ms`."""
         self._touch_ms: int | None = None
-        """Time in ms at which to mark the group as in use again."""
+        """Time in ms at which to mark the group as in use again. None: mark the group now."""
         self._waiting: OrderedDict[Bell, None] = OrderedDict()
         """Waiting requests, in the order in which they are woken. Requests that were woken in vain come first."""
         self.error: SandqError | None = None
-        """Set if requests must ask again: this node leads other partitions than before, or the group is gone."""
+        """Error with which all requests end. Set if the group is gone, or if this node leads other partitions than
+        before."""
 
     @contextmanager
     def joined(self) -> Iterator[None]:
@@ -79,15 +81,15 @@ class GroupWaiters:
             if not self._requests:
                 self._leave()
             elif self._is_wanted():
-                self.wake(1)  # this request may have been woken, and has ended instead of leasing
+                self.wake(1)  # this request may have been woken, but did not lease
 
     @property
     def in_use(self) -> bool:
-        """Whether requests are in progress."""
+        """True if requests are in progress."""
         return self._requests > 0
 
     async def add(self, leaders: Sequence[PartitionLeader], opens: Opens) -> None:
-        """Add these partitions. Raise what `opens` and `check` raise."""
+        """Watch these partitions. Raise the errors of `opens` and `check`."""
         if not self._unknown(leaders):
             self.check()
             return
@@ -125,7 +127,7 @@ class GroupWaiters:
             raise self.error
 
     async def touch(self) -> None:
-        """Mark the group as in use if the last mark is old enough, even if the group has no messages."""
+        """If the last mark is old enough, mark the group as in use, even if the group has no messages."""
         if not self._is_untouched():
             return
         async with self._lock:
@@ -153,12 +155,12 @@ class GroupWaiters:
         return leader in self._due
 
     def note_leased(self, leader: PartitionLeader) -> None:
-        """Note that messages were leased in a partition: check the others first."""
+        """Move a partition behind the other due partitions, because messages were leased in it."""
         if leader in self._due:
             self._due.move_to_end(leader)
 
     def check_at(self, leader: PartitionLeader, at_ms: int) -> None:
-        """Do not check a partition again before `at_ms`, unless something changes there."""
+        """Check a partition again at `at_ms`, or earlier if something changes there."""
         self._due.pop(leader, None)
         self._later_ms[leader] = at_ms
         self._arm(at_ms)
@@ -208,7 +210,7 @@ class GroupWaiters:
             self._armed_ms, self._armed = at_ms, self._timers.at(at_ms, self._check_due)
 
     def _check_due(self) -> None:
-        """Handle the timer: note the partitions whose time has come, set the timer again, and wake one request."""
+        """Handle the timer: mark partitions whose time has come as due, set the timer again, and wake one request."""
         self._armed_ms = self._armed = None
         now_ms = self._clock.now_ms()
         for leader in [at for at, due_ms in self._later_ms.items() if due_ms <= now_ms]:
@@ -243,9 +245,9 @@ class GroupWaiters:
             bell()
 
     async def wait(self, bell: Bell, *, first: bool) -> None:
-        """Wait until `bell` rings: because messages may be due, or because its owner rings it.
+        """Wait until `bell` rings. It rings when messages may be due, or when the owner of the bell rings it.
 
-        `first`: be woken before the others, because this request was woken in vain."""
+        `first`: wake this request before the other requests, because it was woken in vain."""
         self._waiting[bell] = None
         self._waiting.move_to_end(bell, last=not first)
         try:

@@ -1,4 +1,4 @@
-"""Lease messages once, without a subscription: for HTTP, scripts and other callers that ask what is ready now."""
+"""Lease messages once, without a subscription: for HTTP, scripts and other callers that want messages now."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ Taken = tuple[PartitionLeader, Delivery]
 
 
 def release(leaders: Iterable[PartitionLeader], request: Lease) -> None:
-    """Give back what was leased, or is being leased, for a request that has ended."""
+    """Give back all leases of a request that has ended, including leases whose command is in progress."""
     for leader in leaders:
         give_back = partial(_release, leader, request)
         give_back()
         if leader.raft_group.stalled is not None:
-            leader.raft_group.after_stall(give_back)  # a proposed command may still be applied
+            leader.raft_group.after_stall(give_back)  # a lease command that was proposed may still be applied
 
 
 def _release(leader: PartitionLeader, request: Lease) -> None:
     """Give back the leases of a request in one partition."""
-    with suppress(SandqError):  # otherwise the lease expires
+    with suppress(SandqError):  # if this fails, the leases expire
         leader.raft_group.submit(c.Release(request.group, request.consumer_id), lambda result: None)
 
 
@@ -54,7 +54,8 @@ class LeaseOnce:
         timers: Timers,
         congested: Callable[[], bool],
     ) -> None:
-        """`waiters` must know the `leaders`. `congested()`: return whether the connection accepts nothing now."""
+        """`waiters` must watch the `leaders`. `congested()`: returns whether the client's connection accepts no data
+        now."""
         self._request = request
         self._line = caller.line
         self._leaders = leaders
@@ -101,7 +102,7 @@ class LeaseOnce:
                 if taken or self._clock.now_ms() >= deadline_ms:
                     return taken
         finally:
-            deadline.cancel()  # most requests end long before
+            deadline.cancel()  # most requests end long before their deadline
 
     def _check_not_halted(self) -> None:
         """Raise Unavailable if nothing was leased because a seek or a clock reset is in progress."""
@@ -146,7 +147,8 @@ class LeaseOnce:
         while not found:
             command = c.Lease(request.group, now_ms, (grant,))
             found = await leader.raft_group.call(command, self._line, work=lease_work((grant,)))
-            # The leader may still be moving due messages to the ready queue: then an empty result says nothing yet.
+            # If the leader is still moving due messages to the ready queue, an empty result does not mean that none are
+            # due.
             if not leader.is_promoting(request.group):
                 break
             now_ms = self._clock.now_ms()
@@ -158,10 +160,10 @@ class LeaseOnce:
         return found
 
     async def _acked(self, taken: list[Taken]) -> list[Taken]:
-        """Ack the leases, and return those whose ack is done.
+        """Ack the leases, and return the leases that were acked.
 
-        Leases that could not be acked are given back. Messages whose lease was revoked by a seek are delivered again.
-        Raise the error if all acks failed, unless seeks caused that."""
+        Give back leases that could not be acked. Messages whose lease was revoked by a seek are delivered again. If an
+        ack raised an error and no lease was acked, raise this error."""
         acks = [(leader.raft_group, c.Ack([(lease.token, None)])) for leader, lease in taken]
         answers = await answers_of(acks, self._line)
         if any(answer != [None] for answer in answers):

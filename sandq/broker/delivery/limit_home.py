@@ -1,8 +1,8 @@
-"""Decide how the limits of one group are divided, on the leader of its home partition.
+"""Decide how the limits of one group are divided, on the leader of the group's home partition.
 
-`LimitHome` has no side effects, so that tests can explore it. The leaders of the other partitions report their state;
-if a report is needed earlier, they are asked for it. Each of these messages may be lost or late, so the current
-shares are always those of the ledger (`partition.limits.ledger`). The frames are `LIMITS_ASKED` and `LIMITS_TOLD`
+`LimitHome` does no I/O, so tests can explore it. The leaders of the other partitions report their state. If the home
+partition needs a report earlier, it asks for the report. Each of these messages may be lost or late. So the ledger
+(`partition.limits.ledger`) alone says which shares are current. The frames are `LIMITS_ASKED` and `LIMITS_TOLD`
 (`protocol.peer`).
 """
 
@@ -30,7 +30,7 @@ class Offer(NamedTuple):
     epoch: int
     version: int
     in_flight: int
-    """Number of messages in flight."""
+    """Number of messages that the partition may have in flight."""
     units: int
     given_us: int
 
@@ -51,7 +51,7 @@ class Report(NamedTuple):
 
     @property
     def is_starved(self) -> bool:
-        """Whether messages of the partition wait for the limits."""
+        """True if messages of the partition wait for the limits."""
         return self.wants_in_flight > 0 or self.wants_rate
 
     @classmethod
@@ -65,7 +65,7 @@ class Report(NamedTuple):
 def report_of(status: Status, group: str, is_hungry: bool, now_ms: int) -> Report | None:
     """Return the report of a partition; None if the group has no limits there.
 
-    `is_hungry`: some consumer would take more messages."""
+    `is_hungry`: True if a consumer would take more messages."""
     allowance = None if status.limits is None else status.limits.allowances.get(group)
     if allowance is None:
         return None
@@ -97,11 +97,11 @@ class LimitHome:
         self._reports: dict[int, tuple[Report, int]] = {}
         """Last report and its time in ms, by partition."""
         self._asked: dict[int, tuple[int, int, int]] = {}
-        """Epoch and version of the last request and its time in ms, by partition."""
+        """Last request by partition: (epoch, version, time of the request in ms)."""
 
     def heard(self, partition: int, report: Report, now_ms: int) -> bool:
-        """Record the report of a partition. Return whether it differs from the last report, or that report was not
-        recent."""
+        """Record the report of a partition. Return True if it differs from the last report, or if the last report was
+        not recent."""
         before, reported_ms = self._reports.get(partition, (None, 0))
         self._reports[partition] = report, now_ms
         return report != before or not 0 <= now_ms - reported_ms < FRESH_MS
@@ -119,7 +119,8 @@ class LimitHome:
         return c.ShareLimit(group, limit.epoch, confirmed, targets)
 
     def _confirmed(self, ledger: LedgerStatus) -> tuple[list[tuple[int, int, int, int]], dict[int, Share]]:
-        """Return what the reports confirm and the ledger does not have yet, and the shares with these confirmations.
+        """Return the confirmations in the reports that the ledger does not have yet, and the shares after these
+        confirmations.
 
         Each confirmation is an item of `ShareLimit`: (partition, version, leased messages, returned us)."""
         limit, shares = ledger.limit, dict(ledger.shares)
@@ -133,7 +134,7 @@ class LimitHome:
                 if partition in ledger.unheard and report.version == 0:
                     confirmed.append((partition, 0, report.leased, 0))
             elif report.version == share.version:
-                # The partition applies this share, so it leases nothing more above it.
+                # The partition applies this share, so it leases no further messages beyond the share.
                 held = min(share.held, max(share.in_flight, report.leased))
                 if not share.confirmed or held < share.held:
                     confirmed.append((partition, report.version, report.leased, report.returned_us))
@@ -143,9 +144,10 @@ class LimitHome:
     def _uses(
         self, ledger: LedgerStatus, shares: dict[int, Share], own: Report, now_ms: int
     ) -> dict[int, PartitionUse]:
-        """Return the use of the limits in each partition, by its last report.
+        """Return the use of the limits in each partition, according to its last report.
 
-        If the report of a partition is missing or older than its share, count all that it may have as leased."""
+        If the report of a partition is missing or older than its share, count all messages that it may have in flight
+        as leased."""
         uses = {
             HOME: PartitionUse(
                 own.leased, ledger.own_in_flight, ledger.own_units, own.used, own.wants_in_flight, own.wants_rate
@@ -189,8 +191,8 @@ class LimitHome:
         report, reported_ms = self._reports.get(partition, (None, 0))
         is_reported = report is not None and (report.epoch, report.version) == (epoch, share.version)
         if not share.confirmed:
-            return not is_reported  # a report of this share is about to be recorded in the ledger
-        # After that, ask only a partition that could give something to a starved partition.
+            return not is_reported  # a report that has arrived will soon be recorded in the ledger
+        # The share is confirmed. Ask the partition only if it could give something to a starved partition.
         could_give = is_any_starved and (share.held > 0 or share.held_units > 0)
         is_fresh = is_reported and 0 <= now_ms - reported_ms < ASK_MS
         return could_give and not is_fresh

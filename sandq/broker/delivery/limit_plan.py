@@ -1,10 +1,9 @@
 """Plan how a group's limits are shared among the partitions of its topic. No I/O.
 
 A partition is starved while due messages in it wait for the limits. Starved partitions get equal shares, but no more
-than they can use.
-A partition that is not starved gives up half of its unused share, and all of it if it used nothing lately. If the
-limits are too low for all starved partitions, these partitions take turns. A turn ends once `ROTATION_MS` are over and
-messages were leased in it.
+than they can use. A partition that is not starved gives up half of its unused share. If it used nothing lately, it
+gives up its whole unused share. If the limits are too low for all starved partitions, these partitions take turns. A
+turn lasts at least `ROTATION_MS`, and does not end before messages were leased in it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class PartitionUse(NamedTuple):
     in_flight: int
     """The partition's current share of `max_in_flight`: the target that was last set for it."""
     units: int
-    """Units of the rate."""
+    """The partition's current share of the rate, in units."""
     used: int
     """Number of messages leased since the limits were set."""
     wants_in_flight: int = 0
@@ -40,7 +39,7 @@ class PartitionUse(NamedTuple):
 
     @property
     def is_starved(self) -> bool:
-        """Whether messages of the partition wait for the limits."""
+        """True if messages of the partition wait for the limits."""
         return self.wants_in_flight > 0 or self.wants_rate
 
 
@@ -60,7 +59,7 @@ class _Left(NamedTuple):
 
 
 class LimitPlan:
-    """The plan for one group, on the leader of the home partition. Its memory may be lost at any time."""
+    """The plan for one group, on the leader of the home partition. A new, empty plan may replace it at any time."""
 
     def __init__(self) -> None:
         self._taken_ms: int | None = None
@@ -105,7 +104,7 @@ class LimitPlan:
         """Return the target of a partition that is not starved."""
         is_idle = use.used == self._used.get(partition, 0)
         began_ms, _ = self._began.get(partition, (now_ms - ROTATION_MS, 0))
-        has_turn = 0 <= now_ms - began_ms < ROTATION_MS  # during its turn, it may have no due message for a moment
+        has_turn = 0 <= now_ms - began_ms < ROTATION_MS  # in its turn, a partition may lack due messages for a moment
         if has_turn or (partition != HOME and not may_take):
             return use.in_flight, use.units
         spare = max(use.in_flight - use.leased, 0)
@@ -146,7 +145,8 @@ class LimitPlan:
         targets: dict[int, Target],
         now_ms: int,
     ) -> dict[int, Target]:
-        """Return the targets that change, if a starved partition benefits; else nothing."""
+        """Return the targets that differ from the current shares. If no starved partition benefits, return no
+        targets."""
         others = [target for partition, target in targets.items() if partition != HOME]
         targets[HOME] = (
             (limit.max_in_flight or 0) - sum([target[0] for target in others]),
@@ -183,7 +183,7 @@ class LimitPlan:
 def _divided(left: _Left, uses: Mapping[int, PartitionUse], may_take: bool) -> dict[int, Target]:
     """Divide the remainder among the starved partitions that have a turn, by the amounts that they can use.
 
-    `may_take`: their present shares may be reduced."""
+    `may_take`: True if the current shares of these partitions may be reduced."""
     in_flight = _filled(
         left.in_flight,
         [(_floor(partition, use.in_flight, use.leased, may_take), _wanted(use)) for partition, use in uses.items()],
@@ -201,7 +201,8 @@ def _divided(left: _Left, uses: Mapping[int, PartitionUse], may_take: bool) -> d
 def _floor(partition: int, has: int, leased: int, may_take: bool) -> int:
     """Return the minimum that a partition keeps.
 
-    If nothing may be taken now, a partition keeps all that it has. The home partition keeps only what it has leased."""
+    If `may_take` is False, a partition keeps its whole share. The home partition then keeps only the part that it has
+    leased."""
     if partition == HOME:
         return 0 if may_take else min(has, leased)
     return 0 if may_take else has

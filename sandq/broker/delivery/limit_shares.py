@@ -1,8 +1,9 @@
 """Move shares of group limits between the partitions of a topic, even if different nodes lead them.
 
 The leader of partition 0 decides, and records its decisions in a ledger (`LimitHome`). The leaders of the other
-partitions report when messages wait for the limits. They receive shares, and apply them to their partitions. They
-exchange `LIMITS_ASKED` and `LIMITS_TOLD`. Topics without limits, or with one partition, need none of this.
+partitions report when messages wait for the limits. These leaders receive shares, and apply the shares to their
+partitions. The frames are `LIMITS_ASKED` and `LIMITS_TOLD`. If a topic has no limits or only one partition, this module
+does nothing for it.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ _ASKED: Final = [str, *[int] * 5]
 
 
 class _Known:
-    """The state kept for one partition that this node leads. It may be lost at any time."""
+    """The state kept for one partition that this node leads. A new, empty state may replace it at any time."""
 
     def __init__(self) -> None:
         self.homes: dict[str, LimitHome] = {}
-        """State of each group, in the home partition."""
+        """In the home partition: the `LimitHome` of each group."""
         self.busy: set[str] = set()
         """Groups whose ledger is being changed."""
         self.reported: dict[str, tuple[Report, int]] = {}
-        """Last report of each group, and its time in ms, in the other partitions."""
+        """In the other partitions: last report of each group, and its time in ms."""
         self.is_due = False
         """True if the partition is checked in the next iteration of the loop."""
         self.recheck_ms: int | None = None
@@ -49,7 +50,7 @@ class LimitShares:
     """Exchange reports and shares with the leaders of other partitions."""
 
     def __init__(self, own: str, catalog: Catalog, links: PeerLinks, clock: GuardedClock, timers: Timers) -> None:
-        """`own`: this node."""
+        """`own`: id of this node."""
         self._own = own
         self._catalog = catalog
         self._links = links
@@ -58,8 +59,9 @@ class LimitShares:
         self._known: WeakKeyDictionary[PartitionLeader, _Known] = WeakKeyDictionary()
 
     def on_change(self, leader: PartitionLeader) -> None:
-        """Check a partition with limits that this node leads, because something changed or a consumer waits for
-        the limits."""
+        """Check a partition with limits soon, because its state has changed or a consumer waits for the limits.
+
+        This node leads the partition."""
         known = self._known.get(leader)
         if known is None:
             known = self._known[leader] = _Known()
@@ -68,7 +70,7 @@ class LimitShares:
             self._timers.at(self._clock.now_ms(), partial(self._check, leader, known))
 
     def _check_later(self, leader: PartitionLeader, known: _Known) -> None:
-        """Check again soon, even if nothing happens."""
+        """Check the partition again after `ASK_MS`, even if nothing happens."""
         at_ms = self._clock.now_ms() + ASK_MS
         if known.recheck_ms is None or not self._clock.now_ms() < known.recheck_ms <= at_ms:
             known.recheck_ms = at_ms
@@ -86,7 +88,7 @@ class LimitShares:
             self._report(topic, leader, known, leader.raft_group.status.limits.allowances, is_asked=False)
 
     def _topic_of(self, leader: PartitionLeader) -> OpenTopic | None:
-        """Return the topic of a partition that this node leads; None if it leads no such partition."""
+        """Return the topic of a partition; None if this node does not lead the partition."""
         if leader.closed or not leader.raft_group.ready:
             return None
         name, partition = self._catalog.view.partition_of_group.get(leader.raft_group.number, ("", -1))
@@ -96,7 +98,7 @@ class LimitShares:
     # -- the home partition ---------------------------------------------------------------------------------------
 
     def _decide(self, topic: OpenTopic, leader: PartitionLeader, known: _Known) -> None:
-        """Change the ledgers of the home partition, and ask other partitions for their state, where that is needed."""
+        """If necessary, change the ledgers of the home partition, and ask other partitions for their state."""
         status, now_ms = leader.raft_group.status, self._clock.now_ms()
         asks: dict[int, list[Offer]] = defaultdict(list)
         needs_recheck = False
@@ -168,13 +170,14 @@ class LimitShares:
         if not news:
             report()
             return
-        with suppress(SandqError):  # the home partition asks again
+        with suppress(SandqError):  # if this fails, the home partition asks again
             leader.raft_group.submit(c.AllowLimit(news), lambda result: report(), line=BEHIND)
 
     def _report(
         self, topic: OpenTopic, leader: PartitionLeader, known: _Known, groups: Iterable[str], *, is_asked: bool
     ) -> None:
-        """Report the state of this partition to the home partition, if the home partition has asked or must know."""
+        """Report the state of a partition to the home partition, if the home partition has asked or if there is
+        news."""
         status, now_ms = leader.raft_group.status, self._clock.now_ms()
         rows = []
         for name in list(groups):
@@ -221,8 +224,10 @@ class LimitShares:
 
 
 def _is_news(report: Report, before: Report | None, before_ms: int, now_ms: int) -> bool:
-    """Return whether to report to the home partition: the partition became starved or is no longer, or a share was
-    returned."""
+    """Return whether a report has news for the home partition.
+
+    There is news if the partition has become or is no longer starved, applies another share, or has returned a part of
+    its share. A starved partition reports again after `ASK_MS`."""
     if before is None or before.epoch != report.epoch:
         return report.is_starved or report.version == 0
     if report.is_starved != before.is_starved or report.version != before.version:

@@ -1,4 +1,4 @@
-"""Convert the changes that a nack makes to its messages to the form of a partition's command."""
+"""Convert the changes of messages in a nack request to the form of a partition's command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sandq.protocol.requests import CHANGES, Nack, NackItem
 def with_columns(request: Nack, limits: Limits, check_ranked: Callable[[], None]) -> list[list[Any]]:
     """Return the items of a nack, with the changes of their messages by column.
 
-    `check_ranked`: raises if the topic has no priorities. Raise TooLarge, InvalidRequest."""
+    `check_ranked()`: raises InvalidRequest if the topic has no priorities. Raise TooLarge, InvalidRequest."""
     most = limits.headers_bytes
     items = []
     for number, item in enumerate(request.items, 1):

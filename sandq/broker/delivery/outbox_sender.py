@@ -1,8 +1,8 @@
 """Send the outboxes of partitions that this node leads. The receivers are the leaders of the target partitions.
 
-Each pair of partitions has one batch in progress at a time, which is sent until its outcome is known. Nodes exchange
-`OUTBOX_BATCH` and `OUTBOX_ANSWER`. The sending partition is an idempotent producer of the target partition, with an id
-that clients may not use (`model.outbox`). So a batch that is sent twice is stored once.
+For each pair of partitions, one batch is in progress at a time. The batch is sent again until its outcome is known.
+Nodes exchange `OUTBOX_BATCH` and `OUTBOX_ANSWER`. The sending partition is an idempotent producer of the target
+partition, with an id that clients may not use (`model.outbox`). So a batch that is sent twice is stored once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ log = structlog.get_logger("sandq.broker")
 SENDING: Final = 16
 """Maximum number of batches that are read and in progress at the same time, for all partitions that this node leads."""
 ANSWER_S: Final = 10.0
-"""Time in s that another node has to answer. Then the batch is sent again."""
+"""Time in s within which another node must answer. After this time, the batch is sent again."""
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
 """Longest pause in s after a transient error. The pause doubles with each further error."""
@@ -68,23 +68,23 @@ _LIMITS: Final = replace(
     headers_bytes=DEFAULT.batch_bytes,
     delay_days=4_000_000,
 )
-"""The limits of the format, not the limits of a node.
+"""Limits for batches of the outbox: the limits of the format, instead of the configured limits of a node.
 
-A batch that one node refused by its own limits may have been stored by a previous leader, and would then be stored
-twice. The messages were checked when they were accepted."""
+The messages were checked when they were accepted. A leader with lower limits could refuse a batch that a previous
+leader has stored, and the messages would then be stored twice."""
 _BATCH_FIELDS: Final = [int, int, int, int, bytes]
 
 
 @dataclass(slots=True)
 class Stuck:
-    """A batch that its target partition has not stored yet, and the reason."""
+    """A batch that its target partition has not stored yet: number of attempts, and the last error."""
 
     tries: int
     error: str
 
 
 class OutboxSender:
-    """Send the outbox batches of all partitions that this node leads."""
+    """Sends the outbox batches of all partitions that this node leads."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class OutboxSender:
         links: PeerLinks,
         nursery: trio.Nursery,
     ) -> None:
-        """`own`: this node. `nursery` must outlive every connection."""
+        """`own`: id of this node. `nursery` must outlive every connection."""
         self._own = own
         self._catalog = catalog
         self._runner = runner
@@ -108,26 +108,27 @@ class OutboxSender:
         self._stuck: WeakKeyDictionary[PartitionLeader, dict[Target, Stuck]] = WeakKeyDictionary()
         self._numbers = count(secrets.randbits(62))  # replies to requests of a previous process match no number
         self._answers: dict[int, tuple[str, Callable[[SandqError | None], None]]] = {}
-        """The node that a batch was sent to, and the callback for its reply, by number of the batch."""
+        """By number of the batch: (node to which the batch was sent, callback for the reply)."""
 
     # -- sending --------------------------------------------------------------------------------------------------
 
     def on_change(self, leader: PartitionLeader) -> None:
-        """Start sending, because a partition that this node leads has changed and has something to send."""
+        """Start to send the new batches of a partition that this node leads. Called after each change of the
+        partition."""
         status: OutboxStatus | None = leader.raft_group.status.outbox
         if status is None or self._nursery.cancel_scope.cancel_called:
-            return  # this node is stopping, and its tasks have ended: the next leader sends
+            return  # the outbox is empty, or this node is stopping: then the next leader sends
         busy = self._busy.setdefault(leader, set())
         for target in status.batches.keys() - busy:
             busy.add(target)
             self._nursery.start_soon(self._keep_sending, leader, target)
 
     def stuck(self, leader: PartitionLeader) -> Mapping[Target, Stuck]:
-        """Return the batches of a partition that could not be sent yet, by target. This node leads the partition."""
+        """Return the batches that could not be sent yet, by target. `leader`: a partition that this node leads."""
         return self._stuck.get(leader, {})
 
     async def _keep_sending(self, leader: PartitionLeader, target: Target) -> None:
-        """Send one batch after the other until there is none."""
+        """Send the batches for a target, one after the other, until none is left."""
         pause_s, stuck = FIRST_PAUSE_S, Stuck(0, "")
         try:
             while not leader.closed and leader.raft_group.works:
@@ -153,14 +154,14 @@ class OutboxSender:
 
     @staticmethod
     def _epoch(leader: PartitionLeader, target: Target) -> int | None:
-        """Return the epoch of the batch for a target; None if there is none."""
+        """Return the epoch of the batch for a target; None if there is no batch."""
         status: OutboxStatus | None = leader.raft_group.status.outbox
         return None if status is None else status.batches.get(target)
 
     async def _try(self, leader: PartitionLeader, target: Target, epoch: int) -> SandqError | None:
         """Send a batch and record the outcome.
 
-        Return the transient error after which it must be sent again, else None."""
+        If the batch must be sent again, return the transient error, else None."""
         try:
             async with self._sending:
                 refusal = await self._outcome(leader, target, epoch)
@@ -181,8 +182,8 @@ class OutboxSender:
     async def _outcome(self, leader: PartitionLeader, target: Target, epoch: int) -> str | None:
         """Send a batch. Return None if it is stored.
 
-        Otherwise return the reason why it will never be stored, or "" if it must be sent again in another epoch. Raise
-        transient errors."""
+        If the batch must be sent again in another epoch, return "". If the batch can never be stored, return the
+        reason. Raise transient errors."""
         try:
             topic = await self._topic(target)
             replica = leader.raft_group.replica
@@ -190,26 +191,28 @@ class OutboxSender:
             read = partial(_read, replica, target, epoch)
             batch = await self._runner.ask(read, group=leader.raft_group.number, patient=False)
             if batch is None:
-                raise Unavailable("the batch is over")  # the status is about to show that
+                raise Unavailable("the batch is over")  # the status will soon show the next batch
             if not batch:
-                return None  # its dead letters were withdrawn: the next batch follows
+                return None  # all its messages were withdrawn: there is nothing to store
             await self._deliver(topic, target.partition, reserved_producer(leader.raft_group.number), epoch, batch)
         except AlreadyStored:
             return None
         except OutOfSequence:
             return ""
         except Conflict:
-            # The epoch is fenced, or other messages have this number because one partition was set back by force.
+            # Either the epoch is fenced, or one partition was set back by force, and other messages have this epoch and
+            # number.
             return ""
         except (InvalidRequest, NotFound) as error:
             return error.message
         return None
 
     async def _topic(self, target: Target) -> OpenTopic:
-        """Return the topic of a batch. Raise UnknownTopic once it is certain that it was deleted; else Unavailable."""
+        """Return the target topic of a batch. Raise UnknownTopic if the topic was certainly deleted; Unavailable if
+        that is unknown."""
         found = self._find(target)
         if found is None:
-            # Perhaps this node does not know the topic yet.
+            # This node may not know the topic yet.
             await self._catalog.catch_up()
             found = self._find(target)
         if found is None:
@@ -224,8 +227,9 @@ class OutboxSender:
         return None
 
     async def _deliver(self, topic: OpenTopic, partition: int, producer_id: int, epoch: int, batch: bytes) -> None:
-        """Let the leader of a partition store a batch. Raise the error with which the leader refused it, or
-        TimedOut."""
+        """Send a batch to the leader of a partition, and wait until the batch is stored.
+
+        If the leader refuses the batch, raise the leader's error. Raise TimedOut if there is no answer."""
         answered, answers = trio.Event(), []
 
         def done(error: SandqError | None) -> None:
@@ -258,8 +262,8 @@ class OutboxSender:
     def _store(
         self, group: int, producer_id: int, epoch: int, batch: bytes, done: Callable[[SandqError | None], None]
     ) -> None:
-        """Store a batch that another partition sends to a partition that this node leads. `done` gets the error, or
-        None."""
+        """Store a batch of another partition's outbox in a partition that this node leads. Call `done` with the error,
+        or None."""
         try:
             leader = self._catalog.by_group.get(group)
             if leader is None:
@@ -267,7 +271,7 @@ class OutboxSender:
             leader.raft_group.check_ready()
             name, partition = self._catalog.view.partition_of_group[group]
             batch_target = self._catalog.topics[name].targets[partition]
-            # Check leniently (`is_checked`), as a refusal would lose acked messages. Headers of messages from a
+            # A refusal would lose messages of the outbox. So check leniently (`is_checked`): headers of messages from a
             # restored backup may have any form.
             checked = check_batch(batch, self._clock.now_ms(), _LIMITS, batch_target, is_checked=True)
             command = c.Append(batch, producer_id, epoch, NUMBER, c.REJECT, checked.split)
@@ -294,7 +298,7 @@ class OutboxSender:
         if kind == PeerFrame.OUTBOX_ANSWER and len(body) == 2 and type(body[0]) is int:
             error = None if body[1] is None else _error(body[1])
             asked, answer = self._answers.get(body[0], (None, None))
-            if answer is not None and asked == node:  # otherwise it came too late, and the batch is sent again
+            if answer is not None and asked == node:  # otherwise the reply came too late, and the batch is sent again
                 answer(error)
             return True
         return False
@@ -307,7 +311,9 @@ class OutboxSender:
 
 
 def _read(replica: PartitionReplica, target: Target, epoch: int) -> bytes | None:
-    """Return a batch of the outbox; None if it is over, empty if its messages were withdrawn. For the apply thread."""
+    """Return a batch of the outbox; None if the batch is done, empty if all its messages were withdrawn.
+
+    Runs on the apply thread."""
     return replica.queries.outbox_batch(target, epoch)
 
 

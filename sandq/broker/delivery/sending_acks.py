@@ -1,6 +1,7 @@
 """Prepare acks that send messages, on the leader of their partition.
 
-Before anything is proposed, each message is validated like a produced one, and its target partition is chosen.
+Before an ack is proposed, each of its messages is validated like a produced message, and its target partition is
+chosen.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def target_of(topic: Topic, partition: int) -> BatchTarget:
 def command_of(request: AckThen, catalog: Catalog, now_ms: int, limits: Limits) -> tuple[c.AckThen, int]:
     """Return the command for an ack that sends messages, and its size in bytes.
 
-    Raise UnknownTopic, InvalidRequest, InvalidTime, TooLarge or Unavailable: then nothing is acked."""
+    Raise UnknownTopic, InvalidRequest, InvalidTime, TooLarge or Unavailable. If this function raises, nothing is
+    acked."""
     own = catalog.topic(catalog.view.partition_of_group[request.group_number][0]).record
     messages = []
     size = 0

@@ -22,14 +22,16 @@ from sandq.protocol.requests import Subscribe
 PARTITIONS_AT_ONCE: Final = 20
 """Number of partitions in which a group is created at the same time.
 
-The apply thread serves the partitions round robin, and each creation takes about 1 ms. With hundreds at once, a
-partition with a message to store would wait for all of them. Fewer would cost more syncs of the log."""
+The apply thread serves the partitions round robin, and each creation takes about 1 ms. With a higher number, a
+partition that must store a message would wait for more creations. With a lower number, the log would be synced more
+often."""
 GROUPS_AT_ONCE: Final = 2
 """Number of groups that are created at the same time.
 
-With more than one, a partition that does not answer does not block the other groups."""
+The number is above 1, so that a partition that does not answer does not block all other groups."""
 EPOCH_BITS: Final = 20
-"""Number of low bits of a durable consumer's epoch, below the milliseconds by which clients choose it."""
+"""Number of low bits of a durable consumer's epoch. The bits above them are the time in ms at which the client chose
+the epoch."""
 EPOCHS_AHEAD_MS: Final = 366 * 86_400_000
 """Maximum time in ms by which an epoch may be ahead of this node's clock: a year, as clocks may be wrong."""
 COUNT_S: Final = 1.0
@@ -37,7 +39,8 @@ COUNT_S: Final = 1.0
 
 
 class GroupOpenings:
-    """Create groups in the partitions that lack them. Concurrent requests for the same group create it once."""
+    """Creates groups in partitions that lack them. Concurrent requests for the same group create the group only
+    once."""
 
     def __init__(self, most: int, node_log: NodeLog) -> None:
         """`most`: maximum number of groups on this node, each counted once per partition."""
@@ -45,14 +48,14 @@ class GroupOpenings:
         self._node_log = node_log
         self._counted_s = -math.inf
         self._group_count = 0
-        """Number of groups at the last count, plus those requested since."""
+        """Number of groups at the last count, plus the groups requested since then."""
         self._opening = 0
         """Number of groups that are being created."""
         self._locks: dict[tuple[str, str], trio.Lock] = {}
         self._slots = trio.Semaphore(GROUPS_AT_ONCE)
 
     async def open(self, topic: str, leaders: Sequence[PartitionLeader], group: str, start: c.Position) -> None:
-        """Create the group in each of these partitions in which it does not exist.
+        """Create the group in those of these partitions that lack it.
 
         Raise NotLeader, InvalidRequest, TooLarge, StorageFailed."""
         if not _without(group, leaders):
@@ -76,7 +79,7 @@ class GroupOpenings:
                 self._locks.pop((topic, group), None)
 
     def _check_limit(self, more: int) -> None:
-        """Count `more` groups. Raise TooLarge if that exceeds the limit."""
+        """Add `more` to the number of groups. Raise TooLarge if the sum exceeds the limit."""
         now_s = trio.current_time()
         if now_s >= self._counted_s + COUNT_S:
             self._counted_s = now_s
@@ -95,8 +98,8 @@ class GroupOpenings:
     async def _open(
         self, opening: Sequence[PartitionLeader], group: str, start: c.Position, among: Sequence[PartitionLeader]
     ) -> None:
-        """Create the group in a few partitions at once. It starts paused if it is paused in any partition of
-        `among`."""
+        """Create the group in a few partitions at once. If the group is paused in any partition of `among`, it starts
+        paused."""
         async with self._slots:
             there = [status for each in among if (status := each.raft_group.status.groups.get(group)) is not None]
             is_paused = any(status.is_paused for status in there)
@@ -126,7 +129,7 @@ Known = Mapping[tuple[int, int], set[int]]
 
 
 async def known_to(request: Subscribe) -> Known:
-    """Return the leases that the consumer knows. There may be many, so this yields."""
+    """Return the leases that the consumer knows. A request may name many leases, so other tasks may run in between."""
     time_slice, known = TimeSlice(), defaultdict[tuple[int, int], set[int]](set)
     for group, partition, token in request.held:
         known[group, partition].add(token)
@@ -137,12 +140,11 @@ async def known_to(request: Subscribe) -> Known:
 def held_by(
     leaders: Sequence[PartitionLeader], request: Subscribe, known: Known, most_bytes: int
 ) -> tuple[list[tuple[PartitionLeader, Delivery]], list[PartitionLeader]]:
-    """Return the live leases of a consumer that the consumer does not know, and the partitions to check later (apply
-    thread).
+    """Return the live leases of a consumer that the consumer does not know, and the partitions to check later.
 
-    The capacity of the connection limits the number of returned leases. All other leases expire, and their messages
-    are delivered again. In a partition to check later, an entry is half applied, and the loop does not know the leases
-    of this entry yet."""
+    The capacity of the connection limits the number of returned leases. All other leases expire, and their messages are
+    delivered again. A partition is checked later if an entry in it is half applied: the event loop does not know the
+    leases of this entry yet. Runs on the apply thread."""
     found: list[tuple[PartitionLeader, Delivery]] = []
     later: list[PartitionLeader] = []
     left = most_bytes
@@ -162,9 +164,10 @@ def held_by(
 
 
 def check_epoch(epoch: int, now_ms: int) -> None:
-    """Raise InvalidRequest if a consumer's epoch is far ahead of this node's time, from which clients derive epochs.
+    """Raise InvalidRequest if a consumer's epoch is too far ahead of this node's clock.
 
-    Otherwise no later process could have a higher epoch and take over while this epoch is remembered."""
+    Clients derive epochs from the time. While such a high epoch is remembered, a later process could not have a higher
+    epoch and take over."""
     most = now_ms + EPOCHS_AHEAD_MS << EPOCH_BITS
     if epoch > most:
         raise InvalidRequest(
@@ -174,7 +177,7 @@ def check_epoch(epoch: int, now_ms: int) -> None:
 
 
 def reclaimable(leaders: Sequence[PartitionLeader], request: Subscribe, epoch: int) -> list[PartitionLeader]:
-    """Return the partitions in which the consumer may have leases of another epoch (apply thread)."""
+    """Return the partitions in which the consumer may have leases of another epoch. Runs on the apply thread."""
     found = []
     for leader in leaders:
         replica = leader.raft_group.replica
@@ -196,5 +199,5 @@ async def reclaim(leaders: Sequence[PartitionLeader], command: c.Reclaim) -> Non
 
 
 def size_of(held: Delivery) -> int:
-    """Return the bytes of a lease in its consumer's connection."""
+    """Return the bytes that a lease occupies in the connection of its consumer."""
     return sum(len(piece.batch) for piece in held.pieces)

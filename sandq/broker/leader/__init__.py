@@ -1,1 +1,1 @@
-"""The leader of a partition: leases, deadlines, consumers and schedules, by the clock."""
+"""The leader of a partition: leases, deadlines, subscriptions and schedules."""

@@ -1,9 +1,9 @@
 """Decide when the partitions of a node lease scheduled messages, so that their leases share commit batches (ADR 51).
 
 A lease costs as much as dozens of messages: an entry, a part of a commit batch, a delivery and an ack. So messages that
-become due within a window of a few ms are leased together, and all partitions and groups of the node request their
-leases at the same time. The window grows with the number of messages that become due per second. A message does not
-wait if no lease was requested within the last window.
+become due within a window of a few ms are leased together. All partitions and groups of the node request such leases at
+the same time. The window grows with the number of messages that become due per second. If no lease was requested within
+the last window, a message does not wait.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LEAST_MS: Final = 3
 MOST_MS: Final = 18
 """Longest window in ms. A message may be late by this time."""
 MESSAGES_PER_S: Final = 60
-"""Messages leased per second for each ms of the window."""
+"""Number of messages leased per second for which the window has a length of 1 ms."""
 STORE_MS: Final = 5
 """Minimum time in ms between the request of a lease and the due time of its last message.
 
@@ -35,8 +35,9 @@ class LeaseWindow:
     def __init__(self, timers: Timers, *, ahead_ms: int, stats: NodeStats, most_ms: int = MOST_MS) -> None:
         """Create a window of the shortest length.
 
-        `ahead_ms`: how long before its time a message may be leased. `stats.lease_window_s` always has the current
-        length. `most_ms`: upper bound of the window; values outside of `LEAST_MS` to `MOST_MS` are limited to these."""
+        `ahead_ms`: maximum time in ms by which a message may be leased before it is due. `stats.lease_window_s` always
+        has the current length. `most_ms`: maximum length in ms, which is limited to the range from `LEAST_MS` to
+        `MOST_MS`."""
         self.ahead_ms = ahead_ms
         self._timers = timers
         self._stats = stats
@@ -49,20 +50,21 @@ class LeaseWindow:
         self._rate = 0.0
         """Messages leased per second."""
         self._waiting: list[tuple[int, int, Callable[[], None]]] = []
-        """Heap of calls that make requests along with others: (time in ms from which they may be made, order, call)."""
+        """Heap of calls that request leases along with other requests: (time in ms from which the call is allowed,
+        order, call)."""
         self._order = count()
         self._set(LEAST_MS)
 
     def _set(self, span_ms: int) -> None:
         self.span_ms = self._timers.pause_ms(span_ms)
-        """Current window in ms. 0 in virtual time, so that every message comes exactly at its time."""
+        """Current window in ms. 0 in tests with virtual time, so that every message comes exactly at its time."""
         self._stats.lease_window_s = self.span_ms / 1000
 
     def wake_ms(self, next_ms: int, now_ms: int, *, ahead_ms: int, span_ms: int) -> int:
-        """Return when to request a lease whose first message is due at `next_ms`, which was not due at once.
+        """Return the time in ms at which to request a lease whose first message is scheduled for `next_ms`.
 
-        The result is one window after the last request on this node, but not before the message may be leased, and
-        early enough that the message comes within its window. `span_ms`: window of the topic."""
+        The time is one window after the last request on this node. But it is not earlier than `ahead_ms` before
+        `next_ms`, and so early that the message is late by at most `span_ms`."""
         if self._asked_ms > now_ms:  # the clock was set back
             return next_ms - ahead_ms
         latest_ms = next_ms + span_ms - min(ahead_ms, STORE_MS)
@@ -70,28 +72,28 @@ class LeaseWindow:
 
     @property
     def push_ms(self) -> int:
-        """Time in ms before which the leases requested last are not sent.
+        """Time in ms before which the leases of the last request are not sent to consumers.
 
-        In a long window, these leases are sent together, so that their acks come together."""
+        If the window is long, these leases are sent together, so that their acks come together."""
         return self._asked_ms + min(self.ahead_ms, STORE_MS) if self.span_ms > LEAST_MS else 0
 
     def wait(self, along_ms: int, call: Callable[[], None]) -> None:
-        """Call `call` when other requests are made at `along_ms` or later, so that its requests are stored with them.
+        """Call `call` when another lease is requested at `along_ms` or later, so that both leases are stored together.
 
-        The call may come late or never: the caller also sets a timer."""
+        The call may come late or never. So the caller also sets a timer."""
         heapq.heappush(self._waiting, (along_ms, next(self._order), call))
 
     def asked(self, now_ms: int) -> None:
-        """Note that a lease of scheduled messages was requested, and make the requests that wait for others."""
+        """Note that a lease of scheduled messages was requested, and make the calls of `wait`."""
         if self._asked_ms != now_ms:
             self._asked_ms = now_ms
             self._call_waiting(now_ms)
 
     def before_proposals(self, now_ms: int) -> None:
-        """Make the requests that wait for others: some are about to be stored.
+        """Make the calls of `wait`, because other requests are about to be stored.
 
-        In the first three quarters of a window, do nothing. Acks of the previous leases come then, and leases along
-        with these acks would make all windows shorter."""
+        In the first three quarters of a window, do nothing. In this time, the acks of the previous leases come. If
+        leases were requested along with these acks, all windows would become shorter."""
         if self._waiting and not 0 <= 4 * (now_ms - self._asked_ms) < 3 * self.span_ms:
             self._call_waiting(now_ms)
 
@@ -109,7 +111,7 @@ class LeaseWindow:
         if 0 <= passed_ms < SAMPLE_MS:
             return
         rate = self._messages * 1000 / passed_ms if passed_ms > 0 else 0.0
-        # After a pause, the previous rate says nothing.
+        # After a pause, the previous rate is outdated.
         self._rate = (self._rate + rate) / 2 if passed_ms < 2 * SAMPLE_MS else rate
         self._messages, self._since_ms = 0, now_ms
         self._set(max(LEAST_MS, min(round(self._rate / MESSAGES_PER_S), self._most_ms)))

@@ -1,7 +1,8 @@
 """Run a partition on the node that leads it: lease due messages, push them to consumers, and do the housekeeping.
 
 A `_GroupPump` holds the subscriptions of one group. `pump` leases messages for consumers with credit, and `push` sends
-each lease once its time has come. Timers start leases, expiry and upkeep.
+each lease when its last message is due. Timers start leases, the expiry of leases, and the upkeep (deletion of data
+that is no longer needed).
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ from sandq.partition.partition_status import Status
 MAX_GRANTS = 64
 """Maximum number of grants in one lease command."""
 SHARED_GRANT_MESSAGES = 64
-"""Maximum messages of one grant while several consumers have credit, so that due messages are spread over them."""
+"""Maximum number of messages of one grant if several consumers have credit. So due messages are spread over the
+consumers."""
 RETRY_MS = 50
 """Pause after a refusal (overload, no settled leader), in ms."""
 FIRST_WINDOW = 256
 """Minimum number of messages that each partition may request when a consumer's credit is shared."""
 UPKEEP_PAUSE_MS = 200
-"""Minimum time between two upkeeps, in ms. Each costs a commit batch, and every ack makes one due."""
+"""Minimum time in ms between two upkeeps. Each upkeep costs a commit batch, and every ack makes an upkeep due."""
 HUNGRY_MS: Final = 5000
 """For a group with limits: time in ms after a LEASE request in which its consumer is expected to ask again."""
 RETURN_MS: Final = 10_000
@@ -48,7 +50,8 @@ leader.
 
 Messages that became due this long before the failover waited for a leader, not for consumers."""
 TOUCH_MS = 3_600_000
-"""Longest interval in ms at which groups with consumers are marked as in use. It is shorter if `group_ttl` is short."""
+"""Longest interval in ms at which groups with consumers are marked as in use. If `group_ttl` is short, the interval is
+shorter."""
 
 
 LEASE_WORK: Final = 256
@@ -56,7 +59,7 @@ LEASE_WORK: Final = 256
 MESSAGE_WORK: Final = 1024
 """Cost of each message that a lease may grant: the same as an item of an ack."""
 LEASE_WORK_MOST: Final = 1 << 20
-"""Maximum cost of a lease. An earlier ack that costs no more is applied first."""
+"""Maximum cost of a lease. An earlier ack with at most this cost is applied before the lease."""
 Watcher = Callable[["PartitionLeader", SandqError | None], None]
 
 
@@ -66,7 +69,7 @@ def lease_work(grants: Iterable[c.Grant]) -> int:
 
 
 class _GroupPump:
-    """Deliver messages of one group in one partition, with at most one lease command in progress."""
+    """Delivers messages of one group in one partition, with at most one lease command in progress."""
 
     def __init__(self) -> None:
         self.consumers: dict[str, Subscription] = {}
@@ -74,33 +77,34 @@ class _GroupPump:
         self.queue: OrderedDict[Subscription, None] = OrderedDict()
         """Subscriptions that may have free credit. The subscription to serve next is first.
 
-        All other subscriptions are not visited. They return when credit may be free again
+        Other subscriptions are not visited. A subscription returns to the queue when its credit may be free again
         (`PartitionLeader._credit_freed`)."""
         self.busy = False
         self.asked_ms = 0
         """Wall-clock time of the last lease request, in ms."""
         self.is_scheduled = False
-        """True if the first message of the last lease had a time of its own."""
+        """True if the first message of the last lease was scheduled: it was stored before it was due."""
         self.along_ms: int | None = None
-        """Time in ms from which the group may be leased along with others. None if it does not wait for that."""
+        """Time in ms from which the next lease may be requested along with other requests. None if the group does not
+        wait for other requests."""
         self.scheduled_ms: int | None = None
-        """Due time in ms of the last next message that was not due yet when the partition's state was known."""
+        """Due time in ms of the scheduled message that was last seen as the group's next message (`_is_scheduled`)."""
         self.timer_ms: int | None = None
         self.timer: Timer | None = None
         """Timer that fires at `timer_ms`. Cancel it with `sleep_no_more`."""
         self.free_since_ms: int | None = None
         """Time in ms since which consumers have had free credit for due messages.
 
-        None if they have none, or something else blocks the group."""
+        None if no consumer has free credit, or if something else blocks the group."""
         self.asked_free_since_ms: int | None = None
         """Value of `free_since_ms` when the lease in progress was requested."""
         self.window = 1
         """Number of messages to request at once.
 
-        It limits requests beyond one grant, and requests with credit that is shared with other partitions.
+        The window limits requests beyond one grant, and requests with credit that is shared with other partitions.
 
-        It doubles after each lease that is filled, and otherwise shrinks to the number granted (slow start). So
-        partitions with few ready messages do not reserve credit that others could use."""
+        After each full lease, the window doubles. Otherwise it shrinks to the number of granted messages (slow start).
+        So partitions with few ready messages do not reserve credit that others could use."""
 
     def sleep_no_more(self) -> None:
         """Cancel the timer."""
@@ -110,7 +114,7 @@ class _GroupPump:
 
 
 class PartitionLeader:
-    """Everything that the leader of a partition does by the clock: leases, expiry and trimming."""
+    """The work of a partition's leader that depends on time: leases, expiry and upkeep."""
 
     def __init__(
         self,
@@ -132,9 +136,9 @@ class PartitionLeader:
 
         `on_status` is called with each status, even if another node leads. `cluster_level()`: feature level of the
         cluster, as far as this node knows. `attended`: set of the topic's partitions here with a subscription or a
-        watcher; this partition adds and removes itself. `on_limits` is called with this leader if limits of groups may
-        have to be divided differently, `on_outbox` if there are messages to send to other partitions. `highest_level`:
-        highest feature level that this node's version supports."""
+        watcher; this partition adds and removes itself. `on_limits` is called with this leader if the limits of groups
+        may have to be divided differently. `on_outbox` is called with this leader if there are messages to send to
+        other partitions. `highest_level`: highest feature level that this node's version supports."""
         self.raft_group = raft_group
         self._on_status = on_status
         self.partition = partition
@@ -161,7 +165,8 @@ class PartitionLeader:
         self._led_ms = 0
         """Wall-clock time at which this node started to lead, in ms."""
         self._ahead: dict[int, tuple[Subscription, Delivery, int | None]] = {}
-        """Leases that wait for the time to be pushed, by token. A lease that is pushed again waits once."""
+        """Leases that wait until they may be pushed, by token. If a lease is pushed again, the new push replaces the
+        waiting push."""
         self._marked_ms: dict[str, int] = {}
         """Time in ms at which a group was last marked as in use, by group."""
         self._expiring = False
@@ -175,8 +180,8 @@ class PartitionLeader:
         self._touched_ms: int | None = None
         """Time in ms at which all groups were last marked as in use.
 
-        None if this node has not marked them since it leads. Groups may have had consumers under the previous leader,
-        so no upkeep runs until they are marked."""
+        None if this node has not marked the groups since it became leader. Groups may have had consumers under the
+        previous leader, so no upkeep runs before the groups are marked."""
         self.closed = False
         self.watchers: dict[str, dict[Watcher, None]] = {}
         """Watchers by group."""
@@ -211,7 +216,7 @@ class PartitionLeader:
         return True
 
     def subscription_of(self, group: str, consumer: str) -> Subscription | None:
-        """Return the subscription of a consumer on this node; None if it has none."""
+        """Return the subscription of a consumer on this node; None if the consumer has no subscription here."""
         pump = self._pumps.get(group)
         return None if pump is None else pump.consumers.get(consumer)
 
@@ -226,7 +231,7 @@ class PartitionLeader:
         return {} if pump is None else pump.consumers
 
     def consumers_by_group(self) -> dict[str, int]:
-        """Return the number of consumers of each group. For any thread."""
+        """Return the number of consumers of each group. May be called on any thread."""
         return {name: len(pump.consumers) for name, pump in list(self._pumps.items())}
 
     def end_subscriptions(self, error: SandqError) -> None:
@@ -259,7 +264,7 @@ class PartitionLeader:
     def watch(self, group: str, watcher: Watcher) -> None:
         """Call `watcher` from now on after each change of the group's status.
 
-        The watcher gets an error if the consumer must ask again: another node leads the partition now, or this node
+        The watcher gets an error if its request must be sent again: another node leads the partition now, or this node
         leads other partitions of the topic than before."""
         self._attended.add(self)
         self.watchers.setdefault(group, {})[watcher] = None
@@ -317,7 +322,7 @@ class PartitionLeader:
         return [*self._pumps, *[name for name in self.watchers if name not in self._pumps]]
 
     def raise_level(self) -> None:
-        """Raise the partition to the cluster's feature level, if it is below that."""
+        """If the partition is below the cluster's feature level, raise it to that level."""
         if self._raising or self.closed or not self.raft_group.works:
             return
         level = min(self._cluster_level(), self._highest_level)
@@ -348,11 +353,11 @@ class PartitionLeader:
         return now_ms + self._touch_interval_ms(self.raft_group.status)
 
     def touched_with(self, name: str) -> None:
-        """Note that the group was created just now, so it need not be marked as in use."""
+        """Note that a group was created now. A new group counts as marked as in use."""
         self._marked_ms[name] = self._clock.now_ms()
 
     def _end_group(self, name: str) -> None:
-        """End the subscriptions of a deleted group. Their consumers may create it again."""
+        """End the subscriptions of a deleted group. The consumers may create the group again."""
         pump = self._pumps.pop(name)
         pump.sleep_no_more()
         for subscription in pump.consumers.values():
@@ -365,12 +370,13 @@ class PartitionLeader:
     def pump(self, name: str, *, is_along: bool = False) -> None:
         """Lease messages that are due, or set a timer for the next message.
 
-        `is_along`: something else is stored anyway."""
+        `is_along`: True if other requests are stored at this moment, so that a lease costs less."""
         pump, group = self._pumps.get(name), self.groups.get(name)
         if pump is None or group is None:
             return
         now_ms = self._clock.now_ms()
-        # Note since when only the broker can delay messages (`free_since_ms`): no pause, and a consumer with credit.
+        # `free_since_ms` is the time since which only the broker can delay messages: the group is not paused, and a
+        # consumer has credit.
         if group.paused is not None or not pump.queue:
             pump.free_since_ms = None
         elif pump.free_since_ms is None:
@@ -387,8 +393,8 @@ class PartitionLeader:
         if group.next_ms is None:
             return
         wake_ms = self._wake_ms(pump, group, now_ms)
-        # Do not lease earlier than needed: a message that is produced after the lease follows all of its messages, even
-        # if it is due before them.
+        # Do not lease earlier than needed. A message that is produced after the lease is delivered after the messages
+        # of the lease, even if it is due before them.
         along_ms = max(group.next_ms - self._ahead_ms, group.not_before_ms, pump.asked_ms + self._span_ms // 2)
         if wake_ms > now_ms and not (is_along and along_ms <= now_ms):
             self._wake_at(name, pump, wake_ms)
@@ -407,8 +413,8 @@ class PartitionLeader:
 
     @property
     def _ahead_ms(self) -> int:
-        """How long before its time a message may be leased, in ms."""
-        # Until a message is due, a message of higher rank may arrive.
+        """Maximum time in ms by which a message may be leased before it is due."""
+        # In a ranked topic, a message of higher rank may arrive until a message is due.
         return 0 if self.raft_group.status.settings.get("rank") is not None else self._window.ahead_ms
 
     @property
@@ -417,16 +423,19 @@ class PartitionLeader:
         return self._window.span_ms
 
     def _wake_ms(self, pump: _GroupPump, group: GroupStatus, now_ms: int) -> int:
-        """Return when to request the next lease of a group at the latest. Other requests may take it along earlier."""
+        """Return the latest time in ms at which to request the next lease of a group.
+
+        The lease may be requested earlier, along with other requests."""
         assert group.next_ms is not None
         if not self._is_scheduled(pump, group.next_ms):
-            return group.not_before_ms  # produced for now, or left over by a lease without enough credit
+            return group.not_before_ms  # due when produced, or left over by a lease with too little credit
         at_ms = self._window.wake_ms(group.next_ms, now_ms, ahead_ms=self._ahead_ms, span_ms=self._span_ms)
         return max(at_ms, group.not_before_ms)
 
     def _is_scheduled(self, pump: _GroupPump, next_ms: int) -> bool:
-        """Return whether the next message has a time of its own. Such a message is stored before it is due, so at first
-        it is later than the time of the newest entry."""
+        """Return whether the next message is scheduled: it was stored before it was due.
+
+        When such a message is first seen, its due time is later than the time of the newest entry."""
         if next_ms > self.raft_group.status.now_ms:
             pump.scheduled_ms = next_ms
         return next_ms == pump.scheduled_ms
@@ -440,12 +449,12 @@ class PartitionLeader:
         pump.is_scheduled = self._is_scheduled(pump, next_ms)
         horizon_ms = now_ms
         if pump.is_scheduled:
-            # A lease is sent when its last message is due, so the window limits the delay of its first message.
+            # A lease is sent when its last message is due. So the window limits how late the first message is.
             horizon_ms = max(now_ms, min(now_ms + self._ahead_ms, next_ms + self._span_ms))
         command = c.Lease(name, horizon_ms, tuple(grants))
         pump.busy, pump.asked_ms, pump.asked_free_since_ms = True, now_ms, pump.free_since_ms
         try:
-            # The lease follows earlier acks, because these may free messages that the lease can grant.
+            # The lease is applied after earlier acks, because these acks may free messages that the lease can grant.
             done, work = partial(self._leased, name, pump, reserved), lease_work(grants)
             self.raft_group.submit(command, done, work=work, line=pump)
         except SandqError:
@@ -456,7 +465,8 @@ class PartitionLeader:
 
     @property
     def knows_limits(self) -> bool:
-        """Whether the partition applies the topic's current limits of groups. Until then nothing is leased."""
+        """True if the partition applies the topic's current limits of groups. If False, the partition leases
+        nothing."""
         return not self.limits_wanted or next_epoch(self.raft_group.status.settings) >= self.limits_wanted
 
     def is_hungry(self, name: str) -> bool:
@@ -494,7 +504,7 @@ class PartitionLeader:
     def _with_credit(self, pump: _GroupPump) -> dict[Subscription, int]:
         """Return the next subscriptions to serve and the credit of each that this partition may use.
 
-        Returns at most `MAX_GRANTS`. Subscriptions without free credit leave the queue."""
+        Return at most `MAX_GRANTS` subscriptions. Subscriptions without free credit leave the queue."""
         credit: dict[Subscription, int] = {}
         starved = []
         for subscription in pump.queue:
@@ -517,8 +527,8 @@ class PartitionLeader:
         most = SHARED_GRANT_MESSAGES if len(waiting) > 1 else FIXED.grant_messages
         grants: list[c.Grant] = []
         reserved: dict[Subscription, int] = {}
-        # For a single consumer, request more than the window only if the window was filled. For several consumers there
-        # is no such limit, as one of them may get nothing.
+        # For a single consumer, request at most the window, or one grant. For several consumers, there is no such
+        # limit, because one of them may get nothing.
         left = max(pump.window, most) if len(credit) == 1 else sum(credit.values())
         while waiting and left > 0 and len(grants) < MAX_GRANTS:
             subscription = waiting.popleft()
@@ -572,7 +582,8 @@ class PartitionLeader:
             subscription.notify_credit()
 
     def is_promoting(self, name: str) -> bool:
-        """Return whether more due messages must be ranked than one lease could rank. The next lease continues."""
+        """Return whether the last lease could not rank all due messages of a group. The next lease ranks more of
+        them."""
         group = self.groups.get(name)
         return group is not None and group.is_promoting
 
@@ -588,7 +599,7 @@ class PartitionLeader:
 
     @property
     def may_block(self) -> bool:
-        """Whether messages may wait until other messages of the same key or tenant are settled."""
+        """True if messages may wait until other messages of the same key or tenant are settled."""
         settings = self.raft_group.status.settings
         return key_limit(settings) is not None or bool(settings.get("tenants"))
 
@@ -605,9 +616,9 @@ class PartitionLeader:
         *,
         not_before_ms: int = 0,
     ) -> None:
-        """Send a lease once its last message is due, but not before `not_before_ms`.
+        """Send a lease when its last message is due, but not before `not_before_ms`.
 
-        If its consumer has left, the lease expires, or is pushed again when the consumer returns. If a later process of
+        If the consumer has left, the lease expires, or is pushed again when the consumer returns. If a later process of
         the consumer has taken over, the lease is given back. `free_since_ms`: see `TopicStats.delivered`."""
         now_ms = self._clock.now_ms()
         at_ms = max(delivery.due_ms, not_before_ms)
@@ -617,7 +628,7 @@ class PartitionLeader:
             return
         self._ahead.pop(delivery.token, None)
         if self._ahead:
-            # Push earlier leases first that are due, but whose timers are late.
+            # First push earlier leases that are due, but whose timers are late.
             for earlier in [held for held in self._ahead.values() if held[1].due_ms <= now_ms]:
                 del self._ahead[earlier[1].token]
                 self._push(*earlier)
@@ -628,7 +639,8 @@ class PartitionLeader:
         group, to = self.groups.get(subscription.group), self._present(subscription)
         if to is None or group is None:
             if self._is_replaced(subscription):
-                # If this is refused, the lease expires. Leases that the later process has reclaimed have new tokens.
+                # If this command is refused, the lease expires. Leases that the later process has reclaimed have new
+                # tokens, and stay.
                 with suppress(SandqError):
                     self.raft_group.submit(c.Nack([(delivery.token, None, None, None, False)]), lambda result: None)
             return
@@ -638,7 +650,7 @@ class PartitionLeader:
             self.stats.delivered(delivery, self._clock.now_s(), free_since_ms)
             to.receiver.push(delivery)
         else:
-            # The group has been moved by a seek: the lease is revoked. It is not sent, and its credit becomes free.
+            # A seek has moved the group, so the lease is revoked. Do not send the lease, and free its credit.
             to.credit += delivery.count
             to.notify_credit()
 
@@ -650,9 +662,10 @@ class PartitionLeader:
             self.push(subscription, delivery, held[2])
 
     def _present(self, subscription: Subscription) -> Subscription | None:
-        """Return the consumer's current subscription: this one, or the one that replaced it after a reconnect.
+        """Return the current subscription of a subscription's consumer.
 
-        None if the consumer is gone."""
+        This is the given subscription, or the subscription that replaced it after a reconnect. None if the consumer is
+        gone."""
         if not subscription.closed:
             return subscription
         pump = self._pumps.get(subscription.group) if subscription.moved else None
@@ -704,7 +717,7 @@ class PartitionLeader:
         if self._keeping or not self.raft_group.works:
             return
         now_ms = self._clock.now_ms()
-        if self._touched_ms is None or self._touched_ms > now_ms:  # the clock was ahead then
+        if self._touched_ms is None or self._touched_ms > now_ms:  # never marked, or the clock was ahead at that time
             self._touch_all(status)
             return
         due_ms = None
@@ -721,7 +734,8 @@ class PartitionLeader:
     def _touch_all(self, status: Status) -> None:
         """Mark all groups as in use before the first upkeep.
 
-        Otherwise the upkeep would delete groups whose consumers could not be recorded while no node led."""
+        Otherwise the upkeep would delete groups that could not be marked as in use while the partition had no
+        leader."""
         self._keeping = True
         names = status.groups.names
         if not names:
@@ -733,7 +747,7 @@ class PartitionLeader:
             self._touch_ended(error)
 
     def _touch_ended(self, result: Any) -> None:
-        """Process the result of a Touch: on an error, try it again after `RETRY_MS`."""
+        """Handle the result of a Touch. After an error, try again after `RETRY_MS`."""
         self._keeping = False
         if self.closed or not self.raft_group.works:
             return
@@ -780,7 +794,7 @@ class PartitionLeader:
             self._upkept(error)
 
     def _upkept(self, result: Any) -> None:
-        """Handle the result of an upkeep step. True: more steps are needed now."""
+        """Handle the result of an upkeep step. If the result is True, more steps are needed now."""
         self._keeping = False
         if self.closed or not self.raft_group.works:
             return

@@ -1,7 +1,8 @@
 """Fire the schedules of one partition while this node leads it.
 
-Due schedules are read on the apply thread. They are planned on a separate thread, as each expression takes about 50 us,
-and then proposed. The partition ignores repeated firings, so a late leader, or two leaders, do no harm.
+Due schedules are read on the apply thread. They are planned on a separate thread, because each cron expression takes
+about 50 us. Then their firings are proposed. The partition ignores repeated firings, so a deposed leader that still
+fires schedules does no harm.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ log = structlog.get_logger("sandq.broker")
 FIRE_MOST: Final = 256
 """Maximum number of schedules in one command."""
 FIRE_WORK: Final = 8192
-"""Cost of firing one schedule, in bytes of a batch that costs the same."""
+"""Units of work charged for firing one schedule. Applying one byte of a batch is one unit."""
 DONE_MOST: Final = 8
 """Maximum number of ranges of occurrences that a schedule remembers because they fired while the clock was ahead."""
 PAUSE_MS: Final = 20
@@ -50,7 +51,7 @@ UNPLANNABLE_MS: Final = 1000
 
 
 class ScheduleFiring:
-    """Fire the due schedules of one partition, in rounds."""
+    """Fires the due schedules of one partition, in rounds."""
 
     def __init__(
         self,
@@ -77,11 +78,12 @@ class ScheduleFiring:
         self._timer_ms: int | None = None
 
     def on_status(self, status: Status) -> None:
-        """Set a timer for the next due schedule, after something was applied or this node started to lead."""
+        """Set a timer for the next due schedule. Called after an entry was applied, and when this node starts to
+        lead."""
         at_ms = 0 if _is_behind(status) else status.schedule_ms
         if at_ms is not None and not self._is_working and self._host.works:
             now_ms = self._clock.now_ms()
-            # The clock may have been set back since.
+            # If the clock was set back, `_earliest_ms` may be far in the future: then wait at most `FULL_MS`.
             self._wake_at(max(at_ms, min(self._earliest_ms, now_ms + FULL_MS)))
 
     def _wake_at(self, at_ms: int) -> None:
@@ -140,7 +142,7 @@ class ScheduleFiring:
         """Fire as many schedules as one command may contain. Return their number."""
         now_ms, replica = self._clock.now_ms(), self._host.replica
         assert isinstance(replica, PartitionReplica)
-        # Schedules that cannot be planned stay due, and are read first. So read more rows, by their number.
+        # Schedules that cannot be planned stay due, and are read first. So read as many additional rows.
         read = partial(_due, replica, now_ms, FIRE_MOST + len(self._unplannable))
         stored = await self._runner.ask(read, group=self._host.number, patient=False)
         fires = await trio.to_thread.run_sync(plan, stored, now_ms, self._unplannable, limiter=self._planning)
@@ -154,12 +156,13 @@ class ScheduleFiring:
 
 
 def _due(replica: PartitionReplica, now_ms: int, most: int) -> list[Stored]:
-    """Return due schedules, earliest first. For the apply thread."""
+    """Return due schedules, earliest first. Runs on the apply thread."""
     return replica.queries.schedules_due(now_ms, most)
 
 
 def _page(replica: PartitionReplica, behind: str | None) -> tuple[list[Stored], str | None]:
-    """Return the next page of schedules by name, and where the following page begins. For the apply thread."""
+    """Return the next page of schedules, ordered by name, and the position of the following page. Runs on the apply
+    thread."""
     return replica.queries.schedule_page("", behind or None, FIRE_MOST)
 
 
@@ -180,7 +183,8 @@ def replan(stored: Sequence[Stored], now_ms: int) -> list[Any]:
         last_ms, done = schedule.last_ms or 0, schedule.done
         if schedule.gap is not None and schedule.gap[1] > now_ms:
             # The clock was set back to before the end of the gap of missed occurrences. So occurrences of the gap can
-            # still fire. Later ones have fired already, while the clock was ahead: note them as done.
+            # still fire. Later occurrences have fired already, while the clock was ahead: record these occurrences as
+            # done.
             last_ms, *over = schedule.gap[0], [schedule.gap[1], last_ms]
             done = sorted([*done, *[one for one in over if one[0] <= one[1]]])[:DONE_MOST]
         try:
@@ -188,7 +192,7 @@ def replan(stored: Sequence[Stored], now_ms: int) -> list[Any]:
             after_ms = max(now_ms, last_ms)
             found = planning.first(name, recurrence, schedule.settings, schedule.fired, after_ms, done)
         except SandqError:
-            continue  # reported when it fires
+            continue  # the error is reported when the schedule fires
         if found.next_ms is not None and found.next_ms < schedule.expected_ms:
             seen = schedule.version, schedule.expected_ms
             items.append((name, *seen, found.next_ms, found.fire_ms, last_ms, done))
@@ -198,9 +202,9 @@ def replan(stored: Sequence[Stored], now_ms: int) -> list[Any]:
 def plan(stored: Sequence[Stored], now_ms: int, unplannable: AbstractSet[str] = frozenset()) -> list[Any]:
     """Return the items of the command that fires these schedules.
 
-    Omit the schedules that this node cannot plan. Each was validated when it was created, by a node with other time
-    zone data. They wait until such a node leads, or this node is restarted with newer data. `unplannable`: names of
-    schedules that were logged already."""
+    Omit the schedules that this node cannot plan. A node with other time zone data validated such a schedule when it
+    was created. The schedule waits until such a node leads, or until this node is restarted with newer data.
+    `unplannable`: names of schedules that were logged already."""
     items = []
     for name, row in stored:
         schedule = Schedule.load(name, row)

@@ -1,4 +1,4 @@
-"""The subscription of a consumer that messages are pushed to."""
+"""The subscription of a consumer to which messages are pushed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class DeliveryReceiver(Protocol):
 
     @property
     def congested(self) -> bool:
-        """True if the connection accepts nothing now."""
+        """True if the connection accepts no data now."""
 
     def push(self, delivery: Delivery) -> None:
         """Send a lease."""
 
     def ended(self, error: SandqError) -> None:
-        """Report the end of the subscription: its topic was deleted, for example."""
+        """Report the end of the subscription, for example because its topic was deleted."""
 
 
 class Subscription:
@@ -39,14 +39,16 @@ class Subscription:
         address: str | None = None,
         since_ms: int = 0,
     ) -> None:
-        """`epoch`: epoch of the consumer; 0: none. `handlers`: maximum number of messages that it handles at the same
-        time; 0: unknown. `address`: address of its connection. `since_ms`: time of the subscription."""
+        """`epoch`: epoch of the consumer; 0: none. `handlers`: maximum number of messages that the consumer handles at
+        the same time; 0: unknown. `address`: address of the consumer's connection. `since_ms`: time of the
+        subscription, in ms."""
         self.group = group
         self.consumer = consumer
         self.credit = credit
         """Number of messages that the consumer may still receive.
 
-        After raising it, call `notify_credit`: a partition that found no credit does not check again by itself."""
+        After raising the credit, call `notify_credit`: a partition that found no credit does not check again by
+        itself."""
         self.lease_ms = lease_ms
         self.receiver = receiver
         self.epoch = epoch
@@ -60,15 +62,15 @@ class Subscription:
         self.moved = False
         """True if the subscription ended because other nodes lead its partitions now.
 
-        Its consumer will subscribe again, and still holds its leases."""
+        The consumer will subscribe again, and still holds its leases."""
 
         self.fenced = False
         """True if the subscription ended because a later process has taken over the leases of its consumer.
 
-        Messages that are still granted to it are given back."""
+        Messages that are still granted to this subscription are given back."""
 
     def fence(self, error: SandqError) -> None:
-        """End the subscription, because a later process of its consumer has subscribed."""
+        """End the subscription, because a later process of the consumer has subscribed."""
         self.closed = self.fenced = True
         self.receiver.ended(error)
 
@@ -79,7 +81,8 @@ class Subscription:
         return 0 if self.closed or self.receiver.congested else max(self.credit, 0)
 
     def when_free(self, lease: Callable[[Subscription], None]) -> None:
-        """Call `lease(subscription)` once credit may be free again. For a partition that found no free credit."""
+        """Call `lease(subscription)` when credit may be free again. A partition that found no free credit calls this
+        method."""
         self._starved[lease] = None
 
     def notify_credit(self) -> None:
