@@ -1,1 +1,1 @@
-"""Whether this node makes progress with its work, and which other nodes report that they do not."""
+"""Watch the health of this node and its replicas, and the health reports of other nodes."""

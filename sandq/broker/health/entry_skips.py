@@ -1,4 +1,4 @@
-"""Skip an entry that no replica of a group can apply, by an operator's decision (ADR 46)."""
+"""Let an operator skip a log entry that no replica of a group can apply (ADR 46)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from sandq.raft.wire import REGULAR
 log = structlog.get_logger("sandq.replication")
 
 SHOWN_COMMANDS: Final = 1000
-"""Maximum number of commands of an entry that an answer describes."""
+"""Maximum number of commands that the answer for an entry describes."""
 
 
 class EntrySkips:
-    """Decides, for shut leaders on this node, that an entry is applied without some of its commands."""
+    """Skips entries, or some commands of an entry, in the groups that this node leads with a shut replica."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class EntrySkips:
     async def skip(self, request: EntrySkip) -> dict[str, Any]:
         """Skip the entry that shut a partition, or (`dry_run`) only describe it.
 
-        Return when the skip is committed: replicas open then. Raise NotLeader; UnknownTopic, UnknownPartition; Conflict
-        if there is nothing to skip, or a replica may have applied the entry; InvalidRequest if the named entry or
-        commands do not match; TimedOut."""
+        Return after the skip is committed, when the replicas open again. Raise Conflict if there is nothing to skip, or
+        if a replica may have applied the entry. Raise InvalidRequest if the entry or the commands that the operator
+        named do not match. Raise NotLeader, UnknownTopic, UnknownPartition or TimedOut."""
         host = self._host(request)
         failure = host.shut
         if failure is None or not host.is_shut_leader:
@@ -101,7 +101,7 @@ class EntrySkips:
         view = self._catalog.view
         topic = view.topics.get(request.topic)
         if topic is None:
-            return self._catalog.partition(request.topic, request.partition).raft_group  # raises the right error
+            return self._catalog.partition(request.topic, request.partition).raft_group  # raises the client's error
         if request.partition >= len(topic.partitions):
             raise UnknownPartition(
                 f"topic {request.topic!r} has no partition {request.partition}; it has {len(topic.partitions)}"
@@ -113,7 +113,7 @@ class EntrySkips:
         return found
 
     def _not_here(self, request: EntrySkip, host: RaftGroup) -> Conflict | NotLeader:
-        """Return the error for a group that is not a shut group led by this node."""
+        """Return the error for a group whose replica here is not shut, or which another node leads."""
         if host.group.is_leader:
             return Conflict(f"{_named(request)} is not shut: there is nothing to skip")
         return self._elsewhere(host.number, f"{_named(request)} is not led by this node", host.group.leader)
@@ -127,8 +127,8 @@ class EntrySkips:
     def _index(self, host: RaftGroup, failure: ApplyFailure, request: EntrySkip) -> int:
         """Return the index of the entry to skip.
 
-        Raise Conflict if no entry, or not exactly one, is known to be at fault; InvalidRequest if the operator named
-        another."""
+        Raise Conflict if it is not known which single entry is at fault. Raise InvalidRequest if the operator named a
+        different entry."""
         if failure.step is Step.SKIPPED:
             raise Conflict(
                 f"{_named(request)}: this replica has applied an entry that its group skipped: no skip opens it, a "
@@ -154,8 +154,9 @@ class EntrySkips:
         return failure.index
 
     def _check_others(self, host: RaftGroup, index: int, *, force: bool) -> None:
-        """Raise Conflict if another voter may have applied the entry: the messages that it acknowledged would be
-        lost."""
+        """Raise Conflict if another voter may have applied the entry. Otherwise acknowledged messages could be lost.
+
+        `force`: ignore voters that cannot be reached."""
         shut, up = self._shut_replicas.nodes_of(host.number), self._links.up
         for voter in host.members.voters:
             node = node_of(voter)
@@ -182,7 +183,9 @@ def _named(request: EntrySkip) -> str:
 
 
 def _chosen(request: EntrySkip, failure: ApplyFailure) -> Sequence[int] | None:
-    """Return the positions of the commands to skip: the named commands, or the command that failed. None: all."""
+    """Return the positions of the commands to skip: the commands that the operator named, or else the failed command.
+
+    None: skip all commands, because the failed command is not known."""
     if request.commands is not None or failure.command is None:
         return request.commands
     return (failure.command,)
@@ -191,8 +194,9 @@ def _chosen(request: EntrySkip, failure: ApplyFailure) -> Sequence[int] | None:
 def replacement_of(
     group: int, skip_id: bytes, command: bytes, positions: Sequence[int] | None, failure: ApplyFailure
 ) -> tuple[bytes, list[dict[str, Any]]]:
-    """Return the entry without the commands at these positions (None: without any), and a description of its
-    commands."""
+    """Return the entry without the commands at these positions, and a description of all its commands.
+
+    `positions`: None means all commands."""
     module: Any = metadata_commands if group == METADATA_GROUP else commands
     try:
         entry = module.Entry.decode(command)
@@ -212,8 +216,9 @@ def replacement_of(
     def is_refused(at: int) -> bool:
         """Return whether to refuse a command if it is sent again.
 
-        If the operator named the commands, refuse all of these. If the whole entry is skipped, refuse only the failed
-        command, not those that were merged into its entry; refuse all if it is unknown which one failed."""
+        If only some commands are skipped, refuse all of them. If the whole entry is skipped, refuse only the failed
+        command: the others were only merged into the same entry. If the failed command is not known, refuse all
+        commands of the entry."""
         return positions is not None or failure.command in (None, at)
 
     kept = [

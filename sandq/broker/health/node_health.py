@@ -1,23 +1,24 @@
-"""Watch whether this node makes progress with its work, and act if it does not. Only this module decides that.
+"""Decide whether this node makes progress with its work, and act if it does not.
 
-A failing disk raises errors. A hanging disk raises none, and operations that wait for it never end. So the progress of
-the threads is observed. If the log, the state or the store has made no progress for `health.stall_after`, this node is
-*stalled*:
+A failing disk raises errors. A hanging disk raises no errors, and operations that wait for the disk never end. So this
+module observes the progress of the threads. If the log, the state or the store has made no progress for
+`health.stall_after`, this node is *stalled*:
 
-- Pending requests are answered: TIMED_OUT if they were proposed (the outcome is unknown), UNAVAILABLE otherwise.
+- Pending requests are answered. If a request was proposed, its outcome is unknown (TIMED_OUT). Otherwise the answer is
+  UNAVAILABLE.
 - The node stops answering for groups that other nodes can lead, and transfers its leaderships to healthy nodes.
-- It repeatedly sends SICK to all nodes. The metadata leader marks it as failed, and later replaces it.
+- The node repeatedly sends SICK to all nodes. The metadata leader marks the node as failed, and later replaces it.
 
-All of this ends with the next progress. Leadership is handed over only to healthy nodes: if all nodes hang on one disk,
-none resigns. Maintenance (flush, compaction, snapshots) may take long. So it has a longer limit. No requests wait for
-it.
+The stall ends with the next progress. Leadership is handed over only to healthy nodes: if all nodes hang on one disk,
+all leaders stay. Maintenance (flush, compaction, snapshots) may take long, and no request waits for it. So maintenance
+has a longer limit.
 
-A node whose log cannot be written because the disk is full also counts as stalled. Before the disk is full, no new
-messages are accepted (`storage.reserve_bytes`), and nodes with free space take over the leaderships, where
-possible. At that stage the node still works, and is not replaced.
+If the log cannot be written because the disk is full, the node also counts as stalled. Before that, when less than
+`storage.reserve_bytes` are free, the node accepts no new messages. Nodes with free space then take over its
+leaderships, where possible. At that stage the node still works, and is not replaced.
 
-Stores that met a full disk accept nothing more, even when there is space again. Then the node must be restarted: this
-module sets `restart`, and the program that runs the node does it.
+If a write to the stores fails because the disk is full, the stores accept nothing more, even when there is space again.
+Then the node must be restarted: this module sets `restart`, and the program that runs the node restarts it.
 """
 
 from __future__ import annotations
@@ -44,22 +45,24 @@ from sandq.storage.files import is_full
 log = structlog.get_logger("sandq.health")
 
 REPORT_S: Final = 0.5
-"""Interval in s at which a sick node reports so."""
+"""Interval in s at which a sick node sends its report."""
 RETRY_S: Final = 15.0
-"""Pause in s before groups that no node took over are tried again. During an attempt they accept no commands."""
+"""Pause in s before the next attempt, if no node took over a group. During an attempt, the group accepts no
+commands."""
 MAINTENANCE_FACTOR: Final = 12
-"""Factor by which the stall limit is longer for maintenance: one step of maintenance may write 1 GiB."""
+"""Factor by which the stall limit is longer for maintenance, because one step of maintenance may write 1 GiB."""
 SPACE_S: Final = 1.0
-"""Interval in s at which the free space is checked."""
+"""Interval in s at which the free space of the disk is checked."""
 SPACE_FACTOR: Final = 1.1
-"""Factor by which the free space must exceed the reserve before messages are accepted again."""
+"""New messages are accepted again once the free space is at least this factor times the reserve."""
 
 
 class NodeHealth:
     """The health of this node. Call `run` once.
 
-    `stall_after_s`: time without progress after which the log or the state is stalled. `request_timeout_s`: a proposed
-    request that is not done within this time, or up to twice as long, is answered TIMED_OUT.
+    `stall_after_s`: time without progress after which the log, the state or the store counts as stalled.
+    `request_timeout_s`: age at which a pending request is answered with an error. The check runs at this interval, so a
+    request may get twice as old.
     """
 
     def __init__(
@@ -75,8 +78,8 @@ class NodeHealth:
         stall_after_s: float,
         request_timeout_s: float,
     ) -> None:
-        """`free_bytes`: returns the free bytes of the disk, once the disk answers. No new messages are stored while
-        less than `reserve_bytes` are free, as commands that free space need the rest."""
+        """`free_bytes()`: return the free bytes of the disk, once the disk answers. `reserve_bytes`: bytes that are
+        reserved for commands that free space. While less is free, no new messages are stored."""
         self._node_log = node_log
         self._runner = runner
         self._links = links
@@ -102,13 +105,13 @@ class NodeHealth:
 
     @property
     def reason(self) -> str | None:
-        """Why this node cannot work; None if it can."""
+        """Why this node cannot work; None if it works."""
         failed = self._node_log.failed
         return failed.message if failed is not None else self._stalled
 
     @property
     def stalled(self) -> str | None:
-        """Description of the work that is stalled here, and may continue by itself; None if no work is stalled."""
+        """Description of the stalled work of this node, which may continue by itself; None if no work is stalled."""
         return self._stalled
 
     @property
@@ -117,11 +120,12 @@ class NodeHealth:
         return self._stalls.ages_s
 
     def sick(self) -> dict[str, str]:
-        """Return the reason for each node that is known not to work, including this one."""
+        """Return the nodes that do not work, as far as this node knows, with the reasons. This node may be among
+        them."""
         return {node: report.reason for node, report in self._known().items() if not report.works}
 
     def unfit(self) -> Collection[str]:
-        """Return the nodes that should not lead: they do not work, or accept no new messages."""
+        """Return the nodes that should not lead, because they do not work or accept no new messages."""
         return self._known().keys()
 
     def may_lead(self, node: str) -> bool:
@@ -129,7 +133,7 @@ class NodeHealth:
         return self._clocks.may_lead(node) and node not in self.unfit()
 
     def _known(self) -> dict[str, SickReport]:
-        """Return the reports of all nodes that are sick or have no space, including this one."""
+        """Return the reports of all nodes that are sick or have no space. This node may be among them."""
         known, own = self._sick_peers.now(), self._own()
         return known if own is None else {**known, self._node_log.node_id: own}
 
@@ -152,7 +156,7 @@ class NodeHealth:
                 await trio.sleep(CHECK_S)
 
     async def _expire(self) -> None:
-        """Answer requests that were proposed too long ago, until cancelled."""
+        """Answer requests that have been pending for too long with an error, until cancelled."""
         while True:
             await trio.sleep(self._request_timeout_s)
             self._node_log.expire(self._request_timeout_s)
@@ -169,7 +173,7 @@ class NodeHealth:
             await trio.sleep(SPACE_S)
 
     def note_space(self, free_bytes: int) -> None:
-        """Accept new messages or not, depending on the free bytes of the disk."""
+        """Begin or stop accepting new messages, depending on the free bytes of the disk."""
         backlog = self._node_log.backlog
         if free_bytes < self._reserve_bytes and backlog.disk_full is None:
             backlog.disk_full = (
@@ -186,11 +190,12 @@ class NodeHealth:
 
     @property
     def disk_full(self) -> str | None:
-        """Why no new messages are stored here; None if they are. Acks and commands that free space are still stored."""
+        """Why this node stores no new messages; None if it stores them. Acks and commands that free space are always
+        stored."""
         return self._node_log.backlog.disk_full
 
     def check(self) -> None:
-        """Check once, and notify pending requests and the other nodes of changes."""
+        """Check the progress once. If it changed, fail or resume requests. Send a report if this node is sick."""
         self._stalls.check(trio.current_time())
         stalled = self._stalls.stalled()
         reasons = [
@@ -208,7 +213,8 @@ class NodeHealth:
         self._send_report()
 
     def _note(self, reasons: Collection[str]) -> None:
-        """Set the reason why this node is stalled, and log a change."""
+        """Set the reasons why this node is stalled, and log a change. If there are no reasons, the node is not
+        stalled."""
         reason = "; ".join(reasons) or None
         if reason == self._stalled:
             return
@@ -219,7 +225,8 @@ class NodeHealth:
         self._stalled = reason
 
     def _send_report(self) -> None:
-        """Report to all nodes that this node is sick. If the reports stop, they assume that it has recovered."""
+        """If this node is sick, report that to all nodes. If the reports stop, the other nodes assume that it has
+        recovered."""
         own, now_s = self._own(), trio.current_time()
         if own is None or now_s - self._sent_s < REPORT_S:
             return
@@ -246,7 +253,7 @@ class NodeHealth:
     def _can_take_over(host: RaftGroup, nodes: Collection[str]) -> bool:
         """Return whether one of the nodes could lead the group at once.
 
-        A group that is already being handed over is left alone: the component that began the hand-over ends it."""
+        If another component is already handing over the group, return False: that component also ends the hand-over."""
         group = host.group
         if host.is_leaving or not can_leave(host, nodes):
             return False

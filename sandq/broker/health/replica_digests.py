@@ -1,8 +1,8 @@
-"""Compare the stored rows of a partition's replicas, and name those that differ.
+"""Compare the stored rows of a partition's replicas, and report replicas that differ.
 
-Replicas apply the same entries and must have the same rows. This is checked, because a bit of memory may flip, or a
-version may have a bug. The leader of each partition makes every replica compute a digest of its rows as of one
-entry of the log (TAKE_DIGEST). Partitions are compared one after the other, at the rate of disk checks.
+Replicas apply the same entries, so they must have the same rows. But a bit of memory may flip, or a version may have a
+bug. So the leader of each partition appends an entry (TAKE_DIGEST). Each replica that applies this entry computes a
+digest of its rows. Partitions are compared one after the other, at the rate of disk checks.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ ROUND_S: Final = 86_400.0
 FIRST_S: Final = 60.0
 """Pause in s between the start and the first round."""
 ANSWER_S: Final = 3600.0
-"""Time limit in s for answers of other nodes. They read all rows, at a bounded rate."""
+"""Time limit in s for answers. It is long, because each node reads all rows of its replica at a bounded rate."""
 CHECK_S: Final = 1.0
-"""Interval in s at which a comparison in progress checks whether it can end."""
+"""Interval in s at which a comparison checks whether it can end."""
 VIEWS_MOST: Final = 4
 """Maximum number of requested views that wait to be read.
 
-Each view keeps the space of deleted rows in use. Further requests are refused."""
+While a view is open, the space of deleted rows cannot be reclaimed. Further requests are refused."""
 REFUSED_MOST: Final = 64
 """Maximum number of refused views that wait to be closed."""
 STEP_ROWS: Final = 2048
@@ -57,14 +57,14 @@ class _Comparison:
 
     group: int
     nodes: frozenset[str]
-    """Nodes that have a replica."""
+    """Nodes that have a replica of the group."""
     answers: dict[str, tuple[int, bytes | None]] = field(default_factory=dict)
-    """Index and digest by node; the digest is None if the node could not compute it."""
+    """(Index, digest) by node. The digest is None if the node could not compute it."""
     changed: trio.Event = field(default_factory=trio.Event)
 
 
 class ReplicaDigests:
-    """Compares replicas, and computes digests for other leaders."""
+    """Compares the replicas of the groups that this node leads, and computes digests for other leaders."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class ReplicaDigests:
         shut_replicas: ShutReplicas,
         bytes_per_s: int,
     ) -> None:
-        """`bytes_per_s`: rate of reading; 0: read and request nothing. A shut replica does not answer, and does not
-        count as different."""
+        """`bytes_per_s`: rate of reading. 0: read nothing, and request no digests. `shut_replicas`: a shut replica does
+        not answer, so comparisons do not wait for it."""
         self._shut_replicas = shut_replicas
         self._node_log = node_log
         self._catalog = catalog
@@ -91,14 +91,15 @@ class ReplicaDigests:
 
     @property
     def different(self) -> Mapping[int, tuple[str, ...]]:
-        """For each led group whose replicas differ: the nodes whose replicas differ from the majority.
+        """By group that this node leads: the nodes whose replicas differ from the majority.
 
-        All nodes if there is no majority."""
+        If there is no majority, all nodes that answered. Groups with equal replicas are left out."""
         led = self._catalog.led_here
         return {group: nodes for group, nodes in sorted(self._different.items()) if group in led}
 
     async def run(self) -> None:
-        """Compare in rounds, and compute digests for other leaders, until cancelled."""
+        """Compare all groups that this node leads, round after round. Compute digests for other leaders. Run until
+        cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._digest_all)
             nursery.start_soon(self._refuse_all)
@@ -113,7 +114,7 @@ class ReplicaDigests:
     async def compare(self, group: int) -> bool | None:
         """Compare the replicas of a group that this node leads.
 
-        Return whether they are equal; None if fewer than two answered."""
+        Return whether the replicas are equal; None if fewer than two nodes answered."""
         host = self._node_log.hosts.get(group)
         if host is None:
             return None
@@ -137,13 +138,14 @@ class ReplicaDigests:
         return self._judge(comparison)
 
     def _awaits(self, comparison: _Comparison) -> bool:
-        """Return whether a node that can answer has not answered yet."""
+        """Return whether to wait for more answers: from a node that is reachable and whose replica is not shut."""
         linked, shut = self._links.reachable(), self._shut_replicas
         asked = [node for node in comparison.nodes & linked if not shut.is_shut(comparison.group, node)]
         return any(node not in comparison.answers for node in asked)
 
     def _judge(self, comparison: _Comparison) -> bool | None:
-        """Compare the answers. Record and log the nodes that differ from the majority. Return as `compare` does."""
+        """Compare the answers. Record and log the nodes that differ from the majority. Return the result of
+        `compare`."""
         found = {node: answer for node, answer in comparison.answers.items() if answer[1] is not None}
         if len(found) < 2:
             return None
@@ -182,7 +184,7 @@ class ReplicaDigests:
         return True
 
     def _heard(self, node: str, group: int, number: int, index: int, digest: bytes | None) -> None:
-        """Record a digest for the comparison in progress that it belongs to."""
+        """Record the digest of a node in its comparison. If that comparison has ended, ignore the digest."""
         comparison = self._open.get(number)
         if comparison is not None and comparison.group == group and node in comparison.nodes:
             comparison.answers[node] = index, digest
@@ -191,7 +193,7 @@ class ReplicaDigests:
     # -- answering side -------------------------------------------------------------------------------------------
 
     def on_view(self, view: DigestView) -> None:
-        """Handle an applied entry that requests a digest."""
+        """Queue a view for its digest. If digests are off or the queue is full, refuse it."""
         try:
             if self._bytes_per_s:
                 self._give.send_nowait(view)
@@ -202,8 +204,8 @@ class ReplicaDigests:
         try:
             self._refuse.send_nowait(view)
         except trio.WouldBlock:
-            # Closing needs LevelDB's lock, but does not block: the apply thread had the lock a moment ago, so no
-            # hanging disk holds it.
+            # Close the view here. This needs LevelDB's lock, but does not block: the apply thread had the lock a moment
+            # ago, so no operation on a hanging disk holds it.
             view.rows.close()
 
     async def _refuse_all(self) -> None:
@@ -212,7 +214,7 @@ class ReplicaDigests:
             await _close(view)
 
     def _answer(self, view: DigestView, digest: bytes | None) -> None:
-        """Send a digest, or None, to the leader of the group."""
+        """Send a digest to the leader of the group. None: this node cannot compute the digest."""
         host = self._node_log.hosts.get(view.group)
         leader = None if host is None else host.leader
         if leader == self._node_log.node_id:
@@ -232,12 +234,12 @@ class ReplicaDigests:
             await _close(view)
 
     async def _digest(self, view: DigestView) -> bytes:
-        """Return the digest of all rows of a view. Read them in steps, at the bounded rate."""
+        """Return the digest of all rows of a view. Read the rows in steps, at the bounded rate."""
         digest = StateDigest()
         start, stop = store_range(view.store)
 
         def step(start: bytes) -> tuple[bytes | None, int]:
-            """Read some rows. Return the key at which to continue, or None, and the bytes read."""
+            """Read some rows. Return the key at which to continue (None at the end), and the bytes read."""
             found = view.rows.scan(start, stop, limit=STEP_ROWS, max_bytes=STEP_BYTES)
             digest.add(_relative(found))
             size = sum([len(key) + len(value) for key, value in found])
@@ -251,12 +253,13 @@ class ReplicaDigests:
 
 
 async def _close(view: DigestView) -> None:
-    """Close a view outside the loop, as LevelDB's lock may be held while its disk hangs.
+    """Close a view on a thread: this needs LevelDB's lock, which another thread may hold while the disk hangs.
 
-    At the end of a node, the stores close it."""
+    When the node ends, the stores close views that are still open."""
     await trio.to_thread.run_sync(view.rows.close, abandon_on_cancel=True)
 
 
 def _relative(found: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return the rows with keys relative to the store: replicas may have different store numbers."""
+    """Return the rows with keys relative to the store, because the stores of two replicas may have different
+    numbers."""
     return [(key[STORE_PREFIX_BYTES:], value) for key, value in found]

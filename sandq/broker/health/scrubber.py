@@ -1,4 +1,4 @@
-"""Read the log and the tables in the background, at a bounded rate, and report damage."""
+"""Check the files of the log and of the stores in the background, at a bounded rate, and report damage."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from sandq.storage.scrub import scrub_tables, scrub_wal
 log = structlog.get_logger("sandq.health")
 
 PAUSE_S: Final = 3600.0
-"""Pause in s between two rounds over everything."""
+"""Pause in s between two rounds over all files."""
 
 
 class Scrubber:
     """Reads all files of a node, and compares them with their checksums."""
 
     def __init__(self, files: Files, stores: Path, bytes_per_s: int) -> None:
-        """`stores`: directory of the tables; it need not exist. `bytes_per_s`: rate of reading; 0: read nothing."""
+        """`stores`: directory of the tables; it may be missing. `bytes_per_s`: rate of reading; 0: read nothing."""
         self._files = files
         self._stores = stores
         self._bytes_per_s = bytes_per_s
@@ -31,7 +31,7 @@ class Scrubber:
         self.rounds = 0
         """Number of completed rounds."""
         self.damage: str | None = None
-        """The damage that the last round found; None if there was none."""
+        """The damage that the last round found; None if it found no damage."""
 
     async def run(self) -> None:
         """Run rounds until cancelled."""
@@ -57,7 +57,8 @@ class Scrubber:
         self.rounds += 1
 
     async def _read(self, steps: Iterator[int]) -> None:
-        """Run the steps of a check on threads, at the bounded rate. Each step returns the bytes that it has read."""
+        """Run the steps of a check on threads, at the bounded rate. Each step yields the number of bytes that it has
+        read."""
         while True:
             size = await trio.to_thread.run_sync(next, steps, None, abandon_on_cancel=True)
             if size is None:

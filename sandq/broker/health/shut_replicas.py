@@ -1,8 +1,8 @@
-"""Track which replicas are shut on all nodes, and open the shut replicas of this node again when possible (ADR 46).
+"""Track the shut replicas of all nodes, and open the shut replicas of this node again when possible (ADR 46).
 
-Every node reports its shut replicas to all others: on each change, and when a link is made. A leader sends a snapshot
-to a member whose replica is shut. A shut leader hands over to a voter whose replica is not shut. A replica whose group
-has committed a SKIP of its entry is loaded from its rows again.
+Every node reports its shut replicas to all other nodes: on each change, and when a link is made. A leader sends a
+snapshot to a member whose replica is shut. If the leader's own replica is shut, the leader hands over to a voter whose
+replica works. If a group has committed a SKIP of the failed entry, its shut replicas are loaded from their rows again.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ log = structlog.get_logger("sandq.replication")
 HAND_OVER_S: Final = 1.0
 """Interval in s at which this node tries to hand over the groups that it leads with a shut replica."""
 REPORTS_MOST: Final = 1000
-"""Maximum number of replicas that a node reports."""
+"""Maximum number of shut replicas that a node reports."""
 ERROR_CHARS: Final = 500
-"""Maximum length of an error in a report; the rest is cut."""
+"""Maximum length of an error in a report, in characters. Longer errors are cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShutReport:
-    """A shut replica as reported between nodes. The fields are in the order of the frame."""
+    """A node's report about one shut replica. The order of the fields is also their order in the frame SHUT."""
 
     group: int
     index: int | None
@@ -45,17 +45,17 @@ class ShutReport:
     rows_index: int
     """Raft index of the last entry whose changes the replica has stored."""
     leads: bool
-    """True if the node leads the group, and therefore decides whether to skip the entry."""
+    """True if the reporting node leads the group. Then that node decides whether to skip the entry."""
     step: str
-    """The step that failed: a `shut.Step`."""
+    """The step that failed: a value of `shut.Step`."""
     error: str
 
     @property
     def reached(self) -> int:
-        """Raft index of the last entry that the replica has applied and perhaps acknowledged, even if its rows lack the
-        entry.
+        """Raft index of the last entry that the replica has applied, and perhaps acknowledged.
 
-        0 if the group skipped an entry that the replica applied: then the replica can no longer lead."""
+        The rows of the replica may not have that entry yet. 0: the replica has applied an entry that its group skipped,
+        so it can no longer lead."""
         if self.step == Step.SKIPPED:
             return 0
         return self.rows_index if self.index is None else self.index - 1
@@ -65,7 +65,7 @@ _TYPES: Final = ((int,), (int, type(None)), (int,), (bool,), (str,), (str,))
 
 
 class ShutReplicas:
-    """Shut replicas of this node and of the others."""
+    """The shut replicas of all nodes."""
 
     def __init__(
         self,
@@ -81,11 +81,11 @@ class ShutReplicas:
         self._runner = runner
         self._links = links
         self._changed = trio.Event()
-        """Set by everything that may matter to `run`; replaced in each of its rounds."""
+        """Set when `run` may have work. `run` replaces the event in each round."""
         self._sent: tuple[ShutReport, ...] = ()
         """The reports that were last sent to all nodes."""
         self._heard: dict[str, tuple[ShutReport, ...]] = {}
-        """The latest reports of other nodes."""
+        """The latest reports of each other node."""
 
     # -- queries --------------------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class ShutReplicas:
         return found + [(node, report) for node, reports in sorted(self._heard.items()) for report in reports]
 
     def nodes_of(self, group: int) -> dict[str, ShutReport]:
-        """Return the nodes whose replica of a group is shut, with their reports."""
+        """Return the reports about shut replicas of a group, by node."""
         return {node: report for node, report in self.all() if report.group == group}
 
     def is_shut(self, group: int, node: str) -> bool:
@@ -109,7 +109,7 @@ class ShutReplicas:
     def members_to_restore(self, host: RaftGroup) -> list[str]:
         """Return the members whose shut replicas a snapshot from this node can replace.
 
-        There are none unless this node leads the group and has applied the entry that shut them."""
+        This node must lead the group, and must have applied the entry at which the member's replica failed."""
         if not self._heard or not host.ready:
             return []
         applied, nodes = host.status.applied_index, self.nodes_of(host.number)
@@ -128,7 +128,7 @@ class ShutReplicas:
     # -- reports between nodes ------------------------------------------------------------------------------------
 
     def note(self, host: RaftGroup) -> None:
-        """Note that a replica of this node is shut, or that its group decided something about it."""
+        """Wake `run`: a replica of this node is shut, or a SKIP was committed in its group."""
         self._changed.set()
 
     def up(self, node: str) -> None:
@@ -136,11 +136,11 @@ class ShutReplicas:
         self._links.send(node, PeerFrame.SHUT, _rows(self._reports()))
 
     def down(self, node: str) -> None:
-        """Forget the reports of a node whose link has ended, as they may have changed."""
+        """Forget the reports of a node whose link has ended: they may be out of date."""
         self._heard.pop(node, None)
 
     def on_frame(self, node: str, body: Any) -> bool:
-        """Handle a report of another node about itself. Return False if it is malformed."""
+        """Handle the reports of another node about its replicas. Return False if the frame is malformed."""
         if not isinstance(body, tuple) or len(body) > REPORTS_MOST:
             return False
         reports = []
@@ -175,11 +175,11 @@ class ShutReplicas:
                 await changed.wait()
 
     def _hand_over(self, host: RaftGroup) -> None:
-        """Hand over to a voter that has all of the log and whose replica is not shut, or is shut at a later entry.
+        """Hand over leadership of a group whose replica here is shut to a better voter, if there is one.
 
-        Entries that such a replica has applied may be acknowledged, so it must lead. If all replicas are shut, the
-        replica with the most applied entries leads. Then the next entry can be skipped, and the other replicas get a
-        snapshot."""
+        A voter whose replica works is the best. If all replicas are shut, the replica with the most applied entries
+        must lead: it may have acknowledged these entries. Then this leader can skip the next entry, and send snapshots
+        to the other replicas."""
         shut, up = self.nodes_of(host.number), self._links.up
         group = host.group
         fit = [v for v in group.members.voters if v != group.member and node_of(v) in up and node_of(v) not in shut]
@@ -194,7 +194,8 @@ class ShutReplicas:
     async def _reopen(self, host: RaftGroup) -> None:
         """Load a shut replica from its rows again.
 
-        Its group has decided to skip the entry, or several entries may be at fault."""
+        Either its group has decided to skip the failed entry, or the replica must find out which of several entries
+        fails."""
         node_log, runner, failure = self._node_log, self._runner, host.shut
         try:
             await runner.between_batches(partial(node_log.suspend_shut, host))
@@ -213,7 +214,7 @@ class ShutReplicas:
 
 
 def _rows(reports: Iterable[ShutReport]) -> tuple[tuple[Any, ...], ...]:
-    """Return reports as rows of a frame."""
+    """Return the reports as rows of the frame SHUT."""
     return tuple([astuple(report) for report in reports])
 
 

@@ -1,4 +1,4 @@
-"""Track which nodes report that they cannot work, because of their disks, or that their disk is nearly full."""
+"""Track the reports of other nodes that cannot work, or whose disk is nearly full."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 import trio
 
 SICK_S: Final = 3.0
-"""Time in s without a new report after which a node counts as healthy."""
+"""Time in s after the last report of a node, after which the node counts as healthy."""
 REASON_CHARS: Final = 500
-"""Maximum length of a peer's reason; the rest is cut."""
+"""Maximum length of a peer's reason, in characters. Longer reasons are cut."""
 
 
 class SickReport(NamedTuple):
@@ -17,7 +17,7 @@ class SickReport(NamedTuple):
 
     reason: str
     works: bool
-    """True if it works, but accepts no new messages because its disk is nearly full."""
+    """True: the node works, but its disk is nearly full, so it accepts no new messages. False: the node cannot work."""
 
 
 class SickPeers:
@@ -25,7 +25,7 @@ class SickPeers:
 
     def __init__(self) -> None:
         self._reports: dict[str, tuple[float, SickReport]] = {}
-        """The last report of each node, and its time on trio's clock."""
+        """By node: time of its last report on trio's clock in s, and the report."""
 
     def heard(self, node: str, reason: str, works: bool) -> None:
         """Record the report of a node that is sick or has no space."""

@@ -1,4 +1,4 @@
-"""Run a handshake on a connection."""
+"""Run the peer handshake on a connection."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sandq.model.errors import ProtocolError
 
 
 async def shake_hands(stream: PeerStream, steps: Steps) -> Introduced:
-    """Run the handshake. Nothing after it is read.
+    """Run the handshake, and read no byte after it.
 
-    Raise ConnectionLost, or Refusal, of which the other side has been notified."""
+    Raise ConnectionLost. Raise Refusal if one side refuses; then the other side gets the reason."""
     try:
         body = next(steps)
         while True:

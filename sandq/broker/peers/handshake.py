@@ -1,4 +1,4 @@
-"""The handshake of two nodes, without I/O: bodies of frames in, bodies of frames out.
+"""The handshake of two nodes, without I/O. The input and the output are bodies of frames.
 
     dialer    HELLO       [magic, version, "hello", cluster, purpose, to, nonce, node, store, cluster UUID, addresses,
                            zone, weight, lowest feature level, highest feature level, cluster's feature level, ...]
@@ -8,14 +8,14 @@
     dialer    WELCOME     ["welcome", known, cluster UUID, proof]
     either    REFUSED     ["refused", reason, message]               instead of its next frame, and then it closes
 
-A proof is an HMAC-SHA256 with the secret of the cluster. It covers the role and statement of the proving side, all
-bytes of HELLO and CHALLENGE, and the fields of its own frame. So a changed byte, a frame of another connection, or a
-frame of the other role makes a proof invalid. The dialer proves first, so that an unknown caller gets nothing from
-which to guess the secret.
+A proof is an HMAC-SHA256 with the secret of the cluster. A proof covers the role of the side that proves, all bytes of
+HELLO and CHALLENGE, and the fields of its own frame. So a proof is invalid if a byte is changed, or if the proof is
+replayed on another connection or by the other side. The dialer proves first. So an unknown caller gets no proof from
+which it could guess the secret.
 
-`dial` and `accept` are generators. Each yields a body to send (empty: none) and is sent the next received body. It
-returns when both sides are proved, or raises `Refusal`. Fields that a later version adds at the end of HELLO or
-CHALLENGE are ignored. docs/protocol.md describes the bytes.
+`dial` and `accept` are generators. Each of them yields a body to send (empty: send nothing), and receives the next body
+with `send`. The generator returns when both sides have proved the secret, or raises `Refusal`. If a later version adds
+fields at the end of HELLO or CHALLENGE, they are ignored. docs/protocol.md describes the bytes.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ UUID_CHARS: Final = 64
 VERSION_CHARS: Final = 64
 ADDRESSES_MOST: Final = 8
 MESSAGE_CHARS: Final = 500
-"""Maximum length of a refusal's message; a longer message of a peer is cut off."""
+"""Maximum length of a refusal's message, in characters. A longer message is cut."""
 
 LINK: Final = "link"
-"""Purpose of the single connection of a pair of nodes. The node with the smaller id dials."""
+"""Purpose of the permanent connection of two nodes. The node with the smaller id dials."""
 STREAM: Final = "stream"
-"""Purpose of a connection for one large transfer."""
+"""Purpose of an extra connection for one large transfer. Either node may dial."""
 
 REMEDIES: Final = {
     "malformed": "check that the peer's address is that of a sandq peer port (listen.peer), of this release",
@@ -68,10 +68,10 @@ REMEDIES: Final = {
 
 
 class Refusal(ProtocolError):
-    """One side does not accept the other.
+    """One side of a handshake refuses the other side.
 
-    Until the other side has proved the secret, the message tells it only values that it sent itself. `by_peer`: the
-    other side refused. `claimed_id`: node id that a dialer claimed.
+    Before the other side has proved the secret, the message contains only values that the other side sent. `by_peer`:
+    the other side refused. `claimed_id`: node id that a dialer claimed.
     """
 
     def __init__(self, reason: str, message: str, *, by_peer: bool = False) -> None:
@@ -87,12 +87,12 @@ class Refusal(ProtocolError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerIdentity:
-    """A node as it introduces itself.
+    """The identity that a node states in the handshake.
 
-    `cluster_uuid`: None before it has formed or joined a cluster. `addresses`: its addresses by protocol, as "client"
-    -> "host:port". `zone`, `weight`: its location, and its share of the partitions relative to other nodes. `levels`:
-    feature levels that its version supports. `feature_level`: feature level of its cluster; None if unknown. `version`:
-    sandq version; None if unknown.
+    `cluster_uuid`: None before the node has formed or joined a cluster. `addresses`: addresses of the node by protocol,
+    as "client" -> "host:port". `zone`: location of the node. `weight`: its share of the partitions relative to other
+    nodes. `levels`: feature levels that its version supports. `feature_level`: feature level of its cluster; None if
+    unknown. `version`: its sandq version; None if unknown.
     """
 
     node_id: str
@@ -107,14 +107,15 @@ class PeerIdentity:
 
 
 class Peer(NamedTuple):
-    """The other node. `known`: it has met this node before, with the present store of this node."""
+    """The other node of a connection. `known`: the other node has met this node before, with the present store of this
+    node."""
 
     identity: PeerIdentity
     known: bool
 
 
 class Introduced(NamedTuple):
-    """The result of a handshake: the peer, the purpose of the connection, and a last body that must still be sent."""
+    """The result of a handshake. `last`: a body that the caller must still send; empty if there is none."""
 
     peer: Peer
     purpose: str
@@ -128,10 +129,10 @@ class Introduced(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Requirements of this node for a peer, and the secrets that it uses.
+    """The requirements of this node for its peers, and the identity and secrets that it uses.
 
-    `peers`: node ids that may connect. `secrets`: the current secrets; each is accepted, and the dialer proves the
-    first one. An empty secret means that no secret is configured.
+    `peers`: node ids that may connect. `secrets()`: return the current secrets. A proof with any of them is accepted;
+    the dialer uses the first. An empty secret means that no secret is configured.
     """
 
     cluster: str
@@ -145,7 +146,7 @@ Steps = Generator[bytes, bytes, Introduced]
 
 
 def dial(terms: Terms, nonce: bytes, to: str, purpose: str) -> Steps:
-    """Run the side that connected to the node `to`. `nonce`: `NONCE_BYTES` random bytes, never used twice."""
+    """Run the side that has dialled the node `to`. `nonce`: `NONCE_BYTES` random bytes, new for each handshake."""
     own = terms.identity()
     hello = _Opening("hello", terms.cluster, purpose, to, nonce, own).encode()
     challenge = yield hello
@@ -161,7 +162,7 @@ def dial(terms: Terms, nonce: bytes, to: str, purpose: str) -> Steps:
 
 
 def accept(terms: Terms, nonce: bytes, is_certified: Callable[[str], bool] | None = None) -> Steps:
-    """Run the side that was connected to. `nonce`: as for `dial`.
+    """Run the side that has accepted the connection. `nonce`: see `dial`.
 
     `is_certified(node_id)`: return whether the peer's TLS certificate belongs to the node `node_id`. None if the
     connection has no certificate."""
@@ -196,7 +197,7 @@ def _accept(
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    """A HELLO or CHALLENGE. `to`: the node that it is meant for."""
+    """A HELLO or CHALLENGE. `to`: node id of the intended receiver."""
 
     kind: str
     cluster: str
@@ -213,7 +214,7 @@ class _Opening:
 
     @classmethod
     def parse(cls, body: bytes, kind: str) -> _Opening:
-        """Parse a body. Raise Refusal if it is not of this kind."""
+        """Parse the body of a HELLO or CHALLENGE, as `kind` says. Raise Refusal if the body is invalid."""
         fields = _unpack(body)
         if len(fields) < 2 or fields[0] != MAGIC:
             raise Refusal("malformed", "this is not the greeting of a sandq node")
@@ -260,7 +261,7 @@ class _Opening:
 
 
 def _checked(identity: PeerIdentity) -> PeerIdentity:
-    """Return the identity, if all of its fields are valid. Raise Refusal."""
+    """Return the identity. Raise Refusal if one of its fields is invalid."""
     try:
         check_name("node", identity.node_id)
         check_name("zone", identity.zone)
@@ -288,7 +289,7 @@ def _check_uuid(uuid: str | None) -> None:
 
 
 def _check_addressee(terms: Terms, own: PeerIdentity, theirs: _Opening) -> None:
-    """Raise Refusal if the other node does not belong here, by its own claims."""
+    """Raise Refusal if the other node is in another cluster, is no peer, or meant to reach another node."""
     node_id = theirs.identity.node_id
     if theirs.cluster != terms.cluster:
         raise Refusal("cluster", f"this is not a node of the cluster {theirs.cluster!r:.300}")
@@ -301,9 +302,10 @@ def _check_addressee(terms: Terms, own: PeerIdentity, theirs: _Opening) -> None:
 
 
 def _met(terms: Terms, theirs: _Opening, known: bool, cluster_uuid: str | None) -> tuple[Peer, bool]:
-    """Return the other node after its proof, and whether it was known here.
+    """Check the other node after its proof. Return the node, and whether this node has met it before.
 
-    `cluster_uuid`: the UUID of its cluster, as it last stated."""
+    `known`: the other node has met this node before. `cluster_uuid`: the UUID of the other node's cluster, as it last
+    stated."""
     identity = dataclasses.replace(theirs.identity, cluster_uuid=cluster_uuid)
     node_id, own_cluster = identity.node_id, terms.identity().cluster_uuid
     if cluster_uuid is not None and own_cluster not in (None, cluster_uuid):
@@ -318,8 +320,9 @@ def _met(terms: Terms, theirs: _Opening, known: bool, cluster_uuid: str | None) 
 
 
 def _check_levels(own: PeerIdentity, theirs: PeerIdentity) -> None:
-    """Raise Refusal if a node does not support the feature level of the other node's cluster, from which it may get
-    data."""
+    """Raise Refusal if one node does not support the feature level of the other node's cluster.
+
+    Such a node could receive data that its version cannot read."""
     for node, cluster_of in ((own, theirs), (theirs, own)):
         if cluster_of.feature_level is not None and cluster_of.feature_level not in node.levels:
             raise Refusal(
@@ -330,9 +333,9 @@ def _check_levels(own: PeerIdentity, theirs: PeerIdentity) -> None:
 
 
 class _Proofs:
-    """The proofs of one handshake; each includes both openings.
+    """Makes and checks the proofs of one handshake. Each proof covers HELLO and CHALLENGE.
 
-    If there are several secrets, `secret` is the secret that the other side has proved.
+    If there are several secrets, `secret` becomes the secret that the other side has proved.
     """
 
     def __init__(self, secrets: Sequence[bytes], hello: bytes, challenge: bytes) -> None:
@@ -341,7 +344,7 @@ class _Proofs:
 
     @property
     def secret(self) -> bytes:
-        """The secret that is proved."""
+        """The secret with which this side makes its proofs."""
         return self._secrets[0]
 
     def proof(self) -> bytes:
@@ -349,7 +352,7 @@ class _Proofs:
         return _pack("proof", self._sign(b"dialer proof"))
 
     def check_proof(self, body: bytes) -> None:
-        """Check a PROOF. Raise Refusal if it was made with none of the secrets."""
+        """Check a PROOF. Raise Refusal if none of the secrets matches."""
         fields = _unpack(body)
         _check_types(fields, (str, bytes), "proof")
         self._check(fields[1], b"dialer proof")
@@ -359,7 +362,7 @@ class _Proofs:
         return _pack("welcome", known, cluster_uuid, self._sign(_statement(role, known, cluster_uuid)))
 
     def check_welcome(self, role: str, body: bytes) -> tuple[bool, str | None]:
-        """Return `known` and the cluster UUID as stated by the other side, whose role is `role`."""
+        """Check a WELCOME of the other side, whose role is `role`. Return its fields `known` and cluster UUID."""
         fields = _unpack(body)
         _check_types(fields, (str, bool, (str, type(None)), bytes), "welcome")
         _, known, cluster_uuid, proof = fields
@@ -371,8 +374,8 @@ class _Proofs:
         return prove(self.secret, statement, self._openings)
 
     def _check(self, proof: bytes, statement: bytes) -> None:
-        """Keep only the secrets with which a proof was made. Raise Refusal if there are none."""
-        # Check all secrets, so that the duration does not reveal which of them matches.
+        """Check a proof, and keep only the secrets that match. Raise Refusal if none matches."""
+        # Check all secrets, so that the duration does not reveal which secret matches.
         proved = [secret for secret in self._secrets if is_proof(proof, secret, statement, self._openings)]
         if not proved:
             raise Refusal("secret", "the two nodes do not share the same secret")
@@ -392,7 +395,7 @@ def _pack(*fields: Any) -> bytes:
 
 
 def _unpack(body: bytes) -> list[Any]:
-    """Return the fields of a body. Raise Refusal if it is malformed or a REFUSED."""
+    """Return the fields of a body. Raise Refusal if the body is malformed, or if it is a REFUSED."""
     try:
         fields = msgpack.unpackb(body)
     except Exception as error:  # msgpack raises a dozen kinds
@@ -408,9 +411,9 @@ def _unpack(body: bytes) -> list[Any]:
 
 
 def _check_types(fields: list[Any], types: tuple[Any, ...], kind: str) -> None:
-    """Raise Refusal unless the fields have exactly these types and begin with the name of the frame.
+    """Raise Refusal if the fields do not have exactly these types, or do not begin with the name of the frame.
 
-    A bool does not count as an int. The openings begin with the magic instead of a name."""
+    A bool does not count as an int. HELLO and CHALLENGE begin with `MAGIC` instead of a name."""
     fit = len(fields) == len(types) and all(
         type(field) in (wanted if isinstance(wanted, tuple) else (wanted,))
         for field, wanted in zip(fields, types, strict=True)

@@ -1,6 +1,7 @@
 """One link to one peer.
 
-Queued frames are sent together, received frames go to a callback, and silence ends the link.
+The link sends queued frames together, and passes received frames to a callback. If the peer is silent for too long, the
+link ends.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from sandq.broker.peers.stream import FRAME_BYTES, LENGTH, PeerStream, encode
 from sandq.model.errors import ProtocolError, SandqError
 
 PING: Final = 0
-"""Kind of a frame that only says that its sender is alive. A frame of a link contains `[kind, body]`."""
+"""Kind of a frame that only shows that its sender is alive. Each frame of a link contains `[kind, body]`."""
 KIND_MOST: Final = 255
 PING_S: Final = 0.5
 """Seconds without sending after which a PING is sent."""
 SILENCE_S: Final = 3.0
 """Seconds without receiving, or without the peer accepting data, after which the link is closed."""
 SEND_BYTES: Final = 1 << 20
-"""Size up to which queued frames are sent together. A larger frame is sent alone, without being copied."""
+"""Maximum bytes of queued frames that are sent together. A larger frame is sent alone, without being copied."""
 QUEUE_BYTES: Final = 32 << 20
-"""Bytes of queued frames from which the link accepts no more."""
+"""Bytes of queued frames at which `accepts` becomes False."""
 QUEUE_MOST_BYTES: Final = QUEUE_BYTES + FRAME_BYTES
 """Maximum bytes of queued frames.
 
-PINGs and one last frame may exceed `QUEUE_BYTES`. Beyond this limit the link is closed: dropping a frame silently would
-break the order on which both sides rely."""
+PINGs and one last frame may exceed `QUEUE_BYTES`. Beyond this maximum, the link is closed. If a frame were dropped
+instead, the peer would receive later frames without the dropped frame."""
 
 _PING_BODY = encode((PING, None))
 _PING_FRAME = LENGTH.pack(len(_PING_BODY)) + _PING_BODY
@@ -43,7 +44,7 @@ OnFrame = Callable[[int, Any, int], None]
 
 
 class PeerLink:
-    """A link. Call `run` once; call `send` and `close` at any time, on the loop."""
+    """A link. Call `run` once. Call `send` and `close` at any time, on the event loop."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class PeerLink:
         ping_s: float = PING_S,
         silence_s: float = SILENCE_S,
     ) -> None:
-        """`secret`: the secret that both sides have proved."""
+        """`secret`: the secret that both sides have proved in the handshake."""
         self.peer = peer
         self.secret = secret
         self.waiting_bytes = 0
@@ -67,18 +68,18 @@ class PeerLink:
         self._ping_s = ping_s
         self._is_writing = False
         self._wrote_s = 0.0
-        """Time at which the last frame was sent."""
+        """Time on trio's clock at which the last frame was sent, in s."""
         self._queue: deque[bytes] = deque()
         self._wake = trio.Event()
         self._scope = trio.CancelScope()
 
     @property
     def accepts(self) -> bool:
-        """Whether the queue accepts more frames."""
+        """True if the sender may queue more frames."""
         return self.waiting_bytes < QUEUE_BYTES
 
     def send(self, kind: int, body: Any) -> bool:
-        """Queue a frame. Return False if the link has ended. Raise FrameTooLarge if it exceeds the limit of a frame."""
+        """Queue a frame. Return False if the link has ended. Raise FrameTooLarge if the frame exceeds `FRAME_BYTES`."""
         if self.why:
             return False
         assert PING < kind <= KIND_MOST, f"a frame of kind {kind}"
@@ -91,15 +92,15 @@ class PeerLink:
         return True
 
     def close(self, why: str) -> None:
-        """End the link. No frame is handed to the callback after this."""
+        """End the link. After this call, no frame is passed to the callback."""
         self.why = self.why or why
         self._scope.cancel()
 
     async def run(self, on_frame: OnFrame, takes_more: Callable[[], bool] = lambda: True) -> None:
-        """Carry the link until it ends. Errors from `on_frame` are raised, in the exception group of a nursery.
+        """Send and receive until the link ends. Errors of `on_frame` are raised in the exception group of a nursery.
 
-        While `takes_more()` is false nothing is read. Data then backs up in the sockets and at the peer. The peer
-        closes a link on which nothing is accepted for long."""
+        While `takes_more()` returns False, nothing is read. Then data piles up in the sockets and at the peer. If this
+        lasts too long, the peer closes the link."""
         self._wrote_s = trio.current_time()
         self._stream.is_watched = True
         with self._scope:
@@ -118,7 +119,7 @@ class PeerLink:
                 kind, body = _checked(await self._stream.receive())
             except SandqError as error:
                 self.close(error.message)
-            # Drop also frames that were received before this side closed the link.
+            # After this side has closed the link, drop received frames, too.
             if self.why:
                 return
             if kind != PING:
@@ -142,7 +143,7 @@ class PeerLink:
             self._wrote_s = trio.current_time()
 
     async def _watch(self) -> None:
-        """Send a PING if nothing was sent for long, and end the link if nothing was received for long."""
+        """Send a PING if no frame was sent for `ping_s`. End the link if no byte was received for `silence_s`."""
         while True:
             now_s, since_s = trio.current_time(), self._stream.waits_since
             if since_s is not None and now_s >= since_s + self._silence_s:
@@ -157,7 +158,7 @@ class PeerLink:
             await trio.sleep_until(min(self._wrote_s + self._ping_s, silent_s))
 
     def _put(self, *parts: bytes) -> None:
-        """Queue bytes to send. Together, the parts are complete frames."""
+        """Queue bytes to send. All parts together are complete frames."""
         for part in parts:
             self._queue.append(part)
             self.waiting_bytes += len(part)

@@ -1,11 +1,11 @@
 """The connections of this node with the other nodes of its cluster.
 
-In each pair of nodes, the node with the smaller id dials until there is a link. A pair has one link. A new link
-replaces an existing link, because an old half-open connection must not prevent a new link. A stream is a separate
-connection for one large transfer, which either node may open.
+Each pair of nodes has one link. The node with the smaller id dials until there is a link. A new link replaces the
+existing link: otherwise an old half-open connection would prevent a new link. A stream is a separate connection for one
+large transfer. Either node may open a stream.
 
-A misbehaving peer or connection ends that connection only. An exception from a callback is a fault of this node, and
-ends `run`.
+If a peer violates the protocol, only the connection to that peer ends. If a callback raises an exception, which is a
+bug of this node, `run` ends.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from sandq.storage.known_peers import KnownPeers
 CONNECT_S: Final = 2.0
 HANDSHAKE_S: Final = 3.0
 FIRST_FRAME_S: Final = 1.5
-"""Time limit in s for the first frame of a connection. A node sends this frame at once."""
+"""Time limit in s for the first frame of a connection. A real node sends this frame at once."""
 SOURCES_MOST: Final = 8
-"""Maximum number of sources that are remembered for one peer."""
+"""Maximum number of source addresses that are remembered for one peer."""
 STREAMS_MOST: Final = 64
-"""Maximum number of open streams that other nodes have opened. Further streams are closed."""
+"""Maximum number of streams from other nodes that are open at the same time. Further streams are closed."""
 PAUSE_S: Final = 0.1
 """First pause between two attempts to connect, in s. The pause doubles with each attempt."""
 PAUSE_MOST_S: Final = 1.0
@@ -69,7 +69,7 @@ log = structlog.get_logger("sandq.peers")
 
 
 class Receiver(Protocol):
-    """Callbacks of the links, on the loop: for each peer `up`, then `on_frame` any number of times, then `down`."""
+    """Callbacks of the links, on the event loop. Order for each link: `up`, any number of `on_frame`, `down`."""
 
     def up(self, peer: Peer) -> None:
         """Handle a new link with a node."""
@@ -81,18 +81,18 @@ class Receiver(Protocol):
         """Handle a frame of `size` bytes from a node."""
 
     async def on_stream(self, node_id: str, stream: PeerStream) -> None:
-        """Handle a stream that a node opened, for as long as needed.
+        """Handle a stream that a node opened, until the stream is no longer needed.
 
-        A SandqError, for example because the connection broke, ends this stream only."""
+        If this function raises a SandqError, for example because the connection broke, only this stream ends."""
 
     def takes_more(self) -> bool:
-        """Return whether frames may be read. Called again until it returns True."""
+        """Return whether frames may be read. If it returns False, the link calls it again after a short time."""
 
 
 class PeerLinks:
-    """The links of this node. It dials and accepts connections once `run` is called.
+    """The links of this node. Call `run` to dial and accept connections.
 
-    `peers`: peer address by node id. `secrets`: None allows only connections within this machine.
+    `peers`: peer address by node id. `secrets`: if it is None, only connections within this machine are allowed.
     """
 
     def __init__(
@@ -120,7 +120,8 @@ class PeerLinks:
         self._up: dict[str, Peer] = {}
         self._slots = PeerSlots(self._sources)
         self._addresses: dict[str, tuple[Address, frozenset[str]]] = {}
-        """By peer: its address, and the sources (`source_of`) to which it was resolved, or that its links had."""
+        """By peer: its address, and its known sources (`source_of`). Sources come from resolving the address and from
+        links."""
         self._streams = 0
         self._logged: set[tuple[str, str]] = set()
 
@@ -130,18 +131,18 @@ class PeerLinks:
         return MappingProxyType(self._up)
 
     def reachable(self) -> set[str]:
-        """Return the reachable nodes, including this one."""
+        """Return this node and all linked nodes."""
         return {self._terms.identity().node_id, *self._up}
 
     def versions(self) -> dict[str, str | None]:
-        """Return the versions of the reachable nodes, including this one; None for a node that did not say."""
+        """Return the versions of this node and all linked nodes; None for a node that did not state its version."""
         own = self._terms.identity()
         return {own.node_id: own.version, **{node: peer.identity.version for node, peer in self._up.items()}}
 
     def send(self, node_id: str, kind: int, body: Any) -> bool:
         """Queue a frame of a kind from 1 to 255.
 
-        Return False if there is no link. Never blocks. Raise FrameTooLarge."""
+        Return False if there is no link. This function never blocks. Raise FrameTooLarge."""
         link = self._links.get(node_id)
         return link is not None and link.send(kind, body)
 
@@ -151,15 +152,15 @@ class PeerLinks:
             self.send(node_id, kind, body)
 
     def accepts(self, node_id: str) -> bool:
-        """Return whether there is a link with less than `QUEUE_BYTES` queued.
+        """Return whether there is a link to the node with less than `QUEUE_BYTES` queued.
 
-        A link with three times `QUEUE_BYTES` is closed."""
+        If a frame would exceed `QUEUE_MOST_BYTES`, `send` closes the link."""
         link = self._links.get(node_id)
         return link is not None and link.accepts
 
     @asynccontextmanager
     async def open_stream(self, node_id: str) -> AsyncIterator[PeerStream]:
-        """Open a separate connection, which is closed at the end of the block.
+        """Open a separate connection to a node. The connection is closed at the end of the block.
 
         Raise NotFound, ConnectionLost, ProtocolError."""
         if node_id not in self._peers:
@@ -177,7 +178,7 @@ class PeerLinks:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Dial, accept and carry links until cancelled. Closes the listeners."""
+        """Dial and accept connections, and run the links, until cancelled. Close the listeners at the end."""
         async with trio.open_nursery() as nursery:
             self._running = nursery, receiver
             await nursery.start(trio.serve_listeners, self._accept, listeners)
@@ -186,19 +187,19 @@ class PeerLinks:
 
     def set_peers(self, peers: Mapping[str, Address]) -> None:
         """Replace the peers. A link with a former peer stays until it breaks."""
-        # In place: the terms of the handshake share this dict.
+        # Change the dict in place, because `_terms` shares it.
         self._peers.update(peers)
         for node_id in self._peers.keys() - peers.keys():
             del self._peers[node_id]
         self._dial_new()
 
     def renew(self) -> None:
-        """End all links, so that they are made again: the identity of this node has changed."""
+        """End all links, because the identity of this node has changed. The links are then made again."""
         for link in list(self._links.values()):
             self._down(link, "this node belongs to a cluster now")
 
     def end(self, node_id: str, why: str) -> None:
-        """End the link with a node. A new link is made if the handshake succeeds."""
+        """End the link with a node. The nodes then try to make a new link."""
         link = self._links.get(node_id)
         if link is not None:
             self._down(link, why)
@@ -216,14 +217,14 @@ class PeerLinks:
         return self._running[1]
 
     def _sources(self) -> set[str]:
-        """Return the source addresses of known peers: the resolved addresses at which they listen, and those from which
-        they connected."""
+        """Return the known source addresses of all peers: their resolved addresses, and the addresses from which they
+        connected."""
         return {source for _, sources in self._addresses.values() for source in sources}
 
     async def _resolve(self, node_id: str, address: Address) -> None:
-        """Resolve the address of a peer.
+        """Resolve the address of a peer, and remember the result as its sources.
 
-        A peer whose address cannot be resolved counts as an unknown source until it is linked."""
+        If the address cannot be resolved, the peer counts as an unknown source until it connects."""
         try:
             with trio.fail_after(CONNECT_S):
                 found = await trio.socket.getaddrinfo(*address, type=trio.socket.SOCK_STREAM)
@@ -233,7 +234,7 @@ class PeerLinks:
             self._addresses[node_id] = (address, frozenset(source_of(str(sockaddr[0])) for *_, sockaddr in found))
 
     def _dial_new(self) -> None:
-        """Start to dial the peers that this node must dial and does not dial yet, and resolve new addresses."""
+        """Start to dial new peers that have a greater node id than this node. Resolve new addresses of peers."""
         if self._running is None:
             return
         own_id = self._terms.identity().node_id
@@ -248,10 +249,10 @@ class PeerLinks:
                 self._dialled.add(node_id)
                 self._running[0].start_soon(self._keep_linked, node_id)
 
-    # The side that dials.
+    # Connections that this node dials.
 
     async def _keep_linked(self, node_id: str) -> None:
-        """Keep a link with a node while it is a peer."""
+        """Keep a link with a node. If the link ends, dial again. Return once the node is no longer a peer."""
         pause_s = PAUSE_S
         while node_id in self._peers:
             lived_s = 0.0
@@ -271,7 +272,7 @@ class PeerLinks:
         self._dialled.discard(node_id)
 
     async def _dial(self, node_id: str, purpose: str) -> tuple[PeerStream, Introduced]:
-        """Connect to a node, and run the handshakes. Raise ConnectionLost, ProtocolError."""
+        """Connect to a node, and run the TLS handshake and the peer handshake. Raise ConnectionLost, ProtocolError."""
         address = self._peers.get(node_id)
         if address is None:
             raise ConnectionLost(f"{node_id} is no longer a peer")
@@ -297,16 +298,16 @@ class PeerLinks:
             raise
 
     async def _check_local(self, address: Address) -> None:
-        """Raise Refusal if an address is not on this machine although only local nodes may connect."""
+        """If only local connections are allowed, raise Refusal for an address of another machine."""
         if self._this_machine_only:
             found = await trio.socket.getaddrinfo(*address, type=trio.socket.SOCK_STREAM)
             if not all(is_loopback(str(sockaddr[0])) for *_, sockaddr in found):
                 raise _far(str(address))
 
-    # The side that accepts.
+    # Connections that this node accepts.
 
     async def _accept(self, socket_stream: trio.SocketStream) -> None:
-        """Serve an accepted connection: run the handshake, then carry the link or serve the stream."""
+        """Serve an accepted connection: run the handshake, then run the link or serve the stream."""
         stream = PeerStream(socket_stream)
         own = self._terms.identity()
         try:
@@ -321,7 +322,7 @@ class PeerLinks:
             await stream.aclose()
 
     async def _let_in(self, stream: PeerStream, socket_stream: trio.SocketStream) -> Introduced | None:
-        """Run the handshake of an accepted connection. Return None if it failed; the other side gets the reason."""
+        """Run the handshake of an accepted connection. If the handshake fails, log the reason and return None."""
         host = _host(socket_stream)
         try:
             introduced = None
@@ -346,7 +347,7 @@ class PeerLinks:
     async def _greet(
         self, stream: PeerStream, socket_stream: trio.SocketStream, host: str, is_known: bool
     ) -> Introduced | None:
-        """Run the handshake. Return None if the other side speaks another protocol. Raise Refusal, ConnectionLost."""
+        """Run the handshakes. Return None if the other side speaks another protocol. Raise Refusal, ConnectionLost."""
         with _in_time(HANDSHAKE_S):
             if self._this_machine_only and not is_loopback(host):
                 await refuse(stream, _far(host))
@@ -365,24 +366,26 @@ class PeerLinks:
             return await shake_hands(stream, accept(self._terms, secrets.token_bytes(NONCE_BYTES), is_certified))
 
     def _note_source(self, node_id: str, host: str) -> None:
-        """Remember the source of a link with a peer."""
+        """Remember the source address of an accepted connection of a peer."""
         address, sources = self._addresses.get(node_id, (self._peers.get(node_id), frozenset()))
         if address is not None and len(sources) < SOURCES_MOST:
             self._addresses[node_id] = (address, sources | {source_of(host)})
 
     def _wrong_protocol(self, head: bytes) -> bytes:
-        """Return the reply to a connection of another protocol; empty if it may be a node."""
+        """Return the reply to a client of another protocol. If the connection may be from a node, return empty
+        bytes."""
         return wrong_protocol.answer(head, self._terms.identity().addresses)
 
     async def _turned_away(self, stream: PeerStream, head: bytes) -> bool:
-        """Reply to a connection of another protocol. Return False if the connection may be from a node."""
+        """If the connection is from a client of another protocol, reply and return True."""
         answer = self._wrong_protocol(head)
         if answer:
             await stream.farewell(answer)
         return bool(answer)
 
     async def _serve_stream(self, stream: PeerStream, node_id: str) -> None:
-        """Hand a stream to its receiver, unless too many streams are open."""
+        """Let the receiver handle a stream. If too many streams are open, only log this: the caller closes the
+        stream."""
         if self._streams >= STREAMS_MOST:
             self._log_failure(node_id, Overloaded(f"{self._streams} streams are open"))
             return
@@ -394,19 +397,19 @@ class PeerLinks:
         finally:
             self._streams -= 1
 
-    # Both.
+    # Both kinds of connections.
 
     async def _remember(self, introduced: Introduced) -> None:
-        """Remember a peer, durably. Raise SandqError."""
+        """Store the node id and the store UUID of a peer durably. Raise SandqError."""
         identity = introduced.peer.identity
         await trio.to_thread.run_sync(self._terms.known.pin, identity.node_id, identity.store_uuid)
 
     async def _carry(self, stream: PeerStream, introduced: Introduced, own: PeerIdentity) -> None:
-        """Carry a link with a peer until it ends. `own`: this node as it introduced itself."""
+        """Run a link with a peer until it ends. `own`: identity of this node at the start of the handshake."""
         peer = introduced.peer
         node_id = peer.identity.node_id
         if own != self._terms.identity() or introduced.secret not in self._terms.secrets():
-            await stream.aclose()  # this node's identity or the secrets changed during the handshake
+            await stream.aclose()  # the identity of this node, or the secrets, changed during the handshake
             return
         link = PeerLink(peer, stream, introduced.secret, ping_s=self._ping_s, silence_s=self._silence_s)
         if node_id in self._links:
@@ -423,7 +426,7 @@ class PeerLinks:
             await stream.aclose()
 
     def _down(self, link: PeerLink, why: str) -> None:
-        """Close a link, and report its end unless a newer link has replaced it."""
+        """Close a link. If no newer link has replaced it, report its end."""
         link.close(why)
         node_id = link.peer.identity.node_id
         if self._links.get(node_id) is link:
@@ -432,7 +435,7 @@ class PeerLinks:
             self._receiver.down(node_id)
 
     def _log_failure(self, peer: str, error: SandqError) -> None:
-        """Log why there is no link, once per reason until there is a link: attempts never end."""
+        """Log why there is no link. Log each reason only once until there is a link, because the attempts never end."""
         reason = error.reason if isinstance(error, Refusal) else error.code
         if (peer, reason) in self._logged:
             return
@@ -449,7 +452,7 @@ class PeerLinks:
 
 @contextmanager
 def _in_time(seconds: float) -> Iterator[None]:
-    """Limit the time of a step before the end of the handshake."""
+    """Limit the time of a part of the handshake. Raise ConnectionLost after `seconds`."""
     try:
         with trio.fail_after(seconds):
             yield
@@ -458,14 +461,14 @@ def _in_time(seconds: float) -> Iterator[None]:
 
 
 def _far(where: str) -> Refusal:
-    """Return the refusal of a connection with another machine."""
+    """Return the refusal for a connection with another machine, while only local connections are allowed."""
     return Refusal(
         "place", f"{where} is not on this machine, and without cluster.secret_file nodes connect only within it"
     )
 
 
 def _host(stream: trio.SocketStream) -> str:
-    """Return the address of the other side; empty if the connection is gone."""
+    """Return the IP address of the other side; empty if the connection is gone."""
     try:
         return str(stream.socket.getpeername()[0])
     except OSError:

@@ -1,8 +1,8 @@
 """Distinguish topics that do not exist from topics that this node does not know yet.
 
-Every node knows the topics, but a node that was cut off, or is slow, learns of them late. So "there is no such topic"
-is reported only after this node has caught up with everything acknowledged before the request. Requests about known
-topics cost nothing extra.
+Every node knows the topics. But a slow or disconnected node learns of a new topic late. So before a node reports "there
+is no such topic", it catches up with all changes that were acknowledged before the request. Requests about known topics
+need no such step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sandq.protocol.peer import PeerFrame
 from sandq.raft import ReadDone
 
 ANSWER_S = 2.0
-"""Time limit in s for the metadata leader to reply, and for this node to catch up."""
+"""Time limit in s for the reply of the metadata leader, and for catching up on this node."""
 
 NUMBER_BITS = 62
 
@@ -32,8 +32,8 @@ Settle = Callable[[], Awaitable[SandqError]]
 class Unsure(Unavailable):
     """This node does not know whether the requested object exists.
 
-    A caller that can wait gets the final answer from `settled`. A caller that cannot wait passes on this error, which
-    says to ask again.
+    A caller that can wait calls `settled` to get the final error. A caller that cannot wait passes this error on: its
+    text asks the client to try again.
     """
 
     def __init__(self, claim: SandqError, settle: Settle) -> None:
@@ -44,7 +44,7 @@ class Unsure(Unavailable):
 class MetadataBarrier:
     """Ask the metadata leader for its commit index (ReadIndex, see `raft/read_index.py`).
 
-    One round serves all callers that asked before it began.
+    One round is one request to the leader. The round serves all callers that asked before the round began.
     """
 
     def __init__(self, node_log: NodeLog, links: PeerLinks) -> None:
@@ -52,16 +52,19 @@ class MetadataBarrier:
         self._node_log = node_log
         self._next_round = _Round()
         self._one_round = trio.Lock()
-        # Start at a random number: replies to requests before a restart must not match new requests.
+        # Start at a random number: otherwise a late reply to a request from before a restart could match a new request.
         self._numbers = count(random.getrandbits(NUMBER_BITS))
         self._rounds: dict[int, _Round] = {}
 
     async def index(self) -> int:
-        """Return an index up to which metadata contains everything acknowledged before this call. Raise Unavailable."""
+        """Return the metadata index that this node must apply to see every change acknowledged before this call.
+
+        Raise Unavailable if the metadata leader does not answer."""
         own = self._next_round
         async with self._one_round:
             if own is self._next_round:
-                # Later callers need the next round, as they must see changes that are acknowledged after this request.
+                # Later callers need the next round: they must also see changes that are acknowledged after this
+                # request.
                 self._next_round = _Round()
                 await self._hold(own)
         if own.index is None:
@@ -69,7 +72,8 @@ class MetadataBarrier:
         return own.index
 
     async def _hold(self, round_: _Round) -> None:
-        """Send one request to the leader, and wait for its reply. Leave the index None if there is no leader."""
+        """Send one request to the leader, and wait for its reply. If there is no leader, the index of the round stays
+        None."""
         leader, number = self._node_log.metadata.leader, next(self._numbers)
         if leader is None:
             return
@@ -84,14 +88,15 @@ class MetadataBarrier:
             del self._rounds[number]
 
     def on_request(self, node: str, number: int) -> None:
-        """Reply to a node once the index is known."""
+        """Handle the request of another node: send the index once it is known."""
         self.answer(lambda index: self._reply(node, number, index))
 
     def _reply(self, node: str, number: int, index: int | None) -> None:
         self._links.send(node, PeerFrame.TOLD, (number, index))
 
     def answer(self, done: ReadDone) -> None:
-        """Call `done(index)` as the leader; `done(None)` if this node does not lead."""
+        """If this node leads the metadata, call `done(index)` (see `RaftGroup.ask_index`). Otherwise call
+        `done(None)`."""
         host = self._node_log.hosts.get(METADATA_GROUP)
         if host is not None:
             host.ask_index(done)
@@ -99,7 +104,7 @@ class MetadataBarrier:
             done(None)
 
     def on_reply(self, number: int, index: int | None) -> None:
-        """Handle a reply. Ignore it if no task waits for it any more."""
+        """Handle a reply of the leader. If no task waits for the reply any more, ignore it."""
         round_ = self._rounds.get(number)
         if round_ is not None:
             round_.index = index
@@ -107,7 +112,7 @@ class MetadataBarrier:
 
 
 class _Round:
-    """One request to the leader, and the index that it replied."""
+    """One request to the leader. `index`: the index in its reply; None if the leader gave no index."""
 
     def __init__(self) -> None:
         self.answered = trio.Event()

@@ -1,4 +1,4 @@
-"""Track which metadata entries this node and the linked nodes have acted on."""
+"""Track up to which metadata entry this node and the linked nodes have done the work that the entries require."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from sandq.protocol.peer import PeerFrame
 
 
 class MetadataProgress:
-    """Indices of the metadata entries up to which nodes have acted."""
+    """The index up to which each node has acted on the metadata entries, for example has opened new partitions."""
 
     def __init__(self, links: PeerLinks, this_node: ThisNode) -> None:
         self.index = 0
-        """Index of metadata up to which this node has acted."""
+        """Index of the last metadata entry that this node has acted on."""
         self.others: dict[str, int] = {}
-        """Index of metadata up to which each other node has acted, as that node reported."""
+        """By other node: index of the last metadata entry that the node has acted on, as it reported."""
         self._links = links
         self._this_node = this_node
         self._changed = Signal()
 
     def advance(self, index: int) -> None:
-        """Record that this node has acted on metadata up to an index, and report that to the other nodes."""
+        """Record that this node has acted on all metadata entries up to `index`. Report this to the linked nodes."""
         self.index = index
         self._changed.set()
         for node in self._links.up:
@@ -42,12 +42,12 @@ class MetadataProgress:
         self._changed.set()
 
     async def until(self, index: int) -> None:
-        """Wait until this node has acted on metadata up to an index."""
+        """Wait until this node has acted on all metadata entries up to `index`."""
         while self.index < index:
             await self._changed.wait()
 
     async def until_others(self, index: int) -> None:
-        """Wait until the other reachable nodes have acted on metadata up to an index."""
+        """Wait until all linked nodes of the cluster have acted on all metadata entries up to `index`."""
         links, is_ours = self._links, self._this_node.is_ours
         while any(self.others.get(node, 0) < index for node, peer in links.up.items() if is_ours(peer)):
             await self._changed.wait()

@@ -1,8 +1,8 @@
-"""Assign slots to connections before their handshake at the peer port, and to streams at the gossip port.
+"""Assign slots to connections that are in their handshake at the peer port, and to streams at the gossip port.
 
-Connections that occupy slots and send nothing must not lock out a node of the cluster. So each source has few slots,
-and some slots are reserved for the sources of known peers. If no slot is free, the oldest connection is closed: a
-handshake takes milliseconds, so the oldest connection is probably idle.
+An attacker may open connections and send nothing. Such connections must not lock out a node of the cluster. So each
+source address has few slots, and some slots are reserved for the sources of known peers. If no slot is free, the oldest
+connection is closed. A handshake takes milliseconds, so the oldest connection is probably idle.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from sandq.model.sources import source_of
 SLOTS: Final = 32
 """Number of slots for connections from unknown sources."""
 KNOWN_SLOTS: Final = 32
-"""Number of additional slots for connections from the sources of known peers."""
+"""Number of extra slots for connections from the sources of known peers."""
 SOURCE_SLOTS: Final = 8
-"""Number of slots for one unknown source."""
+"""Maximum number of slots for one unknown source."""
 
 
 class Slot:
@@ -35,13 +35,13 @@ class Slot:
         self._scope = trio.CancelScope()
 
     def lose(self) -> None:
-        """Cancel everything that the connection waits for."""
+        """Take the slot away: cancel the block that runs in `held`."""
         self.is_lost = True
         self._scope.cancel()
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Run the block in a cancel scope, which ends quietly when the slot is lost."""
+        """Run the block in a cancel scope. If the slot is lost, the block ends without an error."""
         with self._scope:
             yield
 
@@ -53,11 +53,11 @@ class PeerSlots:
         self._known = known
         self._unknown: list[Slot] = []
         self._peers: list[Slot] = []
-        """Slots in use, oldest first."""
+        """Slots in use by known peers, oldest first. `_unknown`: slots in use by unknown sources."""
 
     @contextmanager
     def slot(self, host: str) -> Iterator[Slot]:
-        """Hold a slot for a connection from this address. A later connection may take the slot away."""
+        """Hold a slot for a connection from this IP address. A later connection may take the slot away."""
         source = source_of(host)
         slot = Slot(source, is_known=source in self._known())
         taken = self._peers if slot.is_known else self._unknown
@@ -71,7 +71,7 @@ class PeerSlots:
                 taken.remove(slot)
 
     def _evict(self, taken: list[Slot], source: str) -> None:
-        """Close the oldest connection of this source, or of all sources, if there is no free slot."""
+        """If no slot is free for this source, close the oldest connection of the source, or else of all sources."""
         same = [slot for slot in taken if slot.source == source]
         if taken is self._unknown and len(same) >= SOURCE_SLOTS:
             self._lose(taken, same[0])

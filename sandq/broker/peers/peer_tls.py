@@ -1,7 +1,7 @@
 """TLS between nodes.
 
-Both sides show certificates of the cluster's authorities. Each side checks that the certificate belongs to the node
-that the other side claims to be. The nodes' own handshake runs inside the TLS connection.
+Both sides show certificates that the cluster's authorities have signed. Each side checks that the certificate of the
+other side matches its node id. After TLS, the peer handshake (`handshake.py`) runs inside the TLS connection.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class PeerTls:
 
     @property
     def is_required(self) -> bool:
-        """Whether connections without TLS are refused."""
+        """True if connections without TLS are refused."""
         return self.mode == REQUIRE
 
     async def reach(self, stream: PeerStream, socket_stream: trio.SocketStream, node_id: str) -> None:
-        """Do the TLS handshake with a node that was dialled, if the mode is not `accept`.
+        """Do the TLS handshake with a node that this node has dialled. If the mode is `accept`, use no TLS.
 
         Raise Refusal, ConnectionLost."""
         if self.mode == ACCEPT:
@@ -52,11 +52,11 @@ class PeerTls:
     async def let_in(
         self, stream: PeerStream, socket_stream: trio.SocketStream, host: str, is_known: bool
     ) -> Callable[[str], bool] | None:
-        """Do the TLS handshake of an accepted connection, if the other side starts one.
+        """If the other side starts TLS on an accepted connection, do the TLS handshake.
 
-        Return a function that returns whether its certificate belongs to a node; None if the connection has no TLS.
-        `is_known`: the connection comes from a known peer, so its handshake does not queue with handshakes of unknown
-        sources. Raise Refusal, ConnectionLost, Overloaded."""
+        Return a function (node id) -> whether the certificate of the other side belongs to that node. Return None if
+        the connection has no TLS. `is_known`: the connection comes from a known peer, so its handshake need not wait
+        for handshakes of unknown sources. Raise Refusal, ConnectionLost."""
         if not await speaks_tls(socket_stream):
             return None
         handshakes = None if is_known else self._handshakes

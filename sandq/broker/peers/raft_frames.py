@@ -9,13 +9,13 @@ from sandq.protocol.peer import PeerFrame
 from sandq.raft.wire import size_of
 
 FRAME_BYTES: Final = 4 << 20
-"""Once a frame has this size in bytes, it is sent, and a new frame begins."""
+"""Size in bytes at which a frame is sent and a new frame begins."""
 
 
 def send_messages(send: Callable[[str, int, Any], object], node: str, messages: Sequence[Any]) -> None:
     """Send messages to a node, in frames of about `FRAME_BYTES`.
 
-    `send(node, kind, body)`: as `PeerLinks.send`."""
+    `send(node, kind, body)`: see `PeerLinks.send`."""
     frame: list[Any] = []
     size = 0
     for message in messages:

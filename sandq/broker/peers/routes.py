@@ -1,4 +1,4 @@
-"""Exchange with the other nodes which node leads which group."""
+"""Track which node leads which group. Nodes exchange this information over their links."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from sandq.protocol.peer import PeerFrame
 log = structlog.get_logger("sandq.routes")
 
 Route = tuple[int, int, bool]
-"""A route as it is sent: (group, term, whether the sender leads the group and may answer for it)."""
+"""A route between nodes: (group, term, leads). `leads`: the sender leads the group and may answer for it."""
 
 
 class Routes:
     """The leader of each group, as reported by the nodes.
 
-    By Raft, only the replicas of a group know its leader, and they do not know whether it is ready. So every
-    node reports to all others the groups that it leads: each change, and everything when a link is made.
+    In Raft, only the replicas of a group know its leader. Even they do not know whether the leader is ready. So every
+    node reports to all other nodes which groups it leads. On a new link, a node reports all its groups; later it
+    reports changes.
     """
 
     def __init__(self, own: str, links: PeerLinks) -> None:
@@ -32,10 +33,11 @@ class Routes:
         self._reported: dict[int, tuple[int, str]] = {}
         self._changed = Signal()
         self.version = 0
-        """Changes whenever the leader of a group changes."""
+        """A number that changes whenever the leader of a group may have changed."""
 
     def leader(self, group: int) -> str | None:
-        """Return the node that is ready to answer for a group, as far as this node knows; None if it knows of none."""
+        """Return the node that leads a group and may answer for it, as far as this node knows; None if it knows
+        none."""
         if group in self._led:
             return self._own
         route = self._reported.get(group)
@@ -47,7 +49,7 @@ class Routes:
         return list(self._led)
 
     async def changed(self) -> None:
-        """Wait until the leader of some group may have changed."""
+        """Wait until the leader of any group may have changed."""
         await self._changed.wait()
 
     async def until_led(self, groups: Iterable[int]) -> None:
@@ -57,12 +59,12 @@ class Routes:
                 await self._changed.wait()
 
     async def until_led_by(self, group: int, node: str) -> None:
-        """Wait until a node leads a group."""
+        """Wait until this node knows that `node` leads the group."""
         while self.leader(group) != node:
             await self._changed.wait()
 
     def led(self, group: int, term: int, ready: bool) -> None:
-        """Record that this node starts or stops leading a group, and report it to the other nodes."""
+        """Record that this node starts (`ready`) or stops leading a group. Report the change to the other nodes."""
         if ready:
             self._led[group] = term
         elif self._led.pop(group, None) is None:

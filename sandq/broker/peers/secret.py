@@ -1,8 +1,9 @@
 """Secrets that nodes share with each other and with gateways, read from files.
 
-A file contains one secret, or several with a line `---` between them. The node makes its own proofs with the first
-secret, and accepts proofs made with any of the secrets. So a secret can be changed while the cluster runs: on
-every node, add the new secret after the old one. Then move the new secret to the front. Then remove the old secret.
+A file contains one secret, or several secrets with a line `---` between them. The node makes its own proofs with the
+first secret, and accepts proofs that were made with any of the secrets. So an operator can change the secret while the
+cluster runs. First, on every node, add the new secret after the old secret. Then move the new secret to the front. Then
+remove the old secret.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ log = structlog.get_logger("sandq.peers")
 
 
 def read_secrets(path: Path, setting: str = CLUSTER_SETTING) -> tuple[bytes, ...]:
-    """Return the secrets in the file that a setting names, without surrounding white space.
+    """Return the secrets in the file at `path`, without surrounding white space. `setting`: the setting that names the
+    file.
 
-    Raise StartupError if the file is missing, a secret is too short or too long, or users other than its owner may
-    read or write the file."""
+    Raise StartupError if the file is missing, or if users other than its owner may read or write it. Raise StartupError
+    if a secret is too short or too long, or if there are too many secrets."""
     content = read_private(path, setting)
     secrets = [secret.strip() for secret in _SEPARATOR.split(content)]
     if len(secrets) > SECRETS_MOST:
@@ -49,10 +51,10 @@ def read_secrets(path: Path, setting: str = CLUSTER_SETTING) -> tuple[bytes, ...
 
 
 class Secrets:
-    """The secrets of a file, as last read. The first one is used for proofs."""
+    """The secrets of a file, as last read. This node makes its proofs with the first secret."""
 
     def __init__(self, path: Path, setting: str = CLUSTER_SETTING) -> None:
-        """Read the file. Raise StartupError, as `read_secrets`."""
+        """Read the file. Raise the errors of `read_secrets`."""
         self.path = path
         self.setting = setting
         self._version = version_of(path)
@@ -61,7 +63,7 @@ class Secrets:
     def check(self) -> bool:
         """Read the file again if it has changed. Return whether its secrets have changed.
 
-        Raise StartupError if the file cannot be used. Then the old secrets stay valid until the file changes again."""
+        If the file cannot be used, raise StartupError. Then the old secrets stay valid until the file changes again."""
         version = version_of(self.path)
         if version == self._version:
             return False

@@ -1,10 +1,10 @@
 """Frames between two nodes, on one connection.
 
-    frame = length u32 big-endian | body        length counts the body's bytes: 1 to a limit
-    body  = one msgpack value; arrays are tuples here
+frame = length u32 big-endian | body length: bytes of the body, from 1 to a limit body = one msgpack value; arrays are
+tuples here
 
-Memory use follows the bytes that have arrived, not the announced length, and at most one incomplete frame is kept. A
-frame that exceeds the limits ends the connection, because the start of the next frame cannot be found.
+Memory use depends on the bytes that have arrived, not on the announced length. At most one incomplete frame is kept. If
+a frame exceeds the limits, the connection ends, because the start of the next frame cannot be found.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ from sandq.tls.stream import TlsStream
 FRAME_BYTES: Final = 64 << 20
 """Maximum size of a frame's body, in bytes.
 
-RAFT frames are the largest: less than `raft_frames.FRAME_BYTES` of messages, then a message with less than
-`raft.core.MAX_APPEND_BYTES` of entries plus one entry. The size of an entry depends on the configuration of the node
-that wrote it (`limits.frame_bytes`, `limits.entry_bytes`), and any later leader sends it to replicas that lack it. With
-a lower limit here, such a replica could never catch up."""
+RAFT frames are the largest. Such a frame may have up to `raft_frames.FRAME_BYTES` of messages, then one more message.
+The last message may have up to `raft.core.MAX_APPEND_BYTES` of entries, then one more entry. The size of an entry
+depends on the configuration of the node that wrote it (`limits.frame_bytes`, `limits.entry_bytes`). Any later leader
+must send the entry to replicas that lack it. If this limit were lower, such a replica could never catch up."""
 ARRAY_ITEMS: Final = 1 << 20
 MAP_ITEMS: Final = 1 << 16
 RECEIVE_BYTES: Final = 64 << 10
 RECEIVE_MORE_BYTES: Final = 1 << 20
 """Bytes to receive at once if a frame still lacks at least this number of bytes."""
 PIECE_BYTES: Final = 256 << 10
-"""Size of the pieces in which data is sent: the receiver must accept each of them within the time that a connection may
-be silent."""
+"""Size of the pieces in which data is sent, in bytes. The receiver must accept each piece within `silence_s`."""
 BULK_SILENCE_S: Final = 90.0
-"""Seconds that a connection without PINGs may be silent. Its users wait less than that for an answer."""
+"""Seconds that a connection without PINGs may be silent. It must be longer than its users wait for an answer."""
 FAREWELL_S: Final = 1.0
-"""Seconds to wait until the other side has read the last bytes."""
+"""Maximum time in s to wait until the other side has read the last bytes."""
 
 LENGTH = struct.Struct(">I")
 _pack = msgpack.Packer(autoreset=True).pack
@@ -48,7 +47,7 @@ T = TypeVar("T")
 
 
 def encode(value: Any) -> bytes:
-    """Return the body of a frame. Raise FrameTooLarge if it exceeds the limit."""
+    """Return the body of a frame that contains `value`. Raise FrameTooLarge if the body exceeds `FRAME_BYTES`."""
     body: bytes = _pack(value)
     if len(body) > FRAME_BYTES:
         raise _too_large(len(body), FRAME_BYTES)
@@ -56,7 +55,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(body: bytes | memoryview) -> Any:
-    """Return the value in a body. Raise ProtocolError if it is malformed or has too many parts."""
+    """Return the value in a body. Raise ProtocolError if the body is malformed or has too many parts."""
     try:
         return msgpack.unpackb(
             body,
@@ -72,26 +71,26 @@ def decode(body: bytes | memoryview) -> Any:
 
 
 class PeerStream:
-    """A connection that carries frames. One task may send while a second one receives.
+    """A connection that carries frames. One task may send while a second task receives.
 
-    Both get ConnectionLost after `silence_s` without a byte in their direction, and on a connection that has ended. The
-    stream may be any trio stream, however it divides the bytes (`TlsStream`).
+    A task gets ConnectionLost if no byte moves in its direction for `silence_s`, or if the connection has ended. The
+    stream may be any trio stream. It may divide the bytes in any way (see `TlsStream`).
     """
 
     def __init__(self, stream: trio.abc.Stream, silence_s: float = BULK_SILENCE_S) -> None:
         self.silence_s = silence_s
         self.is_watched = False
-        """True if the owner watches `waits_since` and ends the connection itself: a deadline for each frame is
-        expensive."""
+        """True if the owner watches `waits_since` and ends the connection itself. This saves an expensive deadline per
+        frame."""
         self.waits_since: float | None = None
-        """Time since which this connection waits for bytes; None if it does not wait."""
+        """Time on trio's clock since which this connection waits for bytes, in s; None if it does not wait."""
         self.frame_bytes = 0
-        """Size of the body that was received last."""
+        """Size of the body that was received last, in bytes."""
         self._stream = stream
         self._kept = bytearray()
 
     def secure(self, stream: TlsStream) -> None:
-        """Use this stream over the same socket from now on. Nothing may have been received before."""
+        """Use a TLS stream over the same socket from now on. Call it before any byte was received."""
         assert not self._kept
         self._stream = stream
 
@@ -102,15 +101,15 @@ class PeerStream:
     async def receive(self, limit: int = FRAME_BYTES) -> Any:
         """Return the value of the next frame.
 
-        Raise ConnectionLost, FrameTooLarge (its body has more than `limit` bytes), or ProtocolError."""
+        Raise FrameTooLarge if its body has more than `limit` bytes. Raise ConnectionLost or ProtocolError."""
         return await self._next(limit, decode)
 
     async def send_body(self, body: bytes) -> None:
-        """Send a frame, given its body."""
+        """Send a frame with this body."""
         await self.send_bytes(LENGTH.pack(len(body)) + body)
 
     async def receive_body(self, limit: int) -> bytes:
-        """Return the body of the next frame, undecoded. Raise FrameTooLarge if it has more than `limit` bytes."""
+        """Return the encoded body of the next frame. Raise FrameTooLarge if the body has more than `limit` bytes."""
         return await self._next(limit, bytes)
 
     async def peek(self, size: int) -> bytes:
@@ -120,13 +119,13 @@ class PeerStream:
         return bytes(self._kept[:size])
 
     async def peek_frame(self, limit: int) -> None:
-        """Wait until the next frame is received completely, or is known to have a body of more than `limit` bytes."""
+        """Wait until the next frame is received completely. If its body has more than `limit` bytes, return at once."""
         (length,) = LENGTH.unpack(await self.peek(LENGTH.size))
         if length <= limit:
             await self.peek(LENGTH.size + length)
 
     async def send_bytes(self, data: bytes) -> None:
-        """Send bytes that consist of complete frames."""
+        """Send bytes. The bytes must be complete frames."""
         view = memoryview(data)
         sent = self._send_at_once(view)
         if isinstance(self._stream, TlsStream) and self._stream.is_stuck:
@@ -135,7 +134,7 @@ class PeerStream:
             await self._send_in_time(partial(self._stream.send_all, view[start : start + PIECE_BYTES]))
 
     async def _send_in_time(self, send: Callable[[], Awaitable[None]]) -> None:
-        """Run a send. Raise ConnectionLost if the connection breaks, or the peer accepts nothing for `silence_s`."""
+        """Run a send. Raise ConnectionLost if the connection breaks, or if the send takes longer than `silence_s`."""
         with trio.move_on_after(self.silence_s) as scope:
             try:
                 await send()
@@ -147,8 +146,8 @@ class PeerStream:
     def _send_at_once(self, view: memoryview) -> int:
         """Send as much of the first piece as the socket accepts now. Return the number of bytes.
 
-        Most frames are small, and need only this system call; a send through trio takes ten times as long. Ignore
-        errors here, as the next call fails with the same error."""
+        Most frames are small and need only this one system call. A send through trio takes ten times as long. Errors
+        are ignored, because the next call fails with the same error."""
         if isinstance(self._stream, TlsStream):
             return self._stream.send_now(view[:PIECE_BYTES])
         if not isinstance(self._stream, trio.SocketStream):
@@ -159,9 +158,9 @@ class PeerStream:
             return 0
 
     async def farewell(self, data: bytes) -> None:
-        """Send the last bytes, and wait a moment for the other side to read them.
+        """Send the last bytes, and wait until the other side has closed the connection, at most `FAREWELL_S`.
 
-        If a connection is closed with unread data, data in transit is lost."""
+        If this side closed the connection while it has unread data, the last bytes could be lost in transit."""
         with trio.move_on_after(FAREWELL_S):
             try:
                 await self._stream.send_all(data)
@@ -177,7 +176,7 @@ class PeerStream:
         await trio.aclose_forcefully(self._stream)
 
     async def _next(self, limit: int, read: Callable[[memoryview], T]) -> T:
-        """Return the result of `read` for the next frame's body."""
+        """Receive the next frame, and return the result of `read` for its body."""
         kept = self._kept
         while len(kept) < LENGTH.size:
             await self._more(0)
@@ -194,7 +193,8 @@ class PeerStream:
         return value
 
     async def _more(self, missing: int) -> None:
-        """Receive more bytes; `missing`: number of bytes that the frame still lacks. Raise ConnectionLost."""
+        """Receive more bytes. `missing`: number of bytes that the frame still lacks; 0 if unknown. Raise
+        ConnectionLost."""
         most = max(RECEIVE_BYTES, min(missing, RECEIVE_MORE_BYTES))
         if self.is_watched:
             self.waits_since = trio.current_time()
@@ -208,11 +208,11 @@ class PeerStream:
 
     @property
     def silent(self) -> str:
-        """The reason for ending a connection that is silent for too long."""
+        """Error message for a connection that was silent for too long."""
         return f"nothing was received for {self.silence_s:g} s"
 
     async def _take(self, most: int) -> None:
-        """Receive some bytes."""
+        """Receive up to `most` bytes, and append them to `_kept`."""
         try:
             data = await self._stream.receive_some(most)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:

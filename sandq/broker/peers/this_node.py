@@ -1,4 +1,4 @@
-"""The identity of this node, as other nodes and its own components see it."""
+"""The identity of this node, for other nodes and for its own components."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandq.storage.identity import Identity
 class ThisNode:
     """This node.
 
-    `is_named`: the configuration names the nodes of the cluster, which form it together. `feature_level()`: feature
+    `is_named`: the configuration names all nodes that form the cluster together. `feature_level()`: return the feature
     level of the cluster. `levels`: feature levels that this node's version supports.
     """
 
@@ -28,7 +28,7 @@ class ThisNode:
         version: str | None = None,
     ) -> None:
         self.own = own
-        """Identity in its data directory. The cluster's UUID may be added later."""
+        """Identity that is stored in the data directory. The UUID of the cluster may be added later."""
         self.is_named = is_named
         self._zone = zone
         self._weight = weight
@@ -67,8 +67,8 @@ class ThisNode:
         )
 
     def is_ours(self, peer: Peer) -> bool:
-        """Return whether a peer and this node are in the same cluster, as both stated when the link was made.
+        """Return whether a peer and this node are in the same cluster, by the UUID that the peer stated for the link.
 
-        If the configuration names the nodes, all of them count."""
+        If the configuration names the nodes of the cluster, every peer is in it."""
         uuid = self.own.cluster_uuid
         return self.is_named or (uuid is not None and peer.identity.cluster_uuid == uuid)
